@@ -236,7 +236,7 @@ def server_options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
         # gRPC waits for an unanswered ping for the longer of this and its own minute, so both are set.
         ("grpc.http2.ping_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", round(MIN_CLIENT_PING_INTERVAL_S * 1000)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(MIN_CLIENT_PING_INTERVAL_S * 1000)),
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
         # Only uncompressed messages: a small compressed one could unpack to a large one.
         ("grpc.compression_enabled_algorithms_bitset", 1),

@@ -109,11 +109,11 @@ class AsyncTransport(TransportBase):
                 try:
                     return await attempt()
                 except ExecutorClientError as error:
-                    if self._diagnoses_now(error) and (cause := await self._diagnosis()) is not None:
+                    if self._diagnoses_now(error) and (cause := await self.diagnosis()) is not None:
                         raise self._unanswered(error, cause) from error
                     delay_s = self._delay_s(retries, error, waits)
                     if delay_s is None:
-                        cause = await self._diagnosis() if is_unreached(error) else None
+                        cause = await self.diagnosis() if is_unreached(error) else None
                         raise self._unanswered(error, cause) from error
                     is_away = is_transport_failure(error)
                 if pause is None:
@@ -121,6 +121,6 @@ class AsyncTransport(TransportBase):
                 else:
                     await pause(delay_s, is_away=is_away)
 
-    async def _diagnosis(self) -> str | None:
+    async def diagnosis(self) -> str | None:
         """Returns why no daemon answers, if that can be found out. Each of its steps has a time limit."""
         return await run_blocking(probe.diagnosis, self.endpoint)

@@ -107,11 +107,11 @@ class Transport(TransportBase):
                 try:
                     return attempt()
                 except ExecutorClientError as error:
-                    if self._diagnoses_now(error) and (cause := self._diagnosis()) is not None:
+                    if self._diagnoses_now(error) and (cause := self.diagnosis()) is not None:
                         raise self._unanswered(error, cause) from error
                     delay_s = self._delay_s(retries, error, waits)
                     if delay_s is None:
-                        cause = self._diagnosis() if is_unreached(error) else None
+                        cause = self.diagnosis() if is_unreached(error) else None
                         raise self._unanswered(error, cause) from error
                     is_away = is_transport_failure(error)
                 if pause is None:
@@ -119,6 +119,6 @@ class Transport(TransportBase):
                 else:
                     pause(delay_s, is_away=is_away)
 
-    def _diagnosis(self) -> str | None:
+    def diagnosis(self) -> str | None:
         """Returns why no daemon answers, if that can be found out. Each of its steps has a time limit."""
         return run_blocking(probe.diagnosis, self.endpoint)

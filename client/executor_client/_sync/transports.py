@@ -194,13 +194,17 @@ class SessionTransport:
             self._never_reached(now_s)
 
     def _never_reached(self, now_s: float) -> None:
-        """Raises UnavailableError for a node that answers the front and that this client has not reached for long."""
+        """Raises UnavailableError for a node that answers the front, and that can't be reached from here at all."""
         self._unreached_s = min(self._unreached_s, now_s)
-        if now_s - self._unreached_s >= self.current.connect_timeout_s:
+        if now_s - self._unreached_s < self.current.connect_timeout_s:
+            return
+        cause = self.current.diagnosis()
+        if cause is not None:
             raise UnavailableError(
-                f"the session is at {self.current.endpoint.address}, says the daemon at {self.front.endpoint.address}, "
-                "but it can't be reached from here: have the front pass the calls on (fleet.proxy), or open the network"
+                f"no daemon answers at {self.current.endpoint.address}: {cause}. The daemon at "
+                f"{self.front.endpoint.address} says that the session is there; it can pass the calls on (fleet.proxy)"
             )
+        self.current.answered = True
 
     def described(self, info: SessionInfo) -> None:
         """Takes in what the front has said of the session. Raises ConfigurationError as the constructor does."""

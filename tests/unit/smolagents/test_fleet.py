@@ -73,6 +73,6 @@ def test_a_session_that_was_lost_between_two_steps_is_reported_with_the_next(fle
             executor("x")
         assert lost.value.outcome is Outcome.LOST
         executor("1")
-    assert [request.code for name, request in fleet.first.requests if name == "Execute"][0] == "x = 1"
+    assert next(request.code for name, request in fleet.first.requests if name == "Execute") == "x = 1"
     assert [request.code for name, request in fleet.second.requests if name == "Execute"] == ["1"]
     assert fleet.second.names() == ["Execute", "DeleteSession"]

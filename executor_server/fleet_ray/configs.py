@@ -21,6 +21,7 @@ CLIENT_PORT = 50051
 
 _OF_A_NODE = ("listen", "address", "labels")
 _OF_A_FRONT = ("nodes", "dns", "dns_interval_s", "nodes_file", "proxy", "park_s")
+_TLS = ("tls_cert", "tls_key", "tls_client_ca")
 # The front sends what these files hold.
 _SENT = {"server": ("token_file",), "policy": ("file",), "state": ("key_file",)}
 
@@ -30,14 +31,14 @@ def check_config(text: str) -> None:
     _sections(text)
 
 
-def write_front_config(files: FrontFiles, text: str) -> Config:
-    """Writes the configuration of the front. Raises ConfigError."""
+def write_front_config(files: FrontFiles, text: str, *, is_local: bool) -> Config:
+    """Writes the configuration of the front; `is_local` when all nodes are on its machine. Raises ConfigError."""
     sections = _sections(text)
     server = sections["server"]
     server["state_dir"] = str(files.daemon.state_dir)
     fleet = _without(sections["fleet"], _OF_A_NODE)
     # Without TLS nodes can't listen for clients of other machines, so the front passes their calls on.
-    fleet.setdefault("proxy", "tls_cert" not in server and not _is_local(server))
+    fleet.setdefault("proxy", "tls_cert" not in server and not is_local)
     fleet |= {
         "role": "front",
         "certificates": str(files.authority / "front"),
@@ -65,12 +66,14 @@ def write_node_config(files: NodeFiles, text: str, host: str, labels: Mapping[st
         "listen": _kept(before.fleet.listen if before is not None else None, host, LINK_PORT),
         "labels": {**fleet.get("labels", {}), **labels},
     }
-    if "tls_cert" in server or ipaddress.ip_address(host).is_loopback:
+    if _is_reached(sections, host):
         fleet["address"] = _kept(before.fleet.address if before is not None else None, host, CLIENT_PORT)
         server["listen"] = [fleet["address"]]
     else:
-        server["listen"] = [f"unix:{files.daemon.state_dir / 'executor.sock'}"]
-    return _written(files.daemon, {**sections, "fleet": fleet})
+        server = _without(server, _TLS)
+        fleet["address"] = f"unix:{files.daemon.state_dir / 'executor.sock'}"
+        server["listen"] = [fleet["address"]]
+    return _written(files.daemon, {**sections, "server": server, "fleet": fleet})
 
 
 def _sections(text: str) -> dict[str, Any]:
@@ -83,9 +86,11 @@ def _without(section: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any
     return {key: value for key, value in section.items() if key not in keys}
 
 
-def _is_local(server: Mapping[str, Any]) -> bool:
-    """True when only clients of this machine reach the front."""
-    return all(text.startswith(("unix:", "127.", "localhost:", "[::1]:")) for text in server.get("listen", ()))
+def _is_reached(sections: Mapping[str, Any], host: str) -> bool:
+    """True when clients reach the nodes themselves; else the front passes their calls on."""
+    if sections["fleet"].get("proxy"):
+        return False
+    return "tls_cert" in sections["server"] or ipaddress.ip_address(host).is_loopback
 
 
 def _written(daemon: OwnDaemon, sections: Mapping[str, Any]) -> Config:

@@ -31,7 +31,7 @@ def test_the_label_of_a_ray_node_names_its_daemon() -> None:
 def test_a_front_gets_no_key_of_a_node_and_a_node_none_of_a_front(tmp_path: Path) -> None:
     text = '[fleet]\npark_s = 7.0\nlease_s = 4.0\nlabels = { zone = "a" }\n[pool]\nsize = 1\n'
     files = FleetFiles(tmp_path)
-    front = write_front_config(files.front, text)
+    front = write_front_config(files.front, text, is_local=True)
     node = write_node_config(files.node("n1"), text, "127.0.0.1", {"disk": "fast"})
     assert (front.fleet.role, front.fleet.park_s, front.fleet.labels, front.pool.size) == ("front", 7.0, {}, 1)
     assert (node.fleet.role, node.fleet.park_s) == ("node", 5.0)
@@ -45,7 +45,7 @@ def test_a_node_reads_no_policy_and_no_tokens_of_its_own(tmp_path: Path) -> None
     files = FleetFiles(tmp_path)
     node = write_node_config(files.node("n1"), text, "127.0.0.1", {})
     assert (node.policy.file, node.server.token_file, node.state.key_file) == (None, None, None)
-    assert write_front_config(files.front, text).policy.file == Path("/p.toml")
+    assert write_front_config(files.front, text, is_local=True).policy.file == Path("/p.toml")
 
 
 def test_the_addresses_of_a_node_stay_when_it_is_configured_again(tmp_path: Path) -> None:
@@ -56,16 +56,23 @@ def test_the_addresses_of_a_node_stay_when_it_is_configured_again(tmp_path: Path
     assert write_node_config(files, "", "127.0.0.9", {}).fleet.address != before.address
 
 
-def test_a_node_without_tls_serves_clients_of_other_machines_through_the_front(tmp_path: Path) -> None:
-    text = '[server]\nlisten = ["192.0.2.1:50051"]\n'
+def test_on_a_cluster_without_tls_the_front_passes_the_calls_for_sessions_on(tmp_path: Path) -> None:
     files = FleetFiles(tmp_path)
-    write_node_config(files.node("n1"), text, "127.0.0.1", {})
-    assert write_front_config(files.front, text).fleet.proxy
-    assert not write_front_config(files.front, "").fleet.proxy
+    tls = '[server]\ntls_cert = "/c.pem"\ntls_key = "/k.pem"\n'
+    assert write_front_config(files.front, "", is_local=False).fleet.proxy
+    assert not write_front_config(files.front, tls, is_local=False).fleet.proxy
+    assert not write_front_config(files.front, "", is_local=True).fleet.proxy
+
+
+def test_a_node_behind_a_front_that_passes_calls_on_has_no_address_for_clients(tmp_path: Path) -> None:
+    text = '[server]\ntls_cert = "/c.pem"\ntls_key = "/k.pem"\n[fleet]\nproxy = true\n'
+    node = write_node_config(FleetFiles(tmp_path).node("n1"), text, "127.0.0.1", {})
+    assert [address.partition(":")[0] for address in node.server.listen] == ["unix"]
+    assert node.server.tls_cert is None
 
 
 def test_a_configuration_that_is_none_is_refused(tmp_path: Path) -> None:
     for text in ("[fleet]\nfront = 1\n", "server = 5\n", "[", "[fleet]\nlease_s = -1\n"):
         with pytest.raises(ConfigError):
-            write_front_config(FleetFiles(tmp_path).front, text)
+            write_front_config(FleetFiles(tmp_path).front, text, is_local=True)
     assert list(tmp_path.iterdir()) == []

@@ -169,11 +169,11 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         policies=policies,
         tokens=tokens,
         archives=archives,
-        service=ExecutorService(lambda: policies.current, sessions, archives),
+        service=ExecutorService(lambda: policies.current, sessions, archives, in_fleet=node is not None),
         admin=_admin(control, egress, environments, sessions),
         observer=observer,
         settings=settings,
-        interceptors=watchers.interceptors(),
+        interceptors=watchers.interceptors,
     )
     server = _bind(stack, parts, watchers, node)
     await watchers.serve_metrics(stack, config.metrics.listen, _sources(parts, watchers, environments))
@@ -252,7 +252,7 @@ def _bind(stack: AsyncExitStack, parts: Parts, watchers: Watchers, node: Node | 
         admin=parts.admin,
         observer=parts.observer,
         quotas=parts.quotas,
-        interceptors=parts.interceptors,
+        interceptors=parts.interceptors(),
         guards=() if node is None else node.guards(parts.sessions),
     )
     if watchers.trail is not None:

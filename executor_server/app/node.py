@@ -92,7 +92,8 @@ class Node:
         timing = Timing(fleet.report_interval_s, fleet.lease_s, fleet.fence_s)
         record = self._files.read_record()
         self._lease = NodeLease(record, self._files.write_record, timing, lease_clock(), time.monotonic)
-        self._guard = LeaseGuard(self._serves)
+        # One for each server: a guard keeps the handlers of the server that it is part of.
+        self._client_guard, self._front_guard = LeaseGuard(self._serves), LeaseGuard(self._serves)
         self.ids = NodeIds(credentials.member.node, _address_of(config), lambda: self._lease.epoch)
         self._begins: Sequence[Callable[[], Awaitable[None]]] = ()
         _log.info("fleet_node", node=self.ids.node, epoch=record.epoch, address=self.ids.address)
@@ -129,6 +130,11 @@ class Node:
     def _serves(self) -> bool:
         return self._lease.serves(lease_clock())
 
+    def _cut(self) -> None:
+        """Ends the calls that are running."""
+        self._client_guard.cut()
+        self._front_guard.cut()
+
     def _require_lease(self) -> None:
         if not self._serves():
             raise fenced()
@@ -138,14 +144,14 @@ class Node:
 
     def guards(self, sessions: SessionManager) -> Sequence[Around]:
         """Returns the guards of the listener for clients."""
-        return self._guard, placed_by_front(sessions.created)
+        return self._client_guard, placed_by_front(sessions.created)
 
     def bind(self, stack: AsyncExitStack, parts: Parts) -> None:
         """Opens the listener for the front, until the stack is left; calls wait for `start`. Raises AddressError."""
         config = self.config
         assert config.fleet.listen is not None and config.fleet.certificates is not None
         destroy_s = ORPHAN_TIMES_UNTIL_GONE * config.sessions.orphan_time_s
-        fencing = Fencing(self._lease, lease_clock, parts.sessions, self._guard.cut, destroy_s)
+        fencing = Fencing(self._lease, lease_clock, parts.sessions, self._cut, destroy_s)
         control = NodeControl(self._files, parts.policies, parts.tokens, parts.archives)
         link = FleetService(_Linked(self.ids, config, fencing, NodeReports(config, parts, control), control, parts))
         server = NodeServer(
@@ -154,8 +160,8 @@ class Node:
             FrontServices(link, parts.service, parts.admin),
             parts.settings,
             refusals_to(parts.observer),
-            interceptors=parts.interceptors,
-            guards=(self._guard,),
+            interceptors=parts.interceptors(),
+            guards=(self._front_guard,),
         )
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.push_async_callback(link.last_report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from executor_server.admission import Quotas
@@ -28,4 +28,4 @@ class Parts:
     admin: AdminService
     observer: Observer
     settings: ServerSettings
-    interceptors: Sequence[Around]
+    interceptors: Callable[[], Sequence[Around]]  # new ones for each server: they keep its handlers

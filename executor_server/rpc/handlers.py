@@ -59,7 +59,7 @@ def with_behaviour(
 
 
 class Around(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Puts `around(method, behaviour)` in place of each behaviour of our services."""
+    """Puts `around(method, behaviour)` in place of each behaviour of our services. It belongs to one server."""
 
     def __init__(self, around: Callable[[str, Behaviour], Behaviour]) -> None:
         self._around = around

@@ -36,11 +36,14 @@ STATE_TIME_S = 600.0
 class ExecutorService(service_grpc.ExecutorServiceServicer):
     """Serves executor_api.v1.ExecutorService from a session manager."""
 
-    def __init__(self, policy: Callable[[], Policy], sessions: SessionManager, states: StateArchives) -> None:
-        """`policy` returns the one in force."""
+    def __init__(
+        self, policy: Callable[[], Policy], sessions: SessionManager, states: StateArchives, *, in_fleet: bool = False
+    ) -> None:
+        """`policy` returns the one in force. `in_fleet`: a front has chosen this daemon for its labels."""
         self._policy = policy
         self._sessions = sessions
         self._states = states
+        self._in_fleet = in_fleet
 
     # -- sessions
 
@@ -52,6 +55,8 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         lease_id = checks.lease_id(request.lease_id) if request.lease_id else None
         session = await self._sessions.created(principal, request_id)
         if session is None:
+            if request.node_labels and not self._in_fleet:
+                raise checks.invalid("node_labels", "can't be asked for: this daemon belongs to no fleet")
             modules = from_wire.needed_modules_from(request)
             spec = self._policy().decide(principal, from_wire.requested_session_from(request))
             session = await self._sessions.create(principal, SessionRequest(request_id, spec, lease_id, modules))

@@ -126,6 +126,12 @@ class FakeFront:
         return report
 
     @property
+    def epoch(self) -> int:
+        """The epoch in which the node linked last."""
+        assert self.node_hello is not None
+        return self.node_hello.epoch
+
+    @property
     def sessions(self) -> dict[str, NodeSession]:
         """The sessions of the node, put together from its reports."""
         known: dict[str, NodeSession] = {}
@@ -142,6 +148,10 @@ class FakeFront:
         return await self.reported(lambda report: report.control_fingerprint == control.fingerprint)
 
     # -- calls for clients
+
+    async def delete(self, session: Any, principal: Principal = LOCAL) -> None:
+        request = service_pb.DeleteSessionRequest(session_id=session.session_id)
+        await self.service.DeleteSession(request, metadata=metadata_of(principal), timeout=60)
 
     async def create(self, principal: Principal = LOCAL, **fields: Any) -> Any:
         request = service_pb.CreateSessionRequest(**{"request_id": secrets.token_hex(8), **fields})

@@ -8,3 +8,4 @@ from executor_server.admission.controller import STOPPED_TEXT, Admission, must_s
 from executor_server.admission.quota_checks import NodeShare
 from executor_server.admission.quotas import Capacity, Quotas
 from executor_server.admission.usage_store import UsageStore
+from executor_server.admission.window import Window

@@ -53,12 +53,16 @@ class Admission(AdmissionController):
     async def session(self, principal: Principal, request_id: str, spec: SessionSpec) -> Callable[[], None]:
         release = self._quotas.reserve_session(principal.tenant)
         try:
-            fields = of_request(principal, request_id, spec)
-            await self._record(AuditKind.SESSION_REQUESTED, fields, fail_closed=spec.audit.fail_closed)
+            await self.request(principal, request_id, spec)
         except BaseException:
             release()
             raise
         return release
+
+    async def request(self, principal: Principal, request_id: str, spec: SessionSpec) -> None:
+        """Records that a session is about to be made; its place is reserved elsewhere. Raises Unavailable."""
+        fields = of_request(principal, request_id, spec)
+        await self._record(AuditKind.SESSION_REQUESTED, fields, fail_closed=spec.audit.fail_closed)
 
     @asynccontextmanager
     async def creation_turn(self, tenant: str) -> AsyncIterator[None]:

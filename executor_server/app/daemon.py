@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import structlog
 import uvloop
 
 from executor_server.admission import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
+from executor_server.app.announcement import announce
 from executor_server.app.egress import EgressOwner
 from executor_server.app.environments import EnvironmentOwner
 from executor_server.app.parts import Parts
@@ -91,7 +91,7 @@ async def _serve(config: Config) -> None:
         signals = stack.enter_context(handled_signals())
         daemon = await _start_up(config, stack)
         signals.on_reload(daemon.reload_soon)
-        _announce(await daemon.server.start(), daemon.own_state)
+        announce(await daemon.server.start(), daemon.own_state)
 
         await signals.first()
         _log.info("daemon_draining", drain_s=config.sessions.drain_s)
@@ -338,10 +338,3 @@ async def _drain_unless_hurried(signals: Signals, sessions: SessionManager, drai
         await asyncio.wait((drain, hurry))
     if not drain.cancelled():
         drain.result()
-
-
-def _announce(listening: Sequence[str], own_state: StateDir) -> None:
-    # For a person, or for a program that started the daemon and waits: the sockets accept calls from here on.
-    sys.stdout.write(f"executor-server listens on {' and '.join(listening)}; the token is in {own_state.token_path}\n")
-    sys.stdout.flush()
-    _log.info("daemon_listening", addresses=list(listening))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from executor_server.app.environment_trail import EnvironmentTrail
 from executor_server.app.settings import audit_files, audit_settings
-from executor_server.audit import AuditLog, AuditTrail, ConnectionTrail
+from executor_server.audit import AuditLog, AuditTrail, ConnectionTrail, FleetTrail
 from executor_server.config import Config
 from executor_server.environments import EnvironmentObserver
 from executor_server.identity import Tokens
@@ -30,6 +30,7 @@ class Watchers:
     trail: AuditTrail | None
     connections: ConnectionTrail | None
     environments: EnvironmentTrail | None
+    fleet: FleetTrail | None
     metrics: Metrics | None
     tracing: Tracing | None
 
@@ -42,6 +43,7 @@ class Watchers:
             trail=AuditTrail(log) if log is not None else None,
             connections=ConnectionTrail(log) if log is not None else None,
             environments=EnvironmentTrail(log) if log is not None else None,
+            fleet=FleetTrail(log) if log is not None else None,
             metrics=(
                 Metrics(version=version, backend=backend, methods=OWN_METHODS)
                 if config.metrics.listen is not None
@@ -62,11 +64,12 @@ class Watchers:
         if self.tracing is not None:
             stack.push_async_callback(self.tracing.close)
 
-    async def serve_metrics(self, stack: AsyncExitStack, listen: str | None, sources: Sources) -> None:
-        """Serves the metrics page, where it is configured. Raises AddressError."""
+    async def serve_metrics(self, stack: AsyncExitStack, listen: str | None, sources: Sources | None) -> None:
+        """Serves the metrics page, where it is configured; a front has no `sources`. Raises AddressError."""
         if self.metrics is None or listen is None:
             return
-        self.metrics.registry.register(SourcesCollector(self.metrics, sources))
+        if sources is not None:
+            self.metrics.registry.register(SourcesCollector(self.metrics, sources))
         endpoint = MetricsEndpoint(self.metrics, listen)
         stack.push_async_callback(endpoint.close)
         await endpoint.start()

@@ -22,6 +22,7 @@ from executor_server.cli.shared import (
     configured,
     fail,
     fail_config,
+    fronting,
     load_config,
     start_collector,
 )
@@ -45,7 +46,7 @@ LATE_GROUPS = {
 """Groups of commands that are imported when one of their commands runs: the module of each, and its help."""
 
 
-_IMPORTING = {"serve", "check-host"}
+_IMPORTING = {"serve", "front", "check-host"}
 """Commands that import the daemon, and start the garbage collector afterwards."""
 
 
@@ -100,6 +101,8 @@ main.add_command(images)
 def serve(**options: Any) -> None:
     """Runs the daemon until SIGTERM or SIGINT; the first drains, a second hurries."""
     config = load_config(**options)
+    if config.fleet.role == "front":
+        fail(EXIT_CONFIG, "The configuration is that of a front; run: executor-server front")
     # Imported here: the other commands need neither gRPC nor the session layer.
     from executor_server.app import daemon
     from executor_server.audit import AuditDirError
@@ -115,6 +118,26 @@ def serve(**options: Any) -> None:
         fail(EXIT_PLACE, str(error))
     except SandboxFailure as error:
         fail(EXIT_HOST, f"{error}\n`executor-server check-host` says more.")
+
+
+@main.command()
+@fronting
+def front(**options: Any) -> None:
+    """Runs the front of a fleet: it places sessions on the nodes that [fleet] names, and makes none itself."""
+    config = load_config(**options, fleet={"role": "front"})
+    # Imported here, as above.
+    from executor_server.app import front
+    from executor_server.audit import AuditDirError
+    from executor_server.config import StateDirError
+    from executor_server.core import AddressError
+
+    start_collector()
+    try:
+        front.serve_front(config)
+    except ConfigError as error:
+        fail_config(error)
+    except (StateDirError, AddressError, AuditDirError) as error:
+        fail(EXIT_PLACE, str(error))
 
 
 @main.command("check-host")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -51,6 +51,11 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
     return _CONFIG(_LISTEN(_BACKEND(_STATE_DIR(command))))
 
 
+def fronting(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of `load_config` that choose the configuration of a front, which has no backend."""
+    return _CONFIG(_LISTEN(_STATE_DIR(command)))
+
+
 def placed(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of `load_config` that choose the daemon's files."""
     return _CONFIG(_STATE_DIR(command))
@@ -72,6 +77,7 @@ def load_config(
     listen: Sequence[str] = (),
     backend: str | None = None,
     policy_file: Path | None = None,
+    fleet: Mapping[str, object] | None = None,
 ) -> Config:
     """Returns the configuration that the options choose. Ends the process with a sentence when it can't be used."""
     server: dict[str, Any] = {}
@@ -83,7 +89,7 @@ def load_config(
         server["state_dir"] = state_dir.absolute()
     policy = {"file": policy_file.absolute()} if policy_file is not None else {}
     try:
-        return load(config_path, {"server": server, "policy": policy})
+        return load(config_path, {"server": server, "policy": policy, "fleet": fleet or {}})
     except ConfigError as error:
         fail_config(error)
 

@@ -8,6 +8,7 @@ from executor_server.config.backend_config import DockerImage, DockerSection, E2
 from executor_server.config.config import Config, PoolSection, ServerSection, TracingSection, load, to_toml
 from executor_server.config.egress_config import EgressSection
 from executor_server.config.environments_config import EnvironmentsSection
+from executor_server.config.fleet_config import FleetSection
 from executor_server.config.problems import (
     KeyPath,
     Problem,

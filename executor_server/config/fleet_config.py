@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import InitErrorDetails
 
-from executor_server.config.settings import AbsolutePath, Seconds, Section
+from executor_server.config.problems import contradiction, refuse
+from executor_server.config.settings import AbsolutePath, Form, Seconds, Section
+from executor_server.core import AddressError, TcpAddress, addresses
 
 NodeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$")]
+
+_OF_FRONT = ("nodes", "dns", "nodes_file")
+_OF_NODE = ("listen", "address", "labels")
+
+
+def _is_tcp(text: str) -> bool:
+    try:
+        address = addresses.parse(text)
+    except AddressError:
+        return False
+    return isinstance(address, TcpAddress)
+
+
+_TcpAddress = Annotated[str, AfterValidator(Form("HOST:PORT", _is_tcp))]
 
 
 class FleetSection(Section):
@@ -19,9 +37,9 @@ class FleetSection(Section):
     certificates: AbsolutePath | None = None
     """The folder with `ca.pem`, `cert.pem` and `key.pem` of this front or node (`executor-server fleet init`)."""
     # -- of a front
-    nodes: Annotated[tuple[str, ...], Field(max_length=4096)] = ()
+    nodes: Annotated[tuple[_TcpAddress, ...], Field(max_length=4096)] = ()
     """The nodes' addresses for the front, `HOST:PORT` each."""
-    dns: str | None = None
+    dns: _TcpAddress | None = None
     """A DNS name, `HOST:PORT`, whose addresses are those of the nodes; it is asked every `dns_interval_s`."""
     dns_interval_s: Seconds = 5.0
     """Seconds between two questions for that name."""
@@ -39,9 +57,37 @@ class FleetSection(Section):
     fence_s: Seconds = 10.0
     """Seconds without a lease after which a node ends its sandboxes."""
     # -- of a node
-    listen: str | None = None
+    listen: _TcpAddress | None = None
     """The address at which the node serves its front, `HOST:PORT`."""
     address: str | None = None
     """The address at which clients reach the node. Not set: the first TCP address of `server.listen`."""
     labels: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     """Labels of the node, for clients that ask for some with `node_labels`."""
+
+    @model_validator(mode="after")
+    def _check_role(self) -> FleetSection:
+        refuse(self, [*self._missing(), *self._of_other_role(), *self._times()])
+        return self
+
+    def _missing(self) -> Iterator[InitErrorDetails]:
+        if self.role is not None and self.certificates is None:
+            yield contradiction(("certificates",), f"is missing: a {self.role} shows its certificate", self)
+        if self.role == "front" and not any(getattr(self, key) for key in _OF_FRONT):
+            yield contradiction(("nodes",), "is missing: a front needs nodes, dns or nodes_file", self)
+        if self.role == "node" and self.listen is None:
+            yield contradiction(("listen",), "is missing: a node serves its front there", self)
+
+    def _of_other_role(self) -> Iterator[InitErrorDetails]:
+        others = {"front": _OF_NODE, "node": _OF_FRONT, None: (*_OF_FRONT, *_OF_NODE)}[self.role]
+        for key in others:
+            if value := getattr(self, key):
+                whose = "front" if key in _OF_FRONT else "node"
+                yield contradiction((key,), f"is of a {whose}, and role is {self.role!r}", value, also=[("role",)])
+
+    def _times(self) -> Iterator[InitErrorDetails]:
+        if self.report_interval_s > self.lease_s / 4:
+            text = "must be at most a quarter of lease_s: one lost report must not end a lease"
+            yield contradiction(("report_interval_s",), text, self.report_interval_s, also=[("lease_s",)])
+        if self.fence_s < self.lease_s:
+            text = "must be at least lease_s"
+            yield contradiction(("fence_s",), text, self.fence_s, also=[("lease_s",)])

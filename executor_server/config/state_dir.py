@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,8 @@ class StateDir:
     """The egress proxy's authority and its file for sandboxes."""
     node_path = _Entry("node")
     """The files of a node of a fleet."""
+    fleet_path = _Entry("fleet.db")
+    """The memory of a front: its terms, the epochs of its nodes, the sessions that were lost."""
 
 
 @contextmanager
@@ -91,12 +93,16 @@ def claim(root: Path) -> Iterator[StateDir]:
         os.close(lock_fd)
 
 
-def read_or_make_token(state_dir: StateDir) -> str:
+def _random_token() -> str:
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def read_or_make_token(state_dir: StateDir, make: Callable[[], str] = _random_token) -> str:
     """Returns the token of this state directory, made on first use. Requires the lock. Raises StateDirError."""
     try:
         return read_token(state_dir.token_path)
     except FileNotFoundError:
-        _make_token(state_dir.token_path)
+        _make_token(state_dir.token_path, make)
         return read_token(state_dir.token_path)
 
 
@@ -173,13 +179,13 @@ def read_token(path: Path, what: str = "token") -> str:
     return text
 
 
-def _make_token(path: Path) -> None:
+def _make_token(path: Path, make: Callable[[], str] = _random_token) -> None:
     # Written under another name and linked into place: a client that looks at the same moment finds the whole token or
     # none, and an existing file is never replaced.
     fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+            file.write(make() + "\n")
         path.hardlink_to(name)
     finally:
         Path(name).unlink()

@@ -23,6 +23,7 @@ from executor_server.core.errors import (
     ImageNotReady,
     InvalidRequest,
     ModulesMissing,
+    NodeElsewhere,
     NotFound,
     OutOfRange,
     PolicyViolation,

@@ -16,9 +16,12 @@ from executor_server.fleet.certificates import (
     authority_expire_time,
     issue_front,
     issue_node,
+    member_in,
     member_of,
     read_credentials,
 )
+from executor_server.fleet.creations import Creations, Earlier
+from executor_server.fleet.discovery import Discovery, node_address
 from executor_server.fleet.enrolment import (
     SignedCertificate,
     accept_certificate,
@@ -27,6 +30,9 @@ from executor_server.fleet.enrolment import (
     sign_request,
 )
 from executor_server.fleet.ids import epoch_of, is_node_name, new_session_id, node_of
+from executor_server.fleet.member import Link, Lost, MemberState, Whereabouts
+from executor_server.fleet.member import Member as KnownNode
+from executor_server.fleet.members import TICK_S, Members
 from executor_server.fleet.messages import (
     PROTOCOL,
     Allowance,
@@ -42,4 +48,9 @@ from executor_server.fleet.messages import (
     fingerprint_of,
 )
 from executor_server.fleet.node_lease import NodeLease, NodeRecord, NodeState
+from executor_server.fleet.parking import Parked, Parking
+from executor_server.fleet.placement import Nowhere, Placement, Wanted, score
+from executor_server.fleet.session_index import Creation
+from executor_server.fleet.shares import Shares
+from executor_server.fleet.store import FleetStore, Tombstone
 from executor_server.fleet.timing import NodeRefused, Timing, lease_clock

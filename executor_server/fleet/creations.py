@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from executor_server.admission.window import Window
+from executor_server.admission import Window
 from executor_server.core import Reason, ResourceExhausted, TooManySessions
 from executor_server.fleet.ids import epoch_of, node_of
 from executor_server.fleet.member import Member, MemberState
@@ -137,6 +137,11 @@ class Creations:
         if member is None:
             return False
         return member.state is not MemberState.LOST and member.epoch == creation.epoch
+
+    def in_last_minute(self, tenant: str, now_s: float) -> int:
+        """Returns the creations of a tenant within the last minute."""
+        window = self._windows.get(tenant)
+        return int(window.total(now_s)) if window is not None else 0
 
     def _learn(self, report: NodeReport, now_s: float) -> None:
         """Counts what an earlier front has had a node create within the last minute, as if it had just been."""

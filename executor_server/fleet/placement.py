@@ -131,6 +131,11 @@ class Placement:
                 return found
         return None
 
+    def has_room(self, member: Member, wanted: Wanted) -> bool:
+        """Returns True for a candidate that has all that is wanted."""
+        keys, _ = self._keys.get(member, ((), ()))
+        return bool(keys) and _fits(member, wanted)
+
     def explain(self, wanted: Wanted) -> Nowhere:
         """Returns why `choose` finds none. It looks at all nodes."""
         linked = [each for each in self._members if each.is_ready and each.report is not None]

@@ -151,6 +151,10 @@ class Shares:
             for tenant in list(self._tenants_of.get(node, ())):
                 self._drop(tenant, node)
 
+    def tenants(self) -> list[str]:
+        """Returns the tenants with any use."""
+        return list(self._tenants)
+
     def use(self, tenant: str) -> TenantUse:
         """Returns the use of a tenant over all nodes, as far as it was reported."""
         executions, cpu, output_bytes, egress_bytes = self._tenants.get(tenant, _Tenant()).use

@@ -3,6 +3,7 @@
 It owns the file of the tenants' tokens. It must not know what a principal may do: that is the policy's.
 """
 
+from executor_server.identity.front_tokens import FrontTokens
 from executor_server.identity.identities import Identities, Shown, certificate_in
-from executor_server.identity.token_file import TokenFile, TokenFileError, TokenRecord
+from executor_server.identity.token_file import TokenFile, TokenFileError, TokenRecord, make_token
 from executor_server.identity.tokens import TokenNews, Tokens

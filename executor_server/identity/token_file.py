@@ -80,6 +80,16 @@ def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def make_token() -> str:
+    """Returns a token that is in no file yet, of the form that a record can describe."""
+    return f"ret_{_random_id()}_{secrets.token_urlsafe(SECRET_BYTES)}"
+
+
+def dumped(records: Sequence[TokenRecord]) -> bytes:
+    """Returns the content of a file with these records."""
+    return _RECORDS.dump_json(tuple(records), indent=1) + b"\n"
+
+
 class TokenFile:
     """The file at one path; a missing file stands for no tokens."""
 
@@ -198,7 +208,7 @@ class TokenFile:
             os.close(fd)
 
     def _write(self, records: Sequence[TokenRecord]) -> None:
-        data = _RECORDS.dump_json(tuple(records), indent=1) + b"\n"
+        data = dumped(records)
         if len(data) > MAX_TOKEN_FILE_BYTES:
             raise TokenFileError(
                 f"The file of tokens {self.path} would be larger than {MAX_TOKEN_FILE_BYTES:,} bytes; remove "

@@ -15,13 +15,13 @@ import hmac
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
 import structlog
 
 from executor_server.core import Principal
 from executor_server.identity.token_file import (
     FileVersion,
-    TokenFile,
     TokenFileError,
     TokenRecord,
     digest_of,
@@ -56,6 +56,14 @@ class TokenNews:
     problem: str = ""
 
 
+class TokenSource(Protocol):
+    """The records that tokens are read from: a TokenFile, or something around one."""
+
+    def version(self) -> FileVersion | None: ...
+
+    def read(self) -> tuple[TokenRecord, ...]: ...
+
+
 # No secret has this digest. An unknown id is compared with it, so that it takes as long as a known one.
 _NO_ENTRY = _Entry("0" * 64, Principal(tenant="", name=""), None)
 
@@ -66,7 +74,7 @@ class Tokens:
     def __init__(
         self,
         local_token: str,
-        file: TokenFile | None = None,
+        file: TokenSource | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Reads the file. Raises TokenFileError."""

@@ -20,7 +20,7 @@ import structlog
 
 from executor_server.config import ConfigError, read_trusted
 from executor_server.policy.decide import Policy
-from executor_server.policy.file import PolicyFile, load_policy, parse_policy
+from executor_server.policy.file import PolicyFile, built_in_policy, parse_policy
 
 SETTLE_S = 0.1
 """Seconds without a change after which a file is taken to be complete."""
@@ -71,7 +71,9 @@ class PolicyStore:
         self._reading = asyncio.Lock()
         self._asked = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
-        self.current = make(load_policy(path))
+        self.content = b"" if path is None else read_trusted(path, "policy file")
+        """The content of the file that the policy in force was read from; empty for the built-in policy."""
+        self.current = make(built_in_policy() if path is None else parse_policy(self.content, path))
 
     async def start(self) -> None:
         """Begins to watch the file."""
@@ -130,7 +132,7 @@ class PolicyStore:
                 self._seen = _READ_AGAIN  # the caller is gone in the middle of a reading: the watcher has to finish it
                 raise
             self._reported = ""
-            return self._take(policy, asked=asked)
+            return self._take(policy, found, asked=asked)
 
     async def _read_settled(self, path: Path) -> bytes:
         """Returns the content of a file that has not changed for SETTLE_S, nor have its locks. Raises ConfigError."""
@@ -146,13 +148,13 @@ class PolicyStore:
         """The signatures of the policy file and of the locks that the policy in force was read with."""
         return _signature(path), *map(_signature, self.current.lock_files)
 
-    def _take(self, policy: Policy, *, asked: bool) -> bool:
+    def _take(self, policy: Policy, content: bytes, *, asked: bool) -> bool:
         before = self.current
         if policy.fingerprint == before.fingerprint:
             if asked:
                 self._listener.policy_unchanged()
             return False
-        self.current = policy
+        self.current, self.content = policy, content
         _log.warning(
             "policy_changed", version=policy.version, fingerprint=policy.fingerprint, before=before.fingerprint
         )

@@ -20,7 +20,7 @@ from executor_server.policy import Policy
 from executor_server.rpc import checks, environments_to_wire, to_wire
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.handlers import Context
-from executor_server.sessions import SessionManager
+from executor_server.sessions import Session, SessionManager
 
 _log = structlog.get_logger(__name__)
 
@@ -56,13 +56,19 @@ class AdminService(admin_grpc.AdminServiceServicer):
         sessions = sorted(self._sessions.list_all(), key=lambda session: session.create_time_s)
         return admin_pb.ListAllSessionsResponse(
             sessions=[
-                admin_pb.OwnedSession(
-                    tenant=session.owner.tenant, principal=session.owner.name, session=to_wire.session_to(session)
-                )
+                self._owned(session, with_request=request.with_requests)
                 for session in sessions
                 if tenant in ("", session.owner.tenant)
             ]
         )
+
+    def _owned(self, session: Session, *, with_request: bool) -> admin_pb.OwnedSession:
+        owner = session.owner
+        owned = admin_pb.OwnedSession(tenant=owner.tenant, principal=owner.name, session=to_wire.session_to(session))
+        if with_request:
+            owned.prelude = session.spec.prelude
+            owned.lease_id = self._sessions.lease_of((owner.tenant, session.session_id))
+        return owned
 
     async def KillSession(self, request: admin_pb.KillSessionRequest, context: Context) -> admin_pb.KillSessionResponse:
         session_id = checks.identifier(request.session_id, "session_id")

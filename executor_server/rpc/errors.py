@@ -30,6 +30,7 @@ from executor_server.core import (
     Forbidden,
     InvalidRequest,
     ModulesMissing,
+    NodeElsewhere,
     NotFound,
     OutOfRange,
     PolicyViolation,
@@ -85,6 +86,16 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
 
 
+class PassedOn(Exception):
+    """The refusal of a daemon that we have asked for our caller, who gets its status as it is."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, details: bytes) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+
 async def refuse(context: Context, error: ExecutorError) -> NoReturn:
     """Ends the call with the status of `error`."""
     code = next(code for kind, code in _STATUS_OF.items() if isinstance(error, kind))
@@ -109,6 +120,8 @@ def _metadata_of(error: ExecutorError) -> Mapping[str, str]:
     """Returns what programs read of an error, beside its reason."""
     if isinstance(error, ModulesMissing):
         return {"modules": _modules_to(error.modules)}
+    if isinstance(error, NodeElsewhere):
+        return {"node": error.node, "address": error.address}
     if isinstance(error, Unavailable) and error.progress is not None:
         progress = error.progress
         step, unit = _cut(progress.step, MAX_PROGRESS_BYTES), _cut(progress.unit, MAX_PROGRESS_BYTES)
@@ -186,6 +199,8 @@ async def _end(method: str, context: Context, error: Exception) -> NoReturn:
         raise error
     if isinstance(error, ExecutorError):
         await refuse(context, error)
+    if isinstance(error, PassedOn):
+        await _end_with(context, error.code, _cut(error.message, MAX_MESSAGE_BYTES), error.details)
     if isinstance(error, grpc.aio.InternalError):
         raise _caller_left(method, error)
     incident_id = secrets.token_hex(8)
@@ -201,8 +216,12 @@ async def _abort(context: Context, code: grpc.StatusCode, message: str, details:
     status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=message)
     for detail in details:
         status.details.add().Pack(detail)
+    await _end_with(context, code, message, status.SerializeToString())
+
+
+async def _end_with(context: Context, code: grpc.StatusCode, message: str, details: bytes) -> NoReturn:
     try:
-        await context.abort(code, message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
+        await context.abort(code, message, trailing_metadata=((DETAILS_KEY, details),))
     except grpc.aio.InternalError as error:
         raise _caller_left(code.name, error) from error
     raise AssertionError("abort returned")  # it never does
@@ -274,6 +293,8 @@ def _checked(request: Any) -> Any:
     """
     if request is _MALFORMED:
         raise InvalidRequest(Reason.INVALID_FIELD, "the message is malformed (text must be UTF-8)")
+    if isinstance(request, bytes):
+        return request  # the node of a fleet that it is passed on to checks it
     size_bytes = request.ByteSize()
     request.DiscardUnknownFields()
     if request.ByteSize() != size_bytes:

@@ -6,10 +6,10 @@ A Unix socket is private (mode 0600) from the moment it exists, except the one a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -27,9 +27,8 @@ from executor_server.rpc.auth import Authentication, current_principal
 from executor_server.rpc.callers import ClientCallers
 from executor_server.rpc.calls import CallLimits, held_calls
 from executor_server.rpc.errors import ErrorBorder, ignore_lost_callers
-from executor_server.rpc.handlers import OWN_METHODS
+from executor_server.rpc.handlers import OWN_METHODS, Handler
 from executor_server.rpc.peer_socket import PeerRelay, PeerSocket
-from executor_server.rpc.service import ExecutorService
 
 SERVICE_NAME = service_pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 ADMIN_SERVICE_NAME = admin_pb.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -81,7 +80,7 @@ class RpcServer:
 
     def __init__(
         self,
-        service: ExecutorService,
+        service: service_grpc.ExecutorServiceServicer,
         identities: Identities,
         settings: ServerSettings,
         *,
@@ -90,11 +89,13 @@ class RpcServer:
         quotas: Quotas | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        handlers: Mapping[str, Mapping[str, Handler]] | None = None,
     ) -> None:
         """Opens nothing yet.
 
         `quotas` limits the calls of a tenant; `observer` is notified of refused calls; `interceptors` come after
-        authentication. `guards` are the last, and may raise an ExecutorError.
+        authentication. `guards` are the last, and may raise an ExecutorError. `handlers` serve methods instead of the
+        services, by the names of both.
         """
         ignore_lost_callers()
         on_refusal = refusals_to(observer or Observer())
@@ -129,6 +130,9 @@ class RpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if admin is not None:
             admin_grpc.add_AdminServiceServicer_to_server(admin, self._server)
+        for name, methods in (handlers or {}).items():
+            # The last that has a method serves it. The stubs lack this one.
+            cast("Any", self._server).add_registered_method_handlers(name, dict(methods))
         own = (SERVICE_NAME, *((ADMIN_SERVICE_NAME,) if admin is not None else ()))
         reflection.enable_server_reflection((*own, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 

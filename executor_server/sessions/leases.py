@@ -105,6 +105,10 @@ class Leases:
         self.hold(session, lease_id)
         return is_new
 
+    def holder(self, session: SessionKey) -> str:
+        """Returns one of the leases that hold a session; empty when none does."""
+        return min(self._holders.get(session, ()), default="")
+
     def _check_room(self, session: SessionKey) -> None:
         for there, most, what in (
             (len(self._holders[session]), MAX_HOLDERS, "clients hold this session"),

@@ -69,7 +69,7 @@ class SessionManager:
         self._creations = Creations()
         self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
         self.requests_under_way = self._creations.under_way
-        self.restart_leases = self._leases.restart_all
+        self.restart_leases, self.lease_of = self._leases.restart_all, self._leases.holder
         self._teardown = Teardown(registry, self._hooks.observer)
         self._draining = False  # by an administrator, who may undo it
         self._stopping = False

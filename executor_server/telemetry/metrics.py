@@ -33,6 +33,7 @@ from executor_server.guest.egress import reasons
 from executor_server.lifecycle import Answer, Observer, RunningQueue, SessionEnd, StateFacts
 from executor_server.policy import Policy, PolicyListener
 from executor_server.telemetry.environment_metrics import EnvironmentMetrics
+from executor_server.telemetry.fleet_metrics import FleetMetrics
 from executor_server.telemetry.instruments import OTHER, Book, Names
 
 MAX_METHODS = 64
@@ -67,6 +68,7 @@ class Metrics(Observer, PolicyListener):
         self._make_network_instruments(book)
         self._make_service_instruments(book)
         self.environments = EnvironmentMetrics(book)
+        self.fleet = FleetMetrics(book)
         self.described = tuple(book.entries)
         self._build.labels(version, platform.python_version(), backend).set(1)
         ProcessCollector(registry=self.registry)

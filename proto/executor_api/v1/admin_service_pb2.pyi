@@ -31,20 +31,26 @@ NODE_STATE_LOST: NodeState
 NODE_STATE_REFUSED: NodeState
 
 class ListAllSessionsRequest(_message.Message):
-    __slots__ = ("tenant",)
+    __slots__ = ("tenant", "with_requests")
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    WITH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
-    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+    with_requests: bool
+    def __init__(self, tenant: _Optional[str] = ..., with_requests: bool = ...) -> None: ...
 
 class OwnedSession(_message.Message):
-    __slots__ = ("tenant", "principal", "session")
+    __slots__ = ("tenant", "principal", "session", "prelude", "lease_id")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    PRELUDE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     principal: str
     session: _types_pb2.Session
-    def __init__(self, tenant: _Optional[str] = ..., principal: _Optional[str] = ..., session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
+    prelude: str
+    lease_id: str
+    def __init__(self, tenant: _Optional[str] = ..., principal: _Optional[str] = ..., session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ..., prelude: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
 
 class ListAllSessionsResponse(_message.Message):
     __slots__ = ("sessions",)

@@ -1,0 +1,239 @@
+"""Builds the front of a fleet from its configuration, runs it, and shuts it down in order.
+
+A front makes no sandboxes: it has no backend and no sessions of its own, so it starts fast and stops at once. Sessions
+on its nodes go on without it for as long as their leases do, and the next front finds them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+
+import structlog
+import uvloop
+
+from executor_server.admission import Admission, Capacity, Quotas
+from executor_server.app.announcement import announce
+from executor_server.app.fleet_control import FleetControl
+from executor_server.app.fleet_news import FleetNews
+from executor_server.app.settings import capacity_of, server_settings
+from executor_server.app.signals import handled_signals
+from executor_server.app.watchers import PolicyListeners, Watchers
+from executor_server.config import Config, ConfigError, StateDir, StateDirError, state_dir
+from executor_server.core import Principal, logs
+from executor_server.fairness import FairSemaphore
+from executor_server.fleet import (
+    CertificateError,
+    Creations,
+    Discovery,
+    FleetStore,
+    Members,
+    Placement,
+    Shares,
+    Timing,
+    lease_clock,
+    read_credentials,
+)
+from executor_server.identity import FrontTokens, Identities, TokenFile, TokenFileError, Tokens, make_token
+from executor_server.lifecycle import Observers
+from executor_server.policy import PolicyStore, QuotasTable, policy_for
+from executor_server.rpc import RpcServer
+from executor_server.rpc.fleet.choice import NodeChoice
+from executor_server.rpc.fleet.creations import FrontCreations
+from executor_server.rpc.fleet.dialing import Dialer
+from executor_server.rpc.fleet.front_admin import FrontAdmin
+from executor_server.rpc.fleet.front_fleet import FrontFleet
+from executor_server.rpc.fleet.front_service import BY_HAND, FrontService
+from executor_server.rpc.fleet.moving import Mover
+from executor_server.rpc.fleet.proxy import proxy_handlers
+
+VERSION = version("remote-executor")
+BACKEND = "fleet"
+"""The word for a front's backend, in the metrics and the audit log."""
+# Seconds for calls to end.
+STOP_GRACE_S = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+def serve_front(config: Config) -> None:
+    """Runs the front until a signal stops it. Raises ConfigError, StateDirError, AddressError, AuditDirError."""
+    logs.configure(config.log.level, config.log.format)
+    uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    async with AsyncExitStack() as stack:
+        signals = stack.enter_context(handled_signals())
+        front = await start_up(config, stack)
+        signals.on_reload(front.control.policies.reload_soon)
+        announce(await front.server.start(), front.own_state)
+        await signals.first()
+        _log.info("front_stopping")
+        await front.server.announce_end()
+
+
+@dataclass(frozen=True)
+class _Control:
+    """The parts that say who may do what, and who watches it."""
+
+    tokens: Tokens
+    policies: PolicyStore
+    listeners: PolicyListeners
+    quotas: Quotas
+    watchers: Watchers
+    fleet: FleetControl
+
+
+@dataclass(frozen=True)
+class _Knowledge:
+    """The parts that know the nodes."""
+
+    members: Members
+    creations: Creations
+    placement: Placement
+    shares: Shares
+
+
+@dataclass(frozen=True)
+class _Front:
+    own_state: StateDir
+    control: _Control
+    server: RpcServer
+
+
+async def start_up(config: Config, stack: AsyncExitStack) -> _Front:
+    """Builds and starts the parts from the bottom up."""
+    settings = server_settings(config)
+    own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
+    dialer = _dialer(config)
+    control = await _start_control(config, stack, own_state)
+    watchers, policies = control.watchers, control.policies
+    knowledge = _knowledge(config, stack, own_state, policies)
+    news = FleetNews(watchers.fleet, watchers.metrics)
+    fleet = FrontFleet(
+        knowledge.members,
+        knowledge.shares,
+        dialer,
+        lambda: control.fleet.current,
+        news,
+        version=VERSION,
+        proxy=config.fleet.proxy,
+    )
+    choice = NodeChoice(knowledge.members, knowledge.placement, config.fleet.park_s)
+    news.parked = lambda: choice.parked
+    admission = Admission(control.quotas, FairSemaphore(1), watchers.log)
+    creations = FrontCreations(
+        lambda: policies.current, fleet, knowledge.creations, knowledge.shares, choice, admission, news
+    )
+    watching = [each for each in (watchers.trail, watchers.metrics) if each is not None]
+    admin = FrontAdmin(
+        fleet,
+        knowledge.creations,
+        knowledge.shares,
+        control.quotas,
+        Mover(fleet, creations, lambda: policies.current, news),
+        lambda: choice.parked,
+        lambda: policies.current,
+        partial(_reload, control),
+        _record_nothing if watchers.trail is None else watchers.trail.admin_called,
+    )
+    server = RpcServer(
+        FrontService(lambda: policies.current, fleet, creations),
+        Identities(control.tokens, lambda: policies.current),
+        settings,
+        admin=admin,
+        observer=Observers(watching),
+        quotas=control.quotas,
+        interceptors=watchers.interceptors(),
+        handlers=proxy_handlers(fleet, by_hand=BY_HAND),
+    )
+    if watchers.trail is not None:
+        stack.callback(watchers.trail.daemon_stopped)
+    stack.push_async_callback(fleet.close)
+    stack.push_async_callback(creations.close)
+    stack.push_async_callback(server.stop, STOP_GRACE_S)
+    server.bind()
+    for problem in server.unserved:
+        _log.warning("address_not_served", problem=problem)
+    await watchers.serve_metrics(stack, config.metrics.listen, None)
+    control.fleet.on_change(knowledge.placement.set_fingerprint)
+    await _look_for_nodes(config, stack, fleet)
+    stack.push_async_callback(policies.close)
+    await policies.start()
+    return _Front(own_state, control, server)
+
+
+def _dialer(config: Config) -> Dialer:
+    assert config.fleet.certificates is not None, "FleetSection requires it of a front"
+    try:
+        return Dialer.of(read_credentials(config.fleet.certificates, "front"))
+    except CertificateError as error:
+        raise ConfigError([f"fleet.certificates: {error}"]) from error
+
+
+async def _start_control(config: Config, stack: AsyncExitStack, own_state: StateDir) -> _Control:
+    """Reads tokens and policy, and starts what counts and records their use."""
+    own_token = state_dir.read_or_make_token(own_state, make_token)
+    file = TokenFile(config.server.token_file or own_state.tokens_path)
+    records = FrontTokens(file, own_token, own_state.token_path)
+    tokens = Tokens(own_token, records)
+    state_key = state_dir.read_or_make_state_key(own_state, config.state.key_file)
+    watchers = Watchers.build(config, VERSION, BACKEND)
+    listeners = PolicyListeners([watchers.trail, watchers.metrics])
+    make = partial(policy_for, config=config)
+    policies = PolicyStore(config.policy.file, make, config.policy.watch_interval_s, listeners)
+    capacity = _calls_of(capacity_of(config, lambda: policies.current, tokens))
+    quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), capacity=capacity)
+    stack.enter_context(closing(quotas))
+    await watchers.start(stack, tokens, policies.current, VERSION, BACKEND)
+    control = FleetControl(policies, tokens, records, state_key)
+    listeners.on_change(control.follow)
+    return _Control(tokens, policies, listeners, quotas, watchers, control)
+
+
+def _calls_of(capacity: Capacity) -> Capacity:
+    """Returns the capacity of a server that has calls only."""
+    return Capacity(capacity.calls, 2**31, capacity.is_shared)
+
+
+def _knowledge(config: Config, stack: AsyncExitStack, own_state: StateDir, policies: PolicyStore) -> _Knowledge:
+    """Raises StateDirError."""
+    store = stack.enter_context(closing(FleetStore(own_state.fleet_path)))
+    section = config.fleet
+    timing = Timing(section.report_interval_s, section.lease_s, section.fence_s)
+    try:
+        members = Members(store, timing, lease_clock(), time.time())
+    except sqlite3.Error as error:
+        raise StateDirError(f"The front's file {own_state.fleet_path} can't be written: {error}.") from error
+    except ValueError as error:
+        raise ConfigError([f"fleet: {error}"]) from error
+
+    def quotas_of(tenant: str) -> QuotasTable:
+        return policies.current.quotas_of(tenant)
+
+    return _Knowledge(members, Creations(members, quotas_of), Placement(members), Shares(quotas_of))
+
+
+async def _look_for_nodes(config: Config, stack: AsyncExitStack, fleet: FrontFleet) -> None:
+    discovery = Discovery(config.fleet, fleet.follow)
+    stack.push_async_callback(discovery.close)
+    await fleet.start()
+    await discovery.start()
+
+
+async def _reload(control: _Control) -> bool:
+    """Reads policy and tokens again, for all nodes too. Returns True when the policy changed. Raises ConfigError."""
+    try:
+        await control.tokens.reload()
+    except TokenFileError as error:
+        raise ConfigError([str(error)]) from error
+    return await control.policies.reload()
+
+
+def _record_nothing(_principal: Principal, _method: str, _target: str) -> None:
+    """There is no audit log."""

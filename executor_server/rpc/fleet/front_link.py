@@ -1,0 +1,231 @@
+"""The front's links: one task for each address, which finds the node there, links to it, and keeps the link.
+
+A link ends when the connection does, when the node says something wrong, or when it says nothing for too long: a new
+connection may find a path where the old one's packets are lost. It is made again at once, and from then on every half
+second. Nothing that a node does holds up another: each has its own task and connection, every wait has a limit, and
+reports that come faster than they should are read no faster.
+
+It is the lease, and not the link, that says if a node is lost; see `executor_server.fleet`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import grpc
+import structlog
+
+from executor_api.v1 import fleet_service_pb2 as fleet_pb
+from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
+from executor_server.core import ExecutorError, Reason, TcpAddress
+from executor_server.fleet import Control, FrontHello, Member, NodeHello, NodeRefused, NodeReport, Renewal
+from executor_server.rpc.fleet import wire
+from executor_server.rpc.fleet.dialing import Dialer, DialError
+from executor_server.rpc.fleet.node_calls import RefusedByNode, refusal_of
+
+HELLO_TIME_S = 30.0
+"""Seconds for a node to answer a hello; before that it ends the sessions that were lost."""
+RETRY_S = 0.5
+"""Seconds at most between two attempts to link; the first one after a link comes at once."""
+WRONG_RETRY_S = 5.0
+"""Seconds before the next attempt where the last one ended with something that no node should say."""
+CONTROL_AGAIN_S = 10.0
+"""Seconds after which a control that is not in force yet is sent again."""
+
+_log = structlog.get_logger(__name__)
+
+
+class LinkBroken(Exception):
+    """The link is over; the message says why, for an operator. `is_wrong`: the node said what no node should say."""
+
+    def __init__(self, problem: str, *, is_wrong: bool = False) -> None:
+        super().__init__(problem)
+        self.is_wrong = is_wrong
+
+
+class Membership(Protocol):
+    """Decides what a link sends, and learns what it brings."""
+
+    def hello_for(self, node: str) -> FrontHello: ...
+
+    def linked(self, link: FrontLink, hello: NodeHello) -> None:
+        """Raises NodeRefused for a node that is not taken."""
+
+    def reported(self, link: FrontLink, report: NodeReport) -> Renewal | None:
+        """Returns the answer; None for a report that came before. Raises NodeRefused for one that does not fit."""
+
+    def unlinked(self, link: FrontLink) -> None: ...
+
+    def superseded(self, node: str) -> None:
+        """The node obeys a later start of this front, or a copy of it."""
+
+    def link_of(self, node: str) -> FrontLink | None: ...
+
+    @property
+    def control(self) -> Control: ...
+
+
+class FrontLink:
+    """The link to the node at one address."""
+
+    def __init__(self, address: TcpAddress, dialer: Dialer, members: Membership, *, interval_s: float, lease_s: float):
+        self.address = address
+        self.node = ""
+        """The node that answered there last; empty: none has."""
+        self.problem = ""
+        """The reason why there is no link now."""
+        self._dialer = dialer
+        self._members = members
+        self._interval_s = interval_s
+        # Half a lease without a report leaves the other half for another connection.
+        self._silence_s = max(lease_s / 2, 3 * interval_s)
+        self._channels: list[grpc.aio.Channel] = []
+        self._task: asyncio.Task[None] | None = None
+        self._control_sent: tuple[str, float] = ("", 0.0)
+        self._up_since_s = math.inf
+
+    @property
+    def is_refused(self) -> bool:
+        """True when a node answers there that the front does not take."""
+        return bool(self.node and self.problem)
+
+    @property
+    def is_up(self) -> bool:
+        return bool(self._channels)
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The link's own connection, for short calls. To be asked for only while the link is up."""
+        return self._channels[0]
+
+    @property
+    def streams(self) -> Any:
+        """A second connection, for calls that last: they could use up the calls that a connection may have."""
+        if len(self._channels) == 1:
+            self._channels.append(self._dialer.channel(self.address, Member("node", self.node)))
+        return self._channels[1]
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"link {self.address}")
+
+    async def close(self) -> None:
+        """Ends the link. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # -- the life of a link
+
+    async def _run(self) -> None:
+        while True:
+            self._up_since_s = math.inf
+            wait_s = RETRY_S
+            try:
+                await self._link()
+            except (DialError, LinkBroken, NodeRefused) as error:
+                self._report(str(error))
+                if isinstance(error, LinkBroken) and error.is_wrong:
+                    wait_s = WRONG_RETRY_S
+            except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end the link for good
+                self._report("the front failed; its log says how")
+                _log.exception("fleet_link_failed", address=str(self.address))
+            if time.monotonic() - self._up_since_s < RETRY_S or wait_s > RETRY_S:
+                # The links of one machine broke together, and need not come back together.
+                await asyncio.sleep(random.uniform(wait_s / 2, wait_s))
+
+    def _report(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            _log.warning("fleet_link_down", address=str(self.address), node=self.node, problem=problem)
+
+    async def _link(self) -> None:
+        """Links, and returns never: raises DialError, LinkBroken, NodeRefused when the link is over."""
+        member = await self._dialer.member_at(self.address)
+        self.node = member.node
+        other = self._members.link_of(member.node)
+        if other is not None:
+            raise LinkBroken(f"the node {member.node} is linked at {other.address} already")
+        channel = self._dialer.channel(self.address, member)
+        try:
+            call: Any = fleet_grpc.FleetServiceStub(channel).Link()
+            try:
+                await self._follow(call, channel)
+            except grpc.aio.AioRpcError as error:
+                raise self._broken(error) from error
+            finally:
+                call.cancel()
+        finally:
+            await channel.close(None)
+
+    def _broken(self, error: grpc.aio.AioRpcError) -> LinkBroken:
+        refusal = refusal_of(self.node, error)
+        if not isinstance(refusal, RefusedByNode):
+            return LinkBroken(f"{error.code().name}: {error.details()}")
+        if refusal.reason == Reason.FRONT_SUPERSEDED.value:
+            self._members.superseded(self.node)
+        return LinkBroken(f"it refuses the link: {refusal.message}")
+
+    async def _follow(self, call: Any, channel: grpc.aio.Channel) -> None:
+        """Exchanges hellos, and answers reports for as long as they come."""
+        await self._send(call, self._members.hello_for(self.node))
+        hello = await self._receive(call, HELLO_TIME_S)
+        if not isinstance(hello, NodeHello):
+            raise LinkBroken("it reported before its hello", is_wrong=True)
+        self._members.linked(self, hello)
+        self._channels, self.problem, self._control_sent = [channel], "", ("", 0.0)
+        self._up_since_s = time.monotonic()
+        _log.info("fleet_link_up", address=str(self.address), node=self.node, epoch=hello.epoch)
+        try:
+            while True:
+                report = await self._receive(call, self._silence_s)
+                received_s = time.monotonic()
+                if not isinstance(report, NodeReport):
+                    raise LinkBroken("it sent a second hello", is_wrong=True)
+                renewal = self._members.reported(self, report)
+                if renewal is not None:
+                    await self._send(call, renewal)
+                await self._control(call, report)
+                # Early reports wait in the connection, where they hold up their own node.
+                await asyncio.sleep(max(0.0, received_s + self._interval_s / 4 - time.monotonic()))
+        finally:
+            channels, self._channels = self._channels, []
+            self._members.unlinked(self)
+            for each in channels[1:]:
+                await each.close(None)
+
+    async def _control(self, call: Any, report: NodeReport) -> None:
+        """Sends the fleet's control to a node that has another in force."""
+        control, now_s = self._members.control, time.monotonic()
+        sent, sent_s = self._control_sent
+        if report.control_fingerprint == control.fingerprint:
+            return
+        if sent != control.fingerprint or now_s - sent_s > CONTROL_AGAIN_S:
+            self._control_sent = (control.fingerprint, now_s)
+            await self._send(call, control)
+
+    async def _send(self, call: Any, message: FrontHello | Control | Renewal) -> None:
+        await self._in_time(lambda: call.write(wire.request_to(message)), HELLO_TIME_S, "it takes no messages")
+
+    async def _receive(self, call: Any, time_s: float) -> NodeHello | NodeReport:
+        message: fleet_pb.LinkResponse = await self._in_time(call.read, time_s, f"nothing came for {time_s:g} s")
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            raise LinkBroken("it ended the link")
+        try:
+            return wire.response_from(message, self.node)
+        except ExecutorError as error:
+            raise LinkBroken(f"it sent what no node should send: {error.message}", is_wrong=True) from error
+
+    async def _in_time(self, begin: Callable[[], Any], time_s: float, problem: str) -> Any:
+        try:
+            async with asyncio.timeout(time_s):
+                return await begin()
+        except TimeoutError as error:
+            raise LinkBroken(problem) from error
+        except asyncio.InvalidStateError as error:  # written to a call that is over
+            raise LinkBroken("the connection is gone") from error

@@ -1,0 +1,188 @@
+"""Moves sessions from a node that is drained to others: variables and files, as their profiles allow to export them.
+
+The state goes from node to node through the front in pieces, and is kept nowhere. The new session is made first, and
+the old one is ended last: after any failure one of them has the state. The reason of the old one names the new one.
+Sessions in which something runs or waits are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, cast
+
+import structlog
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_server.core import ExecutorError, Principal
+from executor_server.fleet import Tombstone, lease_clock
+from executor_server.policy import Policy
+from executor_server.rpc.errors import PassedOn
+from executor_server.rpc.fleet.asking import ASK_TIME_S, ask
+from executor_server.rpc.fleet.creations import FrontCreations
+from executor_server.rpc.fleet.front_fleet import FrontFleet
+from executor_server.rpc.fleet.front_link import FrontLink
+from executor_server.rpc.fleet.front_sessions import of_node
+from executor_server.rpc.fleet.node_calls import NodeSilent, answer_of, metadata_for, translated
+
+AT_A_TIME = 4
+"""Sessions that are moved at one time."""
+MOVE_TIME_S = 600.0
+"""Seconds for one session."""
+MAX_PROBLEM_CHARS = 500
+
+_EXPORT, _RESTORE = "/executor_api.v1.ExecutorService/ExportState", "/executor_api.v1.ExecutorService/RestoreState"
+
+_log = structlog.get_logger(__name__)
+
+
+class MoveWatcher(Protocol):
+    """Hears of each session that was to be moved; `new_session_id` is empty where it was not."""
+
+    def session_moved(self, tenant: str, session_id: str, new_session_id: str, problem: str) -> None: ...
+
+
+class Mover:
+    """Moves the sessions of nodes that are drained."""
+
+    def __init__(
+        self,
+        fleet: FrontFleet,
+        creations: FrontCreations,
+        policy: Callable[[], Policy],
+        watcher: MoveWatcher,
+    ) -> None:
+        self._fleet = fleet
+        self._creations = creations
+        self._policy = policy
+        self._watcher = watcher
+        self._places = asyncio.Semaphore(AT_A_TIME)
+
+    async def move_all(self, link: FrontLink, admin: Principal) -> list[admin_pb.MovedSession]:
+        """Moves the idle sessions of a node. Returns what became of each of its sessions, moved or not."""
+        request = admin_pb.ListAllSessionsRequest(with_requests=True)
+        answer: admin_pb.ListAllSessionsResponse = await ask(link, "ListAllSessions", request, admin, ASK_TIME_S)
+        own = {session.session_id for session in of_node(link.node, (each.session for each in answer.sessions))}
+        owned = [each for each in answer.sessions if each.session.session_id in own]
+        return list(await asyncio.gather(*(self._one(link, each) for each in owned)))
+
+    async def _one(self, link: FrontLink, owned: admin_pb.OwnedSession) -> admin_pb.MovedSession:
+        session_id = owned.session.session_id
+        async with self._places:
+            try:
+                async with asyncio.timeout(MOVE_TIME_S):
+                    new_id, problem = await self._move(link, owned)
+            except TimeoutError:
+                new_id, problem = "", f"it took longer than {MOVE_TIME_S:g} s"
+            except (ExecutorError, PassedOn) as error:
+                new_id, problem = "", error.message[:MAX_PROBLEM_CHARS]
+        _log.info("fleet_session_moved", session_id=session_id, new_session_id=new_id, problem=problem)
+        self._watcher.session_moved(owned.tenant, session_id, new_id, problem)
+        return admin_pb.MovedSession(session_id=session_id, new_session_id=new_id, problem=problem)
+
+    async def _move(self, link: FrontLink, owned: admin_pb.OwnedSession) -> tuple[str, str]:
+        """Returns the new session and what of the state was left out. Raises ExecutorError, RefusedByNode."""
+        old, owner = owned.session, Principal(owned.tenant, owned.principal)
+        if old.state not in (pb.SESSION_STATE_IDLE, pb.SESSION_STATE_PAUSED):
+            lost = old.state == pb.SESSION_STATE_LOST
+            return "", "it is lost" if lost else "an execution runs or waits in it"
+        async with _exported(link, old.session_id, owner) as pieces:
+            first = await anext(pieces, b"")  # where its export is refused, no other session is made
+            new = await self._creations.create(owner, self._request(owned, owner))
+            try:
+                manifest = await self._restored(new, owner, first, pieces)
+            except BaseException:
+                await self._delete(new.session_id, owner)
+                raise
+        try:
+            await ask(link, "DeleteSession", service_pb.DeleteSessionRequest(session_id=old.session_id), owner, None)
+        except BaseException:
+            await self._delete(new.session_id, owner)  # the old one goes on
+            raise
+        reason = f"it was moved to the session {new.session_id}"
+        self._fleet.members.replaced(old.session_id, owner.tenant, reason, lease_clock())
+        return new.session_id, _left_out(manifest)
+
+    def _request(self, owned: admin_pb.OwnedSession, owner: Principal) -> service_pb.CreateSessionRequest:
+        """Returns the request for a session like the old one: what the policy adds by itself is not asked for."""
+        old, summary = owned.session, self._policy().describe(owner)
+        return service_pb.CreateSessionRequest(
+            # The same again for the same session: a second attempt finds what the first one has made.
+            request_id=f"move-{old.session_id.rpartition('-')[2]}",
+            image=old.image,
+            backend=old.backend,
+            authorized_imports=_beside(old.authorized_imports, summary.default_imports),
+            network=_beside(old.network, summary.network.default),
+            packages=_beside(old.packages, ()),
+            limits=old.limits,
+            labels=old.labels,
+            prelude=owned.prelude,
+            lease_id=owned.lease_id,
+        )
+
+    async def _restored(
+        self, new: pb.Session, owner: Principal, first: bytes, pieces: AsyncIterator[bytes]
+    ) -> service_pb.StateManifest:
+        link = self._fleet.link_of(new.node)
+        if link is None:
+            raise NodeSilent(new.node)
+        call: Any = link.streams.stream_unary(
+            _RESTORE,
+            request_serializer=lambda message: cast("bytes", message.SerializeToString()),
+            response_deserializer=service_pb.RestoreStateResponse.FromString,
+        )(metadata=cast("Any", metadata_for(owner)))
+        try:
+            with translated(link.node):
+                await call.write(service_pb.RestoreStateRequest(session_id=new.session_id))
+                await call.write(service_pb.RestoreStateRequest(data=first))
+                async for piece in pieces:
+                    await call.write(service_pb.RestoreStateRequest(data=piece))
+                await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # the node has ended the call; its status says why
+        answer: service_pb.RestoreStateResponse = await answer_of(call, link.node)
+        return answer.manifest
+
+    async def _delete(self, session_id: str, owner: Principal) -> None:
+        """Ends the new session of a move that has failed; what is left of it ends by itself."""
+        try:
+            link = self._fleet.find(owner, session_id)
+            if isinstance(link, Tombstone):
+                return
+            await ask(link, "DeleteSession", service_pb.DeleteSessionRequest(session_id=session_id), owner, ASK_TIME_S)
+        except (ExecutorError, PassedOn) as error:
+            _log.warning("fleet_session_left", session_id=session_id, problem=str(error))
+
+
+@asynccontextmanager
+async def _exported(link: FrontLink, session_id: str, owner: Principal) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Gives the pieces of a session's state."""
+    call: Any = link.streams.unary_stream(
+        _EXPORT,
+        request_serializer=lambda message: cast("bytes", message.SerializeToString()),
+        response_deserializer=service_pb.ExportStateResponse.FromString,
+    )(service_pb.ExportStateRequest(session_id=session_id), metadata=cast("Any", metadata_for(owner)))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        with translated(link.node):
+            async for message in call:
+                if message.WhichOneof("part") == "data":
+                    yield message.data
+
+    try:
+        yield pieces()
+    finally:
+        call.cancel()
+
+
+def _beside(has: Sequence[str], default: Collection[str]) -> list[str]:
+    return [each for each in has if each not in default]
+
+
+def _left_out(manifest: service_pb.StateManifest) -> str:
+    omitted = [*manifest.omitted_variables, *manifest.omitted_files]
+    listed = "; ".join(f"{each.name}: {each.reason}" for each in omitted)
+    return f"not restored: {listed}"[:MAX_PROBLEM_CHARS] if omitted else ""

@@ -1,0 +1,69 @@
+"""Metrics of a front: its nodes, the sessions that it places on them, and those that were lost with a node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from executor_server.telemetry.instruments import Book
+
+NODE_STATES = ("connecting", "serving", "draining", "waiting", "silent", "lost")
+
+
+class FleetMetrics:
+    """Counts. Labels are words of ours: no node and no tenant is one."""
+
+    def __init__(self, book: Book) -> None:
+        self._nodes = book.gauge(
+            "fleet_nodes",
+            "Nodes; `state`: `connecting`, `serving`, `draining`, `waiting` for the policy, `silent`, `lost`.",
+            "state",
+        )
+        self._parked = book.gauge("fleet_parked", "Requests for sessions that wait for a node with room.")
+        self._placements = book.counter(
+            "fleet_placements",
+            "Requests for sessions; `result`: `placed`, `refused` by all nodes or by one for good, or `withdrawn`.",
+            "result",
+        )
+        self._placement = book.histogram(
+            "fleet_placement_seconds", "From a request for a session to the answer of its node, waiting included."
+        )
+        self._attempts = book.counter(
+            "fleet_attempts",
+            "Calls for a session to nodes; `result`: `made`, `refused`, or `unanswered` when the connection broke.",
+            "result",
+        )
+        self._links = book.counter("fleet_links", "Links to nodes; `change`: `up` or `down`.", "change")
+        self._lost_nodes = book.counter("fleet_nodes_lost", "Times that a node was lost with its sessions.")
+        self._lost_sessions = book.counter("fleet_sessions_lost", "Sessions that were lost with their node.")
+        self._moved = book.counter(
+            "fleet_sessions_moved", "Sessions to be moved from a drained node; `result`: `moved` or `left`.", "result"
+        )
+
+    def fleet_seen(self, states: Iterable[str], parked: int) -> None:
+        """Sets the numbers of nodes in each state, and of requests that wait."""
+        counts: Mapping[str, int] = Counter(states)
+        for state in NODE_STATES:
+            self._nodes.labels(state).set(counts.get(state, 0))
+        self._parked.set(parked)
+
+    def session_placed(self, took_s: float) -> None:
+        self._placements.labels("placed").inc()
+        self._placement.observe(took_s)
+
+    def session_refused(self, *, withdrawn: bool) -> None:
+        self._placements.labels("withdrawn" if withdrawn else "refused").inc()
+
+    def node_asked(self, result: str) -> None:
+        """`result` is one of the labels that `fleet_attempts` lists."""
+        self._attempts.labels(result).inc()
+
+    def link_changed(self, *, up: bool) -> None:
+        self._links.labels("up" if up else "down").inc()
+
+    def node_lost(self, sessions: int) -> None:
+        self._lost_nodes.inc()
+        self._lost_sessions.inc(sessions)
+
+    def session_moved(self, *, moved: bool) -> None:
+        self._moved.labels("moved" if moved else "left").inc()

@@ -107,7 +107,9 @@ async def test_a_script_named_like_anothers_file_is_refused(
     await witness.assert_untouched()
 
 
-@pytest.mark.parametrize(("project", "file"), [("overwriting", "'victim/"), ("same-script", "'bin/victim-file'")])
+@pytest.mark.parametrize(
+    ("project", "file"), [("overwriting", "'bin/victim-tool'"), ("same-script", "'bin/victim-file'")]
+)
 async def test_a_package_with_anothers_files_is_refused_by_name(
     made_by: Building, index: PackageIndex, witness: Witness, project: str, file: str
 ) -> None:

@@ -174,7 +174,7 @@ def _serve(connection: socket.socket) -> list[str] | None:
 def _report_end(process: int, pid: int, report: socket.socket) -> None:
     _, status = os.waitpid(pid, 0)
     os.close(process)
-    with report, contextlib.suppress(BrokenPipeError):  # nobody waits for it
+    with report, contextlib.suppress(BrokenPipeError):  # its client waits for it no more
         report.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 

@@ -29,6 +29,8 @@ POLL_S = 0.05
 LOG_TAIL_CHARS = 4_000
 # For each backend, the folder of the state directory with its sandboxes' directories.
 SANDBOXES = {"local": "sandboxes", "docker": "docker", "e2b": "e2b"}
+# The folder in one of them that stays: packages of sandboxes, packed for the next ones.
+ARCHIVES = "archives"
 DOUBLE = "e2b-double"
 """The E2B backend on the tests' double of E2B."""
 
@@ -143,7 +145,8 @@ def _check_leftovers(process: subprocess.Popen[bytes], descendants: set[Process]
         raise DaemonFailure(f"processes of sandboxes are left: {left}")
     if sockets := sorted(path.name for path in directory.parent.rglob("*") if path.is_socket()):
         raise DaemonFailure(f"sockets are left: {', '.join(sockets)}")
-    if sandboxes := sorted(path.name for path in directory.iterdir() if path.is_dir()):
+    folders = (path for path in directory.iterdir() if path.is_dir() and path.name != ARCHIVES)
+    if sandboxes := sorted(path.name for path in folders):
         raise DaemonFailure(f"directories of sandboxes are left: {', '.join(sandboxes)}")
     if directory.name == SANDBOXES["docker"] and (containers := _containers_of(directory)):
         raise DaemonFailure(f"containers are left: {', '.join(containers)}")

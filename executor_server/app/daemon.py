@@ -22,6 +22,7 @@ from executor_server.admission import STOPPED_TEXT, Admission, Quotas, UsageStor
 from executor_server.app.announcement import announce
 from executor_server.app.egress import EgressOwner
 from executor_server.app.environments import EnvironmentOwner
+from executor_server.app.helper_workshops import packages_finding
 from executor_server.app.parts import Parts
 from executor_server.app.settings import (
     backends_of,
@@ -35,7 +36,7 @@ from executor_server.app.settings import (
 from executor_server.app.signals import Signals, handled_signals
 from executor_server.app.watchers import PolicyListeners, Watchers
 from executor_server.backends import Backend, HostFinding, HostSweeper
-from executor_server.config import Config, ConfigError, StateDir, state_dir
+from executor_server.config import BackendName, Config, ConfigError, StateDir, state_dir
 from executor_server.core import Principal, logs
 from executor_server.fairness import CpuShares, FairSemaphore
 from executor_server.identity import Identities, TokenFile, TokenFileError, Tokens
@@ -67,10 +68,18 @@ def serve(config: Config) -> None:
     uvloop.run(_serve(config))
 
 
-def check_host(config: Config) -> Sequence[HostFinding]:
-    """Returns what this host can isolate and limit."""
+def check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
+    """Returns what this host can isolate and limit with one of the backends."""
     logs.configure(config.log.level, config.log.format)
-    return uvloop.run(joined(config, backends_of(config)).check_host())
+    return uvloop.run(_check_host(config, backend))
+
+
+async def _check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
+    alone = config.alone(backend)
+    findings = [*await joined(alone, backends_of(alone)).check_host()]
+    if backend == "e2b" and "local" not in config.server.backends:
+        findings.append(await packages_finding(config))
+    return findings
 
 
 def _keep_freed_memory() -> None:

@@ -6,10 +6,27 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from executor_server.backends import Sandbox, Workshop
+from executor_server.backends import HostFinding, Sandbox, Workshop
 from executor_server.backends.local import LocalBackend
 from executor_server.config import Config
 from executor_server.core import SandboxSpec
+
+
+async def packages_finding(config: Config) -> HostFinding:
+    """Reports if a daemon without the local backend can make environments for machines in a cloud on this host."""
+    findings = await LocalBackend(config.server.state_dir, bwrap=config.local.bwrap).check_host()
+    missing = [finding.subject for finding in findings if finding.required and not finding.ok]
+    if not missing:
+        detail = "This host can make the environments of sessions with packages, in sandboxes of its own."
+        return HostFinding("packages", ok=True, detail=detail, required=False)
+    return HostFinding(
+        "packages",
+        ok=False,
+        detail="No session can have packages: their environments are made on this host, in sandboxes of the local "
+        f"backend, which can't be made here ({', '.join(missing)}).",
+        remedy="`executor-server check-host --backend local` says how to mend it; else put packages into templates.",
+        required=False,
+    )
 
 
 class HelperWorkshops:

@@ -148,7 +148,7 @@ def check_host(**options: Any) -> None:
     from executor_server.app import daemon
 
     start_collector()
-    verdicts = [_report(backend, daemon.check_host(config.alone(backend))) for backend in config.server.backends]
+    verdicts = [_report(backend, daemon.check_host(config, backend)) for backend in config.server.backends]
     if not all(verdicts):
         raise SystemExit(EXIT_HOST)
 

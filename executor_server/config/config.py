@@ -122,6 +122,8 @@ class WarmSection(Section):
     """Files in each file system of such a sandbox. Not set: as the profile has it."""
     network: bool = False
     """True for sandboxes of sessions that ask for hosts. Those of a profile with default hosts have it anyway."""
+    packages: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """Packages of such a sandbox, as sessions ask for them. Their environment is made when the daemon has started."""
 
 
 class PoolSection(Section):

@@ -101,7 +101,7 @@ class EnvironmentsSection(Section):
     """Environments that are made at a time."""
     lock_lifetime_s: Seconds = 7 * DAY_S
     """Seconds for which the same request gets the same versions; then they are resolved again."""
-    max_archive_bytes: Annotated[int, WrittenSize, Field(strict=True, gt=0, le=GIB)] = 64 * MIB
+    max_archive_bytes: Annotated[int, WrittenSize, Field(strict=True, gt=0, le=GIB)] = 256 * MIB
     """Bytes of the archive in which an environment travels to a machine of E2B. A larger one is refused there."""
 
     @property

@@ -4,7 +4,8 @@
    Its output is read strictly (lock.py); a policy's own lock file is read in its place.
 2. Install. A second uv gets nothing but those lines. It installs into a directory of the mount that its cache is in, so
    files are hard links. No code of a package runs in either workshop: only wheels are taken, and wheels run nothing.
-3. Take over. The directory is moved out of that mount, checked and taken over by trusted code (tree.py).
+3. Take over. The directory is moved out of that mount, checked and taken over by trusted code (tree.py), and its files
+   are compared with the lists of their packages (recorded.py).
 4. First import, in a workshop that can write nothing that is kept (warm_up.py).
 
 The daemon itself never imports or runs anything of an environment.
@@ -28,6 +29,7 @@ from executor_server.core import EnvironmentFailed, PackagesSpec, Progress
 from executor_server.egress import Egress
 from executor_server.environments import tree
 from executor_server.environments.building import Built, Lock, OnProgress
+from executor_server.environments.file_list import Walk, to_its_end
 from executor_server.environments.lock import (
     MAX_LOCK_BYTES,
     LockError,
@@ -38,6 +40,7 @@ from executor_server.environments.lock import (
     read_requirements,
 )
 from executor_server.environments.places import Places
+from executor_server.environments.recorded import check_recorded
 from executor_server.environments.uv import INSTALLING, UV_PATH, Listener, compile_command, install_command
 from executor_server.environments.uv_workshops import Bench, BuildSettings, Python, UvTask, UvWorkshops, workshop_spec
 from executor_server.environments.warm_up import STEP as FIRST_IMPORT
@@ -46,6 +49,7 @@ from executor_server.environments.workshop import Order
 from executor_server.guest.wire.paths import WORK_PATH
 
 _LOCK_NAME = "lock.txt"
+_SITE = "site"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _log = structlog.get_logger(__name__)
@@ -88,7 +92,8 @@ class UvBuilder:
         began_s = time.monotonic()
         name = secrets.token_hex(8)
         python = await self._install(bench, lock, packages, name, on_progress)
-        found = await asyncio.to_thread(self._take_over, name, staging, packages, python)
+        walk = Walk()
+        found = await to_its_end(walk, lambda: self._take_over(name, staging, packages, python, walk))
         installed_s = time.monotonic()
         on_progress(Progress(FIRST_IMPORT))
         bytecode_bytes = await self._warm_up(bench, lock, packages, staging, python, on_progress)
@@ -99,7 +104,8 @@ class UvBuilder:
             installed_s=round(installed_s - began_s, 2),
             first_import_s=round(time.monotonic() - installed_s, 2),
         )
-        return Built(tuple(found.modules), tuple(found.pins), found.size_bytes + bytecode_bytes)
+        digests = {f"{_SITE}/{path}": digest for path, digest in found.digests.items()}
+        return Built(tuple(found.modules), tuple(found.pins), found.size_bytes + bytecode_bytes, digests)
 
     # -- resolving -----------------------------------------------------------------------------------------------
 
@@ -132,15 +138,18 @@ class UvBuilder:
         self, bench: Bench, lock: Lock, packages: PackagesSpec, name: str, on_progress: OnProgress
     ) -> Python:
         directory = f"{WORK_PATH}/{INSTALLING}/{name}"
-        command = install_command(self._settings.index_url, "-", f"{directory}/site", bench.foreign)
+        command = install_command(self._settings.index_url, "-", f"{directory}/{_SITE}", bench.foreign)
         task = UvTask(command, packages.max_environment_bytes, text=lock.text, directory=directory)
         on_progress(Progress("installing", 0, len(lock.pins), "packages"))
         async with self._workshops.open(bench, packages.max_environment_bytes) as workshop:
             listener = Listener("installing", total=len(lock.pins))
             return await self._workshops.run(workshop, bench, task, listener, on_progress)
 
-    def _take_over(self, name: str, staging: Path, packages: PackagesSpec, python: Python) -> tree.Tree:
-        """Moves what was installed to `staging`, and checks it there. Its workshop has gone. Blocks."""
+    def _take_over(self, name: str, staging: Path, packages: PackagesSpec, python: Python, walk: Walk) -> tree.Tree:
+        """Moves what was installed to `staging`, and checks it there. Its workshop has gone. Blocks.
+
+        Raises EnvironmentFailed, FilesDamaged, Stopped, OSError.
+        """
         with contextlib.ExitStack() as stack:
 
             def opened(part: str | Path, directory: int | None = None) -> int:
@@ -151,15 +160,18 @@ class UvBuilder:
             # Part by part: what is in `work` belongs to the workshops' user, who could have put a link there.
             installing = opened(INSTALLING, opened(self._places.work))
             target = opened(staging)
-            os.rename("site", "site", src_dir_fd=opened(name, installing), dst_dir_fd=target)
+            os.rename(_SITE, _SITE, src_dir_fd=opened(name, installing), dst_dir_fd=target)
             os.fchmod(target, 0o755)
-            try:
-                found = tree.take_over(target, "site", packages.max_environment_bytes, self._settings.max_entries)
-            except tree.TreeRefused as refusal:
-                raise EnvironmentFailed(f"the environment of these packages is refused: {refusal}") from refusal
-            tree.make_scripts_portable(opened("site", target), python.executable)
             with contextlib.suppress(OSError):
                 os.rmdir(name, dir_fd=installing)
+            limit = packages.max_environment_bytes
+            try:
+                found = tree.take_over(target, _SITE, limit, self._settings.max_entries, walk)
+                site = opened(_SITE, target)
+                check_recorded(site, found.infos, found.digests)
+            except tree.TreeRefused as refusal:
+                raise EnvironmentFailed(f"the environment of these packages is refused: {refusal}") from refusal
+            tree.make_scripts_portable(site, python.executable)
         return found
 
     # -- the first import ----------------------------------------------------------------------------------------
@@ -171,7 +183,7 @@ class UvBuilder:
         if lock.interpreter != python.interpreter:
             return 0
         order = Order(bench.workshops, workshop_spec(bench.image, egress=False), Workshop(environment=staging))
-        site = os.open(staging / "site", _DIRECTORY)
+        site = os.open(staging / _SITE, _DIRECTORY)
         try:
             written = await warm_up(
                 order,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from executor_server.backends import Target
 from executor_server.core import PackagesSpec, Progress
+from executor_server.environments.file_list import Digest
 
 OnProgress = Callable[[Progress], None]
 """Called in the event loop; must neither block nor raise."""
@@ -47,6 +48,7 @@ class Built:
     modules: tuple[str, ...]  # top-level modules that it has, sorted
     pins: tuple[str, ...]  # sorted; `name==version` of each distribution that it has
     size_bytes: int
+    digests: Mapping[str, Digest] = field(default_factory=dict, repr=False)  # by the paths of files
 
 
 class Builder(Protocol):
@@ -69,6 +71,7 @@ class Builder(Protocol):
 
         `staging` is an empty directory of the daemon's user (places.py) that no workshop can write to: what was made in
         `Places.work`, where hard links into the cache are possible, is moved there, and checked after that. All that
-        is left in it becomes the environment. The caller removes it when this raises.
+        is left in it becomes the environment. The caller removes it when this raises. It may raise FilesDamaged, too
+        (recorded.py): when what it names has been removed from the cache, another attempt may succeed.
         """
         ...

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from executor_server.environments.places import Places
 
 _BLOCK_BYTES = 512  # the unit of st_blocks
-_ARCHIVES = "archive-v*"  # where uv's cache keeps unpacked wheels, a directory each
 
 Inodes = dict[tuple[int, int], int]
 """Bytes on disk by device and inode."""
@@ -34,7 +33,7 @@ class DiskUse:
 def measure(places: Places) -> DiskUse:
     """Walks all directories. Blocks: about a second for 100,000 files. Raises OSError."""
     environments = {path.name: inodes_of(path) for path in places.ready.iterdir()}
-    archives = {path: inodes_of(path) for path in _archives(places.cache)}
+    archives = {path: inodes_of(path) for path in places.archives()}
     others: Inodes = {}
     for directory in places.root.iterdir():
         if directory != places.ready:
@@ -141,10 +140,9 @@ def _listed(directory: Path) -> Iterator[os.DirEntry[str]]:
 def archives_of(places: Places, environment: Path) -> list[Path]:
     """Returns the archives of the cache that share a file with an environment. Blocks. Raises OSError."""
     wanted = inodes_of(environment).keys()
-    return [path for path in _archives(places.cache) if not wanted.isdisjoint(inodes_of(path))]
+    return [path for path in places.archives() if not wanted.isdisjoint(inodes_of(path))]
 
 
-def _archives(cache: Path) -> list[Path]:
-    """Returns the unpacked wheels, those first that were unpacked first: uv does not touch them when it links."""
-    found = [path for folder in cache.glob(_ARCHIVES) if folder.is_dir() for path in folder.iterdir()]
-    return sorted(found, key=lambda path: path.lstat().st_mtime)
+def archives_with(places: Places, infos: Collection[str]) -> list[Path]:
+    """Returns the archives that have a directory of metadata with one of these names. Blocks. Raises OSError."""
+    return [path for path in places.archives() if any((path / info).is_dir() for info in infos)]

@@ -2,9 +2,9 @@
 
 It removes what killed builds left, too.
 
-uv unpacks a wheel into a directory of the cache whose name begins with ".tmp", moves it to `archive-v0` when it is
-complete, and links its files to where they are installed. What has come there since a build began counts. Builds that
-run at the same time can't be distinguished, so the bound is for all of them together.
+uv unpacks a wheel into a directory of the cache, moves it to its archives when it is complete, and links its files to
+where they are installed; places.py has the names. What has come there since a build began counts. Builds that run at
+the same time can't be distinguished, so the bound is for all of them together.
 
 The directories belong to the workshops' user and change while they are looked at: no link is followed, and what
 vanishes is not counted.
@@ -20,12 +20,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from executor_server.environments.places import has_archives, is_unpacking
 from executor_server.environments.uv import INSTALLING
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_UNPACKING = ".tmp"
-_UNPACKED = "archive-v0"
 _MAX_DEPTH = 256
+
+_Archive = tuple[str, str]  # the directory of the cache that it is in, and its name
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class DiskWatch:
         """`work` is a path, `cache` the name of uv's cache in it."""
         self._work = work
         self._cache = cache
-        self._before: set[str] = set()  # archives that were there when the first of the builds began
-        self._complete: dict[str, Volume] = {}  # archives that came since; they do not change any more
+        self._before: set[_Archive] = set()  # those that were there when the first of the builds began
+        self._complete: dict[_Archive, Volume] = {}  # those that came since; they do not change any more
 
     def begin(self) -> None:
         """Begins again: no build runs, so archives that are there do not count, and unfinished work is removed."""
@@ -63,10 +64,9 @@ class DiskWatch:
                 self._before = set()
                 return
             for name in _names(cache):
-                if name.startswith(_UNPACKING):
+                if is_unpacking(name):
                     remove_tree(name, cache)
-            with _opened(_UNPACKED, cache) as archives:
-                self._before = set() if archives is None else set(_names(archives))
+            self._before = {archive for archive, _ in _archives(cache)}
 
     def measure(self, limit: Volume) -> Volume:
         """Returns what has come; stops measuring where that is more than the limit."""
@@ -75,12 +75,11 @@ class DiskWatch:
             if cache is None:
                 return total
             for name in _names(cache):
-                if name.startswith(_UNPACKING):
+                if is_unpacking(name):
                     total += _volume(cache, name, limit)
-            with _opened(_UNPACKED, cache) as archives:
-                if archives is not None:
-                    for name in set(_names(archives)) - self._before - self._complete.keys():
-                        self._complete[name] = _volume(archives, name, limit)
+            for archive, folder in _archives(cache):
+                if archive not in self._before and archive not in self._complete:
+                    self._complete[archive] = _volume(folder, archive[1], limit)
         return sum(self._complete.values(), total)
 
     @contextmanager
@@ -114,6 +113,15 @@ def remove_tree(name: str, directory: int) -> None:
         return
     except (OSError, RecursionError):  # deeper than any package is, or than there are descriptors
         subprocess.run(["rm", "-rf", "--", f"/proc/self/fd/{directory}/{name}"], pass_fds=[directory], check=True)
+
+
+def _archives(cache: int) -> Iterator[tuple[_Archive, int]]:
+    """Yields the archives, each with a descriptor of the directory that it is in."""
+    for folder in filter(has_archives, _names(cache)):
+        with _opened(folder, cache) as archives:
+            if archives is not None:
+                for name in _names(archives):
+                    yield (folder, name), archives
 
 
 def _names(fd: int) -> list[str]:

@@ -6,16 +6,20 @@ them. So nothing is followed: a link is recorded with its target, and a file is 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 _DIRECTORY = "directory"
 _LINK = "link to "
+
+T = TypeVar("T")
 
 
 class TreeError(Exception):
@@ -45,6 +49,26 @@ class Entry:
         return [self.mode, self.size_bytes, self.content]
 
 
+@dataclass(frozen=True)
+class Digest:
+    """The SHA-256 of a file's content, and by what that file is recognized."""
+
+    inode: int
+    modified_ns: int
+    size_bytes: int
+    sha256: str  # in hex
+
+    @classmethod
+    def of(cls, file: BinaryIO | FileIO, status: os.stat_result) -> Digest:
+        """Reads an open file. Raises OSError."""
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # typeshed knows no FileIO
+        return cls(status.st_ino, status.st_mtime_ns, status.st_size, sha256)
+
+    def fits(self, status: os.stat_result) -> bool:
+        found = (status.st_ino, status.st_mtime_ns, status.st_size)
+        return found == (self.inode, self.modified_ns, self.size_bytes)
+
+
 @dataclass
 class Walk:
     """The progress of a walk that runs in a thread: read in the event loop, stopped from there."""
@@ -60,12 +84,30 @@ class Walk:
             raise Stopped
 
 
-def read_tree(root: Path, walk: Walk) -> dict[str, Entry]:
-    """Returns all that is below `root`, by relative paths. Blocks. Raises TreeError, OSError, Stopped."""
+async def to_its_end(walk: Walk, function: Callable[[], T]) -> T:
+    """Runs a function in a thread. When the caller is cancelled, the walk is stopped and the thread waited for."""
+    running = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        walk.is_stopped = True
+        await asyncio.gather(running, return_exceptions=True)
+        raise
+
+
+def read_tree(root: Path, walk: Walk, known: Mapping[str, Digest] | None = None) -> dict[str, Entry]:
+    """Returns all that is below `root`, by relative paths. Blocks. Raises TreeError, OSError, Stopped.
+
+    `known` are digests by the same paths; a file that is as it was when its digest was made is not read again.
+    """
     found = {}
     for path, status in _entries(root):
         walk.step()
-        found[path] = _entry(root, path, status)
+        digest = known.get(path) if known else None
+        if digest is not None and stat.S_ISREG(status.st_mode) and digest.fits(status):
+            found[path] = Entry(stat.S_IMODE(status.st_mode), status.st_size, digest.sha256)
+        else:
+            found[path] = _entry(root, path, status)
     return found
 
 

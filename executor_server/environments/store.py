@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +38,6 @@ from executor_server.environments.places import Places
 _TREE = "tree"
 _NAME_BYTES = 8
 _CLOSED, _OPEN = 0o700, 0o755
-# Directories of uv that it unpacks into before it renames them; a killed one leaves them.
-_UNFINISHED = ".tmp*"
 
 _log = structlog.get_logger(__name__)
 
@@ -105,7 +103,7 @@ class Store:
 
         Before the first build: a workshop of a killed daemon may live until the backends have found it.
         """
-        for leftover in _unfinished(self.places):
+        for leftover in self.places.unfinished():
             remove(leftover)
 
     @property
@@ -207,11 +205,6 @@ def remove(path: Path) -> None:
         return
     if path.exists():
         _log.error("environment_files_left_over", path=str(path), error="some files can't be removed")
-
-
-def _unfinished(places: Places) -> Iterator[Path]:
-    yield from (path for path in places.work.iterdir() if path != places.cache)
-    yield from places.cache.glob(_UNFINISHED)
 
 
 def _make_closed(directory: Path) -> None:

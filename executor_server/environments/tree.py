@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from executor_server.core import SandboxFailure
+from executor_server.environments.file_list import Digest, Walk
 
 MAX_ENTRIES = 300_000
 """Files and directories of one environment. PyTorch with its libraries has 25,000."""
@@ -44,23 +45,34 @@ class Tree:
     size_bytes: int = 0
     modules: list[str] = field(default_factory=list)
     pins: list[str] = field(default_factory=list)
+    infos: list[str] = field(default_factory=list)  # directories with the metadata of a package
+    digests: dict[str, Digest] = field(default_factory=dict)  # by the paths of files
 
 
-def take_over(parent_fd: int, name: str, max_bytes: int, max_entries: int = MAX_ENTRIES) -> Tree:
-    """Checks the directory `name` in `parent_fd` and all that is in it, and sets its owners and modes.
+@dataclass(frozen=True)
+class _Limits:
+    size_bytes: int
+    entries: int
 
-    Blocks. Raises TreeRefused, OSError.
+
+def take_over(
+    parent_fd: int, name: str, max_bytes: int, max_entries: int = MAX_ENTRIES, walk: Walk | None = None
+) -> Tree:
+    """Checks the directory `name` in `parent_fd` and all that is in it, sets owners and modes, and hashes the files.
+
+    Blocks. Raises TreeRefused, OSError, Stopped.
     """
     tree = Tree()
-    with _opened(name, parent_fd) as top:
-        _take_directory(top, tree, max_bytes, max_entries, depth=0)
+    with opened_directory(name, parent_fd) as top:
+        _take_directory(top, "", tree, _Limits(max_bytes, max_entries), walk or Walk())
     tree.modules = sorted(set(tree.modules))
     tree.pins.sort()
     return tree
 
 
 @contextmanager
-def _opened(name: str, directory: int) -> Iterator[int]:
+def opened_directory(name: str, directory: int) -> Iterator[int]:
+    """Opens a directory in another one, following no link."""
     fd = os.open(name, _DIRECTORY, dir_fd=directory)
     try:
         yield fd
@@ -68,7 +80,8 @@ def _opened(name: str, directory: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _take_directory(fd: int, tree: Tree, max_bytes: int, max_entries: int, depth: int) -> None:
+def _take_directory(fd: int, path: str, tree: Tree, limits: _Limits, walk: Walk, depth: int = 0) -> None:
+    """`path` is that of the directory below the top, with a slash at its end."""
     if depth > MAX_DEPTH:
         raise TreeRefused(f"it has directories more than {MAX_DEPTH} deep")
     # Before it is listed: see the module's docstring.
@@ -77,16 +90,17 @@ def _take_directory(fd: int, tree: Tree, max_bytes: int, max_entries: int, depth
     os.fchmod(fd, 0o755)
     with os.scandir(fd) as entries:
         for entry in entries:
+            walk.step()
             tree.entries += 1
-            if tree.entries > max_entries:
-                raise TreeRefused(f"it has more than {max_entries:,} files and directories")
+            if tree.entries > limits.entries:
+                raise TreeRefused(f"it has more than {limits.entries:,} files and directories")
             _check_name(entry.name)
             found = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode):
                 if depth == 0:
                     _note_top(tree, entry.name, is_directory=True)
-                with _opened(entry.name, fd) as below:
-                    _take_directory(below, tree, max_bytes, max_entries, depth + 1)
+                with opened_directory(entry.name, fd) as below:
+                    _take_directory(below, f"{path}{entry.name}/", tree, limits, walk, depth + 1)
             elif not stat.S_ISREG(found.st_mode):
                 kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "an entry that is no file"
                 raise TreeRefused(f"it has {kind}")
@@ -94,9 +108,9 @@ def _take_directory(fd: int, tree: Tree, max_bytes: int, max_entries: int, depth
                 os.unlink(entry.name, dir_fd=fd)
             else:
                 tree.size_bytes += found.st_size
-                if tree.size_bytes > max_bytes:
-                    raise TreeRefused(f"it has more than {max_bytes:,} bytes")
-                _set_mode(entry.name, fd, found.st_mode)
+                if tree.size_bytes > limits.size_bytes:
+                    raise TreeRefused(f"it has more than {limits.size_bytes:,} bytes")
+                tree.digests[path + entry.name] = _take_file(entry.name, fd)
                 if depth == 0:
                     _note_top(tree, entry.name, is_directory=False)
 
@@ -111,23 +125,23 @@ def _check_name(name: str) -> None:
         raise TreeRefused("it has a file with a name that is refused")
 
 
-def _set_mode(name: str, directory: int, mode: int) -> None:
-    """Gives a file the one mode of programs or the one of other files; that of its link in the cache changes too."""
-    wanted = 0o755 if mode & 0o111 else 0o644
-    if stat.S_IMODE(mode) == wanted:
-        return
+def _take_file(name: str, directory: int) -> Digest:
+    """Hashes a file, and gives it the one mode of programs or the one of others; that of its link in the cache too."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
             raise TreeRefused("it has an entry that is no file")
-        os.fchmod(fd, wanted)
-    finally:
-        os.close(fd)
+        wanted = 0o755 if found.st_mode & 0o111 else 0o644
+        if stat.S_IMODE(found.st_mode) != wanted:
+            os.fchmod(fd, wanted)
+        return Digest.of(file, found)
 
 
 def _note_top(tree: Tree, name: str, *, is_directory: bool) -> None:
     """Notes a module, or a distribution, by the name of an entry of the top directory."""
     if is_directory and name.endswith(".dist-info"):
+        tree.infos.append(name)
         distribution, _, version = name.removesuffix(".dist-info").rpartition("-")
         if distribution:
             tree.pins.append(f"{distribution.lower().replace('_', '-')}=={version}")
@@ -145,7 +159,7 @@ def make_scripts_portable(site_fd: int, python: str) -> None:
     Blocks. Call it after `take_over`. Raises OSError.
     """
     try:
-        with _opened(_SCRIPTS, site_fd) as scripts, os.scandir(scripts) as entries:
+        with opened_directory(_SCRIPTS, site_fd) as scripts, os.scandir(scripts) as entries:
             for name in [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]:
                 _make_portable(name, scripts, python)
     except FileNotFoundError:

@@ -194,6 +194,7 @@ _PASSING = (
     "HTTP status server error",
     "HTTP status client error (403",  # the egress proxy's answer, too
     "HTTP status client error (429",
+    "(os error 2)",  # a part of the cache was removed meanwhile, because it was damaged
     "os error 28",  # the disk is full
     "tcp connect error",
     "dns error",

@@ -245,7 +245,9 @@ class Policy:
                 problems.append(f"pool.warm.{index}.profile: there is no such profile (it is {name!r})")
                 continue
             limits = entry.model_dump(include={"memory_bytes", "processes", "disk_bytes", "max_files"})
-            request = RequestedSession(image=entry.image, limits=RequestedLimits(**limits))
+            request = RequestedSession(
+                image=entry.image, limits=RequestedLimits(**limits), packages=tuple(entry.packages)
+            )
             try:
                 check_request(request)
                 spec = self._decide(name, self._file.profiles[name], request)

@@ -282,8 +282,11 @@ class WarmPool:
         try:
             ready = await make_ready(self._backend, kind.spec, warm=True)
         except SandboxFailure as failure:
-            kind.failed += 1
             wait_s = self._back_off(kind, failure)
+            if isinstance(failure, ImageNotReady) and failure.progress is not None:  # it is being made
+                _log.info("pool_waits", image=kind.spec.image, progress=str(failure.progress), retry_after_s=wait_s)
+                return
+            kind.failed += 1
             if isinstance(failure, EnvironmentFailed):
                 self._asked.forget(kind.spec)
                 self._follow_requests()

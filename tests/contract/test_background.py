@@ -144,13 +144,29 @@ async def test_background_output_is_charged_and_held_to_the_limit_of_the_step_th
     assert used >= 10_000, "what was left out of it counts"
 
 
+# Prints without end when it sees the file `go`, so not in the step that starts it.
+_FLOOD = """\
+import subprocess, sys
+program = '''
+import os, time
+while not os.path.exists("go"):
+    time.sleep(0.01)
+while True:
+    print("y" * 1000)
+'''
+flood = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+"""
+
+
 async def test_a_child_that_prints_without_end_delays_no_execution(harness: Harness) -> None:
     session = await harness.session()
-    code = (
-        "import subprocess, sys\n"
-        "flood = subprocess.Popen([sys.executable, '-c', 'while True: print(\"y\" * 1000)'], start_new_session=True)"
-    )
-    assert (await harness.run(session, code)).outcome == "succeeded"
+    assert (await harness.run(session, _FLOOD)).outcome == "succeeded"
+    await session.put_file("go", 0, pieces(b""))
+
+    async def floods() -> bool:
+        return "yyy" in _background(await harness.run(session, "1"))
+
+    assert await eventually_awaited(floods)
     for number in range(20):
         run = await harness.run(session, f"print({number})")
         assert (run.outcome, run.ended.usage.operations) == ("succeeded", 0)

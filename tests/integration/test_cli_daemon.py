@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.support.backends import require
 from tests.support.daemon import Daemon
+from tests.support.e2b import ThreadedDouble
 
 TIMEOUT_S = 60.0
 
@@ -43,6 +44,22 @@ def test_check_host_says_what_is_missing_and_exits_with_1(tmp_path: Path) -> Non
     assert err == "The local backend can't serve on this host: bubblewrap.\n"
     code, _, err = server("serve", "--config", str(config), "--state-dir", str(tmp_path / "s"))
     assert code == 1 and "apt-get install bubblewrap" in err and "Traceback" not in err
+
+
+def test_check_host_says_if_a_host_with_e2b_alone_can_make_environments(tmp_path: Path) -> None:
+    require("e2b")
+    require("local")
+    config = tmp_path / "c.toml"
+    with ThreadedDouble() as double:
+        cloud = f'e2b.api_url = "{double.url}"\ne2b.sandbox_url = "{double.url}"\ne2b.api_key_file = "{double.api_key_file}"\n'
+        config.write_text(f'server.backend = "e2b"\n{cloud}')
+        code, out, _ = server("check-host", "--config", str(config))
+        assert code == 0 and "ok  packages: This host can make the environments" in out
+        config.write_text(f'server.backend = "e2b"\n{cloud}local.bwrap = "/nonexistent/bwrap"\n')
+        code, out, _ = server("check-host", "--config", str(config))
+        assert code == 0 and "weaker  packages: No session can have packages" in out and "(bubblewrap)" in out
+        config.write_text(f'server.backend = "e2b"\nserver.other_backends = ["local"]\n{cloud}')
+        assert "packages" not in server("check-host", "--config", str(config))[1]
 
 
 def test_print_config_is_a_configuration(tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ from tests.support.polling import eventually
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
     require("local")
-    with tempfile.TemporaryDirectory(prefix="d-") as directory, running_daemon(Path(directory)) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="d-") as directory,
+        running_daemon(Path(directory), as_program=True) as running,
+    ):
         yield running
 
 

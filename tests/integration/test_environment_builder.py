@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from executor_server.core import EnvironmentFailed, ImageNotReady, NetworkRules, NetworkSecret
+from executor_server.core import EnvironmentFailed, ImageNotReady, NetworkRules, NetworkSecret, PackagesSpec
+from executor_server.environments import Lock
+from executor_server.environments.catalog import Catalog
+from executor_server.environments.index import Request
+from executor_server.environments.making import make_environment
 from tests.support.backends import require
 from tests.support.internet.world import Internet
 from tests.support.package_builder import Building, building
@@ -262,6 +267,56 @@ async def test_a_policys_lock_file_is_installed_without_resolving(
     lock.write_text(_lock_file(index, "alpha"))
     with pytest.raises(EnvironmentFailed, match="has changed"):
         await made_by.build("beta", **known)
+
+
+async def make_in_catalog(made_by: Building, lock: Lock, *requirements: str) -> Path:
+    """Makes an environment as the daemon does; returns its packages."""
+    catalog = await Catalog.open(made_by.places.root, lambda *_: None, time.time)
+    try:
+        request = Request(PackagesSpec(requirements), made_by.target)
+        await make_environment(catalog, made_by.builder, lock, request, lambda _: None)
+        return catalog.store.tree_of(lock.environment_id) / "site"
+    finally:
+        catalog.close()
+
+
+async def test_damage_in_the_cache_that_no_environment_shows_is_found_and_fetched_again(
+    made_by: Building, index: PackageIndex
+) -> None:
+    made = await made_by.build("beta==2.0")
+    (cached,) = (path for path in made_by.places.cache.rglob("beta.py") if "archive-v" in str(path))
+    whole = cached.read_text()
+    cached.unlink()  # not the environment's own link
+    cached.write_text("VERSION = 'damaged'\n")
+    made_by.places.root.chmod(0o700)
+    index.forget_requests()
+    site = await make_in_catalog(made_by, made.lock, "beta==2.0")
+    assert (site / "beta.py").read_text() == whole
+    assert any(request.endswith(".whl") for request in index.requests)
+
+
+async def test_a_wheel_that_is_not_what_its_own_list_says_is_refused(made_by: Building, index: PackageIndex) -> None:
+    record = "odd.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\nodd-1.0.dist-info/RECORD,,\n"
+    index.add(make_wheel("odd", record=record))
+    lock = await made_by.lock("odd")
+    with pytest.raises(
+        EnvironmentFailed, match=r"'odd\.py' is not the file that odd 1\.0 lists, though it was fetched"
+    ):
+        await make_in_catalog(made_by, lock, "odd")
+    assert made_by.installing == []
+
+
+async def test_two_packages_with_the_same_file_are_refused_unless_it_is_the_same(
+    made_by: Building, index: PackageIndex
+) -> None:
+    for project, said in (("clay", "clay"), ("slip", "slip"), ("mud", "clay")):
+        index.add(make_wheel(project, files={"shared/said.py": f"WORD = {said!r}\n", f"{project}.py": ""}))
+    made = await made_by.build("clay", "mud")
+    assert (made.site / "shared/said.py").read_text() == "WORD = 'clay'\n"
+    with pytest.raises(
+        EnvironmentFailed, match=r"clay 1\.0 and slip 1\.0, have the file 'shared/said\.py' with different"
+    ):
+        await made_by.build("clay", "slip")
 
 
 async def test_an_abandoned_build_leaves_no_workshop(made_by: Building, index: PackageIndex) -> None:

@@ -16,8 +16,10 @@ from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, daemon_of
 from tests.support.internet.world import Internet
+from tests.support.mcp_host import connected
 from tests.support.package_index.index import PackageIndex
 from tests.support.package_index.wheels import make_wheel
+from tests.support.polling import eventually
 from tests.support.screen import run_on_terminal
 
 TIMEOUT_S = 120.0
@@ -39,6 +41,8 @@ class World:
     daemon: Daemon
     index: PackageIndex
     directory: Path
+    config: str
+    policy: str
 
     @property
     def environment(self) -> dict[str, str]:
@@ -78,7 +82,7 @@ def world(internet: Internet, tmp_path: Path) -> Iterator[World]:
         '[profiles.potters.packages]\nallowed = ["glaze", "kiln"]\n'
     )
     with daemon_of(config, policy=policy) as daemon:
-        yield World(daemon, index, tmp_path)
+        yield World(daemon, index, tmp_path, config, policy)
 
 
 def test_a_script_gets_the_packages_of_its_header_and_the_next_run_starts_warm(world: World) -> None:
@@ -89,6 +93,28 @@ def test_a_script_gets_the_packages_of_its_header_and_the_next_run_starts_warm(w
     again = world.executor("run", script)
     assert (again.returncode, again.stdout) == (0, "2.0 1.0 hot 2.0\n"), again.stderr
     assert world.index.requests == [], "the environment is there"
+
+
+def test_an_mcp_host_s_sessions_have_the_packages_of_the_command_line(world: World) -> None:
+    with connected(world.environment, "--with", "kiln") as host:
+        assert "Value: 'hot 2.0'" in host.run("import kiln\nkiln.heat()")
+    with connected(world.environment, "--with", "clay") as host:
+        assert "packages: asked for clay, allowed is glaze, kiln" in host.refusal("run_python", code="1")
+
+
+def test_sandboxes_with_packages_are_kept_ready_from_the_start(world: World) -> None:
+    """The daemon makes their environment itself; no client has asked for it."""
+    warm = "[[pool.warm]]\nimage = 'base'\nsize = 1\npackages = ['kiln']\n"
+    with daemon_of(world.config + warm, policy=world.policy) as daemon, daemon.client() as client:
+        assert eventually(lambda: "environment_built" in daemon.log.read_text(), timeout_s=TIMEOUT_S)
+
+        def came_warm() -> bool:
+            with client.create_session(packages=["kiln"], authorized_imports=["kiln"]) as session:
+                assert session.execute("import kiln\nkiln.heat()").output == "hot 2.0"
+                return session.info.warm
+
+        assert eventually(came_warm)
+        assert "pool_refill_failed" not in daemon.log.read_text()
 
 
 def test_a_package_that_the_policy_does_not_allow_is_refused_by_name(world: World) -> None:

@@ -27,7 +27,7 @@ POLICY = """
 default = "potters"
 [profiles.potters]
 imports.allowed = ["*"]
-packages.allowed = ["kiln", "slip"]
+packages.allowed = ["kiln", "slab", "slip"]
 """
 CONFIG = """
 server.backend = "e2b"
@@ -40,7 +40,7 @@ api_key_file = "{key}"
 [environments]
 index_url = "{index.url}"
 index_hosts = ["{index.host}:443", "{index.files_host}:443"]
-max_archive_bytes = "1MiB"
+max_archive_bytes = "10MiB"
 """
 
 
@@ -50,7 +50,9 @@ def potters(internet: Internet) -> Iterator[Daemon]:
     require("local")
     index: PackageIndex = internet.package_index()
     index.add(make_wheel("kiln", "1.0", {"kiln.py": "def heat():\n    return __file__, __cached__\n"}))
-    index.add(make_wheel("slip", "1.0", {"slip.py": f"NOISE = {os.urandom(2**21).hex()!r}\n"}))
+    noise = os.urandom(11 * 2**20).hex()  # together more than an archive may have
+    index.add(make_wheel("slab", "1.0", {"slab/__init__.py": "", "slab/noise": noise[: len(noise) * 3 // 4]}))
+    index.add(make_wheel("slip", "1.0", {"slip/__init__.py": "", "slip/noise": noise}))
     with (
         ThreadedDouble() as double,
         daemon_of(
@@ -74,10 +76,20 @@ def test_a_machine_has_the_packages_that_were_made_for_its_python(potters: Daemo
         assert session.execute("os.access(kiln.__file__, os.W_OK)").output is False
 
 
+def test_packages_that_need_more_than_one_upload_arrive_whole(potters: Daemon) -> None:
+    with (
+        potters.client() as client,
+        client.create_session(packages=["slab"], authorized_imports=["*"]) as session,
+    ):
+        code = "import os, slab\nat = os.path.dirname(slab.__file__)\nos.path.getsize(f'{at}/noise')"
+        assert session.execute(code).output == 16.5 * 2**20
+        assert session.execute("sorted(name for name in os.listdir('/run/executor/environment'))").output == ["site"]
+
+
 def test_packages_that_make_too_large_an_archive_are_refused_with_what_to_do(potters: Daemon) -> None:
     with (
         potters.client() as client,
-        pytest.raises(ExecutorClientError, match=r"more than 1 MiB .* environments\.max_archive_bytes"),
+        pytest.raises(ExecutorClientError, match=r"more than 10 MiB .* environments\.max_archive_bytes"),
     ):
         client.create_session(packages=["slip"])
 

@@ -322,7 +322,7 @@ async def refusal(call: Any) -> Refusal:
                 pass
         else:
             await call
-    except grpc.aio.AioRpcError as error:
+    except grpc.RpcError as error:
         return _refusal(error)
     raise AssertionError("the call was not refused")
 
@@ -332,7 +332,7 @@ async def refused(call: Any) -> tuple[str, str]:
     return found.code.name, found.reason
 
 
-def _refusal(error: grpc.aio.AioRpcError) -> Refusal:
+def _refusal(error: Any) -> Refusal:
     status = status_pb2.Status()
     for key, value in cast("Any", error.trailing_metadata() or ()):
         if key == "grpc-status-details-bin":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -160,13 +160,18 @@ async def test_a_call_that_fails_is_over(tmp_path: Path) -> None:
 
 
 async def test_an_upload_is_refused_before_any_of_it_is_read(tmp_path: Path) -> None:
+    """With gRPC's blocking client: its asyncio one may replace the status by INTERNAL when a message that it writes
+    fails after the status has come (grpc/grpc#36066)."""
     async with limited(tmp_path, calls=1) as its, followed(its, 1):
 
-        async def endless() -> AsyncIterator[pb.PutFileRequest]:
+        def endless() -> Iterator[pb.PutFileRequest]:
             while True:
                 yield pb.PutFileRequest(data=bytes(100_000))
 
-        assert (await refusal(its.edge.stub.PutFile(endless(), metadata=AUTH))).reason == "QUOTA_EXCEEDED"
+        with grpc.insecure_channel(its.edge.address) as channel:
+            put_file = pb_grpc.ExecutorServiceStub(channel).PutFile
+            refused = await refusal(asyncio.to_thread(put_file, endless(), metadata=AUTH))
+        assert refused.reason == "QUOTA_EXCEEDED"
 
 
 async def test_methods_that_do_not_exist_count_too(tmp_path: Path) -> None:

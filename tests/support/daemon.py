@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ import pytest
 from executor_client import AuthenticationError, ExecutorClient, ExecutorClientError, UnavailableError
 from executor_server.config import StateDir
 from executor_server.identity import TokenFile
+from tests.support import rounds
+from tests.support.fork_server import Forked, start_daemon, start_program
 from tests.support.polling import eventually
 
 START_TIMEOUT_S = 60.0
@@ -35,7 +36,7 @@ _swept: set[Path] = set()
 class Daemon:
     """A daemon that runs."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked | subprocess.Popen[bytes]
     state_dir: Path
     log: Path
 
@@ -74,8 +75,10 @@ class Daemon:
 
 
 @contextmanager
-def running_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
+def running_daemon(directory: Path, *options: str, as_program: bool = rounds.ALL) -> Iterator[Daemon]:
     """Starts a daemon and waits until it answers; at the end it is asked to stop, and must.
+
+    It is a fork of a process that has imported it (tests/support/fork_server.py), or a program as users start it.
 
     When it was killed meanwhile, its sandboxes are still there, as they should be: another daemon on the same directory
     comes and goes, unless one has already, and ends them. `directory` must have a short name: the path of a Unix socket
@@ -83,10 +86,10 @@ def running_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
     """
     state_dir, log = directory / "s", directory / "log"
     listen = f"unix:{state_dir / 'executor.sock'}"
-    command = [sys.executable, "-m", "executor_server", "serve", "--listen", listen, *options]
     environment = {**os.environ, "EXECUTOR_STATE_DIR": str(state_dir)}
+    start = start_program if as_program else start_daemon
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = start(["serve", "--listen", listen, *options], environment, output)
     daemon = Daemon(process, state_dir, log)
     _swept.discard(state_dir)
     try:

@@ -127,7 +127,11 @@ class FakeBackend:
             raise SandboxFailure("no sandbox today")
         guest = FakeGuest(self._directory / f"guest-{number}")
         self.prepare(guest)
-        await guest.start()
+        try:
+            await guest.start()
+        except asyncio.CancelledError:  # a pool that is closed ends the creations that it began
+            await guest.die()
+            raise
         sandbox = FakeSandbox(f"fake-{number}", guest)
         self.made.append(sandbox)
         return sandbox

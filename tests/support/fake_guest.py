@@ -80,8 +80,10 @@ class FakeGuest:
         self.egress_listener: socket.socket | None = None  # handed out to a daemon that asks for it
 
     async def start(self) -> None:
-        path = self.endpoint.socket_path
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Connection(self), path)
+        """A caller that is cancelled meanwhile has to call `die`, which finds the listener."""
+        path, loop = self.endpoint.socket_path, asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Connection(self), path, start_serving=False)
+        await self._server.start_serving()
 
     async def die(self) -> None:
         """Closes the listener and breaks the connection. Idempotent."""

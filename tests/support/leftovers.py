@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 import psutil
 
+from tests.support.fork_server import server_pid
 from tests.support.own_addresses import addresses_of
 from tests.support.polling import eventually
 from tests.support.reaper import RUN_DIRECTORY_PREFIX, children
@@ -83,8 +84,11 @@ def _leftovers(before: Snapshot) -> list[str]:
 
 
 def _processes() -> set[int]:
-    tests = os.getpid()
-    return (children(tests) | children(os.getppid())) - {tests}
+    tests, server = os.getpid(), server_pid()
+    found = children(tests) | children(os.getppid())
+    if server is not None:
+        found |= children(server)
+    return found - {tests, server}
 
 
 def _describe(pid: int) -> str:

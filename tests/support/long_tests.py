@@ -18,18 +18,24 @@ class Long:
     file: str
     test: str
     kept: str  # the test of the same claim that `make test` runs
-    parameters: tuple[str, ...] = ()  # substrings of the part of the id in brackets
+    parameters: tuple[str, ...] = ()  # parts of the id in brackets
+    but: tuple[str, ...] = ()  # parts of it with which `make test` runs the case all the same
 
     def names(self, file: str, test: str) -> bool:
         """True for this test of this file; `test` is its name with the parameters."""
-        name, _, parameters = test.partition("[")
+        name, _, bracketed = test.partition("[")
         if file != self.file or not name.startswith(self.test):
             return False
-        return not self.parameters or any(each in parameters.rstrip("]").split("-") for each in self.parameters)
+        parts = bracketed.rstrip("]").split("-")
+        if any(each in parts for each in self.but):
+            return False
+        return not self.parameters or any(each in parts for each in self.parameters)
 
 
 _DOCKER, _E2B = ("docker",), ("e2b",)
+_OTHERS = ("docker", "e2b")
 _LOCAL_TOO = "the same test on the local backend"
+_LOCAL_AND_SOME = "all cases on the local backend, and those on the others that meet what is theirs"
 _RESTARTS = "tests/chaos/test_daemon_restarts.py"
 _ENGINE = "tests/chaos/test_docker_engine.py"
 _KILLS = "tests/chaos/test_network_kills.py"
@@ -37,6 +43,10 @@ _FAIL_OVER = "tests/integration/test_fail_over.py"
 _BROWSER = "tests/integration/test_vision_browser.py"
 _CPU = "tests/contract/test_cpu_accounting.py"
 _SECRETS = "tests/integration/test_network_secrets.py"
+_OUTCOMES = "tests/contract/test_outcomes.py"
+_STATE = "tests/contract/test_state.py"
+_FITNESS = "tests/contract/test_fitness.py"
+_WHEELS = "tests/security/test_hostile_wheels.py"
 
 LONG = (
     Long(
@@ -45,6 +55,64 @@ LONG = (
         "the table against our own executors and smolagents' local one",
         _DOCKER,
     ),
+    # All three of ours have the same column, and the contract is tested on each.
+    Long(
+        "tests/features/test_features.py",
+        "test_the_feature",
+        _LOCAL_AND_SOME,
+        ("ours_docker", "ours_e2b"),
+        but=(
+            "tool_by_decorator",
+            "tool_in_the_sandbox",
+            "own_final_answer",
+            "isolated",
+            "imports_are_enforced",
+            "dataframe_variable",
+            "file_given",
+            "figure_for_the_model",
+            "live_logs",
+            "time_limit",
+            "memory_limit",
+            "crash",
+            "run_twice",
+            "interruption",
+            "saved_and_loaded",
+        ),
+    ),
+    # The guest decides these; what the backend does to them (memory, processors, pipes, a killed process) is run on all.
+    Long(
+        _OUTCOMES,
+        "test_an_end_has_its_own_outcome",
+        _LOCAL_AND_SOME,
+        _OTHERS,
+        but=(
+            "busy loop",
+            "loop in C",
+            "cpu",
+            "cpu of one",
+            "operations",
+            "flood",
+            "memory",
+            "shared memory",
+            "hard exit",
+            "killed itself",
+            "syntax",
+            "import",
+        ),
+    ),
+    Long(
+        _OUTCOMES,
+        "test_a_hostile_source",
+        _LOCAL_AND_SOME,
+        _OTHERS,
+        but=("deep parentheses", "many statements"),
+    ),
+    Long(_FITNESS, "test_an_interpreter_that_is_left", _LOCAL_AND_SOME, _OTHERS, but=("no descriptors",)),
+    Long(_FITNESS, "test_a_program_may_close", _LOCAL_AND_SOME, _OTHERS, but=("descriptors",)),
+    Long(_STATE, "test_a_hostile_reduce", _LOCAL_AND_SOME, _OTHERS, but=("import os; os._exit(1)",)),
+    Long(_WHEELS, "test_an_archive_that_leads", _LOCAL_AND_SOME, _DOCKER, but=("climbing", "linking")),
+    Long(_WHEELS, "test_a_bomb_ends", _LOCAL_AND_SOME, _DOCKER, but=("24",)),
+    Long(_WHEELS, "test_a_first_import", _LOCAL_AND_SOME, _DOCKER, but=("import_forks", "import_writes")),
     Long(_RESTARTS, "test_killed", _LOCAL_TOO, _DOCKER),
     Long(_RESTARTS, "test_full_journal", _LOCAL_TOO, _DOCKER),
     Long(_RESTARTS, "test_large_answer", _LOCAL_TOO, _DOCKER),
@@ -128,9 +196,12 @@ LONG = (
 )
 
 
+_BY_FILE = {each.file: [other for other in LONG if other.file == each.file] for each in LONG}
+
+
 def is_long(file: str, test: str) -> bool:
     """True for a test that `make test` leaves to `make test-all`."""
-    return any(each.names(file, test) for each in LONG)
+    return any(each.names(file, test) for each in _BY_FILE.get(file, ()))
 
 
 def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -26,4 +26,7 @@ def test_parameters_are_whole_words() -> None:
     assert entry.names("tests/a.py", "test_something[x-stdin later]")
     assert not entry.names("tests/a.py", "test_something[ours_docker-stdin]")
     assert not entry.names("tests/b.py", "test_something[docker]")
+    all_but = Long("tests/a.py", "test_some", "the others", ("docker",), but=("flood",))
+    assert all_but.names("tests/a.py", "test_something[docker-sleep]")
+    assert not all_but.names("tests/a.py", "test_something[docker-flood]")
     assert not is_long("tests/unit/test_long_tests.py", "test_parameters_are_whole_words")

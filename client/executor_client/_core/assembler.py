@@ -39,10 +39,10 @@ class ToolRequest:
     """A call of a host tool. The arguments are still packed, because unpacking them is the tool thread's work."""
 
     event: ToolCallEvent
-    packed_arguments: bytes
+    packed_arguments: bytes | bytearray
     release: Callable[[], None]
 
-    def take_arguments(self) -> bytes:
+    def take_arguments(self) -> bytes | bytearray:
         """Returns the packed arguments, once: they are not kept in memory while the tool runs."""
         packed, self.packed_arguments = self.packed_arguments, b""
         self.release()
@@ -147,7 +147,7 @@ class Assembler:
     def _image(self, event: pb.Event) -> ImageEvent:
         if len(self._images) >= IMAGES_MAX:
             raise ProtocolError(f"more than {IMAGES_MAX} images in one execution")
-        data = self._blobs.take(event.image.data)
+        data = bytes(self._blobs.take(event.image.data))
         image = decode_image(data, event.image.mime_type, event.image.source, pixels_left=self._pixels_left)
         if image.pil is not None:
             self._pixels_left -= image.width * image.height

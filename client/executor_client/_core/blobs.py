@@ -1,4 +1,8 @@
-"""Payloads that arrive in pieces: collected under limits, handed out once, checked against their announced size."""
+"""Payloads that arrive in pieces: collected under limits, handed out once, checked against their announced size.
+
+Each piece is copied to the end of one growing buffer, and freed. A list of them would be in memory a second time while
+it is joined, and a third time after that: the allocator gives pieces of this size back when it pleases, or never.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ class IncomingBlobs:
     def __init__(self, *, bytes_max: int, open_max: int) -> None:
         self._bytes_max = bytes_max
         self._open_max = open_max
-        self._pieces: dict[str, list[bytes]] = {}
+        self._data: dict[str, bytearray] = {}
         self._bytes = 0  # the bytes of all pieces, less the released ones
         self._lock = threading.Lock()  # guards this number: threads of tools release blobs
 
@@ -28,14 +32,14 @@ class IncomingBlobs:
             too_many = self._bytes > self._bytes_max
         if too_many:
             raise ProtocolError(f"more than {self._bytes_max} bytes of blobs in one stream")
-        pieces = self._pieces.get(chunk.blob_id)
-        if pieces is None:
-            if len(self._pieces) >= self._open_max:
+        data = self._data.get(chunk.blob_id)
+        if data is None:
+            if len(self._data) >= self._open_max:
                 raise ProtocolError(f"more than {self._open_max} blobs at once")
-            pieces = self._pieces[chunk.blob_id] = []
-        pieces.append(chunk.data)
+            data = self._data[chunk.blob_id] = bytearray()
+        data += chunk.data
 
-    def take(self, payload: pb.Payload) -> bytes:
+    def take(self, payload: pb.Payload) -> bytes | bytearray:
         """Returns the payload's bytes, inline or collected. A blob can be taken once. Raises ProtocolError."""
         kind = payload.WhichOneof("content")
         if kind == "inline":
@@ -43,7 +47,7 @@ class IncomingBlobs:
         if kind != "blob":
             raise ProtocolError("a payload has no content")
         # A blob that was taken still counts: most are kept, as a part of a result.
-        data = b"".join(self._pieces.pop(payload.blob.blob_id, ()))
+        data = self._data.pop(payload.blob.blob_id, bytearray())
         if len(data) != payload.blob.size_bytes:
             raise ProtocolError(f"a blob of {payload.blob.size_bytes} bytes arrived with {len(data)}")
         return data

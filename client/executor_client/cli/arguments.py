@@ -196,6 +196,7 @@ def _add_mcp(commands: Any) -> None:
     )
     mcp.add_argument("--image", help="the sandboxes' image (default: the policy's)")
     _add_imports(mcp, "--authorized-imports")
+    _add_packages(mcp)
     _add_network(mcp)
     _add_limits(mcp)
     mcp.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from executor_client._core.package_modules import patterns_of, without_refused
 from executor_client._core.terminal import aligned
 from executor_client.cli import EXIT_SUCCEEDED
 from executor_client.cli.console import Console
@@ -12,9 +13,6 @@ from executor_client.cli.package_files import packages_of
 from executor_client.client import ExecutorClient
 from executor_client.errors import InvalidRequest, PolicyViolationError
 from executor_client.session import Session
-
-PATTERNS_MAX = 256
-"""Import patterns of one call; the protocol's limit."""
 
 
 def build(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
@@ -37,18 +35,11 @@ def modules_of(client: ExecutorClient, options: argparse.Namespace, console: Con
 
 
 def authorize(session: Session, modules: Sequence[str]) -> None:
-    """Authorizes the modules of the environment that was asked for, as far as the policy allows.
-
-    A refused one is no failure yet: the program may not import it, and hears of it when it does.
-    """
-    patterns = [f"{module}.*" for module in modules[:PATTERNS_MAX]]
+    """Authorizes the modules of the environment that was asked for, as far as the policy allows."""
+    patterns = patterns_of(modules)
     while patterns:
         try:
             session.authorize_imports(patterns)
             return
         except PolicyViolationError as refusal:
-            refused = {violation.requested for violation in refusal.violations}
-            allowed = [pattern for pattern in patterns if pattern not in refused]
-            if len(allowed) == len(patterns):
-                return
-            patterns = allowed
+            patterns = without_refused(patterns, refusal)

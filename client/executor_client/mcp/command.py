@@ -39,7 +39,7 @@ def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) 
     if sys.stdin is None or sys.stdout is None:
         console.fail("the MCP host is talked to over stdin and stdout, and one of them is closed")
         return 2
-    request = SessionRequest(options.image, options.imports, limits, tuple(options.network))
+    request = SessionRequest(options.image, options.imports, limits, tuple(options.network), tuple(options.packages))
     if sys.stdin.isatty():
         console.remark("waiting for an MCP host on stdin; docs/mcp.md shows how one starts this command")
     end_input = relay_stdin(console.fail)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,11 +19,12 @@ from typing import Self
 import anyio
 
 from executor_client._core.limits import CANCEL_GRACE_S
+from executor_client._core.package_modules import patterns_of, without_refused
 from executor_client._core.requests import LimitsLike
 from executor_client._core.status import is_session_gone
 from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession, OnEvent
-from executor_client.errors import NotFoundError, PreconditionError
+from executor_client.errors import NotFoundError, PolicyViolationError, PreconditionError
 from executor_client.results import ExecutionResult, Policy, SessionInfo, VariablesState
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class SessionRequest:
     authorized_imports: tuple[str, ...] = ()
     limits: Mapping[str, float | int | str] | None = None
     network: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
 
 class NamedSession:
@@ -154,13 +156,23 @@ class Sessions:
         return creation
 
     async def _create(self, name: str) -> NamedSession:
+        request = self._request
+        modules: tuple[str, ...] = ()
+        if request.packages:
+            modules = (await self._client.prepare_environment(request.packages, request.image)).modules
         session = await self._client.create_session(
-            self._request.image,
-            self._request.authorized_imports,
-            self._request.limits,
+            request.image,
+            request.authorized_imports,
+            request.limits,
             labels={"client": "executor-mcp", "name": name},
-            network=self._request.network,
+            network=request.network,
+            packages=request.packages,
         )
+        try:
+            await _authorize(session, modules)
+        except BaseException:
+            await session.close()
+            raise
         return NamedSession(name, session)
 
     def _listed(self) -> str:
@@ -225,6 +237,17 @@ class Sessions:
             problems = await asyncio.gather(*ending, return_exceptions=True)
         for problem in filter(None, problems):
             _log.error("a session could not be ended; the daemon does so when it is idle: %r", problem)
+
+
+async def _authorize(session: AsyncSession, modules: Sequence[str]) -> None:
+    """Authorizes the modules of the packages that were asked for, as far as the policy allows."""
+    patterns = patterns_of(modules)
+    while patterns:
+        try:
+            await session.authorize_imports(patterns)
+            return
+        except PolicyViolationError as refusal:
+            patterns = without_refused(patterns, refusal)
 
 
 async def _end(creation: asyncio.Task[NamedSession], why: str) -> None:

@@ -1,42 +1,60 @@
 """Archives in which environments travel to machines of the cloud: made once for each environment, and kept.
 
-The same environment always gives the same bytes. A machine unpacks them as root (guest/cloud/environment.py), with the
-times of the files, by which Python knows that their bytecode is current.
+One of 128 MiB takes several seconds to make. That happens in the background, and a request that needs it is answered as
+one whose environment is being made. No archive is in memory as a whole: it is written to a file, and read part by part.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gzip
-import io
+import contextlib
 import os
 import re
 import secrets
-import stat
-import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
+from executor_server.backends.e2b.packing import TooLarge, Walk, pack
 from executor_server.backends.environments import Environment
-from executor_server.core import SandboxFailure, SpecUnsupported
+from executor_server.core import ImageNotReady, Progress, SandboxFailure, SpecUnsupported
 
+PART_BYTES = 8 * 2**20
+"""Bytes of one part, in which an archive is uploaded: a request that fails is repeated, and keeps them in memory."""
 # Files of the directory: archives of the environments that were used last.
 _KEPT_ARCHIVES = 8
-# Smaller ones take longer to make than they save on the way.
-_COMPRESSION = 6
+# Seconds for which a request waits itself: a small archive is there by then.
+_ANSWER_WAIT_S = 0.5
+_RETRY_S = 1.0
 _MIB = 2**20
 _ID = re.compile(r"env-[A-Za-z0-9._-]{1,128}")
 
 
-class _TooLarge(Exception):
-    """The archive has more bytes than it may."""
+class PackedEnvironment:
+    """An archive that is open: it can be read to its end even when it is dropped meanwhile. To be closed."""
+
+    def __init__(self, environment_id: str, fd: int) -> None:
+        """Takes the descriptor."""
+        self.environment_id = environment_id
+        self.size_bytes = os.fstat(fd).st_size
+        self.parts = -(-self.size_bytes // PART_BYTES)
+        self._fd = fd
+
+    def part(self, number: int) -> bytes:
+        """Returns one of the `parts`, which together are the archive. Blocks. Raises OSError."""
+        return os.pread(self._fd, PART_BYTES, number * PART_BYTES)
+
+    def __enter__(self) -> PackedEnvironment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        os.close(self._fd)
 
 
 @dataclass(frozen=True)
-class PackedEnvironment:
-    environment_id: str
-    data: bytes
+class _Packing:
+    task: asyncio.Task[None]
+    walk: Walk
 
 
 class Archives:
@@ -46,45 +64,95 @@ class Archives:
         self._directory = directory
         self._max_bytes = max_bytes
         self._too_large: set[str] = set()
-        self._packing = asyncio.Lock()
+        self._packings: dict[str, _Packing] = {}
+        self._one_at_a_time = asyncio.Lock()
 
     async def packed(self, environment: Environment) -> PackedEnvironment:
-        """Returns the archive. Raises SpecUnsupported when it is too large, SandboxFailure when it can't be made."""
-        if not _ID.fullmatch(environment.environment_id):
-            raise SandboxFailure(f"{environment.environment_id!r} is not the id of an environment")
-        async with self._packing:
-            try:
-                if environment.environment_id not in self._too_large:
-                    return PackedEnvironment(
-                        environment.environment_id, await asyncio.to_thread(self._kept_or_made, environment)
-                    )
-            except _TooLarge:
-                self._too_large.add(environment.environment_id)
-            except OSError as error:
-                raise SandboxFailure(f"no archive of {environment.environment_id}: {error}") from error
+        """Returns the archive.
+
+        Raises ImageNotReady, with progress and a retry time, while it is made, which this begins; SpecUnsupported when
+        it is too large, SandboxFailure when it can't be made.
+        """
+        environment_id = environment.environment_id
+        if not _ID.fullmatch(environment_id):
+            raise SandboxFailure(f"{environment_id!r} is not the id of an environment")
+        try:
+            if environment_id not in self._too_large:
+                return self._kept(environment_id) or await self._made(environment)
+        except TooLarge:
+            self._too_large.add(environment_id)
+        except OSError as error:
+            raise SandboxFailure(f"no archive of {environment_id}: {error}") from error
         raise SpecUnsupported(
             f"these packages are more than {self._max_bytes / _MIB:,.0f} MiB as an archive, and a machine of E2B gets "
             "no more: ask for fewer, use an image that has them, or let the operator raise "
             "environments.max_archive_bytes"
         )
 
-    def _kept_or_made(self, environment: Environment) -> bytes:
-        path = self._directory / f"{environment.environment_id}.tar.gz"
-        try:
-            data = path.read_bytes()
-            os.utime(path)
-        except FileNotFoundError:
-            data = pack(environment.directory, self._max_bytes)
-            self._keep(path, data)
-        if len(data) > self._max_bytes:
-            raise _TooLarge
-        return data
+    async def close(self) -> None:
+        """Ends what is under way, and waits for it. Idempotent."""
+        for packing in self._packings.values():
+            packing.walk.is_stopped = True
+        await asyncio.gather(*(packing.task for packing in self._packings.values()), return_exceptions=True)
 
-    def _keep(self, path: Path, data: bytes) -> None:
+    # -- one archive -------------------------------------------------------------------------------------------------
+
+    async def _made(self, environment: Environment) -> PackedEnvironment:
+        environment_id = environment.environment_id
+        packing = self._packings.get(environment_id)
+        if packing is None:
+            packing = self._packings[environment_id] = self._begin(environment)
+        await asyncio.wait({packing.task}, timeout=_ANSWER_WAIT_S)
+        if not packing.task.done():
+            progress = Progress("packing", packing.walk.done, packing.walk.total, "files")
+            text = f"the packages are being packed for a machine of E2B: {progress}"
+            raise ImageNotReady(text, retry_after_s=_RETRY_S, progress=progress)
+        self._packings.pop(environment_id, None)  # a failure is the answer once
+        packing.task.result()
+        made = self._kept(environment_id)
+        if made is None:
+            raise SandboxFailure(f"the archive of {environment_id} was removed at once")
+        return made
+
+    def _begin(self, environment: Environment) -> _Packing:
+        walk = Walk()
+
+        async def run() -> None:
+            async with self._one_at_a_time:
+                await asyncio.to_thread(self._make, environment, walk)
+            self._packings.pop(environment.environment_id, None)
+
+        task = asyncio.create_task(run(), name=f"archive of {environment.environment_id}")
+        task.add_done_callback(_mark_as_seen)
+        return _Packing(task, walk)
+
+    def _kept(self, environment_id: str) -> PackedEnvironment | None:
+        """Returns the archive when there is one. Raises OSError, TooLarge."""
+        path = self._path(environment_id)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        packed = PackedEnvironment(environment_id, fd)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.push(packed)
+            if packed.size_bytes > self._max_bytes:
+                raise TooLarge
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path)
+            on_failure.pop_all()
+        return packed
+
+    def _make(self, environment: Environment, walk: Walk) -> None:
+        """Blocks. Raises OSError, TooLarge, Stopped."""
+        path = self._path(environment.environment_id)
         self._directory.mkdir(mode=0o700, exist_ok=True)
+        for left_over in self._directory.glob(".*"):  # by a daemon that was killed, as one is made at a time
+            left_over.unlink()
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            temporary.write_bytes(data)
+            with temporary.open("wb") as file:
+                pack(environment.directory, file, self._max_bytes, walk)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -92,60 +160,11 @@ class Archives:
         for old in kept[_KEPT_ARCHIVES:]:
             old.unlink()
 
-
-def pack(directory: Path, max_bytes: int) -> bytes:
-    """Returns the environment as a compressed archive. Raises OSError; `_TooLarge` as soon as it has too many bytes."""
-    written = _Bounded(max_bytes)
-    with (
-        gzip.GzipFile(filename="", mode="wb", compresslevel=_COMPRESSION, fileobj=written, mtime=0) as compressed,
-        tarfile.open(mode="w", fileobj=compressed, format=tarfile.GNU_FORMAT) as archive,
-    ):
-        for path in _below(directory / "site"):
-            _add(archive, path, str(path.relative_to(directory)))
-    return written.getvalue()
+    def _path(self, environment_id: str) -> Path:
+        return self._directory / f"{environment_id}.tar.gz"
 
 
-class _Bounded(io.BytesIO):
-    """Memory that refuses more than so many bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__()
-        self._max_bytes = max_bytes
-
-    def write(self, data: object) -> int:
-        count = super().write(data)  # type: ignore[arg-type]
-        if self.tell() > self._max_bytes:
-            raise _TooLarge
-        return count
-
-
-def _below(directory: Path) -> Iterator[Path]:
-    """Yields the directory and all below it; each directory comes before what is in it."""
-    yield directory
-    with os.scandir(directory) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _below(Path(entry.path))
-        else:
-            yield Path(entry.path)
-
-
-def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    """Adds one entry, as root's. Each name of a file with several is a file of its own."""
-    status = path.lstat()
-    member = tarfile.TarInfo(name)
-    member.mtime = int(status.st_mtime)
-    if stat.S_ISDIR(status.st_mode):
-        member.type, member.mode = tarfile.DIRTYPE, 0o755
-        archive.addfile(member)
-    elif stat.S_ISLNK(status.st_mode):
-        member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
-        archive.addfile(member)
-    elif stat.S_ISREG(status.st_mode):
-        member.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
-        member.size = status.st_size
-        with path.open("rb") as file:
-            archive.addfile(member, file)
-    else:
-        raise OSError(f"{name} is neither a file nor a directory")
+def _mark_as_seen(task: asyncio.Task[None]) -> None:
+    """Keeps a failure, which is raised when the archive is asked for again, from being logged as lost."""
+    if not task.cancelled():
+        task.exception()

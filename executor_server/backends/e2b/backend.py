@@ -15,6 +15,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from executor_server.backends.e2b.sandbox_factory import (
     SandboxFactory,
 )
 from executor_server.backends.e2b.templates import Templates
-from executor_server.backends.e2b.uploads import upload_s
+from executor_server.backends.e2b.uploads import unpack_s, upload_s
 from executor_server.backends.egress_bundle import EgressBundle
 from executor_server.backends.environments import Environment, Environments, Interpreter, SandboxEnvironments, Target
 from executor_server.backends.guest_archive import pack_guest
@@ -82,7 +83,7 @@ class E2BBackend:
         *,
         egress_bundle: Callable[[], Path] | None = None,
         environments: Callable[[], Environments] | None = None,
-        max_archive_bytes: int = 64 * 2**20,
+        max_archive_bytes: int = 256 * 2**20,
     ) -> None:
         """`egress_bundle` and `environments` are as the local backend's; an environment travels to its machine as an
         archive of `max_archive_bytes` at most. Without a bundle programs trust the authorities of their template.
@@ -129,7 +130,8 @@ class E2BBackend:
     async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
         environment = await self._environments.ready(spec, await self._target(spec))
         if environment is not None:
-            await self._archives.packed(environment)  # one that is too large is refused now
+            with await self._archives.packed(environment):
+                pass  # made now, and one that is too large is refused now
         return environment
 
     async def _target(self, spec: SandboxSpec) -> Target:
@@ -159,6 +161,7 @@ class E2BBackend:
         if capabilities is None:
             return
         await self._creations.finished()
+        await self._archives.close()
         await capabilities.renewer.close()
         failures = await failures_of(sandbox.destroy() for sandbox in self._live.values())
         capabilities.directory.release()
@@ -187,12 +190,12 @@ class E2BBackend:
         )
         self._live[sandbox.sandbox_id] = sandbox  # from here on it counts towards max_sandboxes
         limit_s = _CREATION_REQUESTS * self._section.request_timeout_s
-        with self._creations.one():
+        with self._creations.one(), ExitStack() as stack:
             try:
                 environment = await self._environments.held(spec, target, sandbox.sandbox_id)
                 sandbox.fingerprint = factory.fingerprint(spec, ca_bundle, environment)
-                packed = None if environment is None else await self._archives.packed(environment)
-                limit_s += 0.0 if packed is None else upload_s(len(packed.data))
+                packed = None if environment is None else stack.enter_context(await self._archives.packed(environment))
+                limit_s += 0.0 if packed is None else upload_s(packed.size_bytes) + unpack_s(packed.size_bytes)
                 async with asyncio.timeout(limit_s):
                     await factory.build(sandbox, spec, Additions(ca_bundle, packed))
             except (TimeoutError, Unanswered) as failure:

@@ -12,6 +12,7 @@ carry a token that is valid for this sandbox only.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import math
 import re
@@ -47,6 +48,7 @@ _PAUSE_MORE_S = 60.0
 _MAX_PAGES = 100
 _SHOWN_CHARS, _READ_CHARS = 200, 8_192
 # In the stream of a command: far more than one read of its output returns.
+_PIECE_BYTES = 2**20
 _MESSAGE_BYTES_MAX = 4 * 2**20
 _CLOUD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 # Keys and tokens, which are longer than any id of a sandbox; and the user and password of an address.
@@ -105,7 +107,9 @@ class Machine:
     async def upload(self, path: str, data: bytes) -> None:
         """Makes the file and the directories above it, owned by root. Raises CloudFailure."""
         async with self._cloud.request(upload_s(len(data))):
-            await self._sandbox.files.write(path, data, user=_ROOT, request_timeout=0)  # limited above
+            # The SDK sends a file piece by piece; of bytes that it sends at once, its transport makes copies.
+            content = data if len(data) <= _PIECE_BYTES else io.BytesIO(data)
+            await self._sandbox.files.write(path, content, user=_ROOT, request_timeout=0)  # limited above
 
     async def run(self, command: str, *, timeout_s: float) -> str:
         """Runs the command as root and returns its standard output, or the beginning of it.

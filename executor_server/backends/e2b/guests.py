@@ -12,7 +12,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from executor_server.backends.e2b.archives import PackedEnvironment
 from executor_server.backends.e2b.failures import CommandFailed
 from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.e2b.templates import PYTHON, Prepared
+from executor_server.backends.e2b.uploads import unpack_s
 from executor_server.backends.guest_archive import GuestArchive
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 from executor_server.backends.settings import (
@@ -43,8 +44,6 @@ SANDBOX_UID = 65_533
 _DIRECTORY = "/opt/executor"
 _SOCKETS = "/run/executor"
 _START_TIMEOUT_S = 60.0
-# Additional seconds to unpack an environment.
-_UNPACK_TIMEOUT_S = 60.0
 # One part in so many of a machine's memory is reserved for the cloud's own programs and the supervisor.
 _RESERVED = 8
 
@@ -114,10 +113,9 @@ async def start_guest(
         has_environment=environment is not None,
     )
     if environment is not None:
-        archive, data = f"{_DIRECTORY}/{environment.environment_id}.tar.gz", environment.data
-        await with_retries(lambda: machine.upload(archive, data))
-        config["packages"] = {"archive": archive, "version": prepared.version}
-        timeout_s += _UNPACK_TIMEOUT_S
+        archive = await _upload(machine, environment)
+        config["packages"] = {"archive": archive, "parts": environment.parts, "version": prepared.version}
+        timeout_s += unpack_s(environment.size_bytes)
     command = f"exec {PYTHON} -I -S {path} namespaces {shlex.quote(json.dumps(config))}"
     try:
         # Repeating it is harmless: the command finds the guest that it has started.
@@ -125,6 +123,18 @@ async def start_guest(
     except CommandFailed as failed:
         reason = failed.stderr or f"exit code {failed.exit_code}"
         raise SandboxFailure(f"the guest does not start: {reason}") from failed
+
+
+async def _upload(machine: Machine, environment: PackedEnvironment) -> str:
+    """Uploads an archive, one part after the other; returns its path, to which each part's number is added."""
+    path = f"{_DIRECTORY}/{environment.environment_id}.tar.gz"
+    for number in range(environment.parts):
+        try:
+            data = await asyncio.to_thread(environment.part, number)
+        except OSError as error:
+            raise SandboxFailure(f"the archive of {environment.environment_id} can't be read: {error}") from error
+        await with_retries(partial(machine.upload, f"{path}.{number}", data))
+    return path
 
 
 async def _read(ca_bundle: Path) -> bytes:

@@ -93,7 +93,7 @@ def test_check_host_says_how_to_mend_it(
         HostFinding("process limit", True, "By control groups."),
         HostFinding("memory limit", False, "Nobody counts.", "Delegate a cgroup.", required=required),
     ]
-    monkeypatch.setattr(daemon, "check_host", lambda config: findings)
+    monkeypatch.setattr(daemon, "check_host", lambda config, backend: findings)
     result = run("check-host")
     assert result.exit_code == exit_code
     assert f"{word}  memory limit: Nobody counts." in result.output
@@ -107,7 +107,7 @@ def test_check_host_checks_all_that_are_configured_or_the_one_that_is_named(
         "local": [HostFinding("user namespace", True, "There is one.")],
         "docker": [HostFinding("Engine", False, "Nobody listens.")],
     }
-    monkeypatch.setattr(daemon, "check_host", lambda config: findings[config.server.backend])
+    monkeypatch.setattr(daemon, "check_host", lambda config, backend: findings[backend])
     config = tmp_path / "executor.toml"
     config.write_text("[server]\nother_backends = ['docker']\n")
     both = run("check-host", "--config", str(config))

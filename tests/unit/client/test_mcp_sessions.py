@@ -10,13 +10,16 @@ import pytest
 
 from executor_client import (
     AsyncExecutorClient,
+    EnvironmentInfo,
     ErrorDetail,
     ExecutionResult,
     ExecutorClientError,
     NotFoundError,
     Outcome,
+    PolicyViolationError,
     UnavailableError,
     VariablesState,
+    Violation,
 )
 from executor_client.mcp import sessions as module
 from executor_client.mcp.sessions import SessionRefused, SessionRequest, Sessions
@@ -32,6 +35,8 @@ class FakeSession:
         self.cancelled = False
         self.closings = 0
         self.closing: ExecutorClientError | None = None
+        self.refused: tuple[str, ...] = ()
+        self.authorized: list[list[str]] = []
 
     async def execute(self, code: str, **options: Any) -> ExecutionResult:
         self.started.set()
@@ -49,6 +54,14 @@ class FakeSession:
             raise
         raise AssertionError
 
+    async def authorize_imports(self, patterns: list[str]) -> None:
+        self.authorized.append(patterns)
+        if "*" in self.refused:
+            raise UnavailableError("no daemon there")
+        if refused := [each for each in patterns if each in self.refused]:
+            violations = tuple(Violation("authorized_imports", "DENIED", each, "", "") for each in refused)
+            raise PolicyViolationError("refused", violations=violations)
+
     async def close(self) -> None:
         self.closings += 1
         if self.closing is not None:
@@ -62,6 +75,7 @@ class FakeClient:
         self.asked: list[str] = []
         self.made: list[FakeSession] = []
         self.problem: ExecutorClientError | None = None
+        self.refused: tuple[str, ...] = ()
 
     async def create_session(
         self,
@@ -71,14 +85,20 @@ class FakeClient:
         *,
         labels: Mapping[str, str],
         network: tuple[str, ...],
+        packages: tuple[str, ...],
     ) -> FakeSession:
         self.asked.append(labels["name"])
         self.network = network
+        self.packages = packages
         await self.barrier.wait()
         if self.problem is not None:
             raise self.problem
         self.made.append(FakeSession())
+        self.made[-1].refused = self.refused
         return self.made[-1]
+
+    async def prepare_environment(self, packages: tuple[str, ...], image: str | None) -> EnvironmentInfo:
+        return EnvironmentInfo("env-1", ("polars==1",), 1, ("polars", "secret"))
 
 
 @pytest.fixture
@@ -100,6 +120,22 @@ async def test_sessions_ask_for_the_hosts_that_the_command_was_given(client: Fak
     request = SessionRequest(network=("pypi.org:443",))
     await Sessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
     assert client.network == ("pypi.org:443",)
+
+
+async def test_the_modules_of_packages_are_authorized_as_far_as_the_policy_allows(client: FakeClient) -> None:
+    request = SessionRequest(packages=("polars",))
+    client.refused = ("secret.*",)
+    await Sessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
+    assert client.packages == ("polars",)
+    assert client.made[0].authorized == [["polars.*", "secret.*"], ["polars.*"]]
+
+
+async def test_a_session_whose_modules_can_not_be_authorized_is_ended(client: FakeClient) -> None:
+    request = SessionRequest(packages=("polars",))
+    client.refused = ("*",)
+    with pytest.raises(UnavailableError):
+        await Sessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
+    assert client.made[0].closings == 1
 
 
 async def test_calls_that_come_at_once_get_the_same_session(client: FakeClient, sessions: Sessions) -> None:

@@ -27,6 +27,17 @@ def test_what_comes_after_the_beginning_counts(tmp_path: Path) -> None:
     assert found.fits(LIMIT) and not found.fits(Volume(5, 10**9)) and not found.fits(Volume(1000, 4096))
 
 
+def test_every_form_of_the_archives_is_watched(tmp_path: Path) -> None:
+    """A newer uv may keep them in another directory, beside that of an older one."""
+    watch = DiskWatch(str(tmp_path), "cache")
+    filled(tmp_path / "cache/archive-v0/same", 5)
+    filled(tmp_path / "cache/archive-v1/old", 5)
+    watch.begin()
+    assert watch.measure(LIMIT) == Volume()
+    filled(tmp_path / "cache/archive-v1/same", 2)
+    assert watch.measure(LIMIT).entries == 2
+
+
 def test_measuring_stops_at_the_limit(tmp_path: Path) -> None:
     watch = DiskWatch(str(tmp_path), "cache")
     watch.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import stat
@@ -50,6 +51,11 @@ def test_an_ordinary_tree_is_taken_over(site: Path, parent: int) -> None:
     modes = {str(path.relative_to(site)): stat.S_IMODE(path.stat().st_mode) for path in site.rglob("*")}
     assert (modes["alpha"], modes["beta.py"], modes["bin/tool"]) == (0o755, 0o644, 0o755)
     assert ".lock" not in modes
+    assert sorted(found.infos) == ["Be_ta-2.0.dist-info", "alpha-1.0.dist-info"]
+    files = {str(path.relative_to(site)): path for path in site.rglob("*") if path.is_file()}
+    assert {path: digest.sha256 for path, digest in found.digests.items()} == {
+        path: hashlib.sha256(file.read_bytes()).hexdigest() for path, file in files.items()
+    }
 
 
 def _link(path: Path) -> None:

@@ -440,3 +440,24 @@ def test_the_summary_says_what_may_be_asked_for() -> None:
 def test_sandboxes_that_are_kept_ready_have_no_packages() -> None:
     (warm,) = policy().warm_sandboxes(PoolSection())
     assert warm.spec.packages is None
+
+
+def test_sandboxes_that_are_kept_ready_have_the_packages_that_a_session_would_get() -> None:
+    pool = PoolSection(warm=({"image": "base", "size": 1, "packages": ["PyYAML", "pandas>=2.1"]},))  # type: ignore[arg-type]
+    (warm,) = policy().warm_sandboxes(pool)
+    assert warm.spec == decided("pandas>=2.1", "pyyaml").sandbox
+
+
+@pytest.mark.parametrize(
+    ("packages", "problem"),
+    [
+        (["polars"], r"pool\.warm\.0: the policy refuses this: packages: asked for polars"),
+        (["x @ file:///x"], r"pool\.warm\.0: packages\[0\] is an address"),
+    ],
+)
+def test_sandboxes_that_are_kept_ready_have_no_packages_that_the_policy_refuses(
+    packages: list[str], problem: str
+) -> None:
+    pool = PoolSection(warm=({"image": "base", "size": 1, "packages": packages},))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=problem):
+        policy().warm_sandboxes(pool)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from executor_server.core.errors import BackendFull, EnvironmentFailed, ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
-from executor_server.core.packages import PackagesSpec
+from executor_server.core.packages import PackagesSpec, Progress
 from executor_server.guest.wire.frames import Kind
 from executor_server.policy.decide import WarmSandboxes
 from executor_server.pool.asked_kinds import AskedSettings
@@ -134,6 +134,19 @@ async def test_what_says_when_it_may_be_ready_is_asked_for_then(
         await full(pool)
     waits = [entry["retry_after_s"] for entry in logs if entry["event"] == "pool_refill_failed"]
     assert waits == [0.02] * 3
+
+
+async def test_an_environment_that_is_being_made_is_waited_for_and_no_failure(backend: Backend, make_pool: Any) -> None:
+    progress = Progress("installing", 1, 2, "packages")
+    backend.missing[SPEC] = ImageNotReady("being made", retry_after_s=0.01, progress=progress)
+    with capture_logs() as logs:
+        pool = await make_pool(size=1, backoff_s=0.001)
+        assert await eventually_async(lambda: backend.asked == 3)
+        del backend.missing[SPEC]
+        await full(pool)
+    waits = [entry["progress"] for entry in logs if entry["event"] == "pool_waits"]
+    assert waits == ["installing, 1 of 2 packages"] * 3
+    assert (pool.stats()[SPEC].failed, pool.stats()[SPEC].made) == (0, 1)
 
 
 async def test_one_kind_that_fails_does_not_hold_up_another(backend: Backend, make_pool: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from executor_server.backends.e2b import guests
+from executor_server.backends.e2b import archives, guests
+from executor_server.backends.e2b.archives import PackedEnvironment
 from executor_server.backends.e2b.failures import CloudFailure, CommandFailed
 from executor_server.backends.e2b.guests import Additions, GuestFile, relay_command, start_guest
 from executor_server.backends.e2b.templates import Prepared
@@ -29,12 +31,16 @@ class Machine:
 
     cloud_id = "i1"
 
-    def __init__(self, *failures: CloudFailure) -> None:
+    def __init__(self, *failures: CloudFailure, lost_uploads: int = 0) -> None:
         self.failures = list(failures)
+        self.lost_uploads = lost_uploads
         self.files: dict[str, bytes] = {}
         self.commands: list[str] = []
 
     async def upload(self, path: str, data: bytes) -> None:
+        if self.lost_uploads and "env-" in path:
+            self.lost_uploads -= 1
+            raise CloudFailure("no answer")
         self.files[path] = data
 
     async def run(self, command: str, *, timeout_s: float) -> str:
@@ -51,6 +57,7 @@ async def started(
     sandbox_id: str = "f" * 16,
     spec: SandboxSpec = SPEC,
     ca_bundle: Path | None = None,
+    environment: PackedEnvironment | None = None,
 ) -> Any:
     """Returns the configuration that the namespace command got."""
     await start_guest(
@@ -61,7 +68,7 @@ async def started(
         token=TOKEN,
         spec=spec,
         preload=["numpy"],
-        additions=Additions(ca_bundle=ca_bundle),
+        additions=Additions(ca_bundle, environment),
     )
     words = shlex.split(machine.commands[-1])
     assert words[:6] == ["exec", "python3", "-I", "-S", "/opt/executor/guest-abc123.pyz", "namespaces"]
@@ -109,6 +116,21 @@ async def test_programs_with_a_network_trust_the_template_or_the_authorities_tha
     bundle.unlink()
     with pytest.raises(SandboxFailure, match="authorities can't be read"):
         await started(Machine(), prepared, spec=spec, ca_bundle=bundle)
+
+
+async def test_an_environment_is_uploaded_in_parts_and_only_a_part_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "PART_BYTES", 10)
+    file = tmp_path / "archive"
+    file.write_bytes(b"0123456789abcdefghijXYZ")
+    machine = Machine(lost_uploads=1)
+    with PackedEnvironment("env-1", os.open(file, os.O_RDONLY)) as packed:
+        config = await started(machine, Prepared((3, 9), "x86_64", 2**32), environment=packed)
+    path = "/opt/executor/env-1.tar.gz"
+    assert config["packages"] == {"archive": path, "parts": 3, "version": [3, 9]}
+    parts = {name: data for name, data in machine.files.items() if name.startswith(path)}
+    assert parts == {f"{path}.0": b"0123456789", f"{path}.1": b"abcdefghij", f"{path}.2": b"XYZ"}
 
 
 async def test_a_small_machine_leaves_some_of_its_memory_to_the_cloud_s_programs() -> None:

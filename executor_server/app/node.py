@@ -5,9 +5,11 @@ Without `fleet.role = "node"` nothing of this is made, and a daemon works as if 
 
 from __future__ import annotations
 
+import ipaddress
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
 import structlog
@@ -21,7 +23,7 @@ from executor_server.app.node_reports import NodeReports
 from executor_server.app.parts import Parts
 from executor_server.app.settings import policy_of
 from executor_server.config import Config, ConfigError, StateDir
-from executor_server.core import AddressError, TcpAddress, addresses
+from executor_server.core import InvalidRequest, TcpAddress, addresses
 from executor_server.fleet import (
     CertificateError,
     Control,
@@ -40,13 +42,17 @@ from executor_server.fleet import (
 from executor_server.lifecycle import AdmissionController
 from executor_server.policy import load_policy
 from executor_server.rpc import Around, refusals_to
+from executor_server.rpc.fleet import wire
 from executor_server.rpc.fleet.lease_guard import LeaseGuard, fenced, placed_by_front
 from executor_server.rpc.fleet.node_link import FleetService
 from executor_server.rpc.fleet.node_server import FrontServices, NodeServer
 from executor_server.sessions import SessionIds, SessionManager
 
 VERSION = version("remote-executor")
+WARN_BEFORE_EXPIRY = timedelta(days=30)
 PINGS_PER_ORPHAN_TIME = 4
+MAX_SESSIONS = wire.MAX_SESSIONS // 2
+"""Sessions of a node: one report has room for all that there are, and for as many that have ended since."""
 # A sandbox that was frozen gets its whole time again, once.
 ORPHAN_TIMES_UNTIL_GONE = 2
 # Seconds for calls of the front to end, after the sessions have.
@@ -79,12 +85,16 @@ class Node:
 
     def __init__(self, config: Config, state_dir: StateDir) -> None:
         """Raises ConfigError, StateDirError, AddressError."""
+        _check(config)
         fleet = config.fleet
         assert fleet.certificates is not None and fleet.listen is not None, "the configuration requires both of a node"
         try:
             credentials = read_credentials(fleet.certificates, "node")
         except CertificateError as error:
             raise ConfigError([f"fleet.certificates: {error}"]) from error
+        left = credentials.expire_time - datetime.now(UTC)
+        if left < WARN_BEFORE_EXPIRY:
+            _log.warning("fleet_certificate_expires", expire_time=credentials.expire_time.isoformat(), days=left.days)
         self._files = NodeFiles(state_dir)
         self.config = self._adapted(config)
         """The configuration, with what the fleet decides."""
@@ -220,16 +230,46 @@ class _Linked:
         await self._control.take(control)
 
 
+def _check(config: Config) -> None:
+    """Raises ConfigError for what a node can't have."""
+    problems = list(_problems(config))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems(config: Config) -> Iterator[str]:
+    for key, value in (
+        ("policy.file", config.policy.file),
+        ("server.token_file", config.server.token_file),
+        ("state.key_file", config.state.key_file),
+    ):
+        if value is not None:
+            yield f"{key}: can't be set for a node, which has it from its front (it is {str(value)!r})"
+    if config.sessions.max_sessions > MAX_SESSIONS:
+        yield f"sessions.max_sessions: must be at most {MAX_SESSIONS:,} for a node"
+    try:
+        wire.labels_from(config.fleet.labels.items(), "fleet.labels")
+    except InvalidRequest as error:
+        yield error.message
+
+
 def _address_of(config: Config) -> str:
     """Returns the address at which clients reach this node. Raises ConfigError."""
     if config.fleet.address is not None:
         try:
-            addresses.parse(config.fleet.address)
-        except AddressError as error:
-            raise ConfigError([f"fleet.address: {error}"]) from error
-        return config.fleet.address
+            return wire.address_from(config.fleet.address, "fleet.address")
+        except InvalidRequest as error:
+            raise ConfigError([error.message]) from error
     for text in config.server.listen:
         address = addresses.parse(text)
-        if isinstance(address, TcpAddress) and address.port:
+        if isinstance(address, TcpAddress) and address.port and not _is_any(address):
             return text
-    raise ConfigError(["fleet.address: is missing, and server.listen has no TCP address that clients could use"])
+    raise ConfigError(["fleet.address: is missing, and server.listen has no address that clients could connect to"])
+
+
+def _is_any(address: TcpAddress) -> bool:
+    """True for the address that stands for all addresses of this machine."""
+    try:
+        return ipaddress.ip_address(address.host).is_unspecified
+    except ValueError:
+        return False

@@ -19,6 +19,8 @@ from executor_server.lifecycle import SessionEnd
 from executor_server.sessions import SessionManager
 
 LOOK_INTERVAL_S = 0.1
+AFTER_FAILURE_S = 1.0
+"""Seconds before sandboxes that could not be ended are tried again, or a record that could not be written."""
 
 _log = structlog.get_logger(__name__)
 
@@ -96,6 +98,7 @@ class Fencing:
                 await self._look()
             except Exception:  # noqa: BLE001 - a background owner: the next look tries again
                 _log.exception("fleet_lease_broke")
+                await asyncio.sleep(AFTER_FAILURE_S)
 
     async def _look(self) -> None:
         self._note_state()

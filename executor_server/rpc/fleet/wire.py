@@ -179,7 +179,7 @@ def _node_hello_from(message: pb.NodeHello, node: str) -> NodeHello:
         node=node,
         epoch=_count(message.epoch, "hello.epoch", least=1),
         instance=checks.identifier(message.instance, "hello.instance"),
-        address=_address(message.address),
+        address=address_from(message.address, "hello.address"),
         labels=labels_from(message.labels.items(), "hello.labels"),
         protocol=message.protocol,
         program_version=_text(message.program_version, MAX_VERSION_CHARS, "hello.program_version"),
@@ -320,9 +320,9 @@ def _tenant(name: str, field: str) -> str:
     return name
 
 
-def _address(text: str) -> str:
+def address_from(text: str, field: str) -> str:
     """Checks the address at which clients reach a node: they connect to it and show their tokens there."""
-    problem: InvalidRequest = checks.invalid("hello.address", "must be HOST:PORT or unix:/PATH")
+    problem: InvalidRequest = checks.invalid(field, "must be HOST:PORT or unix:/PATH")
     if len(text) > MAX_ADDRESS_CHARS or not text.isprintable():
         raise problem
     try:

@@ -71,6 +71,8 @@ class NodeFiles:
 def _record_of(values: Mapping[str, Any]) -> NodeRecord:
     """Raises ValueError, TypeError."""
     record = NodeRecord(**values)
+    if not isinstance(record.terms, dict):
+        raise TypeError("terms is no object")
     texts = (record.instance, record.front_id, record.front_instance, *record.terms)
     numbers = (record.epoch, *record.terms.values())
     if not all(type(text) is str for text in texts) or not all(type(each) is int and each > 0 for each in numbers):

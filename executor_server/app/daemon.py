@@ -159,7 +159,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     await environments.start(control.watchers.environment_observers())
     watchers, policies, quotas = control.watchers, control.policies, control.quotas
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
-    observer = Observers([quotas, *watchers.observers(), shares])
+    observer = Observers([quotas, *watchers.observers(), shares, *([] if node is None else [node.ended])])
 
     pool = WarmPool(backend, pool_settings(config))
     stack.push_async_callback(pool.close)

@@ -19,7 +19,7 @@ from executor_server.app.node_admission import LeasedAdmission
 from executor_server.app.node_control import NodeControl
 from executor_server.app.node_files import NodeFiles
 from executor_server.app.node_lease import Fencing
-from executor_server.app.node_reports import NodeReports
+from executor_server.app.node_reports import EndedSessions, NodeReports
 from executor_server.app.parts import Parts
 from executor_server.app.settings import policy_of
 from executor_server.config import Config, ConfigError, StateDir
@@ -105,6 +105,7 @@ class Node:
         # One for each server: a guard keeps the handlers of the server that it is part of.
         self._client_guard, self._front_guard = LeaseGuard(self._serves), LeaseGuard(self._serves)
         self.ids = NodeIds(credentials.member.node, _address_of(config), lambda: self._lease.epoch)
+        self.ended = EndedSessions(self.ids.node)
         self._begins: Sequence[Callable[[], Awaitable[None]]] = ()
         _log.info("fleet_node", node=self.ids.node, epoch=record.epoch, address=self.ids.address)
 
@@ -163,7 +164,8 @@ class Node:
         destroy_s = ORPHAN_TIMES_UNTIL_GONE * config.sessions.orphan_time_s
         fencing = Fencing(self._lease, lease_clock, parts.sessions, self._cut, destroy_s)
         control = NodeControl(self._files, parts.policies, parts.tokens, parts.archives)
-        link = FleetService(_Linked(self.ids, config, fencing, NodeReports(config, parts, control), control, parts))
+        reports = NodeReports(config, parts, control, self.ended)
+        link = FleetService(_Linked(self.ids, config, fencing, reports, control, parts))
         server = NodeServer(
             addresses.parse(config.fleet.listen),
             config.fleet.certificates,

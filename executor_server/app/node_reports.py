@@ -10,16 +10,40 @@ from executor_server.app.node_control import NodeControl
 from executor_server.app.parts import Parts
 from executor_server.backends import Backend
 from executor_server.config import Config
-from executor_server.fleet import NodeBackend, NodeReport, NodeSession, TenantUse, WarmKind
+from executor_server.core import SessionFacts
+from executor_server.fleet import NodeBackend, NodeReport, NodeSession, TenantUse, WarmKind, node_of
+from executor_server.lifecycle import Observer
 from executor_server.pool import BackendSet
 from executor_server.rpc.fleet.wire import MAX_TENANTS
 from executor_server.sessions import Session
 
 
+class EndedSessions(Observer):
+    """Collects the ids of sessions that end.
+
+    The front knows a session from the moment at which it was made, and one that is made and ended between two reports
+    is in the lists of neither. The front would count it for ever.
+    """
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._ids: set[str] = set()
+
+    def session_ended(self, session: SessionFacts, reason: str) -> None:
+        if node_of(session.session_id) == self._node:  # not one of an earlier name, which ends at the start
+            self._ids.add(session.session_id)
+
+    def take(self) -> set[str]:
+        """Returns the ids since the last call."""
+        ids, self._ids = self._ids, set()
+        return ids
+
+
 class NodeReports:
     """Builds one report after the other; each says how the sessions differ from the report before."""
 
-    def __init__(self, config: Config, parts: Parts, control: NodeControl) -> None:
+    def __init__(self, config: Config, parts: Parts, control: NodeControl, ended: EndedSessions) -> None:
+        self._ended = ended
         self._config = config
         self._parts = parts
         self._control = control
@@ -44,7 +68,7 @@ class NodeReports:
             warm=self._warm(),
             full=full,
             opened=tuple(each for session_id, each in now.items() if before.get(session_id) != each),
-            closed=tuple(before.keys() - now.keys()),
+            closed=tuple((before.keys() | self._ended.take()) - now.keys()),
             creating=tuple(NodeSession("", *request) for request in parts.sessions.requests_under_way()),
             tenants=self._tenants(),
             renewed=renewed,

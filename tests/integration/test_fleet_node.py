@@ -151,6 +151,15 @@ async def test_reports_name_sessions_as_they_come_and_go(shared: NodeDaemon) -> 
         assert last.max_sessions == 64 and not last.draining
 
 
+async def test_a_session_that_comes_and_goes_between_two_reports_is_named_as_ended(shared: NodeDaemon) -> None:
+    """The front has known it since it was made, and would count it for ever."""
+    async with linked(shared) as front:
+        for request_id in ("r8", "r9"):
+            made = await front.create(request_id=request_id)
+            await front.delete(made)
+            await front.reported(lambda report, made=made: made.session_id in report.closed)
+
+
 async def test_a_node_that_is_drained_says_so(shared: NodeDaemon) -> None:
     async with linked(shared) as front:
         await front.admin.Drain(admin_pb.DrainRequest(), metadata=metadata_of(LOCAL))

@@ -40,6 +40,7 @@ class Member:
     link: Link | None = None
     report: NodeReport | None = None  # the last one in this epoch, without its lists of sessions and tenants
     sessions: set[str] = field(default_factory=set)
+    unreported: dict[str, float] = field(default_factory=dict)  # sessions known by their answer alone, and since when
     creating: set[Request] = field(default_factory=set)  # by this front, without a session yet
     foreign: frozenset[Request] = frozenset()  # creations that an earlier front has begun
     has_reported: bool = False  # since the front's start

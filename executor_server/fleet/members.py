@@ -80,6 +80,10 @@ class Members:
         self.sessions.prune(unix_s - TOMBSTONE_TIME_S)
 
     @property
+    def front_id(self) -> str:
+        return self._start.front_id
+
+    @property
     def term(self) -> int:
         return self._start.term
 
@@ -96,9 +100,7 @@ class Members:
         """
         if now_s >= self._began_s + HOLD_S:
             return True
-        return all(
-            each.is_ready or each.state in (MemberState.LOST, MemberState.ABSENT) for each in self._members.values()
-        )
+        return all(each.has_reported or each.state is MemberState.LOST for each in self._members.values())
 
     # -- links -----------------------------------------------------------------------------------------------------
 
@@ -268,6 +270,10 @@ class Members:
                 self._remove(member, session_id)
             elif member.creating and len(member.closed_early) < _MAX_CLOSED_EARLY:
                 member.closed_early.add(session_id)
+        # A session that began and ended between two reports is in none.
+        oldest_s = now_s - self.timing.lease_s
+        for session_id in [each for each, since_s in member.unreported.items() if since_s < oldest_s]:
+            self._remove(member, session_id)
         member.foreign = self.sessions.set_foreign(member.name, member.foreign, report.creating)
 
     def add_session(self, member: Member, session: KnownSession) -> None:
@@ -275,6 +281,10 @@ class Members:
         if self.sessions.add(session) is not None:
             member.surplus.add(session.session_id)
         member.sessions.add(session.session_id)
+        if session.is_reported:
+            member.unreported.pop(session.session_id, None)
+        else:
+            member.unreported[session.session_id] = session.since_s
         creation = self.sessions.creation(session.request)
         if creation is not None and creation.node == member.name:
             member.creating.discard(session.request)
@@ -282,6 +292,7 @@ class Members:
     def _remove(self, member: Member, session_id: str) -> None:
         member.sessions.discard(session_id)
         member.surplus.discard(session_id)
+        member.unreported.pop(session_id, None)
         self.sessions.remove(session_id)
 
     # -- losses ----------------------------------------------------------------------------------------------------
@@ -333,6 +344,7 @@ class Members:
         self.sessions.bury(tombstones)
         member.sessions.clear()
         member.surplus.clear()
+        member.unreported.clear()
         member.creating.clear()
         member.closed_early.clear()
         member.foreign = self.sessions.set_foreign(member.name, member.foreign, ())

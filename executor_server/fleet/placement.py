@@ -178,22 +178,24 @@ class Placement:
         total = sum(len(each) for each in candidates)
         if not total:
             return None
-        drawn: set[Member] = set()
+        drawn: list[Member] = []
         if total > _MAX_DRAWS:
             for _ in range(_MAX_DRAWS):
                 chosen = self._one_of(candidates, total)
                 member = chosen.draw(self._draws)
-                if member.name not in tried and _has_labels(member, wanted.labels):
-                    drawn.add(member)
+                if member not in drawn and member.name not in tried and _has_labels(member, wanted.labels):
+                    drawn.append(member)
                     if len(drawn) == DRAWN:
                         return min(drawn, key=score)
         every = {
-            member
+            member.name: member
             for each in candidates
             for member in each.all()
             if member.name not in tried and _has_labels(member, wanted.labels)
         }
-        few = self._draws.sample(sorted(every, key=_name), DRAWN) if len(every) > DRAWN else every
+        few = list(every.values())
+        if len(few) > DRAWN:
+            few = self._draws.sample(few, DRAWN)
         return min(few, key=score, default=None)
 
     def _one_of(self, candidates: list[Drawable], total: int) -> Drawable:
@@ -236,10 +238,6 @@ def _fits(member: Member, wanted: Wanted) -> bool:
 def _makes(backend: NodeBackend, wanted: Wanted) -> bool:
     named = not wanted.backends or backend.name in wanted.backends
     return named and (not wanted.image or not backend.images or wanted.image in backend.images)
-
-
-def _name(member: Member) -> str:
-    return member.name
 
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:

@@ -66,6 +66,16 @@ def test_a_session_that_ended_before_its_answer_came_is_not_counted_for_ever(sit
     assert site.sessions.count("t") == 0
 
 
+def test_a_session_that_began_and_ended_between_two_reports_is_not_counted_for_ever(site: Site) -> None:
+    site.make()
+    for _ in range(7):
+        site.front.report()
+        site.front.pass_time(0.5)
+    assert site.sessions.count("t") == 1
+    site.front.report()
+    assert site.sessions.count("t") == 0
+
+
 def test_the_quota_of_sessions_is_exact(site: Site) -> None:
     site.make("1")
     site.begin("2")

@@ -119,7 +119,7 @@ def own_fleet() -> Iterator[Path]:
     try:
         (root / "fleet.toml").write_text("[pool]\nsize = 1\n[sessions]\nmax_sessions = 8\n")
         up = fleet_command(root, "up", "--nodes", str(len(NODES)), "--config", str(root / "fleet.toml"))
-        console.print(up.stdout, markup=False)
+        console.print(up.stdout, markup=False, soft_wrap=True)
         if up.returncode != 0:
             raise DemoFailure("`executor-server ray up` failed")
         yield root
@@ -129,7 +129,7 @@ def own_fleet() -> Iterator[Path]:
         raise
     finally:
         down = fleet_command(root, "down")
-        console.print(down.stdout, markup=False)
+        console.print(down.stdout.strip(), markup=False)
         left = leftovers(root)
         shutil.rmtree(root)
         if down.returncode != 0 or left:
@@ -137,12 +137,11 @@ def own_fleet() -> Iterator[Path]:
 
 
 def leftovers(root: Path) -> list[str]:
-    """Returns processes that name the fleet's directory or a Ray of ours, as `ps` shows them, and sockets."""
+    """Returns processes that name the fleet's directory or a Ray of ours, as `ps` shows them."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while True:
         listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
         left = [line for line in listed.splitlines() if str(root) in line or "/tmp/rx-ray-" in line]
-        left += [str(path) for path in root.rglob("*") if path.is_socket()]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.2)
@@ -229,8 +228,10 @@ def problems_of(runs: Sequence[Run], before: dict[str, str]) -> list[str]:
     problems += [f"{run.name} lost its session: {run.reason}" for run in others if run.lost_s]
     if not 0 < victim.lost_s <= LOST_WITHIN_S:
         problems.append(f"the victim heard of its loss after {victim.lost_s:.1f} s")
-    console.print(f"The victim heard after {victim.lost_s:.1f} s: {victim.reason}", markup=False)
-    console.print("The others did not notice; all have the right answer." if not problems else "", markup=False)
+    console.print(f"The victim heard of it after {victim.lost_s:.1f} s:", markup=False)
+    console.print(victim.reason, markup=False, style="italic")
+    if not problems:
+        console.print("It went on in a new session. The others did not notice. All have the right answer.")
     return problems
 
 
@@ -252,7 +253,7 @@ def main() -> int:
             os.environ["EXECUTOR_STATE_DIR"] = str(root / "front/state")
             os.environ["EXECUTOR_ADDRESS"] = f"unix:{root}/front/state/executor.sock"
             problems = run_agents(root)
-        console.print("The fleet has ended; no process, socket or directory of it is left.")
+        console.print("The fleet has ended; no process and no directory of it is left.")
     except DemoFailure as failure:
         problems = [str(failure)]
     for problem in problems:

@@ -128,7 +128,7 @@ def _show(found: Mapping[str, Any]) -> None:
     click.echo(f"front: {process}, {found['directory']}" + (f"; {found['problem']}" if found["problem"] else ""))
     by_name = {node["node"]: node for node in found["fleet"].get("nodes", ())}
     rows = [("NODE", "HOST", "PROCESS", "LINK", "STATE", "SESSIONS", "RAY NODE", "PROBLEM")]
-    for node in found["nodes"]:
+    for node in sorted(found["nodes"], key=lambda each: str(each["name"])):
         seen = by_name.get(node["name"], {})
         rows.append(
             (

@@ -80,6 +80,11 @@ def status(files: FleetFiles, address: str | None) -> dict[str, Any]:
         with _connected(address, {}) as engine:
             return _status(engine)
     cluster = _cluster_of(files)
+    if not cluster.has_head:
+        raise FleetError(
+            f"Ray's head of {files.root} has ended. The front and the nodes go on without it; "
+            "`executor-server ray down` ends them."
+        )
     with _connected(cluster.address, cluster.environment) as engine:
         return _status(engine)
 

@@ -78,6 +78,11 @@ class LocalCluster:
         """Each is the leader of the session (setsid) that all processes of a Ray node are in."""
         return [OwnDaemon(self.temporary, f"local-{index + 1}") for index in range(self.number)]
 
+    @property
+    def has_head(self) -> bool:
+        """True while the head answers. Ray itself takes minutes to find out that it does not."""
+        return _answers(_host(0), self.port)
+
     def processes(self) -> list[ProcessIdentity]:
         """Returns all processes: in the sessions of the nodes, or with the directory in their arguments."""
         leaders = [identity for node in self.nodes if (identity := node.identity()) is not None]

@@ -47,8 +47,15 @@ _OUTCOMES = "tests/contract/test_outcomes.py"
 _STATE = "tests/contract/test_state.py"
 _FITNESS = "tests/contract/test_fitness.py"
 _WHEELS = "tests/security/test_hostile_wheels.py"
+_RAY = "tests/integration/fleet_ray/test_ray_fleet.py"
+_ADOPTS = "tests/integration/fleet_ray/test_own_daemons.py, without Ray"
 
 LONG = (
+    Long(_RAY, "test_the_status", "test_a_session_of_a_fleet_on_ray, which waits for all nodes"),
+    Long(_RAY, "test_ray_knows_no_secret", "tests/unit/fleet/test_enrolment.py: keys stay where they are made"),
+    Long(_RAY, "test_the_next_actor", _ADOPTS),
+    Long(_RAY, "test_the_end_of_a_raylet", _ADOPTS),
+    Long(_RAY, "test_the_end_of_rays_head", _ADOPTS),
     Long(
         "tests/features/test_features.py",
         "test_the_feature",

@@ -124,7 +124,7 @@ def test_a_second_up_is_refused(fleet: Fleet) -> None:
 
 
 def test_ray_knows_no_secret_of_the_fleet(fleet: Fleet) -> None:
-    """What the head of Ray has of the actors is in its logs and in its processes' memory; both are searched."""
+    """All files of Ray are searched: its logs, and the store in which arguments of calls lie."""
     secrets = [path.read_bytes() for path in fleet.files.root.rglob("key.pem")]
     secrets += [(fleet.files.front.daemon.state_dir / "token").read_bytes().strip()]
     secrets += [(fleet.files.front.authority / "ca.key").read_bytes()]
@@ -185,3 +185,4 @@ def test_the_end_of_rays_head_ends_no_session_and_down_needs_no_ray(fleet: Fleet
             assert another.execute("1 + 1").output == 2
     shown = fleet.command("status")
     assert shown.returncode == 1
+    assert "go on without it" in shown.stderr

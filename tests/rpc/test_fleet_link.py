@@ -411,7 +411,7 @@ async def test_a_stream_that_is_cut_with_its_lease_held_ends_all_the_same(served
 async def test_no_message_leaves_after_the_end_of_the_lease(served: Served) -> None:
     call = served.front().service.Execute(pb.ExecuteRequest(code="talks"), metadata=metadata_of(LOCAL))
     await anext(aiter(call))
-    served.lease["held"] = False  # and nobody cuts
+    served.lease["held"] = False  # and nothing is cut
     assert await refused(call) == FENCED
 
 

@@ -1,4 +1,4 @@
-"""What a node of a fleet may use of a quota that holds for all nodes together."""
+"""A node of a fleet uses no more of a quota that holds for all nodes together than its front lets it."""
 
 from __future__ import annotations
 

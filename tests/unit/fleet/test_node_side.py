@@ -155,7 +155,7 @@ async def test_a_policy_that_cant_be_served_leaves_the_earlier_one_in_force(
     assert controlled.control.fingerprint == ""
     assert controlled.control.problem.startswith("policy: ")
     assert controlled.policies.current.version == "2"
-    assert controlled.files.policy.read_bytes() == POLICY  # which the next start reads
+    assert controlled.files.policy.read_bytes() == POLICY  # the next start reads it
     assert controlled.tokens.id_of(token) is not None  # and a revoked one would be refused by now
 
 

@@ -123,7 +123,7 @@ class Fencing:
 
     async def _end_epoch(self) -> None:
         ended, epoch = len(self._sessions.list_all()), self._lease.epoch
-        _log.warning("fleet_ending", epoch=epoch, sessions=ended)
+        _log.warning("fleet_fencing", epoch=epoch, sessions=ended)
         self._cut()
         await self._sessions.end_all(SessionEnd.LEASE_LOST, self._destroy_s)
         self._lease.ended(self._clock())

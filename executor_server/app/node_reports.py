@@ -14,8 +14,11 @@ from executor_server.core import SessionFacts
 from executor_server.fleet import NodeBackend, NodeReport, NodeSession, TenantUse, WarmKind, node_of
 from executor_server.lifecycle import Observer
 from executor_server.pool import BackendSet
-from executor_server.rpc.fleet.wire import MAX_TENANTS
+from executor_server.rpc.fleet.wire import MAX_SESSIONS, MAX_TENANTS
 from executor_server.sessions import Session
+
+MAX_ENDED = MAX_SESSIONS // 2
+"""Ids of ended sessions that are kept for the next report."""
 
 
 class EndedSessions(Observer):
@@ -30,7 +33,10 @@ class EndedSessions(Observer):
         self._ids: set[str] = set()
 
     def session_ended(self, session: SessionFacts, reason: str) -> None:
-        if node_of(session.session_id) == self._node:  # not one of an earlier name, which ends at the start
+        # Without a link nothing takes them; the next one begins with a full report.
+        if (
+            len(self._ids) < MAX_ENDED and node_of(session.session_id) == self._node
+        ):  # not one of an earlier name, which ends at the start
             self._ids.add(session.session_id)
 
     def take(self) -> set[str]:

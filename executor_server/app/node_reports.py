@@ -33,10 +33,9 @@ class EndedSessions(Observer):
         self._ids: set[str] = set()
 
     def session_ended(self, session: SessionFacts, reason: str) -> None:
-        # Without a link nothing takes them; the next one begins with a full report.
-        if (
-            len(self._ids) < MAX_ENDED and node_of(session.session_id) == self._node
-        ):  # not one of an earlier name, which ends at the start
+        # Not one of an earlier name, which ends at the start. Without a link nothing takes the ids, and the next one
+        # begins with a full report.
+        if node_of(session.session_id) == self._node and len(self._ids) < MAX_ENDED:
             self._ids.add(session.session_id)
 
     def take(self) -> set[str]:

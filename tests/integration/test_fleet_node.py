@@ -154,10 +154,11 @@ async def test_reports_name_sessions_as_they_come_and_go(shared: NodeDaemon) -> 
 async def test_a_session_that_comes_and_goes_between_two_reports_is_named_as_ended(shared: NodeDaemon) -> None:
     """The front has known it since it was made, and would count it for ever."""
     async with linked(shared) as front:
-        for request_id in ("r8", "r9"):
-            made = await front.create(request_id=request_id)
-            await front.delete(made)
-            await front.reported(lambda report, made=made: made.session_id in report.closed)
+        made = [await front.create(request_id=request_id) for request_id in ("r8", "r9")]
+        for session in made:
+            await front.delete(session)
+        ids = {session.session_id for session in made}
+        assert await eventually_async(lambda: ids <= {each for report in front.reports for each in report.closed})
 
 
 async def test_a_node_that_is_drained_says_so(shared: NodeDaemon) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -17,6 +18,13 @@ from executor_client import ExecutionResult, LogEvent, Session
 from tests.support.daemon import Daemon
 
 WAIT_S = 60.0
+
+
+class Host(Protocol):
+    """A daemon that has sandboxes; a node of a fleet is one."""
+
+    @property
+    def state_dir(self) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Sandbox:
         return not any(_is_alive(process) for process in (self.monitor, self.supervisor))
 
 
-def sandboxes(daemon: Daemon) -> list[Sandbox]:
+def sandboxes(daemon: Host) -> list[Sandbox]:
     """All sandboxes that have their record, oldest first; those of the pool too."""
     found = []
     for record in (daemon.state_dir / "sandboxes").glob("*/record.json"):
@@ -50,12 +58,12 @@ def sandboxes(daemon: Daemon) -> list[Sandbox]:
     return [sandbox for _, sandbox in sorted(found, key=lambda each: each[0])]
 
 
-def only_sandbox(daemon: Daemon) -> Sandbox:
+def only_sandbox(daemon: Host) -> Sandbox:
     (sandbox,) = sandboxes(daemon)
     return sandbox
 
 
-def sandbox_directories(daemon: Daemon) -> set[str]:
+def sandbox_directories(daemon: Host) -> set[str]:
     return {entry.name for entry in (daemon.state_dir / "sandboxes").iterdir() if entry.is_dir()}
 
 

@@ -1,0 +1,288 @@
+"""A fleet that a test may hurt: a front and nodes as processes, and cables to each node that can be unplugged.
+
+Each node is reached through two cables only: its front's to `fleet.listen`, and its clients' to its own listener. A
+fleet that is measured has none. The sandboxes of a node outlive it when it is killed; one more start at the end cleans
+up after it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import executor_service_pb2_grpc as service_grpc
+from executor_api.v1 import types_pb2 as pb
+from executor_client import ExecutorClient
+from executor_server.fleet.certificates import issue_front, issue_node
+from tests.support.cable import Cable
+from tests.support.polling import eventually
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 5.0
+QUIET = "[pool]\nsize = 0\n"
+
+
+@dataclass
+class Machine:
+    """A daemon on a directory of its own: a front, or a node."""
+
+    name: str
+    directory: Path
+    command: str
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def state_dir(self) -> Path:
+        return self.directory / "s"
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.state_dir / 'executor.sock'}"
+
+    def start(self) -> None:
+        """Begins; returns before it listens."""
+        command = [sys.executable, "-m", "executor_server", self.command, "--config", str(self.directory / "c.toml")]
+        with (self.directory / "log").open("ab") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def stop(self) -> int:
+        """Asks it to stop, twice if it takes its time; returns its exit code."""
+        assert self.process is not None
+        process, self.process = self.process, None
+        process.send_signal(signal.SIGTERM)
+        try:
+            return process.wait(STOP_TIMEOUT_S / 10)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+        try:
+            return process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"{self.name} did not stop:\n{self.log[-8000:]}") from None
+
+
+@dataclass
+class NodeMachine(Machine):
+    """A node, and the cables to it: `link` for its front, `clients` for clients."""
+
+    link_address: str = ""
+    clients_address: str = ""
+    cables: Sequence[Cable] = ()
+
+    @property
+    def link(self) -> Cable:
+        return self.cables[0]
+
+    def unplug(self) -> None:
+        """Cuts its network: neither the front nor a client reaches it."""
+        for cable in self.cables:
+            cable.unplug()
+
+    def plug_in(self) -> None:
+        for cable in self.cables:
+            cable.plug_in()
+
+
+class Fleet:
+    """A front and its nodes, which run until the end of the stack unless a test ends them."""
+
+    def __init__(
+        self,
+        directory: Path,
+        stack: ExitStack,
+        *,
+        front_config: str = "",
+        node_config: str = QUIET,
+        has_cables: bool = True,
+    ) -> None:
+        self.directory = directory
+        self._stack = stack
+        self._node_config = node_config
+        self._front_config = front_config
+        self._has_cables = has_cables
+        issue_front(directory / "ca")
+        self.nodes: dict[str, NodeMachine] = {}
+        self.others: list[str] = []
+        """Addresses of further nodes."""
+        self.front = Machine("front", directory / "f", "front")
+        self.front.state_dir.mkdir(parents=True, mode=0o700)
+
+    def add(self, *names: str, config: str = "") -> None:
+        """Makes nodes, which do not run yet."""
+        for name in names:
+            folder = issue_node(self.directory / "ca", name).folder
+            directory = self.directory / name
+            (directory / "s").mkdir(parents=True, mode=0o700)
+            ports = free_ports(2)
+            addresses = [f"127.0.0.1:{port}" for port in ports]
+            cables = [self._stack.enter_context(Cable(("127.0.0.1", port))) for port in ports if self._has_cables]
+            link, clients = (cable.address for cable in cables) if cables else addresses
+            (directory / "c.toml").write_text(
+                f'[server]\nstate_dir = "{directory / "s"}"\nlisten = ["{addresses[1]}"]\n'
+                f'[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{addresses[0]}"\n'
+                f'address = "{clients}"\nlabels = {{ name = "{name}" }}\n{self._node_config}{config}'
+            )
+            self.nodes[name] = NodeMachine(
+                name, directory, "serve", link_address=link, clients_address=clients, cables=cables
+            )
+
+    def start(self) -> None:
+        """Starts the front and all nodes that do not run, and waits until all serve."""
+        self.write_front_config()
+        for machine in (self.front, *self.nodes.values()):
+            if machine.process is None:
+                machine.start()
+        self.wait_serving(*self.nodes)
+
+    def write_front_config(self, **fleet: object) -> None:
+        addresses = [*(node.link_address for node in self.nodes.values()), *self.others]
+        nodes = ", ".join(f'"{address}"' for address in addresses)
+        (self.front.directory / "c.toml").write_text(
+            f'[server]\nstate_dir = "{self.front.state_dir}"\nlisten = ["unix:{self.front.state_dir}/executor.sock"]\n'
+            f'[fleet]\nrole = "front"\ncertificates = "{self.directory / "ca" / "front"}"\nnodes = [{nodes}]\n'
+            + "".join(f"{key} = {_toml(value)}\n" for key, value in fleet.items())
+            + self._front_config
+        )
+
+    def wait_serving(self, *names: str) -> None:
+        def all_serve() -> bool:
+            states = self.states()
+            return all(states.get(name) == "SERVING" for name in names)
+
+        assert eventually(all_serve, timeout_s=START_TIMEOUT_S), f"{self.states()}\n{self.logs()}"
+
+    def states(self) -> Mapping[str, str]:
+        """The state of each node, as the front sees it; empty while the front is away."""
+        return {each.node: admin_pb.NodeState.Name(each.state).removeprefix("NODE_STATE_") for each in self.seen()}
+
+    def seen(self, front: Machine | None = None) -> list[admin_pb.FleetNode]:
+        """The nodes as the front sees them, or as another one does that has the same token."""
+        try:
+            with self._channel(front) as channel:
+                answer = admin_grpc.AdminServiceStub(channel).GetFleet(
+                    admin_pb.GetFleetRequest(), timeout=CALL_TIMEOUT_S, metadata=self._metadata
+                )
+        except (grpc.RpcError, FileNotFoundError):
+            return []
+        return list(answer.nodes)
+
+    def create(self, request_id: str, node: str = "", *, token: str = "") -> pb.Session | None:
+        """Asks the front once for a session; None while it can't answer."""
+        metadata = (("authorization", f"Bearer {token or self.token}"),)
+        labels = {"name": node} if node else {}
+        request = service_pb.CreateSessionRequest(request_id=request_id, node_labels=labels)
+        try:
+            with self._channel() as channel:
+                stub = service_grpc.ExecutorServiceStub(channel)
+                made = stub.CreateSession(request, timeout=START_TIMEOUT_S, metadata=metadata)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            return None
+        return cast("pb.Session", made.session)
+
+    @property
+    def token(self) -> str:
+        return (self.front.state_dir / "token").read_text().strip()
+
+    def client(self, **options: Any) -> ExecutorClient:
+        return ExecutorClient(self.front.address, token=self.token, **options)
+
+    def client_with(self, token: str, *, address: str = "") -> ExecutorClient:
+        return ExecutorClient(address or self.front.address, token=token)
+
+    def direct_client(self, node: str, **options: Any) -> ExecutorClient:
+        """A client of a node itself, with the same token."""
+        return ExecutorClient(self.nodes[node].clients_address, token=self.token, **options)
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"== {machine.name}\n{machine.log[-3000:]}"
+            for machine in (self.front, *self.nodes.values())
+            if (machine.directory / "log").exists()
+        )
+
+    def close(self) -> None:
+        """Stops all in order. What was killed starts once more, since its sandboxes may be alive."""
+        for node in self.nodes.values():
+            node.plug_in()
+            if node.process is None and (node.state_dir / "registry.db").exists():
+                node.start()
+            elif node.process is not None:
+                node.send(signal.SIGCONT)
+        if self.front.process is not None:
+            self.front.send(signal.SIGCONT)
+        problems = []
+        for machine in (*self.nodes.values(), self.front):
+            if machine.process is not None and (code := machine.stop()) != 0:
+                problems.append(f"{machine.name} ended with {code}:\n{machine.log[-4000:]}")
+        assert not problems, "\n".join(problems)
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.token}"),)
+
+    def _channel(self, front: Machine | None = None) -> grpc.Channel:
+        address = (front or self.front).address
+        return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+@contextmanager
+def fleet(directory: Path, *names: str, **options: Any) -> Iterator[Fleet]:
+    """A fleet of nodes with these names, all of them serving."""
+    with ExitStack() as stack:
+        made = Fleet(directory, stack, **options)
+        stack.callback(made.close)
+        made.add(*names)
+        made.start()
+        yield made
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of the loopback interface that no process had a moment ago."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [each.getsockname()[1] for each in held]
+
+
+def new_id() -> str:
+    return secrets.token_hex(16)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else f'"{value}"'

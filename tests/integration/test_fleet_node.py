@@ -19,6 +19,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_client import AsyncExecutorClient
 from executor_server.core import Principal
+from executor_server.fleet import Allowance
 from executor_server.identity import TokenFile
 from tests.rpc.edge import refused
 from tests.support.backends import require
@@ -214,6 +215,28 @@ async def test_the_fleets_policy_holds(shared: NodeDaemon) -> None:
         made = await front.create()
         assert made.limits.memory_bytes == 128 * 2**20
         await front.delete(made)
+
+
+# -- quotas of the whole fleet
+
+
+async def test_a_node_allows_no_more_executions_than_its_front_does(shared: NodeDaemon) -> None:
+    async with linked(shared) as front, direct(shared) as client:
+        made = [await front.create() for _ in range(2)]
+        front.allowances = {"local": Allowance(executions=1)}
+        await front.reported(lambda report: report.renewed > front.reports[0].sequence)
+        runs = client.execute(made[0].session_id, "import time\nprint('on')\ntime.sleep(60)")
+        assert (await anext(aiter(runs))).event
+        await front.reported(lambda report: report.tenants["local"].executions == 1)
+        refusal = ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
+        assert await refused(client.execute(made[1].session_id, "1")) == refusal
+        front.allowances = {"local": Allowance(executions=2)}
+        last = front.reports[-1].sequence
+        await front.reported(lambda report: report.renewed > last)
+        assert await output_of(client.execute(made[1].session_id, "print(1)", "e2")) == "1\n"
+        front.allowances = {"local": Allowance()}
+        for session in made:
+            await front.delete(session)
 
 
 # -- the lease

@@ -21,6 +21,7 @@ from benchmarks.rows import (
     programs,
     recovery,
     sessions,
+    simulated_fleet,
     tools,
     values,
 )
@@ -43,6 +44,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "flood": flood.local,
     "egress": egress.local,
     "packages": packages.local,
+    "fleet-simulated": simulated_fleet.simulated,
     "fleet-create": fleet.creation,
     "fleet-execute": fleet.execution,
     "fleet-deaths": fleet.deaths,

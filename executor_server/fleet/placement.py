@@ -24,6 +24,8 @@ DRAWN = 3
 """Candidates that are compared."""
 LOAD_WEIGHT = 0.5
 """Weight of the machine's load beside the part of the places that is taken."""
+CREATION_WEIGHT = 1 / 16
+"""Weight of a creation under way. It is work, and the node's load, an average of a minute, does not show it yet."""
 MAX_LOAD = 4.0
 """A higher load counts as this one, so that a machine that computes a lot is not worse than one that is full."""
 # Draws that may miss, because a candidate was tried already or lacks a label, before all are looked at.
@@ -209,10 +211,11 @@ class Placement:
 
 
 def score(member: Member) -> float:
-    """Returns how busy a node is: the part of its places that is taken, and its load."""
+    """Returns how busy a node is: the part of its places that is taken, the creations under way, and its load."""
     report = member.report
     assert report is not None
-    return member.used / max(1, report.max_sessions) + LOAD_WEIGHT * min(report.load, MAX_LOAD) / MAX_LOAD
+    taken = member.used / max(1, report.max_sessions)
+    return taken + CREATION_WEIGHT * len(member.creating) + LOAD_WEIGHT * min(report.load, MAX_LOAD) / MAX_LOAD
 
 
 def _move(sets: dict[K, Drawable], member: Member, old: Iterable[K], new: Iterable[K]) -> None:

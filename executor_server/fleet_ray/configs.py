@@ -27,8 +27,12 @@ _SENT = {"server": ("token_file",), "policy": ("file",), "state": ("key_file",)}
 
 
 def check_config(text: str) -> None:
-    """Raises ConfigError where the text is no configuration."""
-    _sections(text)
+    """Raises ConfigError where the text can't be the configuration of a front and of nodes."""
+    sections = _sections(text)
+    of_front = _without(sections["fleet"], _OF_A_NODE) | {"role": "front", "nodes_file": "/nodes"}
+    of_node = _without(sections["fleet"], _OF_A_FRONT) | {"role": "node", "listen": "127.0.0.1:1"}
+    for fleet in (of_front, of_node):
+        validated(Config, {**sections, "fleet": {**fleet, "certificates": "/certificates"}})
 
 
 def write_front_config(files: FrontFiles, text: str, *, is_local: bool) -> Config:
@@ -78,8 +82,10 @@ def write_node_config(files: NodeFiles, text: str, host: str, labels: Mapping[st
 
 def _sections(text: str) -> dict[str, Any]:
     sections = parse_toml(text.encode(), "configuration of the fleet")
-    validated(Config, sections)  # from here on it has the right shape
-    return {**sections, "server": sections.get("server", {}), "fleet": sections.get("fleet", {})}
+    fleet = sections.get("fleet", {})
+    # From here on the tables have the right shape. [fleet] has keys of both roles: each is checked with its role.
+    validated(Config, {**sections, "fleet": {} if isinstance(fleet, dict) else fleet})
+    return {**sections, "server": sections.get("server", {}), "fleet": fleet}
 
 
 def _without(section: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

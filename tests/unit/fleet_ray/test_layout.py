@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from executor_server.config import ConfigError, load
 from executor_server.fleet import is_node_name
-from executor_server.fleet_ray.configs import write_front_config, write_node_config
+from executor_server.fleet_ray.configs import check_config, write_front_config, write_node_config
 from executor_server.fleet_ray.layout import NAME_LABEL, FleetFiles, node_name_of
 
 
@@ -71,8 +71,22 @@ def test_a_node_behind_a_front_that_passes_calls_on_has_no_address_for_clients(t
     assert node.server.tls_cert is None
 
 
+def test_keys_of_both_roles_are_one_good_configuration() -> None:
+    check_config('[fleet]\nproxy = true\npark_s = 1.0\nlabels = { zone = "a" }\n')
+
+
 def test_a_configuration_that_is_none_is_refused(tmp_path: Path) -> None:
-    for text in ("[fleet]\nfront = 1\n", "server = 5\n", "[", "[fleet]\nlease_s = -1\n"):
+    texts = (
+        "[fleet]\nfront = 1\n",
+        "server = 5\n",
+        "fleet = 5\n",
+        "[",
+        "[fleet]\nlease_s = -1\n",
+        "[fleet]\nlabels = 5\n",
+    )
+    for text in texts:
         with pytest.raises(ConfigError):
-            write_front_config(FleetFiles(tmp_path).front, text, is_local=True)
+            check_config(text)
+    with pytest.raises(ConfigError):
+        write_front_config(FleetFiles(tmp_path).front, texts[0], is_local=True)
     assert list(tmp_path.iterdir()) == []

@@ -36,7 +36,6 @@ from executor_server.fleet import (
     Shares,
     Timing,
     lease_clock,
-    read_credentials,
 )
 from executor_server.identity import FrontTokens, Identities, TokenFile, TokenFileError, Tokens, make_token
 from executor_server.lifecycle import Observers
@@ -44,7 +43,7 @@ from executor_server.policy import PolicyStore, QuotasTable, policy_for
 from executor_server.rpc import RpcServer
 from executor_server.rpc.fleet.choice import NodeChoice
 from executor_server.rpc.fleet.creations import FrontCreations
-from executor_server.rpc.fleet.dialing import Dialer
+from executor_server.rpc.fleet.dialing import Dialers
 from executor_server.rpc.fleet.front_admin import FrontAdmin
 from executor_server.rpc.fleet.front_fleet import FrontFleet
 from executor_server.rpc.fleet.front_service import BY_HAND, FrontService
@@ -118,7 +117,7 @@ async def start_up(config: Config, stack: AsyncExitStack) -> _Front:
     fleet = FrontFleet(
         knowledge.members,
         knowledge.shares,
-        dialer,
+        dialer.current,
         lambda: control.fleet.current,
         news,
         version=VERSION,
@@ -168,10 +167,10 @@ async def start_up(config: Config, stack: AsyncExitStack) -> _Front:
     return _Front(own_state, control, server)
 
 
-def _dialer(config: Config) -> Dialer:
+def _dialer(config: Config) -> Dialers:
     assert config.fleet.certificates is not None, "FleetSection requires it of a front"
     try:
-        return Dialer.of(read_credentials(config.fleet.certificates, "front"))
+        return Dialers(config.fleet.certificates)
     except CertificateError as error:
         raise ConfigError([f"fleet.certificates: {error}"]) from error
 

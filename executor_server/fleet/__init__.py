@@ -6,8 +6,10 @@ between front and nodes are in `rpc.fleet`.
 """
 
 from executor_server.fleet.certificates import (
+    CERTIFICATE_NAME,
     DAYS,
     FRONT,
+    KEY_NAME,
     MAX_DAYS,
     CertificateError,
     Credentials,

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-import grpc
 import structlog
 from google.protobuf import message_factory
 from google.protobuf.message import Message
@@ -31,7 +30,7 @@ class Asked(Protocol):
     node: str
 
     @property
-    def channel(self) -> grpc.aio.Channel: ...
+    def channel(self) -> Any: ...
 
 
 def _paths() -> dict[str, tuple[str, Any]]:

@@ -234,7 +234,8 @@ class FrontCreations:
                     answer = await ask(link, "CreateSession", making.request, making.principal, None)
                     session: pb.Session = answer.session
                     self._watcher.node_asked("made")
-                    return session if self._creations.answered(creation, session.session_id, lease_clock()) else None
+                    is_there = self._creations.answered(creation, session.session_id, lease_clock())
+                    return self._fleet.placed(session, node) if is_there else None
                 except RefusedByNode as refused:
                     self._watcher.node_asked("refused")
                     if await self._is_final(making, node, refused, unanswered=unanswered):

@@ -9,24 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
+import structlog
 from cryptography import x509
 
 from executor_server.core import TcpAddress
-from executor_server.fleet import Credentials, Member, member_in
+from executor_server.fleet import (
+    CERTIFICATE_NAME,
+    KEY_NAME,
+    CertificateError,
+    Credentials,
+    Member,
+    member_in,
+    read_credentials,
+)
 
-DIAL_TIME_S = 3.0
-"""Seconds for a TCP connection and its handshake."""
-MAX_NODE_MESSAGE_BYTES = 32 * 1024 * 1024
-"""Bytes of one answer of a node: a full report, or the sessions of all tenants there."""
+DIAL_TIME_S = 1.0
+"""Seconds for a TCP connection and its handshake: after a path was cut, the next attempt must come soon."""
+MAX_REPORT_BYTES = 4 * 1024 * 1024
+"""Bytes of one message of a link. Reading one takes the event loop a while, in which all other nodes wait."""
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+"""Bytes of one answer of a node, which may have the sessions of all tenants there."""
+MAX_REQUEST_BYTES = 32 * 1024 * 1024
+"""Bytes of one message to a node: the policy with all tokens, or a client's."""
 MAX_NODE_METADATA_BYTES = 16 * 1024
+EXPIRY_WARNING = timedelta(days=30)
 KEEPALIVE_S = 10.0
 KEEPALIVE_TIMEOUT_S = 5.0
+
+
+_log = structlog.get_logger(__name__)
 
 
 class DialError(Exception):
@@ -41,17 +58,13 @@ class Dialer:
     context: ssl.SSLContext
 
     @classmethod
-    def of(cls, credentials: Credentials) -> Dialer:
+    def of(cls, credentials: Credentials, folder: Path) -> Dialer:
+        """Returns a dialer that shows this certificate, which was read from the folder."""
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=credentials.authority.decode("ascii"))
         context.check_hostname = False  # the name is what we ask for; the authority signs nothing but a fleet's members
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.set_alpn_protocols(["h2"])  # a gRPC server ends a handshake that does not offer it
-        # The standard library reads a key from a file only; it is private, and gone at the end of the block.
-        with tempfile.TemporaryDirectory() as directory:
-            pem = Path(directory) / "front.pem"
-            pem.touch(mode=0o600)
-            pem.write_bytes(credentials.key + credentials.certificate)
-            context.load_cert_chain(pem)
+        context.load_cert_chain(folder / CERTIFICATE_NAME, folder / KEY_NAME)  # the standard library takes files only
         return cls(credentials, context)
 
     async def member_at(self, address: TcpAddress) -> Member:
@@ -71,17 +84,59 @@ class Dialer:
             raise DialError(f"{address}: the certificate there is not that of a node")
         return member
 
+    def link_channel(self, address: TcpAddress, member: Member) -> grpc.aio.Channel:
+        """Returns a channel for the link alone, to this node at this address and to no other peer."""
+        return self._channel(address, member, MAX_REPORT_BYTES)
+
     def channel(self, address: TcpAddress, member: Member) -> grpc.aio.Channel:
-        """Returns a channel that connects to this node at this address, and to no other peer."""
+        """Returns a channel for calls, to this node at this address and to no other peer."""
+        return self._channel(address, member, MAX_ANSWER_BYTES)
+
+    def _channel(self, address: TcpAddress, member: Member, max_receive_bytes: int) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(
             root_certificates=self.credentials.authority,
             private_key=self.credentials.key,
             certificate_chain=self.credentials.certificate,
         )
-        return grpc.aio.secure_channel(str(address), credentials, options=_options(member))
+        return grpc.aio.secure_channel(str(address), credentials, options=_options(member, max_receive_bytes))
 
 
-def _options(member: Member) -> Sequence[tuple[str, str | int]]:
+class Dialers:
+    """The dialer with the certificate that is in the front's folder now: a renewed one is used without a restart."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the folder. Raises CertificateError."""
+        self._folder = folder
+        self._seen = self._versions()
+        self._current = self._read()
+
+    def current(self) -> Dialer:
+        """Returns the present one; the one before where the folder can't be used now."""
+        versions = self._versions()
+        if versions != self._seen:
+            self._seen = versions
+            try:
+                self._current = self._read()
+                _log.info("fleet_certificate_renewed", until=str(self._current.credentials.expire_time))
+            except CertificateError as error:
+                _log.error("fleet_certificate_refused", problem=str(error))
+        return self._current
+
+    def _read(self) -> Dialer:
+        credentials = read_credentials(self._folder, "front")
+        left = credentials.expire_time - datetime.now(UTC)
+        if left < EXPIRY_WARNING:
+            _log.warning("fleet_certificate_expires", days=left.days, remedy="executor-server fleet init")
+        return Dialer.of(credentials, self._folder)
+
+    def _versions(self) -> tuple[int, ...]:
+        try:
+            return tuple(path.stat().st_mtime_ns for path in sorted(self._folder.iterdir()))
+        except OSError:
+            return ()
+
+
+def _options(member: Member, max_receive_bytes: int) -> Sequence[tuple[str, str | int]]:
     return (
         ("grpc.ssl_target_name_override", member.name),
         # A connection of its own: another channel's state must not hold this one back, nor end with it.
@@ -91,8 +146,8 @@ def _options(member: Member) -> Sequence[tuple[str, str | int]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", round(DIAL_TIME_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", 500),
-        ("grpc.max_receive_message_length", MAX_NODE_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_NODE_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", max_receive_bytes),
+        ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
         ("grpc.max_metadata_size", MAX_NODE_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_NODE_METADATA_BYTES),
         ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),

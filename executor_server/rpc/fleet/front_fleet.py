@@ -17,6 +17,7 @@ from typing import Protocol
 import structlog
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import types_pb2 as pb
 from executor_server.core import (
     AddressError,
     ExecutorError,
@@ -76,7 +77,7 @@ class FrontFleet:
         self,
         members: Members,
         shares: Shares,
-        dialer: Dialer,
+        dialer: Callable[[], Dialer],
         control: Callable[[], Control],
         watcher: FleetWatcher,
         *,
@@ -263,6 +264,13 @@ class FrontFleet:
             address = member.hello.address if member is not None and member.hello is not None else ""
             raise NodeElsewhere(found.node, address)
         return found
+
+    def placed(self, session: pb.Session, node: str) -> pb.Session:
+        """Returns the session as its node has answered, with what the node's hello has said of itself."""
+        member = self.members.get(node)
+        session.node = node
+        session.address = member.hello.address if member is not None and member.hello is not None else ""
+        return session
 
     # -- for operators ---------------------------------------------------------------------------------------------
 

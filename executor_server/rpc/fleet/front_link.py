@@ -23,7 +23,7 @@ import structlog
 from executor_api.v1 import fleet_service_pb2 as fleet_pb
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_server.core import ExecutorError, Reason, TcpAddress
-from executor_server.fleet import Control, FrontHello, Member, NodeHello, NodeRefused, NodeReport, Renewal
+from executor_server.fleet import Control, FrontHello, NodeHello, NodeRefused, NodeReport, Renewal
 from executor_server.rpc.fleet import wire
 from executor_server.rpc.fleet.dialing import Dialer, DialError
 from executor_server.rpc.fleet.node_calls import RefusedByNode, refusal_of
@@ -32,8 +32,10 @@ HELLO_TIME_S = 30.0
 """Seconds for a node to answer a hello; before that it ends the sessions that were lost."""
 RETRY_S = 0.5
 """Seconds at most between two attempts to link; the first one after a link comes at once."""
-WRONG_RETRY_S = 5.0
-"""Seconds before the next attempt where the last one ended with something that no node should say."""
+WRONG_RETRY_S = 30.0
+MAX_WRONG_RETRY_S = 600.0
+"""Seconds before the next attempt where the last one ended with what no node should say; each further one doubles them:
+reading it took the front's time."""
 CONTROL_AGAIN_S = 10.0
 """Seconds after which a control that is not in force yet is sent again."""
 
@@ -73,7 +75,15 @@ class Membership(Protocol):
 class FrontLink:
     """The link to the node at one address."""
 
-    def __init__(self, address: TcpAddress, dialer: Dialer, members: Membership, *, interval_s: float, lease_s: float):
+    def __init__(
+        self,
+        address: TcpAddress,
+        dialer: Callable[[], Dialer],
+        members: Membership,
+        *,
+        interval_s: float,
+        lease_s: float,
+    ):
         self.address = address
         self.node = ""
         """The node that answered there last; empty: none has."""
@@ -84,7 +94,8 @@ class FrontLink:
         self._interval_s = interval_s
         # Half a lease without a report leaves the other half for another connection.
         self._silence_s = max(lease_s / 2, 3 * interval_s)
-        self._channels: list[grpc.aio.Channel] = []
+        self._calls: grpc.aio.Channel | None = None  # while the link is up
+        self._wrong_retry_s = WRONG_RETRY_S
         self._task: asyncio.Task[None] | None = None
         self._control_sent: tuple[str, float] = ("", 0.0)
         self._up_since_s = math.inf
@@ -96,19 +107,16 @@ class FrontLink:
 
     @property
     def is_up(self) -> bool:
-        return bool(self._channels)
+        return self._calls is not None
 
     @property
-    def channel(self) -> grpc.aio.Channel:
-        """The link's own connection, for short calls. To be asked for only while the link is up."""
-        return self._channels[0]
+    def channel(self) -> Any:
+        """The connection for calls. To be asked for only while the link is up.
 
-    @property
-    def streams(self) -> Any:
-        """A second connection, for calls that last: they could use up the calls that a connection may have."""
-        if len(self._channels) == 1:
-            self._channels.append(self._dialer.channel(self.address, Member("node", self.node)))
-        return self._channels[1]
+        The link has one for itself: calls could use up all that a connection may have, and take its turn.
+        """
+        assert self._calls is not None
+        return self._calls
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"link {self.address}")
@@ -131,7 +139,8 @@ class FrontLink:
             except (DialError, LinkBroken, NodeRefused) as error:
                 self._report(str(error))
                 if isinstance(error, LinkBroken) and error.is_wrong:
-                    wait_s = WRONG_RETRY_S
+                    wait_s = self._wrong_retry_s
+                    self._wrong_retry_s = min(2 * wait_s, MAX_WRONG_RETRY_S)
             except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end the link for good
                 self._report("the front failed; its log says how")
                 _log.exception("fleet_link_failed", address=str(self.address))
@@ -146,16 +155,17 @@ class FrontLink:
 
     async def _link(self) -> None:
         """Links, and returns never: raises DialError, LinkBroken, NodeRefused when the link is over."""
-        member = await self._dialer.member_at(self.address)
+        dialer = self._dialer()
+        member = await dialer.member_at(self.address)
         self.node = member.node
         other = self._members.link_of(member.node)
         if other is not None:
             raise LinkBroken(f"the node {member.node} is linked at {other.address} already")
-        channel = self._dialer.channel(self.address, member)
+        channel = dialer.link_channel(self.address, member)
         try:
             call: Any = fleet_grpc.FleetServiceStub(channel).Link()
             try:
-                await self._follow(call, channel)
+                await self._follow(call, dialer.channel(self.address, member))
             except grpc.aio.AioRpcError as error:
                 raise self._broken(error) from error
             finally:
@@ -171,14 +181,14 @@ class FrontLink:
             self._members.superseded(self.node)
         return LinkBroken(f"it refuses the link: {refusal.message}")
 
-    async def _follow(self, call: Any, channel: grpc.aio.Channel) -> None:
-        """Exchanges hellos, and answers reports for as long as they come."""
+    async def _follow(self, call: Any, calls: grpc.aio.Channel) -> None:
+        """Exchanges hellos, and answers reports for as long as they come; `calls` connects when it is used."""
         await self._send(call, self._members.hello_for(self.node))
         hello = await self._receive(call, HELLO_TIME_S)
         if not isinstance(hello, NodeHello):
             raise LinkBroken("it reported before its hello", is_wrong=True)
         self._members.linked(self, hello)
-        self._channels, self.problem, self._control_sent = [channel], "", ("", 0.0)
+        self._calls, self.problem, self._control_sent = calls, "", ("", 0.0)
         self._up_since_s = time.monotonic()
         _log.info("fleet_link_up", address=str(self.address), node=self.node, epoch=hello.epoch)
         try:
@@ -194,10 +204,9 @@ class FrontLink:
                 # Early reports wait in the connection, where they hold up their own node.
                 await asyncio.sleep(max(0.0, received_s + self._interval_s / 4 - time.monotonic()))
         finally:
-            channels, self._channels = self._channels, []
+            self._calls = None
             self._members.unlinked(self)
-            for each in channels[1:]:
-                await each.close(None)
+            await calls.close(None)
 
     async def _control(self, call: Any, report: NodeReport) -> None:
         """Sends the fleet's control to a node that has another in force."""

@@ -129,7 +129,7 @@ class Mover:
         link = self._fleet.link_of(new.node)
         if link is None:
             raise NodeSilent(new.node)
-        call: Any = link.streams.stream_unary(
+        call: Any = link.channel.stream_unary(
             _RESTORE,
             request_serializer=lambda message: cast("bytes", message.SerializeToString()),
             response_deserializer=service_pb.RestoreStateResponse.FromString,
@@ -160,7 +160,7 @@ class Mover:
 @asynccontextmanager
 async def _exported(link: FrontLink, session_id: str, owner: Principal) -> AsyncIterator[AsyncIterator[bytes]]:
     """Gives the pieces of a session's state."""
-    call: Any = link.streams.unary_stream(
+    call: Any = link.channel.unary_stream(
         _EXPORT,
         request_serializer=lambda message: cast("bytes", message.SerializeToString()),
         response_deserializer=service_pb.ExportStateResponse.FromString,

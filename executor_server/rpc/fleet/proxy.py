@@ -43,8 +43,8 @@ class Route(Protocol):
     node: str
 
     @property
-    def streams(self) -> Any:
-        """The channel for calls that last; the stubs of grpc know no calls of plain bytes."""
+    def channel(self) -> Any:
+        """The channel to it; the stubs of grpc know no calls of plain bytes."""
 
 
 class Router(Protocol):
@@ -92,13 +92,13 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
 
     async def unary(request: bytes, context: Context) -> bytes:
         way, metadata = route(request, context)
-        call = way.streams.unary_unary(path)(request, metadata=metadata, timeout=time_left_s(context))
+        call = way.channel.unary_unary(path)(request, metadata=metadata, timeout=time_left_s(context))
         answer = await answer_of(call, way.node)
         return cleaned(answer) if cleaned is not None and router.hides_addresses else answer
 
     async def answers(request: bytes, context: Context) -> None:
         way, metadata = route(request, context)
-        call = way.streams.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
+        call = way.channel.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
         try:
             with translated(way.node):
                 async for message in call:
@@ -109,7 +109,7 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
     async def requests(pieces: AsyncIterator[bytes], context: Context) -> bytes:
         first = await _first(pieces)
         way, metadata = route(first, context)
-        call = way.streams.stream_unary(path)(metadata=metadata, timeout=time_left_s(context))
+        call = way.channel.stream_unary(path)(metadata=metadata, timeout=time_left_s(context))
         sending = asyncio.create_task(_send(call, first, pieces))
         answering = asyncio.create_task(answer_of(call, way.node))
         try:

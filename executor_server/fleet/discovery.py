@@ -41,7 +41,8 @@ class Discovery:
         self._resolve = resolve or _resolve
         self._found: dict[str, frozenset[str]] = {"nodes": frozenset(str(node_address(text)) for text in section.nodes)}
         self._dns = node_address(section.dns) if section.dns is not None else None
-        self._reported: dict[str, str] = {}  # the last problem of each source
+        self.problems: dict[str, str] = {}
+        """The problem of each source that can't be read now."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -89,7 +90,7 @@ class Discovery:
             await asyncio.sleep(self._section.dns_interval_s)
 
     def _take(self, source: str, found: frozenset[str]) -> None:
-        self._reported.pop(source, None)
+        self.problems.pop(source, None)
         before = self.addresses
         self._found[source] = found
         if self.addresses != before:
@@ -99,8 +100,8 @@ class Discovery:
 
     def _report(self, source: str, problem: str) -> None:
         """Logs a problem once, until the source works again."""
-        if self._reported.get(source) != problem:
-            self._reported[source] = problem
+        if self.problems.get(source) != problem:
+            self.problems[source] = problem
             _log.warning("fleet_addresses_unknown", source=source, problem=problem, kept=len(self.addresses))
 
 

@@ -38,7 +38,7 @@ LATE_GROUPS = {
     "audit": "Verifies and shows the audit log.",
     "egress": "Checks which connections sessions may make.",
     "env": "Lists, shows and removes environments of packages.",
-    "fleet": "Makes the certificates of a fleet.",
+    "fleet": "Makes the certificates of a fleet, and shows its nodes.",
     "policy": "Checks policy files, explains what they refuse, and compares them.",
     "ray": "Makes a fleet on Ray, shows it, and ends it.",
     "token": "Makes, lists and revokes the tokens of tenants.",

@@ -87,27 +87,41 @@ def egress(session_id: str, as_json: bool, **access: Any) -> None:
         _print_network(answer)
 
 
-@admin.command()
-@reached
-def drain(as_json: bool, **access: Any) -> None:
-    """Has the daemon take no new sessions; existing sessions go on."""
-    _drain(access, as_json=as_json, resume=False)
+_NODE = click.argument("node", metavar="[NODE]", default="")
 
 
 @admin.command()
+@_NODE
+@click.option("--move", is_flag=True, help="Move the node's idle sessions to others, with variables and files.")
 @reached
-def resume(as_json: bool, **access: Any) -> None:
-    """Has a drained daemon take new sessions again."""
-    _drain(access, as_json=as_json, resume=True)
+def drain(node: str, move: bool, as_json: bool, **access: Any) -> None:
+    """Has the daemon take no new sessions; existing sessions go on. At the front of a fleet: the NODE."""
+    if move and not node:
+        raise click.UsageError("--move needs the NODE whose sessions are to be moved")
+    _drain(access, as_json=as_json, resume=False, node=node, move=move)
 
 
-def _drain(access: Mapping[str, Any], *, as_json: bool, resume: bool) -> None:
-    answer = asked(access, lambda client: client.drain(resume=resume))
+@admin.command()
+@_NODE
+@reached
+def resume(node: str, as_json: bool, **access: Any) -> None:
+    """Has a drained daemon take new sessions again; at the front of a fleet, the NODE."""
+    _drain(access, as_json=as_json, resume=True, node=node, move=False)
+
+
+def _drain(access: Mapping[str, Any], *, as_json: bool, resume: bool, node: str, move: bool) -> None:
+    answer = asked(access, lambda client: client.drain(resume=resume, node=node, move=move))
     if as_json:
         print_json(answer)
         return
+    who = f"The node {node}" if node else "The daemon"
     taking = "takes no new sessions" if answer["draining"] else "takes new sessions"
-    click.echo(f"The daemon {taking}. There are {answer['sessions']}, of which {answer['busy']} are busy.")
+    are = "were" if move else "are"  # counted before they were moved
+    click.echo(f"{who} {taking}. There {are} {answer['sessions']}, of which {answer['busy']} {are} busy.")
+    for each in answer["moved"]:
+        where = f"was moved to {each['new_session_id']}" if each["new_session_id"] else "was not moved"
+        problem = f": {each['problem']}" if each["problem"] else ""
+        click.echo(printable(f"Session {each['session_id']} {where}{problem}"))
 
 
 @admin.command()

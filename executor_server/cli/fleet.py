@@ -1,13 +1,16 @@
-"""`executor-server fleet`: the certificates by which the front and the nodes of a fleet know each other."""
+"""`executor-server fleet`: the certificates by which the members of a fleet know each other, and its state."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
-from executor_server.cli.shared import EXIT_PLACE, fail
+from executor_server.cli.calling import asked, print_json, reached
+from executor_server.cli.shared import EXIT_PLACE, fail, print_table, printable
 from executor_server.fleet import (
     DAYS,
     MAX_DAYS,
@@ -17,6 +20,10 @@ from executor_server.fleet import (
     issue_front,
     issue_node,
 )
+
+# The longest name of a node; with the other columns a line has 80 characters at most.
+_NAME_CHARS = 24
+_VERSION_CHARS = 8
 
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 _VALID_DAYS = click.option(
@@ -30,7 +37,7 @@ _VALID_DAYS = click.option(
 
 @click.group()
 def fleet() -> None:
-    """Makes the certificates of a fleet."""
+    """Makes the certificates of a fleet, and shows its nodes."""
 
 
 @fleet.command()
@@ -58,6 +65,43 @@ def add(directory: Path, nodes: tuple[str, ...], days: int) -> None:
             _show(issue_node(directory, node, days))
         except CertificateError as error:
             fail(EXIT_PLACE, str(error))
+
+
+@fleet.command()
+@reached
+def status(as_json: bool, **access: Any) -> None:
+    """Shows the nodes of a fleet as its front sees them."""
+    answer = asked(access, lambda client: client.fleet())
+    if as_json:
+        print_json(answer)
+        return
+    rows: list[tuple[str, ...]] = [("NODE", "STATE", "SESSIONS", "WARM", "LOAD", "LEASE", "VERSION")]
+    rows += [_row(node) for node in answer["nodes"]]
+    print_table(rows)
+    for node in answer["nodes"]:
+        if node["problem"]:
+            click.echo(f"{_name(node)}: {printable(node['problem'])}")
+    waiting = f"; {answer['parked']} requests wait for a place" if answer["parked"] else ""
+    click.echo(f"Front {answer['front_id'][:8]}, start {answer['term']}{waiting}.")
+
+
+def _row(node: Mapping[str, Any]) -> tuple[str, ...]:
+    state = node["state"].removeprefix("NODE_STATE_").lower()
+    is_known = state not in ("connecting", "refused", "lost")
+    making = f"+{node['creating']}" if node["creating"] else ""
+    return (
+        _name(node),
+        state,
+        f"{node['sessions']}{making}/{node['max_sessions']}" if is_known else "-",
+        str(node["warm"]) if is_known else "-",
+        f"{node['load']:.1f}" if is_known else "-",
+        f"{node['lease_left_s']:.1f} s" if is_known else "-",
+        node["program_version"][:_VERSION_CHARS] or "-",
+    )
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return str(node["node"] or node["link_address"])[:_NAME_CHARS]
 
 
 def _show(issued: Issued) -> None:

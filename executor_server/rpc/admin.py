@@ -14,7 +14,15 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.admission import Quotas
 from executor_server.config import ConfigError, is_name
-from executor_server.core import InvalidRequest, NotFound, Principal, Reason, SandboxFailure, Unavailable
+from executor_server.core import (
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    Principal,
+    Reason,
+    SandboxFailure,
+    Unavailable,
+)
 from executor_server.environments import EnvironmentService
 from executor_server.policy import Policy
 from executor_server.rpc import checks, environments_to_wire, to_wire
@@ -122,6 +130,8 @@ class AdminService(admin_grpc.AdminServiceServicer):
         )
 
     async def Drain(self, request: admin_pb.DrainRequest, context: Context) -> admin_pb.DrainResponse:
+        if request.node or request.move:
+            raise checks.invalid("node", "is for the front of a fleet; this is none")
         self._note("Drain", "resume" if request.resume else "")
         if request.resume:
             self._sessions.take_again()
@@ -129,6 +139,10 @@ class AdminService(admin_grpc.AdminServiceServicer):
             self._sessions.stop_taking()
         states = [session.state for session in self._sessions.list_all()]
         return admin_pb.DrainResponse(draining=self._sessions.draining, sessions=len(states), busy=states.count("busy"))
+
+    async def GetFleet(self, request: admin_pb.GetFleetRequest, context: Context) -> admin_pb.GetFleetResponse:
+        self._note("GetFleet")
+        raise PreconditionFailed(Reason.NO_NODE, "this daemon is no front of a fleet")
 
     async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
         self._note("Reload")

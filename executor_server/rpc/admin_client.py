@@ -20,6 +20,8 @@ from executor_server.core import Address, AddressError, TcpAddress, UnixAddress,
 CALL_TIME_S = 60.0
 COLLECTION_TIME_S = 600.0
 """Seconds for the removal of environments: a disk may be slow with a million files."""
+MOVE_TIME_S = 3600.0
+"""Seconds for all sessions of a node to be moved: each may have gigabytes of files."""
 MAX_PEM_BYTES = 1024 * 1024
 # A daemon may have many sessions, and each may list a thousand import patterns.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
@@ -57,8 +59,9 @@ class AdminClient:
     def network(self, session_id: str) -> dict[str, Any]:
         return self._call("GetSessionNetwork", admin_pb.GetSessionNetworkRequest(session_id=session_id))
 
-    def drain(self, *, resume: bool = False) -> dict[str, Any]:
-        return self._call("Drain", admin_pb.DrainRequest(resume=resume))
+    def drain(self, *, resume: bool = False, node: str = "", move: bool = False) -> dict[str, Any]:
+        request = admin_pb.DrainRequest(resume=resume, node=node, move=move)
+        return self._call("Drain", request, MOVE_TIME_S if move else CALL_TIME_S)
 
     def reload(self) -> dict[str, Any]:
         return self._call("Reload", admin_pb.ReloadRequest())

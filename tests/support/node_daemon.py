@@ -78,11 +78,18 @@ class NodeDaemon:
 
 
 @contextmanager
-def node_daemon(config: str = "", *, fleet: str = "", name: str = NODE) -> Iterator[NodeDaemon]:
-    """Starts a node with these lines in its configuration, and in its section [fleet]."""
+def node_daemon(
+    config: str = "", *, fleet: str = "", name: str = NODE, certificates: Path | None = None
+) -> Iterator[NodeDaemon]:
+    """Starts a node with these lines in its configuration, and in its section [fleet].
+
+    Without the directory of a fleet's `certificates` it has a fleet of its own.
+    """
     directory = Path(tempfile.mkdtemp(prefix="n-"))
-    issue_front(directory / "fleet")
-    folder = issue_node(directory / "fleet", name).folder
+    if certificates is None:
+        certificates = directory / "fleet"
+        issue_front(certificates)
+    folder = issue_node(certificates, name).folder
     link_address = f"127.0.0.1:{_free_port()}"
     (directory / "config.toml").write_text(
         f'{config}\n[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{link_address}"\n'

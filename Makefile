@@ -12,10 +12,15 @@ unexport PYTHONDONTWRITEBYTECODE
 BACKEND ?= local
 IMAGES ?=
 BASE ?=
+FLEET ?= redirect proxy
 VERSIONS ?=
 ARGS ?=
 # Processes that run tests. Tests wait more than they compute: three for each processor.
 WORKERS ?= $(shell echo $$((3 * $$(nproc))))
+
+# Those whose daemon is the one of tests/integration/conftest.py.
+FLEET_TESTS := $(addprefix tests/integration/test_, smolagents*.py evaluate.py client_everything.py asyncio_client.py \
+	round_trips.py large_answers.py missing_modules.py mcp.py session_owners.py cli_executor.py)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -104,6 +109,7 @@ test-all: $(STAMP)  ## Run every test with all rounds and cases, and what `make 
 	@$(BIN)/python -m pytest --all --workers=$(WORKERS) $(ARGS)
 	@$(MAKE) --no-print-directory test-agents BACKEND=docker
 	@$(MAKE) --no-print-directory test-agents BACKEND=e2b-double
+	@$(MAKE) --no-print-directory test-fleet
 	@$(MAKE) --no-print-directory test-matrix test-mcp-matrix test-e2b-matrix
 
 .PHONY: unit
@@ -114,6 +120,12 @@ unit: $(STAMP)  ## Run the unit tests
 test-agents: $(STAMP)  ## Run the tests of the agents on a backend (BACKEND=local|docker|e2b-double)
 	@EXECUTOR_TEST_BACKEND=$(BACKEND:-double=) $(BIN)/python -m pytest \
 		--workers=$(WORKERS) tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
+
+.PHONY: test-fleet
+test-fleet: $(STAMP)  ## Run the tests of agents and clients through the front of two nodes (FLEET=redirect|proxy, both by default)
+	@for fleet in $(FLEET); do \
+		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --workers=$(WORKERS) $(FLEET_TESTS) $(ARGS); \
+	done
 
 .PHONY: test-matrix
 test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from executor_client import ExecutorClient
+from executor_client._core.session_base import short_id
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.polling import eventually
 from tests.support.screen import run_on_terminal
@@ -160,7 +161,7 @@ def test_cp_copies_files_and_directories_both_ways(
     (tmp_path / "d/e").mkdir(parents=True)
     (tmp_path / "d/e/f").write_text("content")
     with client.create_session(authorized_imports=["os"]) as session:
-        there = session.session_id[:12]
+        there = short_id(session.session_id, 12)
 
         def cp(source: str, target: str) -> tuple[int, str, str]:
             return executor(environment, "cp", source, target)
@@ -200,7 +201,7 @@ def test_ps_lists_the_sessions_there_are(environment: dict[str, str], client: Ex
         assert code == 0
         header, row = out.splitlines()
         assert header.split()[:3] == ["SESSION", "STATE", "IMAGE"]
-        assert row.split()[:3] == [session.session_id[:12], "idle", "base"] and row.endswith("job=a\\nb")
+        assert row.split()[:3] == [short_id(session.session_id, 12), "idle", "base"] and row.endswith("job=a\\nb")
     assert len(executor(environment, "ps")[1].splitlines()) == 1
 
 

@@ -11,12 +11,20 @@ import pytest
 from examples.rented import double
 from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon, daemon_of
+from tests.support.fleet_daemon import fleet_daemon, wanted
 
 
 @contextmanager
 def daemon_on(backend: str, config: str = "") -> Iterator[Daemon]:
-    """A daemon whose default image has what the tests import. Skips the test where the backend cannot run here."""
+    """A daemon whose default image has what the tests import. Skips the test where the backend cannot run here.
+
+    It is the front of a fleet where the run of the tests asks for one (`fleet_daemon`).
+    """
     require(backend)
+    if (kind := wanted()) and backend == "local":
+        with fleet_daemon(config, proxy=kind == "proxy") as front:
+            yield front
+        return
     with ExitStack() as stack:
         if backend == "docker":
             config += f'\n[docker.images]\nbase = "{DOCKER_IMAGE}"\n'

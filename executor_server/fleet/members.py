@@ -158,7 +158,7 @@ class Members:
 
     def _new_member(self, hello: NodeHello, now_s: float) -> Member:
         self._make_room()
-        member = Member(hello.node, hello.instance, hello.epoch, 0, MemberState.LINKED, now_s)
+        member = Member(hello.node, hello.instance, hello.epoch, hello.epoch - 1, MemberState.LINKED, now_s)
         self._store.write_nodes([member.stored])
         self._members[hello.node] = member
         return member

@@ -169,7 +169,7 @@ class Shares:
             own = account.use[index]
             others = counted.most[index] - account.most[index]
             left = limit - counted.use[index]
-            part = max(0, min(own + max(0, left) // counted.active, limit - others))
+            part = max(own, min(own + max(0, left) // counted.active, limit - others))
             is_least = index == 0 and left >= 1 and others + own + 1 <= limit + len(counted.accounts) - 1
             parts.append(max(part, own + 1) if is_least else part)
         granted: Limits = (parts[0], parts[1], parts[2], parts[3])

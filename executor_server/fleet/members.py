@@ -381,16 +381,12 @@ class Members:
         return surplus
 
     def replaced(self, session_id: str, tenant: str, reason: str, now_s: float) -> None:
-        """Notes that a session which its node has ended goes on elsewhere: it is lost, for this reason.
-
-        Raises sqlite3.Error, and then its id leads nowhere.
-        """
+        """Notes that a session which its node has ended goes on elsewhere: it is lost. Raises sqlite3.Error."""
         known = self.sessions.find(session_id)
         request_id = known.request_id if known is not None else ""
         tombstone = Tombstone(session_id, tenant, request_id, reason, self._ahead_s + now_s)
         self._store.write_nodes([], [tombstone])
-        member = self._members.get(node_of(session_id) or "")
-        if member is not None:
+        if (member := self._members.get(node_of(session_id) or "")) is not None:
             self._remove(member, session_id)
         self.sessions.bury([tombstone])
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from executor_server.telemetry.instruments import Book
 
-NODE_STATES = ("connecting", "serving", "draining", "waiting", "silent", "lost")
+NODE_STATES = ("connecting", "serving", "draining", "waiting", "silent", "lost", "refused")
 
 
 class FleetMetrics:
@@ -16,7 +16,8 @@ class FleetMetrics:
     def __init__(self, book: Book) -> None:
         self._nodes = book.gauge(
             "fleet_nodes",
-            "Nodes; `state`: `connecting`, `serving`, `draining`, `waiting` for the policy, `silent`, `lost`.",
+            "Nodes; `state`: `connecting`, `serving`, `draining`, `waiting` for the policy, `silent`, `lost`, `refused`"
+            " (it obeys another front).",
             "state",
         )
         self._parked = book.gauge("fleet_parked", "Requests for sessions that wait for a node with room.")

@@ -276,6 +276,8 @@ class FrontFleet:
 
     def state_of(self, member: KnownNode) -> str:
         """Returns the word for a node's state, as `NodeState` has them."""
+        if member.is_taken:  # it obeys a later start of this front, or a copy of it
+            return "refused"
         if member.state is MemberState.LOST:
             return "lost"
         if member.state is MemberState.ABSENT:

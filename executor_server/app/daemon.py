@@ -218,7 +218,7 @@ async def _start_backends(
     config: Config, stack: AsyncExitStack, egress: EgressOwner, environments: EnvironmentOwner
 ) -> Backend:
     """Starts the backends, which act as one. Environments end before them, and give their workshops back."""
-    backends = backends_of(config, egress.bundle, environments.for_backends)
+    backends = backends_of(config, egress.bundle, lambda: environments.service)
     environments.build_in(backends, egress.service, egress.bundle)
     backend = joined(config, backends)
     stack.push_async_callback(backend.close)

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from executor_server.app.helper_workshops import HelperWorkshops
-from executor_server.backends import Backend, Environments, Interpreter, Target, Workshops
+from executor_server.backends import Backend, Interpreter, Target, Workshops
 from executor_server.config import GIB, Config, EnvironmentsSection
 from executor_server.core import NetworkRules, NetworkSecret, SandboxFailure
 from executor_server.egress import Egress
@@ -41,9 +41,6 @@ class EnvironmentOwner:
             lock_lifetime_s=section.lock_lifetime_s,
         )
         self.service = EnvironmentService(section.directory_in(config.server.state_dir), settings)
-
-    def for_backends(self) -> Environments:
-        return self.service
 
     def build_in(self, backends: Sequence[Backend], egress: Egress, egress_bundle: Callable[[], Path]) -> None:
         """Sets whose workshops environments are made in, and their way out. To be called before `start`."""

@@ -257,7 +257,6 @@ class Builds:
             # The environment was evicted or damaged: the same lock makes the same one.
             build.lock, resolved_s = catalog.index.lock_of(answer.environment_id), answer.resolved_s
         if build.lock is None:
-            build.note(Progress("resolving"))
             build.lock = await self._builder.resolve(request.packages, request.target, build.note)
             resolved_s = catalog.now()
         outcome: Outcome = "reused"

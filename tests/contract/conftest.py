@@ -15,10 +15,12 @@ import pytest_asyncio
 
 from executor_server.backends.base import Backend
 from tests.contract.harness import Harness, open_harness
-from tests.contract.marks import belongs
+from tests.contract.marks import belongs, repeats
 from tests.contract.probes import Probe, probe_of
 from tests.contract.promises import BACKENDS
+from tests.support import rounds
 from tests.support.backends import require
+from tests.support.long_tests import is_long
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,15 +32,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     contract = Path(__file__).parent
-    elsewhere = [
-        item
-        for item in items
-        if contract in item.path.parents and isinstance(item, pytest.Function) and not belongs(item)
-    ]
+    ours = [item for item in items if contract in item.path.parents and isinstance(item, pytest.Function)]
+    elsewhere = [item for item in ours if not belongs(item)]
+    if not rounds.ALL:
+        asked = set(config.args)
+        run = [item for item in ours if belongs(item) and not is_long(*_file_and_test(item))]
+        elsewhere += [item for item in repeats(run) if item.nodeid not in asked]
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)
         dropped = set(elsewhere)
         items[:] = [item for item in items if item not in dropped]
+
+
+def _file_and_test(item: pytest.Item) -> tuple[str, str]:
+    return item.nodeid.partition("::")[0], item.nodeid.rpartition("::")[2]
 
 
 @pytest.fixture

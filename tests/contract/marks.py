@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -56,6 +57,34 @@ def belongs(item: pytest.Function) -> bool:
     if proof.instead:
         return all(each.keeping(backend) is Keeping.NOT_KEPT for each in promises)
     return all(each.is_proved_on(backend) for each in promises)
+
+
+# Files whose tests are of the guest, which is the same on each backend. One that is the backend's is no such file:
+# creation, egress, environments, leftovers, pauses, processor time, restarts and outcomes.
+OF_THE_GUEST = frozenset(
+    f"test_{name}.py"
+    for name in (
+        *("background", "budgets", "executions", "files", "fitness", "imports", "language_rules", "offline"),
+        *("sandbox_tools", "state", "tools", "variables"),
+    )
+)
+_OTHERS = ("docker", "e2b")
+
+
+def repeats(items: Iterable[pytest.Function]) -> Iterator[pytest.Function]:
+    """Yields the tests of the guest on docker and e2b that prove there nothing but what one before them proves.
+
+    All of them run on the local backend, and on the others with --all.
+    """
+    proved: set[tuple[str, str]] = set()
+    for item in items:
+        proof = proof_of(item)
+        if item.path.name not in OF_THE_GUEST or proof is None or proof.backend not in _OTHERS:
+            continue
+        claims = {(proof.backend, promise_id) for promise_id in proof.promise_ids}
+        if claims <= proved:
+            yield item
+        proved |= claims
 
 
 def backend_of(item: pytest.Function) -> str:

@@ -22,6 +22,7 @@ from executor_client import ExecutionResult, ExecutorClient, Outcome, PolicyViol
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.internet.world import RAW_PORT, Internet
+from tests.support.network import words_of
 from tests.support.polling import eventually
 
 pytest.importorskip("e2b")
@@ -141,7 +142,7 @@ def proxies() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children(recursive=True)
-        if "egress" in process.cmdline() and any(part.endswith("guest.sock") for part in process.cmdline())
+        if "egress" in (words := words_of(process)) and any(word.endswith("guest.sock") for word in words)
     ]
 
 

@@ -32,6 +32,7 @@ from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.internet.world import Internet
+from tests.support.network import proxies
 from tests.support.polling import eventually, has_ended
 
 MIB = 2**20
@@ -156,13 +157,8 @@ def of(daemon: Daemon, session: Session) -> list[dict[str, Any]]:
     return [each for each in found if each["kind"].startswith("connection")]
 
 
-def proxies_of(daemon: Daemon) -> list[psutil.Process]:
-    children = psutil.Process(daemon.process.pid).children()
-    return [child for child in children if "executor_server.egress_proxy" in child.cmdline()]
-
-
 def proxy_of(daemon: Daemon) -> psutil.Process:
-    (proxy,) = proxies_of(daemon)
+    (proxy,) = proxies(daemon)
     return proxy
 
 
@@ -360,11 +356,11 @@ def test_a_daemon_has_a_proxy_once_a_policy_grants_a_network_and_not_before(inte
         with world.daemon(policy='default = "open"\n[profiles.open]\n') as daemon, daemon.client() as client:
             with client.create_session() as session:
                 assert session.execute("1 + 1").output == 2
-            assert not proxies_of(daemon)
+            assert not proxies(daemon)
             assert not (daemon.state_dir / "egress").exists()
             (Path(directory) / "policy.toml").write_text(world.policy())
             os.kill(daemon.process.pid, signal.SIGHUP)
-            assert eventually(lambda: len(proxies_of(daemon)) == 1)
+            assert eventually(lambda: len(proxies(daemon)) == 1)
             with world.session(client) as session:
                 assert isinstance(fetch(session, world.www).output, int)
 

@@ -312,7 +312,11 @@ thread = threading.Thread(target=call)
 thread.start()
 called.wait()
 """
-    ends = ["no execution is running that could call a tool", "the execution ended before the tool had answered"]
+    ends = [
+        "no execution is running that could call a tool",
+        "the execution ended before the tool had answered",
+        "the session has no such tool any more",  # it calls again in the next step
+    ]
     with RemoteExecutor(["threading"], **daemon.access) as executor:
         executor.send_tools({"echo": echo})
         executor(code)

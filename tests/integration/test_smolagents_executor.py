@@ -23,6 +23,7 @@ from executor_client.smolagents import CodeExecutionError, DaemonLost, RemoteExe
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.polling import eventually
+from tests.support.reaper import children
 
 
 class UnpicklableThere:
@@ -225,18 +226,21 @@ def test_a_managed_agent_that_lost_its_daemon_stops_the_run_that_called_it(execu
     assert executor("1").output == 1
 
 
-def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_notified(executor: RemoteExecutor) -> None:
+def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_notified(
+    daemon: Daemon, executor: RemoteExecutor
+) -> None:
     def above_marker() -> list[psutil.Process]:
         """Returns the sandbox's processes above the one that the code started, the oldest first.
 
-        Their parent creates sandboxes and is our child: the daemon or the double of its cloud.
+        Their parent creates sandboxes: the daemon, or the double of its cloud, which is our child.
         """
+        creators = {daemon.process.pid, *children(os.getpid())}
         for process in psutil.process_iter(["cmdline"]):
             if process.info["cmdline"] == ["sleep", "98765"]:
                 above = process.parents()
-                pids = [each.pid for each in above]
-                if os.getpid() in pids:
-                    return above[: pids.index(os.getpid()) - 1][::-1]
+                ours = [number for number, each in enumerate(above) if each.pid in creators]
+                if ours:
+                    return above[: ours[0]][::-1]
         return []
 
     def kill_sandbox() -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import docker
@@ -23,8 +23,10 @@ from executor_server.backends.docker import DockerBackend
 from executor_server.backends.e2b import E2BBackend
 from executor_server.backends.local import LocalBackend
 from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection
+from tests.support import rounds
 from tests.support.certificates import Authority
 from tests.support.environments import ServedEnvironments
+from tests.support.fork_server import start_daemon, start_program
 
 CHECK_TIMEOUT_S = 60.0
 # The image of the tests, with the libraries that they use.
@@ -95,15 +97,12 @@ def why_not(backend: str) -> str:
         return "it needs Linux"
     if backend == "e2b":
         return _why_no_double()
-    check = subprocess.run(
-        [sys.executable, "-m", "executor_server", "check-host", "--backend", backend],
-        capture_output=True,
-        text=True,
-        timeout=CHECK_TIMEOUT_S,
-        check=False,
-    )
-    if check.returncode != 0:
-        return f"check-host says:\n{check.stdout}{check.stderr}"
+    start = start_program if rounds.ALL else start_daemon
+    with tempfile.TemporaryFile() as output:
+        status = start(["check-host", "--backend", backend], os.environ, output).wait(CHECK_TIMEOUT_S)
+        output.seek(0)
+        if status != 0:
+            return f"check-host says:\n{output.read().decode()}"
     return _why_no_image(DOCKER_IMAGE, "make images") if backend == "docker" else ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 import tempfile
@@ -16,6 +17,7 @@ from weakref import WeakKeyDictionary
 from executor_server.core import NO_NETWORK_USE, EgressConnection, EgressDenial, NetworkRules, NetworkUsage
 from executor_server.egress import EgressService, EgressSettings
 from executor_server.egress.proxy_process import PROXY_COMMAND
+from executor_server.egress_proxy.authority import ensure_authority
 from tests.support.internet.world import Internet
 
 # Seconds for what takes milliseconds on an idle machine.
@@ -104,12 +106,28 @@ class BoundSession:
         return reader, writer
 
 
+def place_authority(directory: Path) -> None:
+    """Makes the directory of a proxy with the authority that this process has made once, in place of one of its own."""
+    directory.mkdir(mode=0o700)
+    for name, content in _authority().items():
+        (directory / name).write_bytes(content)
+        (directory / name).chmod(0o600)
+
+
+@functools.cache
+def _authority() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory(prefix="authority-") as made:
+        ensure_authority(Path(made))
+        return {path.name: path.read_bytes() for path in Path(made).iterdir()}
+
+
 @contextlib.asynccontextmanager
 async def egress_service(
     settings: EgressSettings | None = None, command: Sequence[str] = PROXY_COMMAND
 ) -> AsyncIterator[EgressService]:
     """A service with a directory of its own. Its process is started by the first session."""
     with tempfile.TemporaryDirectory(prefix="egress-") as directory:
+        place_authority(Path(directory) / "egress")
         service = EgressService(settings or EgressSettings(), Path(directory) / "egress", command=command)
         try:
             yield service

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -28,6 +29,8 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 _ORDER_BYTES = 1 << 20
+# A daemon imports these for a backend of its arguments or its configuration, and the SDK with them.
+_MODULES_OF_BACKENDS = {"docker": "executor_server.backends.docker", "e2b": "executor_server.backends.e2b.cloud"}
 # Read while modules are imported, or by libraries at their start: who sets one gets a program of its own.
 _EARLY_VARIABLES = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_")
 
@@ -95,7 +98,15 @@ class _Server:
         self.process.wait()
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> Forked:
-        order = json.dumps({"arguments": arguments, "environment": dict(environment), "directory": str(Path.cwd())})
+        asked = " ".join([*arguments, *_configuration(arguments)])
+        order = json.dumps(
+            {
+                "arguments": arguments,
+                "environment": dict(environment),
+                "directory": str(Path.cwd()),
+                "modules": [module for backend, module in _MODULES_OF_BACKENDS.items() if backend in asked],
+            }
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             socket.send_fds(self._connection, [order.encode()], [output.fileno(), theirs.fileno()])
@@ -131,6 +142,15 @@ def server_pid() -> int | None:
     return _server.process.pid if _server is not None and _server.owner == os.getpid() else None
 
 
+def _configuration(arguments: Sequence[str]) -> list[str]:
+    """The text of the configuration that the arguments name, where they name one that can be read."""
+    if "--config" not in arguments[:-1]:
+        return []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return [Path(arguments[arguments.index("--config") + 1]).read_text()]
+    return []
+
+
 def _early(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_EARLY_VARIABLES)}
 
@@ -141,8 +161,6 @@ def _early(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _serve(connection: socket.socket) -> list[str] | None:
     """Forks for each order until the tests' end. Returns a fork's arguments in that fork, and in the server None."""
-    gc.collect()
-    gc.freeze()  # a collection in a fork would copy the pages of all modules
     reports: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process: its number, where to report
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
@@ -156,13 +174,18 @@ def _serve(connection: socket.socket) -> list[str] | None:
                 if not text:
                     return None
                 output, report_to = descriptors
+                order = json.loads(text)
+                for module in order["modules"]:
+                    with contextlib.suppress(ImportError):  # the daemon says so itself
+                        importlib.import_module(module)
+                gc.freeze()  # a collection in a fork would copy the pages of all modules
                 if (pid := os.fork()) == 0:
                     # Each object gives its descriptor up now, not when the number is that of something of the daemon.
                     for _, report in reports.values():
                         report.close()
                     connection.close()
                     selector.close()
-                    return _become(json.loads(text), output)
+                    return _become(order, output)
                 os.close(output)
                 report = socket.socket(fileno=report_to)
                 report.send(str(pid).encode())

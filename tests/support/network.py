@@ -86,7 +86,15 @@ def networked_session(client: ExecutorClient, *hosts: str, **options: Any) -> Se
 def proxies(daemon: Daemon) -> list[psutil.Process]:
     """The daemon's egress proxy; none where it has none at present."""
     children = psutil.Process(daemon.process.pid).children()
-    return [child for child in children if "executor_server.egress_proxy" in child.cmdline()]
+    return [child for child in children if "executor_server.egress_proxy" in words_of(child)]
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """The words of its command; none of a process that ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from executor_server.egress import EgressService
 from executor_server.environments import Bench, BuildSettings, Built, Lock, Places, UvBuilder
 from executor_server.environments.workshop import Order, open_workshop
 from tests.support.backends import DOCKER_IMAGE
-from tests.support.egress_service import settings_for
+from tests.support.egress_service import place_authority, settings_for
 from tests.support.internet.world import Internet
 from tests.support.package_index.index import PackageIndex
 
@@ -129,6 +129,7 @@ async def building(
         directory = Path(tempfile.mkdtemp(prefix="b-"))
         stack.callback(shutil.rmtree, directory)
         directory.chmod(0o755)
+        place_authority(directory / "egress")
         egress = EgressService(settings_for(internet, **(egress_settings or {})), directory / "egress")
         stack.push_async_callback(egress.close)
         made: LocalBackend | DockerBackend

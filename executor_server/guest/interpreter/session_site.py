@@ -27,7 +27,13 @@ _WITH_NETWORK = {
     "UV_PYTHON": sys.executable,
     "UV_PYTHON_DOWNLOADS": "never",
 }
-_ALWAYS = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "UV_NO_PROGRESS": "1"}
+_ALWAYS = {
+    # Debian's Python would answer with how to install for the whole system, which is read-only here.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_NO_INPUT": "1",
+    "UV_NO_PROGRESS": "1",
+}
 
 
 def prepare_installers(*, has_network: bool, ahead_of: int) -> None:

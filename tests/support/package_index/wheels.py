@@ -76,15 +76,6 @@ def make_wheel(
     return f"{name}-{version}-{tag}.whl", packed([*entries, Entry(f"{info}/RECORD", record.encode())])
 
 
-def metadata_of(project: str, version: str = "1.0", requires: Iterable[str] = ()) -> bytes:
-    """Returns the METADATA of such a wheel, for an index that serves it beside a broken archive."""
-    lines = [
-        f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n",
-        *(f"Requires-Dist: {r}\n" for r in requires),
-    ]
-    return "".join(lines).encode()
-
-
 def make_sdist(project: str, version: str = "1.0") -> tuple[str, bytes]:
     """Returns the file name and the content of a source distribution whose build would leave a trace."""
     import tarfile

@@ -368,6 +368,8 @@ class Members:
             return (Whereabouts.UNKNOWN if now_s >= self._not_before_s else Whereabouts.WAIT), None, None
         if epoch_of(session_id) <= member.lost_epoch:
             return Whereabouts.LOST, member, None
+        if member.state is MemberState.LOST:
+            return Whereabouts.UNKNOWN, member, None
         return (Whereabouts.NODE if member.state is MemberState.LINKED else Whereabouts.WAIT), member, None
 
     def take_surplus(self, node: str) -> list[str]:

@@ -191,6 +191,7 @@ class Daemon:
     def on_renewal(self, renewal: Renewal) -> None:
         if self.lease.renewed(renewal, self.now_s):
             self.shares.renewed(renewal.allowances)
+            self.world.check_machine(self.machine)
 
     # -- the end of an epoch ---------------------------------------------------------------------------------------
 

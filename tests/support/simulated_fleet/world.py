@@ -62,7 +62,7 @@ class Network:
 
 
 class World:
-    """Runs events in order of time, and checks after each what must always hold."""
+    """Runs events in order of time, and checks what must always hold."""
 
     def __init__(self, seed: int) -> None:
         self.now_s = 1000.0
@@ -95,7 +95,6 @@ class World:
     def run(self, process: Process | None, action: Action) -> None:
         if process is None or (process.is_alive and not process.is_stopped):
             action()
-            self.check()
         elif process.is_alive:
             process.waiting.append(action)
 
@@ -127,9 +126,12 @@ class World:
 
     def check(self) -> None:
         for machine in self.machines.values():
-            epoch = machine.served_epoch()
-            if epoch is None:
-                continue
+            self.check_machine(machine)
+
+    def check_machine(self, machine: Machine) -> None:
+        """A node serves nothing that was reported lost. It holds when a loss is reported, and when a lease is renewed."""
+        epoch = machine.served_epoch()
+        if epoch is not None:
             lost_epoch = self.lost_epochs.get((machine.record.front_id, machine.name), 0)
             assert epoch > lost_epoch, f"{machine.name} serves epoch {epoch}; up to {lost_epoch} all was reported lost"
             back = self.lost_sessions.intersection(machine.sandboxes)
@@ -139,6 +141,7 @@ class World:
         """A front says that all sessions of a node up to this epoch are lost; clients learn it of some."""
         self.lost_epochs[front_id, node] = max(self.lost_epochs.get((front_id, node), 0), epoch)
         self.lost_sessions.update(session_ids)
+        self.check()
 
     def note_answer(self, tenant: str, request_id: str, session_id: str) -> None:
         """A client has got a session for a request; there is only one for each."""

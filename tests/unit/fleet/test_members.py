@@ -221,6 +221,7 @@ def test_a_session_of_an_epoch_that_is_over_is_lost_though_the_front_never_knew_
     assert front.where(unknown.session_id) is Whereabouts.NODE
     front.pass_time(4)
     assert front.where(unknown.session_id) is Whereabouts.LOST
+    assert front.where(session(epoch=2).session_id) is Whereabouts.UNKNOWN
     front.link(epoch=2)
     assert front.where(unknown.session_id) is Whereabouts.LOST
     assert front.where(session(epoch=2).session_id) is Whereabouts.NODE

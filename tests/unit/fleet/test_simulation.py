@@ -232,7 +232,7 @@ class Fleet(RuleBasedStateMachine):
         self.front.store.is_broken = False
         if self.front.process.is_stopped:
             world.proceed(self.front.process)
-        world.advance(60)
+        world.advance(45)
         served = {node.name: node.served_epoch() for node in self.nodes}
         assert all(served.values()), f"nodes that do not serve: {served}"
         for tenant in TENANTS:

@@ -88,6 +88,7 @@ def blob(size_bytes: int, blob_id: str = "b") -> types_pb2.Value:
         ("CreateSession", pb.CreateSessionRequest(), "request_id"),
         ("CreateSession", pb.CreateSessionRequest(request_id="a" * 65), "request_id"),
         ("CreateSession", pb.CreateSessionRequest(request_id="a\n"), "request_id"),
+        ("CreateSession", pb.CreateSessionRequest(request_id="r", node_labels={"zone": "b"}), "node_labels"),
         (
             "CreateSession",
             pb.CreateSessionRequest(request_id="r", limits={"wall_time_s": math.nan}),

@@ -47,6 +47,14 @@ def node() -> Iterator[NodeDaemon]:
         yield node
 
 
+@pytest.fixture
+def patient() -> Iterator[NodeDaemon]:
+    """A node whose sandboxes wait for their daemon for as long as a loaded machine needs to start another."""
+    require("local")
+    with node_daemon(fleet="fence_s = 120.0\nlease_s = 30.0") as node:
+        yield node
+
+
 _terms = iter(range(1, 1000))
 
 
@@ -291,14 +299,15 @@ async def is_lost(client: Direct, session_id: str) -> bool:
     return await client.state(session_id) == LOST
 
 
-async def test_a_killed_node_comes_back_with_its_sessions_within_its_lease(node: NodeDaemon) -> None:
-    async with linked(node) as front, direct(node) as client:
+async def test_a_killed_node_comes_back_with_its_sessions_within_its_lease(patient: NodeDaemon) -> None:
+    node, lease = patient, {"lease_s": 30.0, "fence_s": 120.0}
+    async with linked(node, **lease) as front, direct(node) as client:
         made = await front.create()
         assert await output_of(client.execute(made.session_id, "x = 41")) == ""
         await front.reported(lambda report: report.opened or made.session_id in front.sessions)
         node.kill()
     node.start_again()
-    async with linked(node) as front, direct(node) as client:
+    async with linked(node, **lease) as front, direct(node) as client:
         assert front.epoch == 1
         assert await eventually_async(lambda: made.session_id in front.sessions)
         assert await eventually_awaited(lambda: is_ok(client, made.session_id))

@@ -32,6 +32,7 @@ class NodeDaemon:
     link_address: str
     name: str
     process: subprocess.Popen[bytes]
+    starts: int = 1
 
     @property
     def state_dir(self) -> Path:
@@ -66,7 +67,8 @@ class NodeDaemon:
     def start_again(self) -> None:
         assert self.process.poll() is not None
         self.process = _started(self.directory)
-        _wait_until_linkable(self)
+        self.starts += 1
+        _wait_until_served(self)
 
     def stop(self) -> int:
         """Asks it to stop; returns its exit code."""
@@ -97,7 +99,7 @@ def node_daemon(
     )
     node = NodeDaemon(directory, link_address, name, _started(directory))
     try:
-        _wait_until_linkable(node)
+        _wait_until_served(node)
         yield node
     finally:
         if node.process.poll() is not None and node.process.returncode != 0:
@@ -116,15 +118,14 @@ def _started(directory: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
-def _wait_until_linkable(node: NodeDaemon) -> None:
-    host, port = node.link_address.split(":")
+def _wait_until_served(node: NodeDaemon) -> None:
+    """Waits for the line of a daemon that serves. Its listeners are open before, and then calls wait or fail."""
 
-    def listens() -> bool:
+    def serves() -> bool:
         assert node.process.poll() is None, node.log
-        with socket.socket() as probe:
-            return probe.connect_ex((host, int(port))) == 0
+        return node.log.count("executor-server listens on ") == node.starts
 
-    assert eventually(listens, timeout_s=START_TIMEOUT_S), node.log
+    assert eventually(serves, timeout_s=START_TIMEOUT_S), node.log
 
 
 def _free_port() -> int:

@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT_TIMEOUT_S = 200.0
 
 # Helpers, and what has a test or a Makefile target of its own.
-ELSEWHERE = {"demo", "fetch", "outside", "own_daemon", "rented", "scripted", "vision_browser"}
+ELSEWHERE = {"demo", "fetch", "fleet_demo", "outside", "own_daemon", "rented", "scripted", "vision_browser"}
 
 # The lines that matter of what each prints, in order, as patterns of whole lines.
 SHOWS = {

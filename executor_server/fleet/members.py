@@ -332,13 +332,9 @@ class Members:
         return Lost(member.name, member.epoch, reason, tombstones)
 
     def _tombstones_of(self, member: Member, reason: str, now_s: float) -> tuple[Tombstone, ...]:
-        found = (self.sessions.find(session_id) for session_id in sorted(member.sessions))
+        found = [each for each in map(self.sessions.find, sorted(member.sessions)) if each is not None]
         lost_unix_s = self._ahead_s + now_s
-        return tuple(
-            Tombstone(each.session_id, each.tenant, each.request_id, reason, lost_unix_s)
-            for each in found
-            if each is not None
-        )
+        return tuple(Tombstone(each.session_id, *each.request, reason, lost_unix_s) for each in found)
 
     def _forget_sessions(self, member: Member, tombstones: tuple[Tombstone, ...]) -> None:
         self.sessions.bury(tombstones)
@@ -373,10 +369,9 @@ class Members:
         return (Whereabouts.NODE if member.state is MemberState.LINKED else Whereabouts.WAIT), member, None
 
     def take_surplus(self, node: str) -> list[str]:
-        """Returns sessions of a node that the caller deletes there: another node has answered the same request.
+        """Returns sessions that the caller deletes on a node: another one has answered their requests since.
 
-        That happens when a front starts again, and a node that has made the session for it was away for `HOLD_S`. A
-        client that repeats a request has not seen the first answer.
+        Their node was away for `HOLD_S` after a front's start. A client that repeats a request saw no first answer.
         """
         member = self._members[node]
         surplus, member.surplus = sorted(member.surplus), set()

@@ -33,7 +33,9 @@ from tests.support.rounds import ALL, rounds
 
 VICTIMS = ("n1", "n-2", "3")
 SURVIVOR = "quiet-one"
-ROUNDS = rounds(34, 1)
+PARTS = range(rounds(7, 1))
+ROUNDS = rounds(5, 1)
+"""Rounds of a part; together with the three victims of each round they make a hundred tries."""
 # A loaded machine may take its time in `make test`; `make test-all` proves what is promised.
 LOST_WITHIN_S = 5.0 if ALL else 30.0
 WAIT_S = 60.0
@@ -92,9 +94,10 @@ def session_on(client: ExecutorClient, node: str) -> Session:
     return client.create_session(node_labels={"name": node}, authorized_imports=["time"])
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.name)
 def test_sessions_of_a_node_in_trouble_are_lost_within_seconds_and_stay_lost(
-    machines: Fleet, client: ExecutorClient, harm: Harm
+    machines: Fleet, client: ExecutorClient, harm: Harm, part: int
 ) -> None:
     with session_on(client, SURVIVOR) as survivor, executing(survivor, "print(1, flush=True)\nn = 0") as first:
         first.result()

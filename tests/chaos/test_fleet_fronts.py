@@ -60,7 +60,7 @@ def sessions_that_run(machines: Fleet) -> Iterator[dict[str, Session]]:
 
 
 def test_what_runs_does_not_notice_that_the_front_is_killed_and_new_sessions_come_again(machines: Fleet) -> None:
-    for _ in range(rounds(20, 2)):
+    for _ in range(rounds(12, 2)):
         with sessions_that_run(machines), machines.client(reconnect_timeout_s=WAIT_S) as client:
             client.get_policy()  # a client whose front has never answered waits for it no longer than a moment
             machines.front.kill()

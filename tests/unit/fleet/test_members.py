@@ -349,3 +349,24 @@ def test_ids_of_no_node_lead_nowhere(front: Front) -> None:
     front.pass_time(3)
     for wrong in ("", "abc", "n1-", "n1-xyz", "-" + "0" * 32, "0" * 32, "N1-" + "0" * 32):
         assert front.where(wrong) is Whereabouts.UNKNOWN
+
+
+def test_a_front_that_starts_waits_for_its_nodes_before_it_places_sessions(tmp_path: Path) -> None:
+    front = Front(tmp_path / "fleet.db")
+    for node in ("n1", "n2"):
+        front.link(node)
+        front.report(node)
+    front = front.again()
+    assert not front.members.is_settled(front.now_s)
+    front.link("n1")
+    front.report("n1")
+    front.link("n2")
+    front.members.unlinked(front.links["n2"])
+    assert not front.members.is_settled(front.now_s), "a node that was linked and has not reported is not known"
+    front.link("n2")
+    front.report("n2")
+    assert front.members.is_settled(front.now_s)
+    front = front.again()
+    assert not front.members.is_settled(front.now_s + 1.9)
+    assert front.members.is_settled(front.now_s + 2.0), "it waits no longer for nodes that do not come"
+    front.store.close()

@@ -24,17 +24,14 @@ from dataclasses import asdict, dataclass, field
 import structlog
 
 from executor_server.backends import Backend, Sandbox
-from executor_server.channel import READY_TIME_S, GuestChannel, GuestEndpoint, UnreachedError
 from executor_server.core import BackendFull, EnvironmentFailed, ImageNotReady, SandboxFailure, SandboxSpec
 from executor_server.policy import WarmSandboxes
 from executor_server.pool.asked_kinds import AskedKinds, AskedSettings
-from executor_server.pool.fail_over import create_with
 from executor_server.pool.kind import Discard, Kind, PoolStats, ReadySandbox
+from executor_server.pool.making import make_ready
 
 # Seconds before a refill: starting a process blocks the event loop, and the caller that took a sandbox goes first.
 _REFILL_PAUSE_S = 0.01
-# Connections that are tried to a new sandbox, where connections break by themselves.
-_FIRST_CONNECTIONS_MAX = 3
 
 _log = structlog.get_logger(__name__)
 
@@ -53,38 +50,6 @@ class PoolSettings:
     check_interval_s: float = 5.0  # between two checks that kept ones are up to date
     stats_interval_s: float = 300.0
     asked: AskedSettings = field(default_factory=AskedSettings)
-
-
-async def make_ready(backend: Backend, spec: SandboxSpec, *, warm: bool) -> ReadySandbox:
-    """Makes a sandbox and waits for its guest. Raises SandboxFailure; nothing is left behind then.
-
-    A guest that does not answer counts as a failure of its backend: the next backend is asked, if there is one.
-    """
-
-    async def connected(sandbox: Sandbox) -> ReadySandbox:
-        channel = GuestChannel(sandbox.endpoint)
-        try:
-            await _connect(channel, sandbox.endpoint)
-        except BaseException:
-            channel.close()
-            await asyncio.shield(sandbox.destroy())
-            raise
-        return ReadySandbox(sandbox, channel, warm)
-
-    return await create_with(backend, spec, connected)
-
-
-async def _connect(channel: GuestChannel, endpoint: GuestEndpoint) -> None:
-    """Connects to the guest; in several attempts where a connection may break by itself before the guest answers."""
-    give_up_s = asyncio.get_running_loop().time() + READY_TIME_S
-    for retries in reversed(range(_FIRST_CONNECTIONS_MAX if endpoint.breaks_by_itself else 1)):
-        left_s = give_up_s - asyncio.get_running_loop().time()
-        try:
-            await channel.connect(left_s, answer_s=READY_TIME_S / 3 if retries else READY_TIME_S)
-            return
-        except UnreachedError:
-            if not retries or left_s <= 0:
-                raise
 
 
 class WarmPool:

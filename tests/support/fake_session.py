@@ -13,7 +13,8 @@ from executor_server.config.state_dir import StateDir
 from executor_server.core.model import Log, OutputMode, Principal, Result
 from executor_server.journal.execution import Execution
 from executor_server.journal.registry import Registry, SessionRecord
-from executor_server.pool.pool import PoolSettings, WarmPool, make_ready
+from executor_server.pool.making import make_ready
+from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import SessionManager
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings

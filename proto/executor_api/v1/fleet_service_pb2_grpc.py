@@ -50,7 +50,8 @@ class FleetServiceServicer(object):
         """The link between a front and a node. The front sends its hello; the node ends what the front has declared lost, and
         answers with its own. Then the node reports, every report_interval_s, and the front answers each report with a
         renewal of the node's lease. The first report after a hello is full. FAILED_PRECONDITION (reason NODE_REFUSED):
-        another front holds the node, or this one's term is over, or the versions do not fit.
+        another front holds the node, or the versions do not fit. FAILED_PRECONDITION (reason FRONT_SUPERSEDED): the node obeys
+        a later term of this front, or another front with a copy of its state directory; only that one may declare it lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

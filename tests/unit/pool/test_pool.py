@@ -20,7 +20,8 @@ from executor_server.guest.wire.frames import Kind
 from executor_server.policy.decide import WarmSandboxes
 from executor_server.pool.asked_kinds import AskedSettings
 from executor_server.pool.kind import PoolStats
-from executor_server.pool.pool import PoolSettings, WarmPool, make_ready
+from executor_server.pool.making import make_ready
+from executor_server.pool.pool import PoolSettings, WarmPool
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.polling import eventually_async
 
@@ -358,7 +359,7 @@ async def test_a_guest_that_never_greets_is_given_up_after_its_time(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.prepare = ready_of(None)  # type: ignore[arg-type]
-    monkeypatch.setattr("executor_server.pool.pool.READY_TIME_S", 0.05)
+    monkeypatch.setattr("executor_server.pool.making.READY_TIME_S", 0.05)
     with pytest.raises(SandboxFailure, match="not ready"):
         await make_ready(backend, SPEC, warm=False)
     assert not backend.living

@@ -43,7 +43,7 @@ from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_FRAME_BYTES, Fram
 from executor_server.journal.execution import Execution, ToolFailure
 from executor_server.journal.registry import Registry, SessionRecord
 from executor_server.lifecycle.admission import AdmissionController
-from executor_server.pool.pool import make_ready
+from executor_server.pool.making import make_ready
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox

@@ -138,7 +138,7 @@ import sys, time
 from executor_client import ExecutorClient
 from executor_api.v1 import executor_service_pb2 as pb
 client = ExecutorClient(sys.argv[1], token=sys.argv[2])
-session = client.create_session(authorized_imports=["time"], limits={"idle_time_s": 0.3, "wall_time_s": 2})
+session = client.create_session(authorized_imports=["time"], limits={"idle_time_s": 1, "wall_time_s": 2})
 print(session.session_id, flush=True)
 def reached(*_): print("reached", flush=True)
 def hang(*_): reached(); time.sleep(1000)

@@ -48,7 +48,7 @@ def test_a_session_that_is_killed_is_gone_for_its_client(watched: Watched, clien
 
 def test_a_drained_daemon_goes_on_with_what_there_is(watched: Watched, client: ExecutorClient) -> None:
     with client.create_session() as session, ExitStack() as stack:
-        assert answer(watched, "drain") == {"draining": True, "sessions": 1, "busy": 0}
+        assert answer(watched, "drain") == {"draining": True, "sessions": 1, "busy": 0, "moved": []}
         try:
             assert session.execute("1 + 1").output == 2
             impatient = stack.enter_context(watched.daemon.client(reconnect_timeout_s=0.01))

@@ -122,6 +122,7 @@ async def start_up(config: Config, stack: AsyncExitStack) -> _Front:
         news,
         version=VERSION,
         proxy=config.fleet.proxy,
+        wrong_retry_s=config.fleet.wrong_retry_s,
     )
     choice = NodeChoice(knowledge.members, knowledge.placement, config.fleet.park_s)
     news.parked = lambda: choice.parked

@@ -56,6 +56,9 @@ class FleetSection(Section):
     declares the node's sessions lost."""
     fence_s: Seconds = 10.0
     """Seconds without a lease after which a node ends its sandboxes."""
+    wrong_retry_s: Seconds = 30.0
+    """Seconds before the front tries a node again that said what no node should say. Each further time doubles them, up
+    to twenty times as many."""
     # -- of a node
     listen: _TcpAddress | None = None
     """The address at which the node serves its front, `HOST:PORT`."""

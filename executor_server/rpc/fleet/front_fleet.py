@@ -83,8 +83,10 @@ class FrontFleet:
         *,
         version: str,
         proxy: bool,
+        wrong_retry_s: float,
     ) -> None:
         self.members = members
+        self._wrong_retry_s = wrong_retry_s
         self.hides_addresses = proxy
         self._shares = shares
         self._dialer = dialer
@@ -122,7 +124,14 @@ class FrontFleet:
             except AddressError as error:
                 _log.warning("fleet_address_refused", address=text, problem=str(error))
                 continue
-            link = FrontLink(address, self._dialer, self, interval_s=timing.report_interval_s, lease_s=timing.lease_s)
+            link = FrontLink(
+                address,
+                self._dialer,
+                self,
+                interval_s=timing.report_interval_s,
+                lease_s=timing.lease_s,
+                wrong_retry_s=self._wrong_retry_s,
+            )
             self._links[text] = link
             link.start()
         self._drop_unwanted()

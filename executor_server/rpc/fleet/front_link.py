@@ -32,10 +32,8 @@ HELLO_TIME_S = 30.0
 """Seconds for a node to answer a hello; before that it ends the sessions that were lost."""
 RETRY_S = 0.5
 """Seconds at most between two attempts to link; the first one after a link comes at once."""
-WRONG_RETRY_S = 30.0
-MAX_WRONG_RETRY_S = 600.0
-"""Seconds before the next attempt where the last one ended with what no node should say; each further one doubles them:
-reading it took the front's time."""
+MAX_WRONG_RETRIES = 20
+"""The longest wait after what no node should say, in first ones: reading it took the front's time."""
 CONTROL_AGAIN_S = 10.0
 """Seconds after which a control that is not in force yet is sent again."""
 
@@ -83,6 +81,7 @@ class FrontLink:
         *,
         interval_s: float,
         lease_s: float,
+        wrong_retry_s: float,
     ):
         self.address = address
         self.node = ""
@@ -95,7 +94,7 @@ class FrontLink:
         # Half a lease without a report leaves the other half for another connection.
         self._silence_s = max(lease_s / 2, 3 * interval_s)
         self._calls: grpc.aio.Channel | None = None  # while the link is up
-        self._wrong_retry_s = WRONG_RETRY_S
+        self._first_wrong_retry_s = self._wrong_retry_s = wrong_retry_s
         self._task: asyncio.Task[None] | None = None
         self._control_sent: tuple[str, float] = ("", 0.0)
         self._up_since_s = math.inf
@@ -139,14 +138,21 @@ class FrontLink:
             except (DialError, LinkBroken, NodeRefused) as error:
                 self._report(str(error))
                 if isinstance(error, LinkBroken) and error.is_wrong:
-                    wait_s = self._wrong_retry_s
-                    self._wrong_retry_s = min(2 * wait_s, MAX_WRONG_RETRY_S)
+                    wait_s = self._wrong_wait_s()
             except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end the link for good
                 self._report("the front failed; its log says how")
                 _log.exception("fleet_link_failed", address=str(self.address))
             if time.monotonic() - self._up_since_s < RETRY_S or wait_s > RETRY_S:
                 # The links of one machine broke together, and need not come back together.
                 await asyncio.sleep(random.uniform(wait_s / 2, wait_s))
+
+    def _wrong_wait_s(self) -> float:
+        """Returns the seconds to wait; a link that was well for longer than the last wait begins with the first."""
+        if time.monotonic() - self._up_since_s > self._wrong_retry_s:
+            self._wrong_retry_s = self._first_wrong_retry_s
+        wait_s = self._wrong_retry_s
+        self._wrong_retry_s = min(2 * wait_s, MAX_WRONG_RETRIES * self._first_wrong_retry_s)
+        return wait_s
 
     def _report(self, problem: str) -> None:
         if problem != self.problem:

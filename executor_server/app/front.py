@@ -114,16 +114,7 @@ async def start_up(config: Config, stack: AsyncExitStack) -> _Front:
     watchers, policies = control.watchers, control.policies
     knowledge = _knowledge(config, stack, own_state, policies)
     news = FleetNews(watchers.fleet, watchers.metrics)
-    fleet = FrontFleet(
-        knowledge.members,
-        knowledge.shares,
-        dialer.current,
-        lambda: control.fleet.current,
-        news,
-        version=VERSION,
-        proxy=config.fleet.proxy,
-        wrong_retry_s=config.fleet.wrong_retry_s,
-    )
+    fleet = _fleet(config, dialer, control, knowledge, news)
     choice = NodeChoice(knowledge.members, knowledge.placement, config.fleet.park_s)
     news.parked = lambda: choice.parked
     admission = Admission(control.quotas, FairSemaphore(1), watchers.log)
@@ -217,6 +208,19 @@ def _knowledge(config: Config, stack: AsyncExitStack, own_state: StateDir, polic
         return policies.current.quotas_of(tenant)
 
     return _Knowledge(members, Creations(members, quotas_of), Placement(members), Shares(quotas_of))
+
+
+def _fleet(config: Config, dialer: Dialers, control: _Control, knowledge: _Knowledge, news: FleetNews) -> FrontFleet:
+    return FrontFleet(
+        knowledge.members,
+        knowledge.shares,
+        dialer.current,
+        lambda: control.fleet.current,
+        news,
+        version=VERSION,
+        proxy=config.fleet.proxy,
+        wrong_retry_s=config.fleet.wrong_retry_s,
+    )
 
 
 async def _look_for_nodes(config: Config, stack: AsyncExitStack, fleet: FrontFleet) -> None:

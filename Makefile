@@ -122,8 +122,9 @@ test-agents: $(STAMP)  ## Run the tests of the agents on a backend (BACKEND=loca
 		--workers=$(WORKERS) tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
 
 .PHONY: test-fleet
-test-fleet: $(STAMP)  ## Run the tests of agents and clients through the front of two nodes (FLEET=redirect|proxy, both by default)
+test-fleet: $(STAMP)  ## Run the contract and the tests of agents and clients through a front of two nodes (FLEET=redirect|proxy)
 	@for fleet in $(FLEET); do \
+		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --all --workers=$(WORKERS) tests/contract $(ARGS); \
 		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --workers=$(WORKERS) $(FLEET_TESTS) $(ARGS); \
 	done
 

@@ -1,26 +1,31 @@
 """The contract: the promises of every backend, stated once (promises.py) and tested on each.
 
-A test is collected for every backend and runs on those that keep the promise that it proves, by the table.
+A test is collected for every backend and runs on those that keep the promise that it proves, by the table. With
+EXECUTOR_TEST_FLEET it runs on the local backend alone, through the front of two nodes (wire.py), where it can (inside.py).
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import pytest_asyncio
 
 from executor_server.backends.base import Backend
 from tests.contract.harness import Harness, open_harness
-from tests.contract.marks import belongs, repeats
+from tests.contract.inside import reason_of
+from tests.contract.marks import backend_of, belongs, repeats
 from tests.contract.probes import Probe, probe_of
 from tests.contract.promises import BACKENDS
-from tests.support import rounds
+from tests.contract.wire import front_of_two, open_wire_harness
+from tests.support import fleet_daemon, rounds
 from tests.support.backends import require
 from tests.support.long_tests import is_long
+from tests.support.machines import Fleet
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     contract = Path(__file__).parent
     ours = [item for item in items if contract in item.path.parents and isinstance(item, pytest.Function)]
     elsewhere = [item for item in ours if not belongs(item)]
+    if fleet_daemon.wanted():
+        elsewhere += _off_the_fleet(item for item in ours if belongs(item))
     if not rounds.ALL:
         asked = set(config.args)
         run = [item for item in ours if belongs(item) and not is_long(*_file_and_test(item))]
@@ -42,6 +49,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=elsewhere)
         dropped = set(elsewhere)
         items[:] = [item for item in items if item not in dropped]
+
+
+def _off_the_fleet(items: Iterable[pytest.Function]) -> Iterator[pytest.Function]:
+    """Yields the tests that are about no session on the local backend, and marks those that no front can have."""
+    for item in items:
+        if backend_of(item) != "local" or item.path.name == "test_promises.py":
+            yield item
+        elif reason := reason_of(item):
+            item.add_marker(pytest.mark.skip(reason=f"not through a front: {reason}"))
 
 
 def _file_and_test(item: pytest.Item) -> tuple[str, str]:
@@ -75,10 +91,24 @@ async def backend(probe: Probe) -> AsyncIterator[Backend]:
     await backend.close()
 
 
+@pytest.fixture(scope="session")
+def front() -> Iterator[Fleet | None]:
+    """The front of two nodes that all tests share, in a run of the tests that is for a fleet."""
+    if not (kind := fleet_daemon.wanted()):
+        yield None
+        return
+    with front_of_two(kind) as made:
+        yield made
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
-async def shared_harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+async def shared_harness(request: pytest.FixtureRequest, front: Fleet | None) -> AsyncIterator[Harness]:
     """A harness for all tests of a file on one backend; it must know of no sandbox when the last has ended."""
     require(request.param)
+    if front is not None:
+        async with open_wire_harness(front, fleet_daemon.wanted()) as wire:
+            yield cast("Harness", wire)
+        return
     async with open_harness(request.param) as ready:
         yield ready
         assert await ready.probe.existing() == set()

@@ -61,6 +61,7 @@ __all__ = [
     "MIB",
     "PRINCIPAL",
     "Harness",
+    "Running",
     "Transcript",
     "follow",
     "get_variables",
@@ -144,13 +145,46 @@ class Transcript:
         return "".join(log.text for log in logs if log.stream == stream)
 
 
-class Harness:
+class Running:
+    """Runs code in sessions, of this process or behind a front, and gathers what happens."""
+
+    def __init__(self) -> None:
+        self._names = itertools.count(1)
+
+    async def begin(self, session: Session, code: str, *, last_statement: bool = False, **limits: Any) -> Execution:
+        mode = OutputMode.LAST_STATEMENT if last_statement else OutputMode.TRAILING_EXPRESSION
+        return await session.execute(f"execution-{next(self._names)}", code, mode, RequestedLimits(**limits))
+
+    async def run(self, session: Session, code: str, **options: Any) -> Transcript:
+        return await follow(await self.begin(session, code, **options))
+
+    async def run_with_tools(
+        self, session: Session, code: str, tools: dict[str, Callable[..., Any]], final: str = ""
+    ) -> Transcript:
+        """Runs code and answers its tool calls, as a client would."""
+        specs = [ToolSpec(name, "", (), name == final) for name in tools]
+        await session.register_tools(specs)
+        execution = await self.begin(session, code)
+
+        async def answer(call: ToolCall, transcript: Transcript) -> None:
+            args, kwargs = decode(transcript.bytes_of(call.arguments))
+            try:
+                reply: bytes | ToolFailure = encode(tools[call.name](*args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - as the client carries it over
+                reply = ToolFailure(type(error).__name__, str(error))
+            await session.submit_tool_result(execution.execution_id, call.call_id, reply)
+
+        return await follow(execution, answer)
+
+
+class Harness(Running):
     """Owns a backend, an empty pool and a manager of sessions.
 
     `registry_dir`: the registry of an earlier daemon; without one, there was none.
     """
 
     def __init__(self, backend: Backend, registry_dir: Path | None = None) -> None:
+        super().__init__()
         self.backend = backend
         self._probe: Probe | None = None
         # Sandboxes with packages are made when a session asks for one, and none is kept ready for the next.
@@ -159,7 +193,6 @@ class Harness:
         self.registry = Registry(StateDir(registry_dir or Path(self._state.name)))
         settings = SessionSettings(sweep_interval_s=0.05, ping_interval_s=0.2)
         self.manager = SessionManager(backend, self.pool, self.registry, settings)
-        self._names = itertools.count(1)
         self._stack = AsyncExitStack()
 
     @property
@@ -228,30 +261,8 @@ class Harness:
         request = SessionRequest(f"request-{next(self._names)}", self.spec(**options))
         return await self.manager.create(PRINCIPAL, request)
 
-    async def begin(self, session: Session, code: str, *, last_statement: bool = False, **limits: Any) -> Execution:
-        mode = OutputMode.LAST_STATEMENT if last_statement else OutputMode.TRAILING_EXPRESSION
-        return await session.execute(f"execution-{next(self._names)}", code, mode, RequestedLimits(**limits))
-
-    async def run(self, session: Session, code: str, **options: Any) -> Transcript:
-        return await follow(await self.begin(session, code, **options))
-
-    async def run_with_tools(
-        self, session: Session, code: str, tools: dict[str, Callable[..., Any]], final: str = ""
-    ) -> Transcript:
-        """Runs code and answers its tool calls, as a client would."""
-        specs = [ToolSpec(name, "", (), name == final) for name in tools]
-        await session.register_tools(specs)
-        execution = await self.begin(session, code)
-
-        async def answer(call: ToolCall, transcript: Transcript) -> None:
-            args, kwargs = decode(transcript.bytes_of(call.arguments))
-            try:
-                reply: bytes | ToolFailure = encode(tools[call.name](*args, **kwargs))
-            except Exception as error:  # noqa: BLE001 - as the client carries it over
-                reply = ToolFailure(type(error).__name__, str(error))
-            await session.submit_tool_result(execution.execution_id, call.call_id, reply)
-
-        return await follow(execution, answer)
+    async def session_ids(self) -> list[str]:
+        return [each.session_id for each in self.manager.list(PRINCIPAL)]
 
 
 _examined: dict[str, PreparedImage] = {}

@@ -32,7 +32,7 @@ async def test_libraries_may_import_any_module(
 
 
 async def test_agent_code_imports_authorized_modules_only(harness: Harness) -> None:
-    session = await harness.session(imports=("numpy", "importlib"))
+    session = await harness.session(imports=("importlib", "numpy"))
     for code in (
         "import socket",
         "def f():\n    from socket import create_connection",
@@ -46,5 +46,5 @@ async def test_agent_code_imports_authorized_modules_only(harness: Harness) -> N
     ):
         run = await harness.run(session, code)
         assert run.outcome == "import_denied", (code, run.ended)
-        assert "Authorized imports are: ['numpy', 'importlib']" in run.message
+        assert "Authorized imports are: ['importlib', 'numpy']" in run.message
         assert run.state == "kept"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.inside import absent
 from tests.contract.marks import Proof, proof_of
 from tests.contract.promises import BACKENDS, BY_ID, PROMISES, TOPICS, Keeping, unproved
 
@@ -67,3 +68,7 @@ def test_the_table_is_whole() -> None:
         assert promise.proved_on and set(promise.proved_on) <= set(BACKENDS)
         for otherwise in promise.otherwise.values():
             assert otherwise.why.endswith(".")
+
+
+def test_every_test_that_does_not_run_through_a_front_is_there() -> None:
+    assert absent() == []

@@ -1,0 +1,94 @@
+"""The tests of the contract that need the inside of the daemon's process, and so don't run through a front.
+
+A test that is about the backend itself, or makes a daemon of its own, is found by its fixtures. Of the others, which
+take `harness`, those that look behind its sessions are listed here. All that are not run through a front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+_PROBE = "it looks at the sandbox, or harms it, from outside: a front has none"
+_APPROVED = "it approves a spec of its own in place of the policy, or changes it while the session runs"
+_BY_HAND = "its environments are made by hand, in the process of the backend"
+_LISTENER = "it takes the sandbox's listener, as the daemon does for its egress proxy"
+
+INSIDE: Mapping[str, Mapping[str, str]] = {
+    "test_budgets.py": {"test_spent_operations_stay_spent_under_other_limits": _APPROVED},
+    "test_cpu_accounting.py": {
+        "test_processes_that_run_between_executions_are_charged_meanwhile": "it observes the session in its process",
+    },
+    "test_egress.py": {
+        "test_a_program_reaches_the_process_that_serves_its_listener": _LISTENER,
+        "test_the_filter_of_system_calls_leaves_tcp_whole": _LISTENER,
+        "test_many_connections_at_once_are_served": _LISTENER,
+        "test_each_sandbox_has_a_listener_of_its_own": _LISTENER,
+        "test_a_program_can_neither_take_nor_share_the_port": _LISTENER,
+        "test_no_process_of_a_program_has_the_listener": _LISTENER,
+        "test_a_program_can_not_open_the_listener_through_the_supervisor": _LISTENER,
+        "test_a_sandbox_without_a_network_has_nothing_of_it": _LISTENER,
+        "test_programs_find_the_proxy_and_the_authorities": "its authorities are the test's own",
+        "test_the_authorities_are_readable_and_can_not_be_changed": "its authorities are the test's own",
+    },
+    "test_environments.py": {
+        "test_a_program_imports_from_the_environment_ahead_of_the_image": _BY_HAND,
+        "test_the_environment_comes_behind_the_standard_library": _BY_HAND,
+        "test_programs_of_the_environment_are_on_the_path_and_other_pythons_see_it": _BY_HAND,
+        "test_modules_of_the_environment_are_libraries_to_the_rules_on_imports": _BY_HAND,
+        "test_an_error_shows_the_lines_of_the_environment": _BY_HAND,
+        "test_an_interpreter_that_replaces_another_has_the_environment_too": _BY_HAND,
+        "test_pth_files_run_once_in_the_interpreter_and_never_on_the_host": _BY_HAND,
+        "test_a_program_can_not_change_the_environment": _BY_HAND,
+        "test_a_program_sees_its_environment_and_none_beside_it": _BY_HAND,
+    },
+    "test_language_rules.py": {
+        "test_refused_however_it_is_reached": _APPROVED,
+        "test_libraries_may_do_for_themselves_what_the_program_may_not": _APPROVED,
+        "test_ordinary_programs_run_one_after_the_other_in_strict": _APPROVED,
+        "test_tools_and_display_are_no_builtins_that_a_rule_means": _APPROVED,
+        "test_other_rules_hold_from_the_next_execution_on": _APPROVED,
+        "test_a_running_execution_keeps_its_rules": _APPROVED,
+        "test_an_interpreter_that_takes_another_s_place_has_the_latest_rules": _APPROVED,
+        "test_a_program_cannot_leave_other_builtins_to_the_next": _APPROVED,
+        "test_results_say_what_their_sources_import": _APPROVED,
+    },
+    "test_leftovers.py": {"test_the_end_of_a_session_is_the_end_of_its_sandbox": _PROBE},
+    "test_offline.py": {"test_a_program_that_goes_around_the_proxy_learns_what_leads_out": _APPROVED},
+    "test_outcomes.py": {
+        "test_a_hostile_source_costs_one_execution[nul]": "the form of a request is checked before: it is refused",
+        "test_a_killed_interpreter_is_a_crash": _PROBE,
+        "test_a_sandbox_that_is_ended_from_outside_is_lost_with_its_cause": _PROBE,
+        "test_an_idle_session_whose_sandbox_is_ended_is_lost": _PROBE,
+        "test_a_killed_supervisor_loses_the_session_and_says_so": _PROBE,
+        "test_a_broken_connection_loses_nothing": "it breaks the connection of the daemon to the guest",
+        "test_an_orphaned_sandbox_ends_itself": _PROBE,
+        "test_unused_sessions_end": _PROBE,
+        "test_the_daemons_memory_stays_flat_under_output": "it measures its own process, which is the daemon's",
+    },
+    "test_sandbox_tools.py": {"test_tools_that_the_policy_does_not_allow_any_more_are_removed": _APPROVED},
+    "test_state.py": {"test_a_session_that_is_lost_has_no_state": "it gives the session up in the daemon's process"},
+}
+"""By file and test, which may be one with a parameter, the reason."""
+
+
+def reason_of(item: pytest.Function) -> str:
+    """Returns why a test can't run through a front; nothing when it can."""
+    if "probe" in item.fixturenames:
+        return "it makes, restarts and harms backends itself"
+    if "shared_harness" not in item.fixturenames:
+        return "it makes a daemon of its own, with images or sandboxes that no other test has"
+    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    names = [item.originalname, *(f"{item.originalname}[{each}]" for each in params)]
+    listed = INSIDE.get(item.path.name, {})
+    return next((listed[name] for name in names if name in listed), "")
+
+
+def absent() -> list[str]:
+    """Lists the tests above that are not there."""
+    folder = Path(__file__).parent
+    texts = {file: (folder / file).read_text() for file in INSIDE}
+    listed = [(file, test) for file, tests in INSIDE.items() for test in tests]
+    return [f"{file}::{test}" for file, test in listed if f" {test.partition('[')[0]}(" not in texts[file]]

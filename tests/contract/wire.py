@@ -1,0 +1,318 @@
+"""The contract over the wire: sessions behind the front of two nodes, with the shape of those in this process.
+
+The front and the nodes are processes, on the local backend. EXECUTOR_TEST_FLEET says how calls get to a session: by
+`redirect` the client follows it to its node, by `proxy` the front passes all calls on. Sessions are made, found and
+ended by the asyncio client. All other calls go through its transport as the messages of the protocol, since the client
+hides what the contract is about: numbers of events, blobs, sizes that are announced, ids that are used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import executor_service_pb2_grpc as service_grpc
+from executor_api.v1 import types_pb2 as pb
+from executor_client import AsyncExecutorClient
+from executor_client.aio_session import AsyncSession
+from executor_client.errors import UnavailableError
+from executor_server.core.errors import NotFound, OutOfRange
+from executor_server.core.model import BlobChunk, Event, FileInfo, OutputMode, Payload, StateManifest, ToolSpec
+from executor_server.journal.execution import ToolFailure
+from executor_server.policy.requests import RequestedLimits
+from executor_server.sessions import VariablesReply
+from tests.contract import wire_values as values
+from tests.contract.harness import LIMITS, Running
+from tests.support.backends import require
+from tests.support.fleet_daemon import NODES
+from tests.support.machines import QUIET, Fleet, fleet
+from tests.support.polling import eventually_awaited
+
+# Approves what the harness of one process makes without a policy.
+POLICY = """
+default = "contract"
+
+[profiles.contract]
+imports = { default = [], allowed = ["*"] }
+language.preset = "standard"
+state.allow_foreign = true
+"""
+
+NEVER = 2**40
+"""The number of an event that no execution has."""
+# The daemon may refuse an upload while it is sent, and gRPC then lose the refusal; the client sends it again.
+UPLOADS = 10
+# With so many sessions each node has had some, since the front takes the one with the most room.
+BOTH_SERVE_AFTER = 8
+
+
+@contextmanager
+def front_of_two(kind: str) -> Iterator[Fleet]:
+    """A front over two nodes, whose policy grants what the contract needs."""
+    require("local")
+    directory = Path(tempfile.mkdtemp(prefix="d-"))
+    (directory / "policy.toml").write_text(POLICY)
+    front_config = f'proxy = {str(kind == "proxy").lower()}\n[policy]\nfile = "{directory / "policy.toml"}"\n'
+    with fleet(directory, *NODES, front_config=front_config, node_config=QUIET, has_cables=False) as made:
+        yield made
+    shutil.rmtree(directory)
+
+
+@asynccontextmanager
+async def open_wire_harness(front: Fleet, kind: str) -> AsyncIterator[WireHarness]:
+    async with AsyncExecutorClient(front.front.address, token=front.token) as client:
+        with grpc.insecure_channel(front.front.address) as channel:
+            made = WireHarness(client, service_grpc.ExecutorServiceStub(channel), front.token, proxy=kind == "proxy")
+            yield made
+        assert await client.list_sessions() == []
+    if made.nodes.total() >= BOTH_SERVE_AFTER:
+        assert set(made.nodes) == set(NODES), made.nodes
+
+
+class WireHarness(Running):
+    """Sessions behind a front. What of `Harness` is the inside of a daemon is not there: `inside.py` lists the tests."""
+
+    def __init__(self, client: AsyncExecutorClient, front: Any, token: str, *, proxy: bool) -> None:
+        """`front` is a stub of the front that blocks."""
+        super().__init__()
+        self._client = client
+        self._front = front
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._proxy = proxy
+        self._sessions: list[WireSession] = []
+        self.nodes: Counter[str] = Counter()
+        """The sessions that each node has had."""
+
+    async def session(self, *, imports: tuple[str, ...] = ("*",), prelude: str = "", **limits: Any) -> WireSession:
+        asked = {name: value for name, value in {**vars(LIMITS), **limits}.items() if value is not None}
+        with values.refusals():
+            made = await self._client.create_session(authorized_imports=imports, limits=asked, prelude=prelude)
+        assert bool(made.info.address) is not self._proxy, (
+            "a client is sent to the node unless the front passes calls on"
+        )
+        self.nodes[made.info.node] += 1
+        session = WireSession(made, self.described)
+        self._sessions.append(session)
+        return session
+
+    async def session_ids(self) -> list[str]:
+        return [each.session_id for each in await self._client.list_sessions()]
+
+    def described(self, session_id: str) -> pb.Session:
+        """A session as the front describes it now."""
+        request = service_pb.GetSessionRequest(session_id=session_id)
+        described: pb.Session = self._front.GetSession(request, timeout=30.0, metadata=self._metadata).session
+        return described
+
+    async def end_sessions(self) -> None:
+        """Ends all sessions of the test; returns when the nodes have ended their sandboxes."""
+        for session in self._sessions:
+            await session.end()
+        self._sessions.clear()
+
+
+class WireSession:
+    """A session, with the calls of `executor_server.sessions.Session`."""
+
+    def __init__(self, session: AsyncSession, described: Any) -> None:
+        self._session = session
+        self._transport = session._transport
+        self._stub = session._transport.stub
+        self._described = described
+        self._executions: dict[str, WireExecution] = {}
+        self.session_id = session.session_id
+
+    @property
+    def state(self) -> str:
+        return pb.SessionState.Name(self._described(self.session_id).state).removeprefix("SESSION_STATE_").lower()
+
+    @property
+    def generation(self) -> int:
+        return int(self._described(self.session_id).generation)
+
+    @property
+    def python_version(self) -> str:
+        return self._session.info.python_version
+
+    @property
+    def missing_modules(self) -> tuple[str, ...]:
+        return self._session.info.missing_modules
+
+    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits) -> WireExecution:
+        """Returns when the daemon has the execution. Raises its refusal."""
+        request = service_pb.ExecuteRequest(
+            session_id=self.session_id,
+            execution_id=execution_id,
+            code=code,
+            output_mode=values.mode_to(mode),
+            limits=values.limits_to(vars(limits)),
+        )
+        execution = WireExecution(self, execution_id, request)
+        repeated = execution_id in self._executions
+        await execution.begin(is_known=not repeated)
+        self._executions[f"{execution_id} again" if repeated else execution_id] = execution
+        return execution
+
+    async def submit_tool_result(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
+        request = service_pb.SubmitToolResultRequest(
+            session_id=self.session_id, execution_id=execution_id, call_id=call_id
+        )
+        if isinstance(answer, ToolFailure):
+            request.error.CopyFrom(service_pb.ToolError(type=answer.type, message=answer.message))
+        else:
+            request.value.CopyFrom(values.value_to(answer))
+        await self.once("SubmitToolResult", request)
+
+    async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
+        wire = map(values.tool_to, tools)
+        await self.once("RegisterTools", service_pb.RegisterToolsRequest(session_id=self.session_id, tools=wire))
+
+    async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
+        named = [pb.NamedValue(name=name, value=values.value_to(payload)) for name, payload in variables]
+        await self.once("SetVariables", service_pb.SetVariablesRequest(session_id=self.session_id, variables=named))
+
+    async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
+        async for part in self.read(
+            "GetVariables", service_pb.GetVariablesRequest(session_id=self.session_id, names=names)
+        ):
+            if part.WhichOneof("part") == "blob_chunk":
+                yield values.blob_chunk_from(part.blob_chunk)
+            else:
+                named = tuple(map(values.named_from, part.variables.variables))
+                yield VariablesReply(named, tuple(part.variables.missing))
+
+    async def upload_blob(self, size_bytes: int, pieces: AsyncIterator[bytes]) -> str:
+        header = service_pb.UploadBlobHeader(session_id=self.session_id, size_bytes=size_bytes)
+        answer = await self._upload("UploadBlob", service_pb.UploadBlobRequest, {"header": header}, pieces)
+        return str(answer.blob_id)
+
+    async def put_file(
+        self, path: str, size_bytes: int, pieces: AsyncIterator[bytes], *, tar: bool = False
+    ) -> FileInfo:
+        header = service_pb.PutFileHeader(
+            session_id=self.session_id, path=path, size_bytes=size_bytes, format=_format_of(tar)
+        )
+        answer = await self._upload("PutFile", service_pb.PutFileRequest, {"header": header}, pieces)
+        return values.file_from(answer.file)
+
+    async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
+        request = service_pb.GetFileRequest(session_id=self.session_id, path=path, format=_format_of(tar))
+        async for part in self.read("GetFile", request):
+            yield values.file_from(part.file) if part.WhichOneof("part") == "file" else part.data
+
+    async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
+        request = service_pb.ListFilesRequest(session_id=self.session_id, path=path)
+        answer = await self.once("ListFiles", request)
+        return list(map(values.file_from, answer.files)), answer.truncated
+
+    async def export_state(self, _: object) -> AsyncIterator[bytes | StateManifest]:
+        """The archives are the node's, and not those of the test."""
+        async for part in self.read("ExportState", service_pb.ExportStateRequest(session_id=self.session_id)):
+            yield part.data if part.WhichOneof("part") == "data" else values.manifest_from(part.manifest)
+
+    async def restore_state(self, _: object, pieces: AsyncIterator[bytes]) -> StateManifest:
+        first = {"session_id": self.session_id}
+        answer = await self._upload("RestoreState", service_pb.RestoreStateRequest, first, pieces)
+        return values.manifest_from(answer.manifest)
+
+    async def end(self) -> None:
+        for execution in self._executions.values():
+            await execution.leave()
+        await self._session.close()
+
+    async def once(self, method: str, request: Any) -> Any:
+        with values.refusals():
+            return await self._transport.once(getattr(self._stub, method), request)
+
+    async def read(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
+        with values.refusals():
+            async for message in self._transport.read(getattr(self._stub, method), request):
+                yield message
+
+    async def _upload(self, method: str, make: Any, first: dict[str, Any], pieces: AsyncIterator[bytes]) -> Any:
+        requests = [make(**first), *[make(data=piece) async for piece in pieces]]
+        for left in reversed(range(UPLOADS)):
+            try:
+                with values.refusals():
+                    return await self._transport.upload(getattr(self._stub, method), _each(requests))
+            except UnavailableError:
+                if not left:
+                    raise
+        raise AssertionError("no attempt")
+
+
+class WireExecution:
+    """An execution, which its first reader reads from the stream that began it, and others from streams of their own."""
+
+    def __init__(self, session: WireSession, execution_id: str, request: service_pb.ExecuteRequest) -> None:
+        self.execution_id = execution_id
+        self._session = session
+        self._began = session.read("Execute", request)
+        self._is_read = False
+        self._first: asyncio.Future[Any] = asyncio.ensure_future(anext(self._began))
+        self._cancelled: list[asyncio.Task[Any]] = []
+
+    async def begin(self, *, is_known: bool) -> None:
+        """Waits for the first event, or else until the daemon knows the id when `is_known` says that this suffices."""
+
+        async def began() -> bool:
+            return self._first.done() or (is_known and await self._is_known())
+
+        assert await eventually_awaited(began)
+        if self._first.done():
+            self._first.result()
+
+    async def events(self, after: int = 0) -> AsyncIterator[Event]:
+        if not self._is_read and not after:
+            self._is_read = True
+            yield values.event_from((await self._first).event)
+            async for message in self._began:
+                yield values.event_from(message.event)
+            return
+        async for message in self._session.read("AttachExecution", self._attach(after)):
+            yield values.event_from(message.event)
+
+    def cancel(self) -> None:
+        request = service_pb.CancelExecutionRequest(session_id=self._session.session_id, execution_id=self.execution_id)
+        self._cancelled.append(asyncio.ensure_future(self._session.once("CancelExecution", request)))
+
+    async def leave(self) -> None:
+        """Ends the streams that were not read to their ends; the execution goes on."""
+        await asyncio.gather(*self._cancelled)
+        self._first.cancel()
+        await asyncio.wait([self._first])
+        await self._began.aclose()
+
+    def _attach(self, after: int) -> service_pb.AttachExecutionRequest:
+        return service_pb.AttachExecutionRequest(
+            session_id=self._session.session_id, execution_id=self.execution_id, after_event=after
+        )
+
+    async def _is_known(self) -> bool:
+        """An event that no execution has is out of the range of this one, once the daemon has it."""
+        try:
+            async for _ in self._session.read("AttachExecution", self._attach(NEVER)):
+                break
+        except NotFound:
+            return False
+        except OutOfRange:
+            return True
+        raise AssertionError("an event that is not there")
+
+
+async def _each(requests: Sequence[Any]) -> AsyncIterator[Any]:
+    for request in requests:
+        yield request
+
+
+def _format_of(tar: bool) -> pb.FileFormat:
+    return pb.FILE_FORMAT_TAR if tar else pb.FILE_FORMAT_PLAIN

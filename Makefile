@@ -21,6 +21,8 @@ WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 # Those whose daemon is the one of tests/integration/conftest.py.
 FLEET_TESTS := $(addprefix tests/integration/test_, smolagents*.py evaluate.py client_everything.py asyncio_client.py \
 	round_trips.py large_answers.py missing_modules.py mcp.py session_owners.py cli_executor.py)
+# Those whose server is the one of tests/rpc/edge.py. Their sessions have no node of their own that clients could follow.
+FLEET_PROXY_TESTS := tests/rpc/test_edge_*.py tests/rpc/test_admin*.py
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -122,10 +124,12 @@ test-agents: $(STAMP)  ## Run the tests of the agents on a backend (BACKEND=loca
 		--workers=$(WORKERS) tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
 
 .PHONY: test-fleet
-test-fleet: $(STAMP)  ## Run the contract and the tests of agents and clients through a front of two nodes (FLEET=redirect|proxy)
+test-fleet: $(STAMP)  ## Run the contract and the tests of agents, clients and calls through a front (FLEET=redirect|proxy)
 	@for fleet in $(FLEET); do \
+		tests="$(FLEET_TESTS)"; \
+		if [[ $$fleet == proxy ]]; then tests+=" $(FLEET_PROXY_TESTS)"; fi; \
 		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --all --workers=$(WORKERS) tests/contract $(ARGS); \
-		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --workers=$(WORKERS) $(FLEET_TESTS) $(ARGS); \
+		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --workers=$(WORKERS) $$tests $(ARGS); \
 	done
 
 .PHONY: test-matrix

@@ -1,4 +1,7 @@
-"""The edge of a daemon for each test of it; modules that need another one define their own."""
+"""The edge of a daemon for each test of it; modules that need another one define their own.
+
+EXECUTOR_TEST_FLEET=proxy puts a front of two nodes in its place (behind_front.py).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,31 @@ from pathlib import Path
 import pytest
 
 from tests.rpc.edge import Edge, serving
+from tests.support.fleet_daemon import wanted
+
+NOT_BEHIND_A_FRONT = {
+    "test_edge_errors.py::test_a_retry_delay_is_said": (
+        "a front says BACKEND_FULL with the shortest wait of all nodes: tests/rpc/fleet/test_nodes_that_fail.py"
+    ),
+    "test_edge_requests.py::test_a_field_of_a_wrong_form_is_named[CreateSession-CreateSessionRequest-node_labels]": (
+        "the labels of nodes are a wrong field for a daemon only: tests/rpc/fleet/test_nodes_that_fail.py"
+    ),
+    "test_admin.py::test_bytes_of_the_network_are_reported_beside_their_quota": (
+        "a front adds up what its nodes report: tests/unit/fleet/test_shares.py"
+    ),
+    "test_admin.py::test_every_call_is_recorded_before_its_effect": "a front and its nodes have a log each",
+    "test_admin.py::test_the_command_line_kills_drains_resumes_and_reloads": (
+        "the command for a front names a node: tests/integration/test_fleet_front.py"
+    ),
+}
+"""Tests of promises that a front does not make, and why."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        reason = NOT_BEHIND_A_FRONT.get(item.nodeid.removeprefix("tests/rpc/"))
+        if reason is not None and wanted() == "proxy":
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ Only for tests whose subject is the edge. The fake sessions do what tests set an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +48,8 @@ from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionRequest, VariablesReply
 from executor_server.sessions.leases import Renewal
 from executor_server.sessions.network import NetworkState, OpenConnection
+from tests.rpc.behind_front import FrontedServer
+from tests.support.fleet_daemon import wanted
 
 TOKEN = "t" * 43
 AUTH = (("authorization", f"Bearer {TOKEN}"),)
@@ -278,10 +280,16 @@ def make_server(
     *,
     tokens: Tokens | None = None,
     current_policy: Callable[[], Policy] = make_policy,
+    front_reload: Callable[[], Awaitable[bool]] | None = None,
     **more: Any,
 ) -> RpcServer:
-    """`more` goes to RpcServer."""
+    """Returns a daemon's server, or that of a front where the run of the tests asks for one.
+
+    `front_reload` is what that one reloads its policy with. `more` goes to RpcServer.
+    """
     identities = Identities(tokens or Tokens(TOKEN), current_policy)
+    if wanted() == "proxy":
+        return FrontedServer(sessions, server_settings, identities, current_policy, reload=front_reload, **more)
     service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None))
     return RpcServer(service, identities, server_settings, **more)
 

@@ -24,16 +24,14 @@ from executor_server.config.settings import ConfigError
 from executor_server.core.errors import NotFound, Reason
 from executor_server.core.model import AuditRules, PolicyRef, Principal, SandboxSpec, SessionFacts
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkSecret, NetworkUsage
-from executor_server.identity.identities import Identities
-from executor_server.identity.tokens import Tokens
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.profile import Profile, QuotasTable
 from executor_server.rpc.admin import AdminService
-from executor_server.rpc.server import RpcServer
-from executor_server.rpc.service import ExecutorService
 from executor_server.sessions.network import OpenConnection
-from tests.rpc.edge import AUTH, TOKEN, FakeNetwork, FakeSession, refusal, refused, settings
+from tests.rpc.edge import AUTH, TOKEN, FakeNetwork, FakeSession, FakeSessions, make_server, refusal, refused, settings
+from tests.rpc.session_names import name_of
+from tests.support.fleet_daemon import NODES, wanted
 from tests.support.specs import POLICY, session_spec
 
 SPEC = session_spec(SandboxSpec("base", 2**28, 16, 2**24, 600.0))
@@ -62,12 +60,14 @@ class FakeManager:
         return list(self.sessions.values())
 
     def find(self, session_id: str) -> FakeSession:
-        if session_id not in self.sessions:
-            raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {session_id!r}")
-        return self.sessions[session_id]
+        name = name_of(session_id)
+        if name not in self.sessions:
+            raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {name!r}")
+        return self.sessions[name]
 
     async def kill(self, session_id: str) -> None:
-        del self.sessions[self.find(session_id).session_id]
+        self.find(session_id)
+        del self.sessions[name_of(session_id)]
 
     def stop_taking(self) -> None:
         self.draining = True
@@ -133,12 +133,12 @@ class World:
 
 @asynccontextmanager
 async def serving(world: World, directory: Path) -> AsyncIterator[str]:
-    identities = Identities(Tokens(TOKEN), lambda: world.policy)
-    server = RpcServer(
-        ExecutorService(lambda: world.policy, cast("Any", None), cast("Any", None)),
-        identities,
+    server = make_server(
+        FakeSessions(world.manager.sessions),
         settings(f"unix:{directory}/s"),
+        current_policy=lambda: world.policy,
         admin=world.service(),
+        front_reload=world.reload,
     )
     (address,) = await server.start()
     try:
@@ -234,9 +234,10 @@ async def test_bytes_of_the_network_are_reported_beside_their_quota(world: World
 
 async def test_a_drain_can_be_taken_back(world: World, stub: Any) -> None:
     world.manager.sessions["s0"].state = "busy"
-    drained = await stub.Drain(pb.DrainRequest(), metadata=AUTH)
+    node = NODES[0] if wanted() else ""
+    drained = await stub.Drain(pb.DrainRequest(node=node), metadata=AUTH)
     assert (drained.draining, drained.sessions, drained.busy) == (True, 2, 1)
-    assert not (await stub.Drain(pb.DrainRequest(resume=True), metadata=AUTH)).draining
+    assert not (await stub.Drain(pb.DrainRequest(node=node, resume=True), metadata=AUTH)).draining
 
 
 async def test_a_reload_reports_the_policy_in_force(world: World, stub: Any) -> None:

@@ -21,12 +21,9 @@ from executor_server.admission.quotas import Quotas
 from executor_server.cli import main
 from executor_server.core import Principal, Progress, SandboxFailure
 from executor_server.environments import BuildInfo, Collected, EnvironmentInfo, Evicted, Lock, Statistics
-from executor_server.identity.identities import Identities
-from executor_server.identity.tokens import Tokens
 from executor_server.rpc.admin import AdminService
-from executor_server.rpc.server import RpcServer
-from executor_server.rpc.service import ExecutorService
-from tests.rpc.edge import AUTH, TOKEN, make_policy, refused, settings
+from tests.rpc.edge import AUTH, TOKEN, FakeSessions, make_policy, make_server, refused, settings
+from tests.support.fleet_daemon import wanted
 
 LOCK = Lock(
     "numpy==2.5.5 \\\n --hash=sha256:aa\n", "cpython-3.12.4", "x86_64-manylinux_2_39", "0.13.9", ("numpy==2.5.5",)
@@ -106,12 +103,7 @@ def world() -> World:
 
 @pytest.fixture
 async def address(world: World, tmp_path: Path) -> AsyncIterator[str]:
-    server = RpcServer(
-        ExecutorService(make_policy, cast("Any", None), cast("Any", None)),
-        Identities(Tokens(TOKEN), make_policy),
-        settings(f"unix:{tmp_path}/s"),
-        admin=world.service(),
-    )
+    server = make_server(FakeSessions(), settings(f"unix:{tmp_path}/s"), admin=world.service())
     (found,) = await server.start()
     try:
         yield found
@@ -197,7 +189,8 @@ async def test_the_command_line_shows_one(run: Any) -> None:
         assert line in lines
     assert lines[-2:] == ["", "numpy==2.5.5"]
     failed = await run("show", "env-0")
-    assert (failed.exit_code, failed.stderr) == (1, "NOT_FOUND: there is no environment 'env-0'\n")
+    nowhere = "no node has an" if wanted() else "there is no"
+    assert (failed.exit_code, failed.stderr) == (1, f"NOT_FOUND: {nowhere} environment 'env-0'\n")
 
 
 async def test_the_command_line_removes_those_that_no_sandbox_has(world: World, run: Any) -> None:

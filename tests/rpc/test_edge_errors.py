@@ -78,6 +78,26 @@ async def test_an_answer_with_very_many_violations_still_arrives(edge: Edge) -> 
     assert found.omitted + len(found.violations) == 256
 
 
+LONG = "ä" * 5000
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.PolicyViolation((Violation(LONG, ViolationKind.DENIED, LONG, LONG, LONG),) * 256),
+        errors.ModulesMissing(LONG, (LONG[:100],) * 256),
+        errors.InvalidRequest(Reason.VALUE_REFUSED, LONG, LONG),
+        errors.Unavailable(Reason.IMAGE_NOT_READY, LONG, 0.5, progress=Progress(LONG, 1, 2, LONG)),
+    ],
+)
+async def test_the_longest_refusals_of_a_session_still_arrive(edge: Edge, error: errors.ExecutorError) -> None:
+    (await edge.session()).raises = error
+    found = await refusal(edge.stub.SetVariables(pb.SetVariablesRequest(session_id="s1"), metadata=AUTH))
+    assert found.reason == error.reason.value
+    assert len(found.message.encode()) > 900
+    assert found.omitted + len(found.violations) == (256 if isinstance(error, errors.PolicyViolation) else 0)
+
+
 @pytest.mark.parametrize("method", ["RegisterTools", "GetVariables"])
 async def test_our_own_failure_shows_an_incident_and_no_internal_text(edge: Edge, method: str) -> None:
     session = await edge.session()

@@ -68,6 +68,7 @@ class FakeFront:
         self.admin: Any = admin_grpc.AdminServiceStub(self.channel)
         self._call: Any = None
         self._reading: asyncio.Task[None] | None = None
+        self._sending = asyncio.Lock()  # gRPC refuses a write while another one is under way
 
     async def link(self) -> NodeHello:
         """Links, and begins to answer reports. Raises AioRpcError when the node refuses it."""
@@ -93,7 +94,8 @@ class FakeFront:
                 await self.send(Renewal(report.sequence, self.allowances))
 
     async def send(self, message: Control | Renewal | FrontHello) -> None:
-        await self._call.write(wire.request_to(message))
+        async with self._sending:
+            await self._call.write(wire.request_to(message))
 
     async def end_of_link(self) -> tuple[grpc.StatusCode, str]:
         """Waits for the status that ends the link."""

@@ -150,6 +150,9 @@ class Coordinator:
                     report = session.config.hook.pytest_report_from_serializable(
                         config=session.config, data=message["report"]
                     )
+                    # JSON has no tuples; pytest wants what it shows of a skipped test to be one.
+                    if isinstance(report.longrepr, list):
+                        report.longrepr = tuple(report.longrepr)
                     session.config.hook.pytest_runtest_logreport(report=report)
                 case "finish":
                     item = session.items[message["index"]]

@@ -102,6 +102,13 @@ def test_a_failure_is_reported_with_what_it_printed_and_fails_the_run(run: Run) 
     assert "told" in done.stdout
 
 
+def test_a_skipped_test_is_listed_with_its_reason(run: Run) -> None:
+    done = run("-ra", a="@pytest.mark.skip(reason='not here')\ndef test_a():\n    pass\n" + MANY.format("b"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "40 passed, 1 skipped" in done.stdout
+    assert re.search(r"SKIPPED \[1\] test_a\.py(:\d+)?: not here", done.stdout)
+
+
 def test_a_test_whose_worker_dies_fails_and_the_others_run(run: Run) -> None:
     done = run(a=MANY.format("a") + "def test_dies():\n    os._exit(3)\n" + MANY.format("b"))
     assert done.returncode == 1

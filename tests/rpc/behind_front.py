@@ -262,8 +262,7 @@ class FrontedServer(RpcServer):
             reload or _unchanged,
             _drop,
         )
-        self._ends.push_async_callback(self._fleet.close)
-        self._ends.push_async_callback(making.close)
+        self._making = making
         super().__init__(
             FrontService(current_policy, self._fleet, making),
             identities,
@@ -282,6 +281,9 @@ class FrontedServer(RpcServer):
             self._ends.push_async_callback(node.stop, STOP_GRACE_S)
             addresses.append(str(node.bind()))
             await node.start()
+        # Links end before their nodes do: gRPC writes to stderr of connections that a server has ended.
+        self._ends.push_async_callback(self._fleet.close)
+        self._ends.push_async_callback(self._making.close)
         await self._fleet.start()
         self._fleet.follow(frozenset(addresses))
         assert await eventually_async(lambda: self._serving() == set(NODES))

@@ -149,10 +149,12 @@ async def test_reports_name_sessions_as_they_come_and_go(shared: NodeDaemon) -> 
     async with linked(shared) as front:
         assert front.reports[0].full and not any(report.full for report in front.reports[1:])
         made = await front.create(request_id="r7")
-        await front.reported(lambda report: report.opened)
+        await front.reported(
+            lambda report: made.session_id in {each.session_id for each in report.opened}, earlier=True
+        )
         assert (front.sessions[made.session_id].tenant, front.sessions[made.session_id].request_id) == ("local", "r7")
         await front.delete(made)
-        await front.reported(lambda report: made.session_id in report.closed)
+        await front.reported(lambda report: made.session_id in report.closed, earlier=True)
         last = front.reports[-1]
         assert [(backend.name, backend.ready, backend.images) for backend in last.backends] == [
             ("local", True, ("base",))

@@ -116,9 +116,12 @@ class FakeFront:
 
     # -- what it knows
 
-    async def reported(self, holds: Callable[[NodeReport], Any]) -> NodeReport:
-        """Returns the first report from now on for which `holds` returns something true."""
-        seen = len(self.reports)
+    async def reported(self, holds: Callable[[NodeReport], Any], *, earlier: bool = False) -> NodeReport:
+        """Returns the first report from now on for which `holds` returns something true; with `earlier`, of all.
+
+        What only one report says may have been reported before a test looks for it.
+        """
+        seen = 0 if earlier else len(self.reports)
 
         def found() -> NodeReport | None:
             return next((each for each in self.reports[seen:] if holds(each)), None)

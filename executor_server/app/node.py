@@ -25,6 +25,7 @@ from executor_server.app.settings import policy_of
 from executor_server.config import Config, ConfigError, StateDir
 from executor_server.core import InvalidRequest, TcpAddress, addresses
 from executor_server.fleet import (
+    MAX_NODE_SESSIONS,
     CertificateError,
     Control,
     FrontHello,
@@ -51,7 +52,7 @@ from executor_server.sessions import SessionIds, SessionManager
 VERSION = version("remote-executor")
 WARN_BEFORE_EXPIRY = timedelta(days=30)
 PINGS_PER_ORPHAN_TIME = 4
-MAX_SESSIONS = wire.MAX_SESSIONS // 2
+MAX_SESSIONS = MAX_NODE_SESSIONS // 2
 """Sessions of a node: one report has room for all that there are, and for as many that have ended since."""
 # A sandbox that was frozen gets its whole time again, once.
 ORPHAN_TIMES_UNTIL_GONE = 2

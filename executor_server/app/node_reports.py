@@ -11,13 +11,13 @@ from executor_server.app.parts import Parts
 from executor_server.backends import Backend
 from executor_server.config import Config
 from executor_server.core import SessionFacts
-from executor_server.fleet import NodeBackend, NodeReport, NodeSession, TenantUse, WarmKind, node_of
+from executor_server.fleet import MAX_NODE_SESSIONS, NodeBackend, NodeReport, NodeSession, TenantUse, WarmKind, node_of
 from executor_server.lifecycle import Observer
 from executor_server.pool import BackendSet
-from executor_server.rpc.fleet.wire import MAX_SESSIONS, MAX_TENANTS
+from executor_server.rpc.fleet.wire import MAX_TENANTS
 from executor_server.sessions import Session
 
-MAX_ENDED = MAX_SESSIONS // 2
+MAX_ENDED = MAX_NODE_SESSIONS // 2
 """Ids of ended sessions that are kept for the next report."""
 
 

@@ -36,6 +36,12 @@ from executor_server.fleet.member import Link, Lost, MemberState, Whereabouts
 from executor_server.fleet.member import Member as KnownNode
 from executor_server.fleet.members import TICK_S, Members
 from executor_server.fleet.messages import (
+    MAX_BACKENDS,
+    MAX_IMAGES,
+    MAX_LABELS,
+    MAX_LOAD,
+    MAX_NODE_SESSIONS,
+    MAX_WARM_KINDS,
     PROTOCOL,
     Allowance,
     Control,

@@ -16,7 +16,6 @@ import datetime
 import fcntl
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from executor_server.config import private_files
 from executor_server.fleet.ids import is_node_name
 
 FRONT_NAME = "front.fleet.internal"
@@ -165,8 +165,8 @@ def _make_authority(directory: Path) -> None:
     )
     # The key goes last: where this is interrupted there is no authority that could sign, and the certificate goes.
     try:
-        write_private(directory / AUTHORITY_NAME, pem(certificate))
-        write_private(directory / AUTHORITY_KEY_NAME, private_pem(key))
+        private_files.write_private(directory / AUTHORITY_NAME, pem(certificate))
+        private_files.write_private(directory / AUTHORITY_KEY_NAME, private_pem(key))
     except BaseException:
         (directory / AUTHORITY_NAME).unlink(missing_ok=True)
         raise
@@ -183,10 +183,10 @@ def _issue(directory: Path, member: Member, folder: Path, days: int) -> Issued:
     except FileNotFoundError:
         key = ec.generate_private_key(ec.SECP256R1())
         (folder / CERTIFICATE_NAME).unlink(missing_ok=True)  # it is of another key
-        write_private(folder / KEY_NAME, private_pem(key))
+        private_files.write_private(folder / KEY_NAME, private_pem(key))
     certificate = signed(member, key.public_key(), authority, authority_key, days)
-    write_private(folder / AUTHORITY_NAME, pem(authority))
-    write_private(folder / CERTIFICATE_NAME, pem(certificate))
+    private_files.write_private(folder / AUTHORITY_NAME, pem(authority))
+    private_files.write_private(folder / CERTIFICATE_NAME, pem(certificate))
     return Issued(member, folder, certificate.not_valid_after_utc)
 
 
@@ -351,20 +351,6 @@ def held(directory: Path, *, make: bool) -> Iterator[None]:
         raise CertificateError(f"The directory {directory} can't be written: {error.strerror}.") from error
     finally:
         os.close(lock)
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Writes a file that only this user can read, whole or not at all."""
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # with the rights 0600
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def pem(certificate: x509.Certificate | x509.CertificateSigningRequest) -> bytes:

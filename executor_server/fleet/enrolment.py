@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from executor_server.config import private_files
 from executor_server.fleet.certificates import (
     AUTHORITY_NAME,
     CERTIFICATE_NAME,
@@ -29,7 +30,6 @@ from executor_server.fleet.certificates import (
     read_credentials,
     read_key,
     signed,
-    write_private,
 )
 from executor_server.fleet.ids import is_node_name
 
@@ -70,7 +70,7 @@ def request_certificate(folder: Path, node: str) -> bytes:
             key = read_key(folder / KEY_NAME)
         except FileNotFoundError:
             key = ec.generate_private_key(ec.SECP256R1())
-            write_private(folder / KEY_NAME, private_pem(key))
+            private_files.write_private(folder / KEY_NAME, private_pem(key))
     # The authority takes the name from elsewhere; the request only proves that the asker has the key.
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, Member("node", node).name)])
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
@@ -91,8 +91,8 @@ def sign_request(directory: Path, node: str, request: bytes, days: int = DAYS) -
 def accept_certificate(folder: Path, answer: SignedCertificate) -> None:
     """Writes the answer into the node's folder. Raises CertificateError where it does not fit the node's key."""
     with held(folder, make=False):
-        write_private(folder / AUTHORITY_NAME, answer.authority)
-        write_private(folder / CERTIFICATE_NAME, answer.certificate)
+        private_files.write_private(folder / AUTHORITY_NAME, answer.authority)
+        private_files.write_private(folder / CERTIFICATE_NAME, answer.certificate)
     read_credentials(folder, "node")
 
 

@@ -34,8 +34,8 @@ from dataclasses import replace
 
 from executor_server.fleet.ids import epoch_of, node_of
 from executor_server.fleet.member import Link, Lost, Member, MemberState, Whereabouts
-from executor_server.fleet.messages import FrontHello, NodeHello, NodeReport
-from executor_server.fleet.report_checks import MAX_NODE_SESSIONS, check_hello, check_report
+from executor_server.fleet.messages import MAX_NODE_SESSIONS, FrontHello, NodeHello, NodeReport
+from executor_server.fleet.report_checks import check_hello, check_report
 from executor_server.fleet.session_index import KnownSession, SessionIndex
 from executor_server.fleet.store import TOMBSTONE_TIME_S, FleetStore, Tombstone
 from executor_server.fleet.timing import MARGIN_S, NodeRefused, Timing

@@ -9,6 +9,14 @@ from dataclasses import dataclass, field
 PROTOCOL = 1
 """The version of the protocol between front and nodes."""
 
+MAX_NODE_SESSIONS = 32_768
+"""Sessions of one node, in a report those that have ended since the last one included."""
+MAX_BACKENDS = 16
+MAX_IMAGES = 1024
+MAX_WARM_KINDS = 1024
+MAX_LABELS = 16
+MAX_LOAD = 1e6
+
 
 @dataclass(frozen=True)
 class FrontHello:

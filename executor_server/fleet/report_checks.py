@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 
 from executor_server.fleet.ids import MAX_EPOCH, epoch_of, is_node_name, node_of
-from executor_server.fleet.messages import PROTOCOL, NodeHello, NodeReport, NodeSession, TenantUse
+from executor_server.fleet.messages import (
+    MAX_BACKENDS,
+    MAX_IMAGES,
+    MAX_LABELS,
+    MAX_LOAD,
+    MAX_NODE_SESSIONS,
+    MAX_WARM_KINDS,
+    PROTOCOL,
+    NodeHello,
+    NodeReport,
+    NodeSession,
+    TenantUse,
+)
 from executor_server.fleet.timing import NodeRefused
 
-MAX_NODE_SESSIONS = 32_768
 MAX_NODE_TENANTS = 10_000
-MAX_BACKENDS = 16
-MAX_IMAGES = 1024
-MAX_WARM_KINDS = 1024
-MAX_LABELS = 16
 MAX_TEXT_CHARS = 256
 MAX_PROBLEM_CHARS = 4096
-MAX_LOAD = 1e6
 MAX_CPU_TIME_S = 1e12
 MAX_BYTES = 2**62
 

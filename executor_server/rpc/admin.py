@@ -13,9 +13,7 @@ import structlog
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.admission import Quotas
-from executor_server.config import ConfigError, is_name
 from executor_server.core import (
-    InvalidRequest,
     NotFound,
     PreconditionFailed,
     Principal,
@@ -28,6 +26,7 @@ from executor_server.policy import Policy
 from executor_server.rpc import checks, environments_to_wire, to_wire
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.handlers import Context
+from executor_server.rpc.reloading import reloaded
 from executor_server.sessions import Session, SessionManager
 
 _log = structlog.get_logger(__name__)
@@ -59,7 +58,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
     async def ListAllSessions(
         self, request: admin_pb.ListAllSessionsRequest, context: Context
     ) -> admin_pb.ListAllSessionsResponse:
-        tenant = _tenant(request.tenant)
+        tenant = checks.tenant_or_all(request.tenant)
         self._note("ListAllSessions", tenant)
         sessions = sorted(self._sessions.list_all(), key=lambda session: session.create_time_s)
         return admin_pb.ListAllSessionsResponse(
@@ -146,16 +145,10 @@ class AdminService(admin_grpc.AdminServiceServicer):
 
     async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
         self._note("Reload")
-        try:
-            changed = await self._reload()
-        except ConfigError as error:
-            listed = "\n".join(error.problems)
-            raise InvalidRequest(Reason.INVALID_FIELD, f"not valid, so nothing has changed:\n{listed}") from error
-        policy = self._policy()
-        return admin_pb.ReloadResponse(version=policy.version, fingerprint=policy.fingerprint, changed=changed)
+        return await reloaded(self._reload, self._policy)
 
     async def GetUsage(self, request: admin_pb.GetUsageRequest, context: Context) -> admin_pb.GetUsageResponse:
-        tenant = _tenant(request.tenant)
+        tenant = checks.tenant_or_all(request.tenant)
         self._note("GetUsage", tenant)
         tenants = [tenant] if tenant else self._quotas.tenants()
         return admin_pb.GetUsageResponse(tenants=[self._usage_of(each) for each in tenants])
@@ -179,9 +172,3 @@ class AdminService(admin_grpc.AdminServiceServicer):
         principal = current_principal.get()
         self._record(principal, method, target)
         _log.info("admin_called", method=method, target=target, tenant=principal.tenant, principal=principal.name)
-
-
-def _tenant(name: str) -> str:
-    if name and not is_name(name):
-        raise checks.invalid("tenant", "is no name that a tenant can have")
-    return name

@@ -11,6 +11,7 @@ import re
 import unicodedata
 
 from executor_api.limits import CODE_BYTES_MAX, IDENTIFIER_CHARS_MAX, PATH_BYTES_MAX
+from executor_server.config import is_name
 from executor_server.core import InvalidRequest, Reason, ResourceExhausted
 
 MAX_PATH_PART_BYTES = 255
@@ -62,6 +63,13 @@ def source(code: str, field: str) -> str:
     if "\0" in code:
         raise invalid(field, "holds a NUL character")
     return code
+
+
+def tenant_or_all(name: str) -> str:
+    """Checks the name of a tenant; an empty one stands for all of them."""
+    if name and not is_name(name):
+        raise invalid("tenant", "is no name that a tenant can have")
+    return name
 
 
 def workspace_path(path: str, field: str, *, may_be_empty: bool = False) -> str:

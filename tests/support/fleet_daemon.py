@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.support.backends import require
 from tests.support.daemon import Daemon
 from tests.support.machines import fleet
@@ -28,9 +26,6 @@ def wanted() -> str:
     kind = os.environ.get(VARIABLE, "")
     assert kind in ("", "redirect", "proxy"), f"{VARIABLE} is redirect or proxy, not {kind!r}"
     return kind
-
-
-not_on_a_fleet = pytest.mark.skipif(bool(wanted()), reason="it looks at the daemon itself, which has no sandboxes here")
 
 
 @contextmanager

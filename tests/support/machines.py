@@ -224,10 +224,6 @@ class Fleet:
     def client_with(self, token: str, *, address: str = "") -> ExecutorClient:
         return ExecutorClient(address or self.front.address, token=token)
 
-    def direct_client(self, node: str, **options: Any) -> ExecutorClient:
-        """A client of a node itself, with the same token."""
-        return ExecutorClient(self.nodes[node].clients_address, token=self.token, **options)
-
     def logs(self) -> str:
         return "\n".join(
             f"== {machine.name}\n{machine.log[-3000:]}"

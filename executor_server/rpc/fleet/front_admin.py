@@ -11,8 +11,7 @@ from typing import Any, cast
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.admission import Quotas
-from executor_server.config import ConfigError, is_name
-from executor_server.core import InvalidRequest, NotFound, Principal, Reason, Unavailable
+from executor_server.core import NotFound, Principal, Reason, Unavailable
 from executor_server.fleet import Creations, Shares, is_node_name, lease_clock
 from executor_server.policy import Policy
 from executor_server.rpc import checks, to_wire
@@ -23,6 +22,7 @@ from executor_server.rpc.fleet.front_sessions import owned_in_order
 from executor_server.rpc.fleet.moving import Mover
 from executor_server.rpc.fleet.node_calls import RETRY_S, NodeSilent
 from executor_server.rpc.handlers import Context
+from executor_server.rpc.reloading import reloaded
 
 COLLECTION_TIME_S = 600.0
 """Seconds for a node to remove environments."""
@@ -57,7 +57,7 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
     async def ListAllSessions(
         self, request: admin_pb.ListAllSessionsRequest, context: Context
     ) -> admin_pb.ListAllSessionsResponse:
-        principal = self._note("ListAllSessions", _tenant(request.tenant))
+        principal = self._note("ListAllSessions", checks.tenant_or_all(request.tenant))
         answers = await ask_all(self._fleet.links(), "ListAllSessions", request, principal)
         owned = [
             each
@@ -85,16 +85,10 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
 
     async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
         self._note("Reload")
-        try:
-            changed = await self._reload()
-        except ConfigError as error:
-            listed = "\n".join(error.problems)
-            raise InvalidRequest(Reason.INVALID_FIELD, f"not valid, so nothing has changed:\n{listed}") from error
-        policy = self._policy()
-        return admin_pb.ReloadResponse(version=policy.version, fingerprint=policy.fingerprint, changed=changed)
+        return await reloaded(self._reload, self._policy)
 
     async def GetUsage(self, request: admin_pb.GetUsageRequest, context: Context) -> admin_pb.GetUsageResponse:
-        tenant = _tenant(request.tenant)
+        tenant = checks.tenant_or_all(request.tenant)
         self._note("GetUsage", tenant)
         known = {*self._quotas.tenants(), *self._fleet.members.sessions.tenants(), *self._shares.tenants()}
         return admin_pb.GetUsageResponse(
@@ -202,12 +196,6 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
         principal = current_principal.get()
         self._record(principal, method, target)
         return principal
-
-
-def _tenant(name: str) -> str:
-    if name and not is_name(name):
-        raise checks.invalid("tenant", "is no name that a tenant can have")
-    return name
 
 
 def _each_once(ids: Iterable[str]) -> list[str]:

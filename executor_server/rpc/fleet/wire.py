@@ -16,6 +16,12 @@ from executor_api.v1 import fleet_service_pb2 as pb
 from executor_server.config import is_name
 from executor_server.core import AddressError, InvalidRequest, addresses
 from executor_server.fleet import (
+    MAX_BACKENDS,
+    MAX_IMAGES,
+    MAX_LABELS,
+    MAX_LOAD,
+    MAX_NODE_SESSIONS,
+    MAX_WARM_KINDS,
     Allowance,
     Control,
     FrontHello,
@@ -41,13 +47,7 @@ MAX_REPORT_BYTES = 4 * 1024 * 1024
 MAX_POLICY_BYTES = 1024 * 1024
 MAX_TOKENS_BYTES = 16 * 1024 * 1024
 MAX_STATE_KEY_BYTES = 512
-MAX_SESSIONS = 32_768
-"""Sessions of one node, those that have ended since its last report included."""
 MAX_TENANTS = 8192
-MAX_BACKENDS = 16
-MAX_IMAGES = 1024
-MAX_WARM_KINDS = 1024
-MAX_LABELS = 16
 MAX_PROBLEM_CHARS = 2000
 MAX_VERSION_CHARS = 64
 MAX_ADDRESS_CHARS = 300
@@ -57,7 +57,6 @@ MIN_INTERVAL_S = 0.01
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 600.0
 MAX_FENCE_S = 3600.0
 MAX_NUMBER = 2**62
-MAX_LOAD = 1e6
 
 _SESSION_TAIL = re.compile(r"[0-9a-f]{32}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -198,8 +197,8 @@ def labels_from(labels: Collection[tuple[str, str]], field: str) -> dict[str, st
 
 def _report_from(message: pb.NodeReport, node: str) -> NodeReport:
     # The numbers of entries first: what follows takes memory for each.
-    checks.count(len(message.opened) + len(message.creating), MAX_SESSIONS, "report.opened")
-    checks.count(len(message.closed), MAX_SESSIONS, "report.closed")
+    checks.count(len(message.opened) + len(message.creating), MAX_NODE_SESSIONS, "report.opened")
+    checks.count(len(message.closed), MAX_NODE_SESSIONS, "report.closed")
     checks.count(len(message.tenants), MAX_TENANTS, "report.tenants")
     checks.count(len(message.backends), MAX_BACKENDS, "report.backends")
     checks.count(len(message.warm), MAX_WARM_KINDS, "report.warm")
@@ -215,7 +214,7 @@ def _report_from(message: pb.NodeReport, node: str) -> NodeReport:
     return NodeReport(
         sequence=_count(message.sequence, "report.sequence", least=1),
         epoch=_count(message.epoch, "report.epoch", least=1),
-        max_sessions=_count(message.max_sessions, "report.max_sessions", most=MAX_SESSIONS),
+        max_sessions=_count(message.max_sessions, "report.max_sessions", most=MAX_NODE_SESSIONS),
         draining=message.draining,
         control_fingerprint=fingerprint,
         control_problem=_text(message.control_problem, MAX_PROBLEM_CHARS, "report.control_problem"),
@@ -271,7 +270,7 @@ def _warm_from(message: pb.WarmKind) -> tuple[WarmKind, int]:
         network=message.network,
         environment_id=checks.identifier(environment_id, f"{field}.environment_id") if environment_id else "",
     )
-    return kind, _count(message.ready, f"{field}.ready", most=MAX_SESSIONS)
+    return kind, _count(message.ready, f"{field}.ready", most=MAX_NODE_SESSIONS)
 
 
 def _use_from(message: pb.NodeTenant) -> TenantUse:

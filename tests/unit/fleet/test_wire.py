@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from executor_api.v1 import fleet_service_pb2 as pb
 from executor_server.core import InvalidRequest, ResourceExhausted
 from executor_server.fleet.messages import (
+    MAX_NODE_SESSIONS,
     Allowance,
     Control,
     FrontHello,
@@ -86,7 +87,7 @@ reports = st.builds(
     NodeReport,
     sequence=st.integers(1, wire.MAX_NUMBER),
     epoch=st.integers(1, wire.MAX_NUMBER),
-    max_sessions=st.integers(0, wire.MAX_SESSIONS),
+    max_sessions=st.integers(0, MAX_NODE_SESSIONS),
     draining=st.booleans(),
     control_fingerprint=st.sampled_from(["", "ab" * 32]),
     control_problem=texts,
@@ -283,7 +284,7 @@ def session(session_id: str = SESSION, tenant: str = "acme", request_id: str = "
     [
         report(sequence=0),
         report(epoch=0),
-        report(max_sessions=wire.MAX_SESSIONS + 1),
+        report(max_sessions=MAX_NODE_SESSIONS + 1),
         report(load=float("nan")),
         report(load=-1.0),
         report(load=float("inf")),

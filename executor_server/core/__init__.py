@@ -87,6 +87,23 @@ from executor_server.core.network import (
     secret_names,
 )
 from executor_server.core.packages import PackagesSpec, Progress
+from executor_server.core.processes import (
+    FileChange,
+    PortRules,
+    PortUse,
+    ProcessEvent,
+    ProcessEventKind,
+    ProcessFacts,
+    ProcessOutcome,
+    ProcessOutput,
+    ProcessOutputCut,
+    ProcessRequest,
+    ProcessResult,
+    ProcessRules,
+    ProcessStarted,
+    SignalTarget,
+    TerminalSize,
+)
 from executor_server.core.sqlite_file import (
     OtherVersionError,
     keep_checksums,

@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass, field, replace
 
 from executor_server.core.network import NO_NETWORK, NO_NETWORK_USE, NetworkRules, NetworkUsage
 from executor_server.core.packages import PackagesSpec
+from executor_server.core.processes import ANY_PORT, DEFAULT_PROCESS_RULES, PortRules, ProcessRules
 
 _FINGERPRINT_CHARS = 16
 
@@ -180,6 +181,9 @@ class SessionSpec:
     audit: AuditRules = AuditRules()
     state: StateRules = StateRules()
     network: NetworkRules = NO_NETWORK
+    processes: ProcessRules = DEFAULT_PROCESS_RULES
+    ports: PortRules = ANY_PORT
+    env_names: tuple[str, ...] = ()  # of its environment variables, sorted; the guest alone keeps the values
     profile_fingerprint: str = ""  # the profile alone; equal in policies that differ elsewhere
     labels: Mapping[str, str] = field(default_factory=dict)
 

@@ -114,7 +114,7 @@ class RunningWorkshop:
         )
         body = json.dumps(rules.head()).encode()
         async with asyncio.timeout(_CONFIGURE_TIME_S):
-            await self._ask(nothing, lambda op: Configure(op=op, settings=len(body)), body)
+            await self._ask(nothing, lambda op: Configure(op=op, settings=len(body), env=0), body)
 
     async def run(self, program: str, *, time_s: float, on_line: OnLine) -> None:
         """Runs a program to its end. Raises WorkshopFailed when it fails, WorkshopTimeout when it does not end."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from executor_server.core import ExecutionLimits, Principal, SessionFacts, SessionSpec, ToolCall, ToolSpec
+from executor_server.core import ExecutionLimits, Principal, ProcessFacts, SessionFacts, SessionSpec, ToolCall, ToolSpec
 
 
 @dataclass(frozen=True)
@@ -90,3 +90,9 @@ class AdmissionController:
 
     async def file_get(self, session: SessionFacts, path: str, *, tar: bool) -> None:
         """Asked before a file is read from the workspace."""
+
+    async def process(self, session: SessionFacts, process: ProcessFacts) -> None:
+        """Asked before a process is started."""
+
+    async def port(self, session: SessionFacts, port: int) -> None:
+        """Asked before a connection to a port of the sandbox is opened."""

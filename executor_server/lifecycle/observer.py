@@ -17,7 +17,10 @@ from executor_server.core import (
     ExecutorError,
     FileInfo,
     LimitWarning,
+    PortUse,
     Principal,
+    ProcessFacts,
+    ProcessResult,
     Result,
     SessionFacts,
     ToolCall,
@@ -99,6 +102,15 @@ class Observer:
 
     def network_moved(self, session: SessionFacts, sent_bytes: int, received_bytes: int) -> None:
         """The sandbox has sent and received so many bytes more through the proxy."""
+
+    def process_started(self, session: SessionFacts, process: ProcessFacts) -> None:
+        """A process runs in the sandbox."""
+
+    def process_ended(self, session: SessionFacts, process_id: str, result: ProcessResult) -> None:
+        """Such a process has ended, or is lost with its session."""
+
+    def port_closed(self, session: SessionFacts, use: PortUse) -> None:
+        """A connection to a port of the sandbox has ended."""
 
     def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
         """A guest broke the protocol; `what` is the daemon's description and holds no text of the guest."""

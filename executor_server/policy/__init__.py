@@ -16,6 +16,8 @@ from executor_server.policy.requests import RequestedLimits, RequestedSession
 from executor_server.policy.session_rules import (
     check_file_get,
     check_file_put,
+    check_port,
+    check_process,
     check_state_export,
     check_state_restore,
     check_tools,

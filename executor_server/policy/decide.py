@@ -38,6 +38,8 @@ from executor_server.policy.grants import (
     import_violations,
     limit_violations,
     max_limits,
+    port_rules,
+    process_rules,
     session_limits,
     state_rules,
     tool_rules,
@@ -225,6 +227,8 @@ class Policy:
             packages=packages_summary(profile.packages, own_index=self._own_index),
             quotas=profile.quotas,
             state=state_rules(profile),
+            processes=process_rules(profile),
+            ports=port_rules(profile),
         )
 
     def warm_sandboxes(self, pool: PoolSection) -> tuple[WarmSandboxes, ...]:
@@ -337,6 +341,8 @@ class Policy:
             files=file_rules(profile),
             audit=audit_rules(profile),
             state=state_rules(profile),
+            processes=process_rules(profile),
+            ports=port_rules(profile),
             network=network,
             policy=self._ref(name),
             profile_fingerprint=self._profile_fingerprints[name],

@@ -15,6 +15,8 @@ from executor_server.core import (
     FileRules,
     Limits,
     PolicyRef,
+    PortRules,
+    ProcessRules,
     StateRules,
     ToolRules,
     Violation,
@@ -23,6 +25,7 @@ from executor_server.core import (
 )
 from executor_server.policy.network import NetworkSummary
 from executor_server.policy.packages import PackagesSummary
+from executor_server.policy.processes_table import port_range
 from executor_server.policy.profile import Profile, QuotasTable
 from executor_server.policy.requests import RequestedLimits
 from executor_server.policy.violations import above_ceiling, denied_import, not_allowed, rule_of
@@ -53,6 +56,8 @@ class PolicySummary:
     packages: PackagesSummary
     quotas: QuotasTable
     state: StateRules
+    processes: ProcessRules
+    ports: PortRules
 
 
 def session_limits(profile: Profile, requested: RequestedLimits) -> Limits:
@@ -106,6 +111,20 @@ def file_rules(profile: Profile) -> FileRules:
 
 def state_rules(profile: Profile) -> StateRules:
     return StateRules(**profile.state.model_dump())
+
+
+def process_rules(profile: Profile) -> ProcessRules:
+    table = profile.processes
+    allowed = profile.language.preset != "strict" if table.allowed is None else table.allowed
+    return ProcessRules(allowed=allowed, pty=table.pty, max=table.max, max_output_bytes=table.max_output_bytes)
+
+
+def port_rules(profile: Profile) -> PortRules:
+    table = profile.ports
+    written = table.allowed
+    if written is None:
+        written = () if profile.language.preset == "strict" else ("1-65535",)
+    return PortRules(tuple(port_range(text) for text in written), table.max_connections)
 
 
 def audit_rules(profile: Profile) -> AuditRules:

@@ -36,6 +36,7 @@ from executor_server.policy.forms import (
 from executor_server.policy.limits import LimitsTable
 from executor_server.policy.network_table import NetworkTable
 from executor_server.policy.packages_table import PackagesTable
+from executor_server.policy.processes_table import PortsTable, ProcessesTable
 
 # The modules that smolagents authorizes by itself (BASE_BUILTIN_MODULES), so that its prompts hold here too.
 SMOLAGENTS_BASE_IMPORTS = (
@@ -212,6 +213,8 @@ class Profile(Section):
     packages: PackagesTable = PackagesTable()
     tools: ToolsTable = ToolsTable()
     files: FilesTable = FilesTable()
+    processes: ProcessesTable = ProcessesTable()
+    ports: PortsTable = PortsTable()
     state: StateTable = StateTable()
     quotas: QuotasTable = QuotasTable()
     audit: AuditTable = AuditTable()

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from executor_server.core import ExecutionLimits, PolicyViolation, SessionSpec, ToolSpec, Violation, ViolationKind
+from executor_server.core import (
+    ExecutionLimits,
+    PolicyViolation,
+    SessionSpec,
+    ToolSpec,
+    Violation,
+    ViolationKind,
+)
 from executor_server.guest.wire.tools import is_named
 from executor_server.policy.requests import LIMIT_NAMES, RequestedLimits, check_limits, invalid
 from executor_server.policy.violations import above_ceiling, not_allowed, rule_of
@@ -69,6 +76,31 @@ def check_state_export(spec: SessionSpec) -> None:
 def check_state_restore(spec: SessionSpec) -> None:
     """Raises PolicyViolation when the session may not begin with a state."""
     _check_state(spec, "restore", allowed=spec.state.restore)
+
+
+def check_process(spec: SessionSpec, running: int, *, pty: bool) -> None:
+    """Raises PolicyViolation for a process that may not be started while so many others run."""
+    rules, violations = spec.processes, []
+    if not rules.allowed:
+        violations.append(_denied(spec, "argv", "a process", "processes.allowed"))
+    elif pty and not rules.pty:
+        violations.append(_denied(spec, "pty", "a terminal", "processes.pty"))
+    if running >= rules.max:
+        rule = rule_of(spec.policy.profile, "processes.max")
+        violations.append(above_ceiling("process_id", running + 1, rules.max, rule, " at one time"))
+    _refuse(violations)
+
+
+def check_port(spec: SessionSpec, port: int) -> None:
+    """Raises PolicyViolation for a port that may not be forwarded."""
+    if not spec.ports.allows(port):
+        rule = rule_of(spec.policy.profile, "ports.allowed")
+        allowed = [str(low) if low == high else f"{low}-{high}" for low, high in spec.ports.allowed]
+        _refuse([not_allowed("port", str(port), allowed, rule, "no ports")])
+
+
+def _denied(spec: SessionSpec, field: str, requested: str, key: str) -> Violation:
+    return Violation(field, ViolationKind.DENIED, requested, "nothing", rule_of(spec.policy.profile, key))
 
 
 def _check_state(spec: SessionSpec, verb: str, *, allowed: bool) -> None:

@@ -1,8 +1,8 @@
 """A running session held to a policy that came into force after it was created.
 
 Limits, imports, hosts and language rules become the stricter of both policies: what was granted is never widened.
-Rules about tools, files, states and the audit log are not grants, so they become the new policy's. The sandbox stays
-as it is.
+Rules about tools, files, processes, ports, states and the audit log are not grants, so they become the new policy's.
+The sandbox stays as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from executor_server.core import (
     is_denied,
 )
 from executor_server.policy.backend_choice import BackendChoice
-from executor_server.policy.grants import audit_rules, execution_max, file_rules, max_limits, state_rules, tool_rules
+from executor_server.policy.grants import (
+    audit_rules,
+    execution_max,
+    file_rules,
+    max_limits,
+    port_rules,
+    process_rules,
+    state_rules,
+    tool_rules,
+)
 from executor_server.policy.network import tightened_network
 from executor_server.policy.packages import why_packages_must_go
 from executor_server.policy.profile import Profile
@@ -71,6 +80,8 @@ def tightened_to(profile: Profile, spec: SessionSpec) -> SessionSpec:
         files=file_rules(profile),
         audit=audit_rules(profile),
         state=state_rules(profile),
+        processes=process_rules(profile),
+        ports=port_rules(profile),
     )
 
 

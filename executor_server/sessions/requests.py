@@ -119,7 +119,7 @@ class GuestRequests:
         rules = _rules(self._session.spec)
         request: Request[None] = Request(nothing, self._session.hold_reading)
         body = rules + self._session.spec.prelude.encode()
-        with self.asking(request, lambda op: Configure(op=op, settings=len(rules)), body):
+        with self.asking(request, lambda op: Configure(op=op, settings=len(rules), env=0), body):
             await asyncio.sleep(0)  # lets the frame leave first
             meanwhile()
             await request.next()

@@ -49,7 +49,7 @@ def create_session(
     lease_id: str,
 ) -> pb.CreateSessionRequest:
     """Makes a request with an id of its own, so that it can be repeated."""
-    lists = {
+    lists: dict[str, Any] = {
         "authorized_imports": authorized_imports,
         "network": network,
         "packages": packages,

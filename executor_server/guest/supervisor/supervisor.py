@@ -264,10 +264,10 @@ class Supervisor:
                 self._requests.begin(request, job.body)
 
     def _configure(self, request: Configure, body: bytes) -> None:
-        if request.settings > len(body):
+        if request.settings + request.env > len(body):
             raise FrameError(f"rules of {request.settings} bytes in a body of {len(body)}")
         self._hold_to(body[: request.settings])
-        self._prelude.configure(request.op, body[request.settings :].decode("utf-8", "replace"))
+        self._prelude.configure(request.op, body[request.settings + request.env :].decode("utf-8", "replace"))
 
     def _hold_to(self, settings: bytes) -> None:
         """Applies the session's rules to all that starts from now on, in this interpreter and in later ones."""

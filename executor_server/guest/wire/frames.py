@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .schema import Message
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 # Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -67,6 +67,18 @@ class Kind:
     FIND_MODULES = 22
     TAKE_LISTENER = 23
     NOTE = 24
+    START_PROCESS = 25
+    WRITE_PROCESS = 26
+    RESIZE_PROCESS = 27
+    SIGNAL_PROCESS = 28
+    GRANT_OUTPUT = 29
+    FORGET_PROCESS = 30
+    OPEN_PORT = 31
+    PORT_INPUT = 32
+    GRANT_PORT = 33
+    CLOSE_PORT = 34
+    WATCH_FILES = 35
+    UNWATCH_FILES = 36
 
     READY = 64
     LOG = 65
@@ -80,6 +92,12 @@ class Kind:
     PONG = 73
     LIMIT_WARNING = 74
     LISTENER = 75
+    PROCESS_STARTED = 76
+    PROCESS_OUTPUT = 77
+    PROCESS_OUTPUT_CUT = 78
+    PROCESS_ENDED = 79
+    PORT_OUTPUT = 80
+    FILES_CHANGED = 81
 
 
 _KINDS = frozenset(value for name, value in vars(Kind).items() if name.isupper())

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("request_id", "image", "authorized_imports", "limits", "labels", "prelude", "backend", "network", "packages", "lease_id", "modules", "node_labels")
+    __slots__ = ("request_id", "image", "authorized_imports", "limits", "labels", "prelude", "backend", "network", "packages", "lease_id", "modules", "node_labels", "name", "env")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,13 @@ class CreateSessionRequest(_message.Message):
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     class NodeLabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +42,8 @@ class CreateSessionRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     MODULES_FIELD_NUMBER: _ClassVar[int]
     NODE_LABELS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENV_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     image: str
     authorized_imports: _containers.RepeatedScalarFieldContainer[str]
@@ -47,7 +56,9 @@ class CreateSessionRequest(_message.Message):
     lease_id: str
     modules: _containers.RepeatedScalarFieldContainer[str]
     node_labels: _containers.ScalarMap[str, str]
-    def __init__(self, request_id: _Optional[str] = ..., image: _Optional[str] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., prelude: _Optional[str] = ..., backend: _Optional[str] = ..., network: _Optional[_Iterable[str]] = ..., packages: _Optional[_Iterable[str]] = ..., lease_id: _Optional[str] = ..., modules: _Optional[_Iterable[str]] = ..., node_labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    name: str
+    env: _containers.ScalarMap[str, str]
+    def __init__(self, request_id: _Optional[str] = ..., image: _Optional[str] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., prelude: _Optional[str] = ..., backend: _Optional[str] = ..., network: _Optional[_Iterable[str]] = ..., packages: _Optional[_Iterable[str]] = ..., lease_id: _Optional[str] = ..., modules: _Optional[_Iterable[str]] = ..., node_labels: _Optional[_Mapping[str, str]] = ..., name: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class CreateSessionResponse(_message.Message):
     __slots__ = ("session",)
@@ -78,12 +89,14 @@ class PrepareEnvironmentResponse(_message.Message):
     def __init__(self, environment_id: _Optional[str] = ..., pins: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
-    __slots__ = ("session_id", "lease_id")
+    __slots__ = ("session_id", "name", "lease_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
+    name: str
     lease_id: str
-    def __init__(self, session_id: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
 
 class GetSessionResponse(_message.Message):
     __slots__ = ("session",)
@@ -430,3 +443,182 @@ class GetPolicyResponse(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     policy: _types_pb2.Policy
     def __init__(self, policy: _Optional[_Union[_types_pb2.Policy, _Mapping]] = ...) -> None: ...
+
+class RenameSessionRequest(_message.Message):
+    __slots__ = ("session_id", "name")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    name: str
+    def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class RenameSessionResponse(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: _types_pb2.Session
+    def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
+
+class StartProcessRequest(_message.Message):
+    __slots__ = ("session_id", "process_id", "argv", "cwd", "env", "pty", "stdin", "timeout_s")
+    class EnvEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    ARGV_FIELD_NUMBER: _ClassVar[int]
+    CWD_FIELD_NUMBER: _ClassVar[int]
+    ENV_FIELD_NUMBER: _ClassVar[int]
+    PTY_FIELD_NUMBER: _ClassVar[int]
+    STDIN_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    process_id: str
+    argv: _containers.RepeatedScalarFieldContainer[str]
+    cwd: str
+    env: _containers.ScalarMap[str, str]
+    pty: _types_pb2.TerminalSize
+    stdin: bool
+    timeout_s: float
+    def __init__(self, session_id: _Optional[str] = ..., process_id: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., cwd: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., pty: _Optional[_Union[_types_pb2.TerminalSize, _Mapping]] = ..., stdin: bool = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class StartProcessResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: _types_pb2.ProcessEvent
+    def __init__(self, event: _Optional[_Union[_types_pb2.ProcessEvent, _Mapping]] = ...) -> None: ...
+
+class AttachProcessRequest(_message.Message):
+    __slots__ = ("session_id", "process_id", "after_event")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_EVENT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    process_id: str
+    after_event: int
+    def __init__(self, session_id: _Optional[str] = ..., process_id: _Optional[str] = ..., after_event: _Optional[int] = ...) -> None: ...
+
+class AttachProcessResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: _types_pb2.ProcessEvent
+    def __init__(self, event: _Optional[_Union[_types_pb2.ProcessEvent, _Mapping]] = ...) -> None: ...
+
+class ListProcessesRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ListProcessesResponse(_message.Message):
+    __slots__ = ("processes",)
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    processes: _containers.RepeatedCompositeFieldContainer[_types_pb2.ProcessInfo]
+    def __init__(self, processes: _Optional[_Iterable[_Union[_types_pb2.ProcessInfo, _Mapping]]] = ...) -> None: ...
+
+class WriteProcessRequest(_message.Message):
+    __slots__ = ("session_id", "process_id", "offset", "data", "eof")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    EOF_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    process_id: str
+    offset: int
+    data: bytes
+    eof: bool
+    def __init__(self, session_id: _Optional[str] = ..., process_id: _Optional[str] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., eof: bool = ...) -> None: ...
+
+class WriteProcessResponse(_message.Message):
+    __slots__ = ("written_bytes",)
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    written_bytes: int
+    def __init__(self, written_bytes: _Optional[int] = ...) -> None: ...
+
+class ResizeProcessRequest(_message.Message):
+    __slots__ = ("session_id", "process_id", "size")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    process_id: str
+    size: _types_pb2.TerminalSize
+    def __init__(self, session_id: _Optional[str] = ..., process_id: _Optional[str] = ..., size: _Optional[_Union[_types_pb2.TerminalSize, _Mapping]] = ...) -> None: ...
+
+class ResizeProcessResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SignalProcessRequest(_message.Message):
+    __slots__ = ("session_id", "process_id", "signal", "target")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    process_id: str
+    signal: int
+    target: _types_pb2.SignalTarget
+    def __init__(self, session_id: _Optional[str] = ..., process_id: _Optional[str] = ..., signal: _Optional[int] = ..., target: _Optional[_Union[_types_pb2.SignalTarget, str]] = ...) -> None: ...
+
+class SignalProcessResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ForwardPortRequest(_message.Message):
+    __slots__ = ("open", "data", "shutdown")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    open: OpenPort
+    data: bytes
+    shutdown: Shutdown
+    def __init__(self, open: _Optional[_Union[OpenPort, _Mapping]] = ..., data: _Optional[bytes] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+
+class OpenPort(_message.Message):
+    __slots__ = ("session_id", "port")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    port: int
+    def __init__(self, session_id: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class Shutdown(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ForwardPortResponse(_message.Message):
+    __slots__ = ("opened", "data", "shutdown")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    opened: PortOpened
+    data: bytes
+    shutdown: Shutdown
+    def __init__(self, opened: _Optional[_Union[PortOpened, _Mapping]] = ..., data: _Optional[bytes] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+
+class PortOpened(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchFilesRequest(_message.Message):
+    __slots__ = ("session_id", "path", "recursive")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    RECURSIVE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    path: str
+    recursive: bool
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., recursive: bool = ...) -> None: ...
+
+class WatchFilesResponse(_message.Message):
+    __slots__ = ("changes", "overflowed")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOWED_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[_types_pb2.FileChange]
+    overflowed: bool
+    def __init__(self, changes: _Optional[_Iterable[_Union[_types_pb2.FileChange, _Mapping]]] = ..., overflowed: bool = ...) -> None: ...

@@ -151,6 +151,51 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.RestoreStateRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RestoreStateResponse.FromString,
                 _registered_method=True)
+        self.RenameSession = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/RenameSession',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.RenameSessionRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RenameSessionResponse.FromString,
+                _registered_method=True)
+        self.StartProcess = channel.unary_stream(
+                '/executor_api.v1.ExecutorService/StartProcess',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.StartProcessRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.StartProcessResponse.FromString,
+                _registered_method=True)
+        self.AttachProcess = channel.unary_stream(
+                '/executor_api.v1.ExecutorService/AttachProcess',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.AttachProcessRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.AttachProcessResponse.FromString,
+                _registered_method=True)
+        self.ListProcesses = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/ListProcesses',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListProcessesRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListProcessesResponse.FromString,
+                _registered_method=True)
+        self.WriteProcess = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/WriteProcess',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.WriteProcessRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WriteProcessResponse.FromString,
+                _registered_method=True)
+        self.ResizeProcess = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/ResizeProcess',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ResizeProcessRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ResizeProcessResponse.FromString,
+                _registered_method=True)
+        self.SignalProcess = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/SignalProcess',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.SignalProcessRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.SignalProcessResponse.FromString,
+                _registered_method=True)
+        self.ForwardPort = channel.stream_stream(
+                '/executor_api.v1.ExecutorService/ForwardPort',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ForwardPortRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ForwardPortResponse.FromString,
+                _registered_method=True)
+        self.WatchFiles = channel.unary_stream(
+                '/executor_api.v1.ExecutorService/WatchFiles',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.FromString,
+                _registered_method=True)
         self.GetPolicy = channel.unary_unary(
                 '/executor_api.v1.ExecutorService/GetPolicy',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.GetPolicyRequest.SerializeToString,
@@ -370,6 +415,91 @@ class ExecutorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenameSession(self, request, context):
+        """Gives a session a name, or takes its name away. NOT_FOUND, INVALID_ARGUMENT (no name),
+        FAILED_PRECONDITION with reason NAME_TAKEN (another session of the caller has it). Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartProcess(self, request, context):
+        """Starts a process in the session's sandbox, beside its executions, and streams its numbered events, the last of
+        which is the result. A process belongs to its session: when the caller leaves, it goes on. It ends with the session.
+        Repeated with the same process_id and command: attaches to that process, from the first event that is held.
+        INVALID_ARGUMENT (a field's form; with reason COMMAND_NOT_FOUND: no such command, or it can't be executed; the
+        working directory is none; the id used for another command), PERMISSION_DENIED (the policy), NOT_FOUND,
+        RESOURCE_EXHAUSTED (too many processes), FAILED_PRECONDITION (the session is lost), UNAVAILABLE (draining, or the
+        audit log can't be written).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AttachProcess(self, request, context):
+        """Streams the events of a process after a given number. Where events before the first that is held were dropped,
+        an output_cut with their bytes comes in their place, with the number of the last of them. NOT_FOUND (no such
+        process, or forgotten), OUT_OF_RANGE (after_event is past its last event). Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProcesses(self, request, context):
+        """The processes of a session that calls have started, those that ended among them until they are forgotten.
+        NOT_FOUND. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteProcess(self, request, context):
+        """Writes to a process's standard input or terminal. `offset` makes it harmless to repeat: bytes that the process was
+        given before are skipped. Answers when the bytes are in the sandbox; waits while the process does not take what it
+        was given before. NOT_FOUND, INVALID_ARGUMENT (it has no input; a gap before the offset), FAILED_PRECONDITION with
+        reason PROCESS_ENDED (it has ended, or closed its input), RESOURCE_EXHAUSTED (too many writes wait).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResizeProcess(self, request, context):
+        """Sets the size of a process's terminal. NOT_FOUND, INVALID_ARGUMENT (the size; it has no terminal). Repeating is
+        harmless; after its end: nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SignalProcess(self, request, context):
+        """Sends a signal to a process. NOT_FOUND, INVALID_ARGUMENT (no signal). Repeated: sends it again; after its end:
+        nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForwardPort(self, request_iterator, context):
+        """One connection to a TCP port inside the sandbox, on its loopback. The first request opens it, the first response
+        says that it is open. Each side may end its direction with `shutdown` and still read; the call ends when both have.
+        INVALID_ARGUMENT, PERMISSION_DENIED (the policy), NOT_FOUND, RESOURCE_EXHAUSTED (too many connections of the
+        session), FAILED_PRECONDITION (with reason PORT_CLOSED: nothing listens there; or the session is lost).
+        ABORTED never; a connection that the program reset ends with UNAVAILABLE, reason PORT_RESET. Repeated: another
+        connection.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchFiles(self, request, context):
+        """Reports changes of files below a path of the workspace while the call lasts: the first response says that it
+        watches. Changes are gathered for some milliseconds; of many to one file the last is reported. NOT_FOUND (the
+        session, or the path), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too many watches).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPolicy(self, request, context):
         """Returns what the caller may ask for. Repeating is harmless.
         """
@@ -489,6 +619,51 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.RestoreState,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RestoreStateRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.RestoreStateResponse.SerializeToString,
+            ),
+            'RenameSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenameSession,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RenameSessionRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.RenameSessionResponse.SerializeToString,
+            ),
+            'StartProcess': grpc.unary_stream_rpc_method_handler(
+                    servicer.StartProcess,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.StartProcessRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.StartProcessResponse.SerializeToString,
+            ),
+            'AttachProcess': grpc.unary_stream_rpc_method_handler(
+                    servicer.AttachProcess,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.AttachProcessRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.AttachProcessResponse.SerializeToString,
+            ),
+            'ListProcesses': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProcesses,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListProcessesRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListProcessesResponse.SerializeToString,
+            ),
+            'WriteProcess': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteProcess,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WriteProcessRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.WriteProcessResponse.SerializeToString,
+            ),
+            'ResizeProcess': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResizeProcess,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ResizeProcessRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ResizeProcessResponse.SerializeToString,
+            ),
+            'SignalProcess': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignalProcess,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.SignalProcessRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.SignalProcessResponse.SerializeToString,
+            ),
+            'ForwardPort': grpc.stream_stream_rpc_method_handler(
+                    servicer.ForwardPort,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ForwardPortRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ForwardPortResponse.SerializeToString,
+            ),
+            'WatchFiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchFiles,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.SerializeToString,
             ),
             'GetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPolicy,
@@ -1097,6 +1272,249 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/RestoreState',
             executor__api_dot_v1_dot_executor__service__pb2.RestoreStateRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.RestoreStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenameSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/RenameSession',
+            executor__api_dot_v1_dot_executor__service__pb2.RenameSessionRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.RenameSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/StartProcess',
+            executor__api_dot_v1_dot_executor__service__pb2.StartProcessRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.StartProcessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttachProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/AttachProcess',
+            executor__api_dot_v1_dot_executor__service__pb2.AttachProcessRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.AttachProcessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProcesses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/ListProcesses',
+            executor__api_dot_v1_dot_executor__service__pb2.ListProcessesRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.ListProcessesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/WriteProcess',
+            executor__api_dot_v1_dot_executor__service__pb2.WriteProcessRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.WriteProcessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResizeProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/ResizeProcess',
+            executor__api_dot_v1_dot_executor__service__pb2.ResizeProcessRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.ResizeProcessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SignalProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/SignalProcess',
+            executor__api_dot_v1_dot_executor__service__pb2.SignalProcessRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.SignalProcessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForwardPort(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/executor_api.v1.ExecutorService/ForwardPort',
+            executor__api_dot_v1_dot_executor__service__pb2.ForwardPortRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.ForwardPortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/WatchFiles',
+            executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,11 +62,33 @@ class OutputStream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTPUT_STREAM_STDOUT: _ClassVar[OutputStream]
     OUTPUT_STREAM_STDERR: _ClassVar[OutputStream]
 
+class SignalTarget(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SIGNAL_TARGET_UNSPECIFIED: _ClassVar[SignalTarget]
+    SIGNAL_TARGET_GROUP: _ClassVar[SignalTarget]
+    SIGNAL_TARGET_PROCESS: _ClassVar[SignalTarget]
+    SIGNAL_TARGET_TREE: _ClassVar[SignalTarget]
+
+class ProcessOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROCESS_OUTCOME_UNSPECIFIED: _ClassVar[ProcessOutcome]
+    PROCESS_OUTCOME_EXITED: _ClassVar[ProcessOutcome]
+    PROCESS_OUTCOME_SIGNALLED: _ClassVar[ProcessOutcome]
+    PROCESS_OUTCOME_TIMEOUT: _ClassVar[ProcessOutcome]
+    PROCESS_OUTCOME_LOST: _ClassVar[ProcessOutcome]
+
 class FileFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FILE_FORMAT_UNSPECIFIED: _ClassVar[FileFormat]
     FILE_FORMAT_PLAIN: _ClassVar[FileFormat]
     FILE_FORMAT_TAR: _ClassVar[FileFormat]
+
+class FileChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FILE_CHANGE_KIND_UNSPECIFIED: _ClassVar[FileChangeKind]
+    FILE_CHANGE_KIND_CREATED: _ClassVar[FileChangeKind]
+    FILE_CHANGE_KIND_MODIFIED: _ClassVar[FileChangeKind]
+    FILE_CHANGE_KIND_DELETED: _ClassVar[FileChangeKind]
 SESSION_STATE_UNSPECIFIED: SessionState
 SESSION_STATE_IDLE: SessionState
 SESSION_STATE_BUSY: SessionState
@@ -101,9 +123,22 @@ OUTPUT_MODE_LAST_STATEMENT: OutputMode
 OUTPUT_STREAM_UNSPECIFIED: OutputStream
 OUTPUT_STREAM_STDOUT: OutputStream
 OUTPUT_STREAM_STDERR: OutputStream
+SIGNAL_TARGET_UNSPECIFIED: SignalTarget
+SIGNAL_TARGET_GROUP: SignalTarget
+SIGNAL_TARGET_PROCESS: SignalTarget
+SIGNAL_TARGET_TREE: SignalTarget
+PROCESS_OUTCOME_UNSPECIFIED: ProcessOutcome
+PROCESS_OUTCOME_EXITED: ProcessOutcome
+PROCESS_OUTCOME_SIGNALLED: ProcessOutcome
+PROCESS_OUTCOME_TIMEOUT: ProcessOutcome
+PROCESS_OUTCOME_LOST: ProcessOutcome
 FILE_FORMAT_UNSPECIFIED: FileFormat
 FILE_FORMAT_PLAIN: FileFormat
 FILE_FORMAT_TAR: FileFormat
+FILE_CHANGE_KIND_UNSPECIFIED: FileChangeKind
+FILE_CHANGE_KIND_CREATED: FileChangeKind
+FILE_CHANGE_KIND_MODIFIED: FileChangeKind
+FILE_CHANGE_KIND_DELETED: FileChangeKind
 
 class BlobRef(_message.Message):
     __slots__ = ("blob_id", "size_bytes")
@@ -172,7 +207,7 @@ class Limits(_message.Message):
     def __init__(self, wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., idle_time_s: _Optional[float] = ..., session_time_s: _Optional[float] = ..., session_operations: _Optional[int] = ..., owner_grace_s: _Optional[float] = ..., max_files: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language", "missing_modules", "leased", "network", "denied_network", "network_usage", "packages", "environment_id", "images_with_missing", "node", "address")
+    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language", "missing_modules", "leased", "network", "denied_network", "network_usage", "packages", "environment_id", "images_with_missing", "node", "address", "name", "env_names")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +241,8 @@ class Session(_message.Message):
     IMAGES_WITH_MISSING_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENV_NAMES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     state: SessionState
     generation: int
@@ -232,7 +269,9 @@ class Session(_message.Message):
     images_with_missing: _containers.RepeatedScalarFieldContainer[str]
     node: str
     address: str
-    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ..., leased: bool = ..., network: _Optional[_Iterable[str]] = ..., denied_network: _Optional[_Iterable[str]] = ..., network_usage: _Optional[_Union[NetworkUsage, _Mapping]] = ..., packages: _Optional[_Iterable[str]] = ..., environment_id: _Optional[str] = ..., images_with_missing: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    name: str
+    env_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ..., leased: bool = ..., network: _Optional[_Iterable[str]] = ..., denied_network: _Optional[_Iterable[str]] = ..., network_usage: _Optional[_Union[NetworkUsage, _Mapping]] = ..., packages: _Optional[_Iterable[str]] = ..., environment_id: _Optional[str] = ..., images_with_missing: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., env_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PolicyRef(_message.Message):
     __slots__ = ("profile", "version", "fingerprint")
@@ -440,6 +479,114 @@ class Event(_message.Message):
     limit_warning: LimitWarningEvent
     def __init__(self, number: _Optional[int] = ..., queued: _Optional[_Union[QueuedEvent, _Mapping]] = ..., log: _Optional[_Union[LogEvent, _Mapping]] = ..., output_cut: _Optional[_Union[OutputCutEvent, _Mapping]] = ..., image: _Optional[_Union[ImageEvent, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallEvent, _Mapping]] = ..., blob_chunk: _Optional[_Union[BlobChunk, _Mapping]] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ..., limit_warning: _Optional[_Union[LimitWarningEvent, _Mapping]] = ...) -> None: ...
 
+class TerminalSize(_message.Message):
+    __slots__ = ("columns", "rows")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    columns: int
+    rows: int
+    def __init__(self, columns: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class ProcessStarted(_message.Message):
+    __slots__ = ("pid",)
+    PID_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    def __init__(self, pid: _Optional[int] = ...) -> None: ...
+
+class ProcessOutput(_message.Message):
+    __slots__ = ("stream", "data")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    stream: OutputStream
+    data: bytes
+    def __init__(self, stream: _Optional[_Union[OutputStream, str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ProcessOutputCut(_message.Message):
+    __slots__ = ("omitted_bytes",)
+    OMITTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    omitted_bytes: int
+    def __init__(self, omitted_bytes: _Optional[int] = ...) -> None: ...
+
+class ProcessResult(_message.Message):
+    __slots__ = ("outcome", "exit_code", "signal", "wall_time_s", "cpu_time_s", "peak_memory_bytes", "output_bytes", "lost_reason")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    CPU_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOST_REASON_FIELD_NUMBER: _ClassVar[int]
+    outcome: ProcessOutcome
+    exit_code: int
+    signal: int
+    wall_time_s: float
+    cpu_time_s: float
+    peak_memory_bytes: int
+    output_bytes: int
+    lost_reason: str
+    def __init__(self, outcome: _Optional[_Union[ProcessOutcome, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., lost_reason: _Optional[str] = ...) -> None: ...
+
+class ProcessEvent(_message.Message):
+    __slots__ = ("number", "started", "output", "output_cut", "result")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_CUT_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    started: ProcessStarted
+    output: ProcessOutput
+    output_cut: ProcessOutputCut
+    result: ProcessResult
+    def __init__(self, number: _Optional[int] = ..., started: _Optional[_Union[ProcessStarted, _Mapping]] = ..., output: _Optional[_Union[ProcessOutput, _Mapping]] = ..., output_cut: _Optional[_Union[ProcessOutputCut, _Mapping]] = ..., result: _Optional[_Union[ProcessResult, _Mapping]] = ...) -> None: ...
+
+class ProcessInfo(_message.Message):
+    __slots__ = ("process_id", "argv", "cwd", "pid", "has_pty", "has_stdin", "start_time", "result", "first_event", "last_event", "written_bytes")
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    ARGV_FIELD_NUMBER: _ClassVar[int]
+    CWD_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HAS_PTY_FIELD_NUMBER: _ClassVar[int]
+    HAS_STDIN_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_EVENT_FIELD_NUMBER: _ClassVar[int]
+    LAST_EVENT_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    process_id: str
+    argv: _containers.RepeatedScalarFieldContainer[str]
+    cwd: str
+    pid: int
+    has_pty: bool
+    has_stdin: bool
+    start_time: _timestamp_pb2.Timestamp
+    result: ProcessResult
+    first_event: int
+    last_event: int
+    written_bytes: int
+    def __init__(self, process_id: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., cwd: _Optional[str] = ..., pid: _Optional[int] = ..., has_pty: bool = ..., has_stdin: bool = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., result: _Optional[_Union[ProcessResult, _Mapping]] = ..., first_event: _Optional[int] = ..., last_event: _Optional[int] = ..., written_bytes: _Optional[int] = ...) -> None: ...
+
+class ProcessRules(_message.Message):
+    __slots__ = ("allowed", "pty", "max", "max_output_bytes")
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    PTY_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    allowed: bool
+    pty: bool
+    max: int
+    max_output_bytes: int
+    def __init__(self, allowed: bool = ..., pty: bool = ..., max: _Optional[int] = ..., max_output_bytes: _Optional[int] = ...) -> None: ...
+
+class PortRules(_message.Message):
+    __slots__ = ("allowed", "max_connections")
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    allowed: _containers.RepeatedScalarFieldContainer[str]
+    max_connections: int
+    def __init__(self, allowed: _Optional[_Iterable[str]] = ..., max_connections: _Optional[int] = ...) -> None: ...
+
 class FileInfo(_message.Message):
     __slots__ = ("path", "size_bytes", "is_directory", "modify_time")
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +598,16 @@ class FileInfo(_message.Message):
     is_directory: bool
     modify_time: _timestamp_pb2.Timestamp
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_directory: bool = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class FileChange(_message.Message):
+    __slots__ = ("path", "kind", "is_directory")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    IS_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    kind: FileChangeKind
+    is_directory: bool
+    def __init__(self, path: _Optional[str] = ..., kind: _Optional[_Union[FileChangeKind, str]] = ..., is_directory: bool = ...) -> None: ...
 
 class FileLimits(_message.Message):
     __slots__ = ("max_put_bytes", "max_get_bytes", "max_puts", "max_gets")
@@ -547,7 +704,7 @@ class PackagesPolicy(_message.Message):
     def __init__(self, allowed: _Optional[_Iterable[str]] = ..., locked: _Optional[_Iterable[str]] = ..., auto: bool = ..., max_requirements: _Optional[int] = ..., max_environment_bytes: _Optional[int] = ..., exclude_newer_s: _Optional[float] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules", "packages")
+    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules", "packages", "processes", "ports")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -568,6 +725,8 @@ class Policy(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     NETWORK_RULES_FIELD_NUMBER: _ClassVar[int]
     PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
     policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
@@ -588,4 +747,6 @@ class Policy(_message.Message):
     state: StateRules
     network_rules: NetworkRules
     packages: PackagesPolicy
-    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ..., packages: _Optional[_Union[PackagesPolicy, _Mapping]] = ...) -> None: ...
+    processes: ProcessRules
+    ports: PortRules
+    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ..., packages: _Optional[_Union[PackagesPolicy, _Mapping]] = ..., processes: _Optional[_Union[ProcessRules, _Mapping]] = ..., ports: _Optional[_Union[PortRules, _Mapping]] = ...) -> None: ...

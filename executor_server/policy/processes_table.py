@@ -1,0 +1,61 @@
+"""The processes and the ports of a profile in the policy file."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from executor_server.config import GIB, ReadForm, Section
+from executor_server.policy.forms import MAX_PATTERNS, Flag, Output
+
+_PORTS = re.compile(r"([1-9][0-9]{0,4})(?:-([1-9][0-9]{0,4}))?")
+_MAX_PORT = 65_535
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """Returns the first and the last port of "8000" or "8000-8999". Raises ValueError with a clause."""
+    found = _PORTS.fullmatch(text)
+    if found is None:
+        raise ValueError("is neither a port nor two with a - between them")
+    low, high = int(found[1]), int(found[2] or found[1])
+    if high > _MAX_PORT:
+        raise ValueError(f"goes past {_MAX_PORT}, the last port")
+    if low > high:
+        raise ValueError("ends before it begins")
+    return low, high
+
+
+def _checked(text: str) -> str:
+    port_range(text)
+    return text
+
+
+_PORTS_FORM = ReadForm('a port ("8000") or a range of them ("8000-8999")', _checked)
+PortRanges = Annotated[tuple[Annotated[str, AfterValidator(_PORTS_FORM)], ...], Field(max_length=MAX_PATTERNS)]
+
+
+class ProcessesTable(Section):
+    """Processes that clients start in a session: commands, terminals. They run beside executions, as the same user and
+    under the same limits. What agent code starts by itself is a matter of `language.dangerous_functions`."""
+
+    allowed: Flag | None = None
+    """True when clients may start processes. Not set: true, but false where `language.preset` is `strict`."""
+    pty: Flag = True
+    """True when a process may have a terminal."""
+    max: Annotated[int, Field(strict=True, gt=0, le=256)] = 32
+    """Processes of one session at one time."""
+    max_output_bytes: Output = GIB
+    """Bytes of one process's output that leave the sandbox; what it prints beyond them is counted and dropped."""
+
+
+class PortsTable(Section):
+    """TCP ports of a session that a client may have forwarded to itself, through the daemon. The sandbox needs no
+    network for that."""
+
+    allowed: PortRanges | None = None
+    """Ports that may be forwarded: `["8000", "3000-3999"]`. Not set: all, but none where `language.preset` is
+    `strict`."""
+    max_connections: Annotated[int, Field(strict=True, gt=0, le=1024)] = 64
+    """Forwarded connections of one session at one time."""

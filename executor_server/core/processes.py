@@ -14,7 +14,7 @@ class ProcessRules:
     allowed: bool = True
     pty: bool = True  # they may have terminals
     max: int = 32  # at one time
-    max_output_bytes: int = 2**30  # of one process, that leave the sandbox
+    max_output_bytes: int = 2**30  # output of one process that leaves the sandbox
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PortRules:
     """Ports of a session that may be forwarded: ranges, both ends included."""
 
     allowed: tuple[tuple[int, int], ...] = ((1, 65_535),)
-    max_connections: int = 64  # of one session, at one time
+    max_connections: int = 64  # connections of one session at one time
 
     def allows(self, port: int) -> bool:
         return any(low <= port <= high for low, high in self.allowed)

@@ -183,7 +183,7 @@ class SessionSpec:
     network: NetworkRules = NO_NETWORK
     processes: ProcessRules = DEFAULT_PROCESS_RULES
     ports: PortRules = ANY_PORT
-    env_names: tuple[str, ...] = ()  # of its environment variables, sorted; the guest alone keeps the values
+    env_names: tuple[str, ...] = ()  # names of environment variables, sorted; the guest alone keeps their values
     profile_fingerprint: str = ""  # the profile alone; equal in policies that differ elsewhere
     labels: Mapping[str, str] = field(default_factory=dict)
 

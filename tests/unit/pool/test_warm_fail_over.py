@@ -195,7 +195,7 @@ async def test_a_backend_whose_guests_do_not_answer_is_passed_over_as_one_that_m
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: dict[str, object] | None
 ) -> None:
     """A sandbox of it costs the caller all the time that a guest has to answer."""
-    monkeypatch.setattr("executor_server.pool.making.READY_TIME_S", 0.05)
+    monkeypatch.setattr("executor_server.pool.making.READY_TIME_S", 0.25)
     docker, e2b = SandboxFactory(tmp_path / "d", "docker"), SandboxFactory(tmp_path / "e", "e2b")
     docker.prepare = lambda guest: setattr(guest, "ready", ready)
     time_s = 0.0

@@ -47,6 +47,8 @@ _OUTCOMES = "tests/contract/test_outcomes.py"
 _STATE = "tests/contract/test_state.py"
 _FITNESS = "tests/contract/test_fitness.py"
 _WHEELS = "tests/security/test_hostile_wheels.py"
+_BUILDER = "tests/integration/test_environment_builder.py"
+_PIP = "tests/integration/test_pip_inside.py"
 _RAY = "tests/integration/fleet_ray/test_ray_fleet.py"
 _ADOPTS = "tests/integration/fleet_ray/test_own_daemons.py, without Ray"
 
@@ -119,7 +121,20 @@ LONG = (
     Long(_STATE, "test_a_hostile_reduce", _LOCAL_AND_SOME, _OTHERS, but=("import os; os._exit(1)",)),
     Long(_WHEELS, "test_an_archive_that_leads", _LOCAL_AND_SOME, _DOCKER, but=("climbing", "linking")),
     Long(_WHEELS, "test_a_bomb_ends", _LOCAL_AND_SOME, _DOCKER, but=("24",)),
-    Long(_WHEELS, "test_a_first_import", _LOCAL_AND_SOME, _DOCKER, but=("import_forks", "import_writes")),
+    Long(_WHEELS, "test_a_first_import", _LOCAL_AND_SOME, _DOCKER, but=("import_writes",)),
+    Long(_WHEELS, "test_a_first_import", "import_forks, which hangs in its children too", ("import_hangs",)),
+    Long(_WHEELS, "test_a_first_import", "import_fills_disk: it writes more than it may, too", ("import_prints",)),
+    Long(_WHEELS, "test_a_crowd_of_files", _LOCAL_TOO, _DOCKER),
+    Long(_WHEELS, "test_code_of_a_pth_file", _LOCAL_TOO, _DOCKER),
+    Long(_WHEELS, "test_a_script_named", _LOCAL_TOO, _DOCKER),
+    Long(_WHEELS, "test_a_package_with_anothers", _LOCAL_TOO, _DOCKER),
+    Long(
+        _BUILDER, "test_a_file_that_does_not_come_whole", "the other ways of it, which end without retries", ("short",)
+    ),
+    Long(_BUILDER, "test_an_index_out_of_order", "the other answers of such an index", ("fails",)),
+    Long(_PIP, "test_what_the_network_lets_through", _LOCAL_TOO, _OTHERS),
+    Long(_PIP, "test_a_source_distribution", _LOCAL_TOO, _OTHERS),
+    Long(_PIP, "test_an_index_that_the_policy", _LOCAL_TOO, _OTHERS),
     Long(_RESTARTS, "test_killed", _LOCAL_TOO, _DOCKER),
     Long(_RESTARTS, "test_full_journal", _LOCAL_TOO, _DOCKER),
     Long(_RESTARTS, "test_large_answer", _LOCAL_TOO, _DOCKER),

@@ -10,10 +10,7 @@ from __future__ import annotations
 import os
 import site
 
-from ..wire.paths import ENVIRONMENT_PATH
-
-SITE = f"{ENVIRONMENT_PATH}/site"
-PROGRAMS = f"{SITE}/bin"
+from ..wire.paths import ENVIRONMENT_PROGRAMS, ENVIRONMENT_SITE
 
 
 def add_environment() -> None:
@@ -21,10 +18,10 @@ def add_environment() -> None:
 
     Called before `site.main`, which adds those of the image.
     """
-    site.addsitedir(SITE)
-    _put_ahead("PATH", PROGRAMS, os.defpath)
+    site.addsitedir(ENVIRONMENT_SITE)
+    _put_ahead("PATH", ENVIRONMENT_PROGRAMS, os.defpath)
     # For other processes of Python: the programs of the environment, and those that agent code starts.
-    _put_ahead("PYTHONPATH", SITE, "")
+    _put_ahead("PYTHONPATH", ENVIRONMENT_SITE, "")
 
 
 def _put_ahead(variable: str, directory: str, default: str) -> None:

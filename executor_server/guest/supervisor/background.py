@@ -13,10 +13,10 @@ from __future__ import annotations
 import fcntl
 import time
 
+from ..processes.pipe import F_SETPIPE_SZ, Pipe
 from ..wire.lean import deque
 from ..wire.loop import READ, Loop
 from .output import OutputCutter
-from .run import F_SETPIPE_SZ, Pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,13 +24,23 @@ from ..wire.frames import FrameError
 from ..wire.lean import signal, socket
 from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetRules, message_of
 from ..wire.loop import READ, WRITE, Loop
-from .children import Child, ChildStuck, continue_everything, end_child, kill_everything, reap, spawn, stop_everything
+from .children import (
+    Child,
+    ChildStuck,
+    continue_everything,
+    end_child,
+    kill_but,
+    kill_everything,
+    reap,
+    spawn,
+    stop_everything,
+)
 from .usage import Process, process_cpu_s
 from .warm_interpreter import WarmInterpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional, Protocol
+    from typing import Any, Callable, Optional, Protocol
 
     from ..wire.link_messages import LinkMessage
     from .config import Config, Programs
@@ -43,6 +53,13 @@ if TYPE_CHECKING:
         def on_interpreter_exit(self, status: int) -> None: ...
         def on_checker_exit(self, status: int) -> None: ...
         def abandon(self) -> None: ...
+
+    class Spared(Protocol):
+        """The processes that outlive an interpreter."""
+
+        @property
+        def leaders(self) -> frozenset[int]: ...
+        def note_exit(self, pid: int, status: int, usage: Any) -> bool: ...
 
 
 # Sources after which the checker is replaced, with whatever hostile ones have left in its memory.
@@ -57,11 +74,12 @@ _SET_UP = (SetRules, PlaceTools, FindModules)
 class ChildProcesses:
     """Owns both children, and reports their messages and exits to the supervisor."""
 
-    def __init__(self, config: Config, loop: Loop, programs: Programs, supervisor: Listener) -> None:
+    def __init__(self, config: Config, loop: Loop, programs: Programs, supervisor: Listener, spared: Spared) -> None:
         self._config = config
         self._loop = loop
         self._programs = programs
         self._supervisor = supervisor
+        self._spared = spared
         self._interpreter: Optional[Child] = None
         self._checker: Optional[Child] = None
         self._checker_uses = 0
@@ -101,14 +119,14 @@ class ChildProcesses:
         self._start_checker()
 
     def stop(self) -> None:
-        """Kills everything in the sandbox."""
+        """Kills everything in the sandbox but the processes that calls have started."""
         for child in (self._interpreter, self._checker):
             if child is not None:
                 self._forget(child)
         self._interpreter = self._checker = None
         self._held = False
         self._warm.forget()
-        kill_everything()
+        kill_but(self._spared.leaders, self._spared.note_exit)
 
     def pause(self, paused: bool) -> None:
         """Stops reading the interpreter's link, so that it waits once the link is full, or starts again."""
@@ -200,7 +218,7 @@ class ChildProcesses:
 
     def reap(self) -> None:
         """Reports every child that has ended, and kills a checker that was stopped, as only agent code does."""
-        for pid, status in reap():
+        for pid, status, usage in reap():
             if os.WIFSTOPPED(status):
                 if self._checker is not None and pid == self._checker.pid:
                     self._kill(self._checker)  # its exit is reaped next
@@ -214,6 +232,8 @@ class ChildProcesses:
                 self._supervisor.on_checker_exit(status)
             elif self._warm.note_exit(pid):
                 self._start_warm()
+            else:
+                self._spared.note_exit(pid, status, usage)
 
     def _on_interpreter(self, events: int) -> None:
         child = self._interpreter
@@ -295,7 +315,7 @@ class ChildProcesses:
         try:
             return spawn(target, self._abandon)
         except OSError:
-            kill_everything()
+            kill_everything(self._spared.note_exit)
             return spawn(target, self._abandon)
 
     def _abandon(self) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import time
 
+from ..processes import sessions
 from ..wire import link
 from ..wire.lean import deque, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from collections.abc import Set
+    from typing import Any, Callable, Optional
 
     from ..wire.link_messages import LinkMessage
 
@@ -140,17 +142,17 @@ def end_child(child: Child) -> None:
         time.sleep(_END_STEP_S)
 
 
-def reap() -> list[tuple[int, int]]:
-    """Returns (pid, status) of every child that has ended or was stopped since the last call."""
-    changed: list[tuple[int, int]] = []
+def reap() -> list[tuple[int, int, Any]]:
+    """Returns (pid, status, resource usage) of every child that has ended or was stopped since the last call."""
+    changed: list[tuple[int, int, Any]] = []
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            child = os.wait4(-1, os.WNOHANG | os.WUNTRACED)
         except ChildProcessError:
             return changed
-        if pid == 0:
+        if child[0] == 0:
             return changed
-        changed.append((pid, status))
+        changed.append(child)
 
 
 def stop_everything() -> None:
@@ -171,7 +173,27 @@ def _signal_everything(number: int) -> None:
         pass  # no other process is there
 
 
-def kill_everything() -> None:
+def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object]) -> None:
+    """Ends every other process of the sandbox but those in the kernel sessions of `leaders`, and waits for it.
+
+    `on_exit` gets what was reaped meanwhile. A program that can't be ended so costs those sessions their lives, too.
+    """
+
+    def reap_ended() -> bool:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            on_exit(pid, status, usage)
+
+    if not leaders or not sessions.kill_all_but(leaders, reap_ended):
+        kill_everything(on_exit)
+
+
+def kill_everything(on_exit: Callable[[int, int, Any], object] = lambda *_: None) -> None:
     """Ends every other process of the sandbox and waits for it, at most `_REAP_TIME_S`.
 
     A process that takes longer is stuck in the kernel; it runs no more code of its own.
@@ -184,8 +206,8 @@ def kill_everything() -> None:
         except ProcessLookupError:
             pass  # no process is left, or only dead ones that wait to be reaped
         try:
-            while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                pass
+            while (child := os.wait4(-1, os.WNOHANG))[0]:
+                on_exit(*child)
         except ChildProcessError:
             return
         time.sleep(_REAP_STEP_S)

@@ -18,7 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional
 
-    from .run import Pipe, Run
+    from ..processes.pipe import Pipe
+    from .run import Run
 
 _COALESCE_S = 0.005
 # Bytes of the output that are searched for an error of a program that misses the network.

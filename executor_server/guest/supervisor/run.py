@@ -7,7 +7,6 @@ false one does no harm: that it finished, and with which error.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 
@@ -20,6 +19,7 @@ from executor_api.limits import (
 )
 
 from ..files.artifacts import Artifacts
+from ..processes.pipe import Pipe
 from ..wire.channel import Channel
 from ..wire.link_messages import RunProgram
 from ..wire.messages import Execute
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 # Seconds from the interrupt to the kill: time for `finally` blocks and a traceback.
 GRACE_S = 1.5
-F_SETPIPE_SZ = 1031
-_PIPE_BYTES = 1024 * 1024
 
 # The part of a budget that is spent when a warning is due.
 _WARN_NUMERATOR, _WARN_DENOMINATOR = 4, 5
@@ -93,32 +91,6 @@ class Warning:
         self.budget = budget
         self.mark = max(0, nearly - spent)
         self.used = max(nearly, spent)
-
-
-class Pipe:
-    """The supervisor's end of a pipe that is the program's stdout or stderr, for this run only."""
-
-    def __init__(self, stream: str) -> None:
-        self.stream = stream
-        self.ended = False
-        self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self.read_fd, False)
-        try:
-            fcntl.fcntl(self.write_fd, F_SETPIPE_SZ, _PIPE_BYTES)
-        except OSError:
-            pass  # a smaller pipe is only slower
-
-    def read(self) -> bytes:
-        """Reads without waiting; returns nothing when nothing is there yet, or (`ended`) when nothing will come."""
-        try:
-            data = os.read(self.read_fd, 65536)
-        except BlockingIOError:
-            return b""
-        self.ended = not data
-        return data
-
-    def close(self) -> None:
-        os.close(self.read_fd)
 
 
 class Call:

@@ -16,6 +16,7 @@ from ..checks.offline import NOT_INSTALLED, note
 from ..checks.rules import Rules
 from ..files.artifacts import Artifacts
 from ..files.transfers import Transfers
+from ..processes.pipe import Pipe
 from ..wire import link
 from ..wire.channel import Channel
 from ..wire.frames import FrameError
@@ -31,7 +32,7 @@ from .child_processes import ChildProcesses
 from .log_relay import ProgramOutput
 from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error
 from .program_reports import ProgramReports
-from .run import GRACE_S, Budget, Phase, Pipe, Run, Settings
+from .run import GRACE_S, Budget, Phase, Run, Settings
 from .tool_calls import ToolCalls
 
 TYPE_CHECKING = False
@@ -243,6 +244,10 @@ class Runner:
         """Records that a client has put a file, which is no artifact of the program."""
         if self.run is not None and self.run.artifacts is not None:
             self.run.artifacts.put_by_client(path, status)
+
+    def adopt(self, pipes: list[Pipe]) -> None:
+        """Takes pipes of ended processes that others still hold; what they print comes with the next run."""
+        self._background.adopt(pipes)
 
     # -- ending --------------------------------------------------------------------------------------------------
 

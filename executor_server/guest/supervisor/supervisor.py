@@ -31,6 +31,8 @@ import time
 
 from ..checks.rules import Rules
 from ..files.transfers import Transfers
+from ..processes import table
+from ..processes.environment import process_environment
 from ..wire import link, link_messages, messages
 from ..wire.channel import Channel
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
@@ -82,7 +84,11 @@ class Supervisor:
         )
         self._cpu = usage.SandboxCpu(config.cpu_counter)
         self._orphan_time = OrphanTime(self._channel, config.orphan_time_s)
-        self._child_processes = ChildProcesses(config, self._loop, programs, self)
+        self._processes = table.Processes(
+            self._channel, self._loop, lambda pipes: self._runner.adopt(pipes), self._process_environment
+        )
+        self._cpu.aside_s = self._processes.cpu_s
+        self._child_processes = ChildProcesses(config, self._loop, programs, self, self._processes)
         self._runner = Runner(
             config, self._loop, self._channel, self._child_processes, self._transfers, self._cpu, self._on_run_end
         )
@@ -102,6 +108,8 @@ class Supervisor:
             self._jobs,
             self._start_child_processes,
         )
+        self._has_environment = config.has_environment
+        self._session_env: dict[str, str] = {}
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._unfit = ""  # the reason when the interpreter that just ended a run can't take another
         self._stop = False
@@ -126,6 +134,7 @@ class Supervisor:
             # While the daemon does not take events, the program waits.
             self._child_processes.pause(self._channel.full)
             self._runner.pause(self._channel.full)
+            self._processes.pause(self._channel.full)
         if self._channel.broken:
             sys.stderr.write(f"the daemon broke the protocol: {self._channel.broken}\n")
         kill_everything()
@@ -139,7 +148,9 @@ class Supervisor:
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         if self._transfers.busy:
             return 0.0
-        due = min(self._orphan_time.ends_at, self._runner.due(), self._rests_at, self._requests.due)
+        due = min(
+            self._orphan_time.ends_at, self._runner.due(), self._rests_at, self._requests.due, self._processes.due
+        )
         # In quarters of the orphan time: a freeze is noticed by a turn that takes too long.
         return max(0.0, min(_POLL_TIME_S, self._orphan_time.limit_s / 4, due - time.monotonic()))
 
@@ -158,6 +169,7 @@ class Supervisor:
         if self._channel.full:
             self._requests.postpone()
         self._transfers.expire_blobs(now)
+        self._processes.on_time(now)
         if now >= self._orphan_time.ends_at:
             self._stop = True
         elif now >= self._requests.due or self._runner.on_time(now):
@@ -174,6 +186,10 @@ class Supervisor:
         self._cpu.close()
         self._runner.close_all()
         self._requests.close_all()
+        self._processes.close_all()
+
+    def _process_environment(self, own: dict[str, str]) -> dict[str, str]:
+        return process_environment(own, self._session_env, has_environment=self._has_environment)
 
     # -- frames of the daemon ------------------------------------------------------------------------------------
 
@@ -206,6 +222,9 @@ class Supervisor:
             self._transfers.drop_blob(message.blob)
         elif isinstance(message, (messages.FilePut, messages.FileGet, messages.FileList)):
             self._transfers.begin_file(message)
+        elif isinstance(message, table.REQUESTS):
+            self._background_cpu.begin()
+            self._processes.take(message, frame.body)
         elif isinstance(message, messages.Shutdown):
             self._stop = True
         else:

@@ -73,6 +73,8 @@ class SandboxCpu:
         self._missed_s = 0.0
         self._lost_s = 0.0
         self._reported_s = 0.0
+        # CPU seconds so far of the processes that calls have started, which no run is charged with.
+        self.aside_s: Callable[[], float] = _nothing
 
     @property
     def is_exact(self) -> bool:
@@ -138,6 +140,7 @@ class CpuMeter:
         self._sandbox = sandbox
         self._others_s = 0.0
         self._group_before_s = 0.0
+        self._aside_before_s = sandbox.aside_s()
         if sandbox.is_exact:
             self._group_before_s = sandbox.group_s()
             return
@@ -168,11 +171,12 @@ class CpuMeter:
 
     def spent_s(self) -> float:
         """Returns the CPU seconds spent; without a control group, other processes' are those of the last look."""
+        aside_s = self._sandbox.aside_s() - self._aside_before_s
         if self._sandbox.is_exact:
-            return max(0.0, self._sandbox.group_s() - self._group_before_s)
+            return max(0.0, self._sandbox.group_s() - self._group_before_s - aside_s)
         own_s = process_cpu_s(self._interpreter.pid) - self._own_before_s
         waited_s = self._interpreter.waited_cpu_s() + _reaped_cpu_s() - self._waited_before_s
-        return max(own_s, 0.0) + max(waited_s, 0.0) + self._others_s + self._lost_s
+        return max(own_s, 0.0) + max(max(waited_s, 0.0) + self._others_s + self._lost_s - aside_s, 0.0)
 
     def _is_ours(self, key: tuple[int, int]) -> bool:
         """True when a process spent CPU time for this run: a younger one all of it, an older one since a first look."""
@@ -203,6 +207,10 @@ class BackgroundCpu:
             spent_s = self._sandbox.total_s() - self._before_s - self._charged_cpu_s()
             self._reported_s = max(self._reported_s, spent_s)
         return self._reported_s
+
+
+def _nothing() -> float:
+    return 0.0
 
 
 # Fields 14, 17 and 22 of proc(5)'s stat, counted from the state, which is field 3.

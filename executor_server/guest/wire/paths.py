@@ -8,6 +8,9 @@ GUEST_PATH = "/run/executor/guest.pyz"
 ENVIRONMENT_PATH = "/run/executor/environment"
 """The sandbox's environment, read-only, where it has one: packages in `site`, their programs in `site/bin`."""
 
+ENVIRONMENT_SITE = f"{ENVIRONMENT_PATH}/site"
+ENVIRONMENT_PROGRAMS = f"{ENVIRONMENT_SITE}/bin"
+
 WORK_PATH = "/run/executor/work"
 """The writable directory of a sandbox in which an environment is made; no session's sandbox has it."""
 

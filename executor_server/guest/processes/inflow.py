@@ -1,0 +1,104 @@
+"""The input of one process: bytes that calls have written, on their way into its pipe or terminal.
+
+Each write says from which offset on its bytes are, so one that is repeated after a broken connection adds nothing. What
+the process does not take waits here, up to a bound; writes beyond it wait with the daemon, and are answered when there
+is room.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..wire.lean import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
+    from ..wire.channel import Channel
+    from ..wire.messages import WriteProcess
+
+# Bytes that wait here for the process, and writes that wait for room.
+_BUFFER_BYTES = 256 * 1024
+_MAX_WRITES = 4
+# On a terminal: the character that ends the input of a program which reads lines (Ctrl-D).
+_END_OF_INPUT = b"\x04"
+
+
+class Inflow:
+    """Owns the descriptor of a pipe; that of a terminal belongs to the process."""
+
+    def __init__(self, channel: Channel, fd: int, on_close: Callable[[int], None], *, is_terminal: bool) -> None:
+        """`on_close` is called with the descriptor before that is closed."""
+        self._channel = channel
+        self._on_close = on_close
+        self._is_terminal = is_terminal
+        self._buffer = bytearray()
+        self._writes: deque[tuple[WriteProcess, bytes]] = deque()
+        self._closes = False
+        self.fd: Optional[int] = fd  # None once it is closed
+        self.taken_bytes = 0  # bytes that were accepted, from the first write on
+
+    @property
+    def waits(self) -> bool:
+        """True while there is something for the process."""
+        return self.fd is not None and bool(self._buffer)
+
+    def add(self, write: WriteProcess, data: bytes) -> None:
+        """Accepts a write and answers it, now or when there is room."""
+        if len(self._writes) >= _MAX_WRITES:
+            self._channel.fail(write.op, "queue_full", f"{_MAX_WRITES} writes wait for this process to read")
+            return
+        self._writes.append((write, data))
+        self._accept()
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what the process takes now."""
+        while self.waits:
+            assert self.fd is not None
+            try:
+                sent = os.write(self.fd, self._buffer[:65536])
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()  # it has closed its input, or has ended
+                return
+            del self._buffer[:sent]
+            self._accept()
+        if self._closes and not self._buffer and not self._is_terminal:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the input; writes that wait are refused. Idempotent."""
+        fd, self.fd = self.fd, None
+        if fd is not None and not self._is_terminal:
+            self._on_close(fd)
+            os.close(fd)
+        self._buffer.clear()
+        self._accept()
+
+    def _accept(self) -> None:
+        """Answers the writes that there is room for, in order."""
+        while self._writes:
+            write, data = self._writes[0]
+            if write.offset > self.taken_bytes:
+                problem = f"offset {write.offset} leaves a gap after the {self.taken_bytes} bytes before it"
+                self._channel.fail(write.op, "input_gap", problem)
+            elif write.offset + len(data) < self.taken_bytes or (not data and not write.eof):
+                self._channel.done(write.op, written=self.taken_bytes)  # repeated, or only asked how far it is
+            elif self.fd is None or (self._closes and data[self.taken_bytes - write.offset :]):
+                self._channel.fail(write.op, "input_closed", "the process has closed its input, or has ended")
+            else:
+                new = data[self.taken_bytes - write.offset :]
+                if self._buffer and len(self._buffer) + len(new) > _BUFFER_BYTES:
+                    return
+                self._buffer += new
+                self.taken_bytes += len(new)
+                if write.eof and not self._closes:
+                    self._closes = True
+                    if self._is_terminal:
+                        self._buffer += _END_OF_INPUT
+                        self._closes = False  # a terminal can be written to again
+                self._channel.done(write.op, written=self.taken_bytes)
+            self._writes.popleft()

@@ -1,0 +1,292 @@
+"""One process: its start, its output and input, its end.
+
+States: starting (forked; the command may still turn out to be none) -> running -> exited (its exit is known, its output
+is not read to the end) -> ended (reported). The exit alone is not the end: what the process printed last may still lie
+in its pipes, and may have to wait until the daemon has room for it. What other processes print into these pipes later
+belongs to no process any more; the pipes are handed over as background output.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+
+from ..wire.loop import READ, WRITE, Loop
+from ..wire.messages import ProcessEnded, ProcessStarted
+from . import sessions
+from .inflow import Inflow
+from .outflow import Outflow
+from .pipe import Pipe
+from .start import Command, Streams, fork_command, start_failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional, Protocol, Union
+
+    from ..wire.channel import Channel
+    from ..wire.messages import StartProcess, WriteProcess
+
+    class Owner(Protocol):
+        """The table of processes, as one process uses it."""
+
+        def on_ended(self, process: Process, left: list[Pipe]) -> None: ...
+        def on_not_started(self, process: Process) -> None: ...
+
+    Source = Union[Pipe, "Terminal"]
+
+
+_TIOCSWINSZ = 0x5414
+_SIGKILL = 9
+# Reads of one descriptor in a turn of the loop, so that a process that prints without end can't starve the others.
+_READS_PER_EVENT = 4
+
+
+class Terminal:
+    """The supervisor's end of a terminal. Reads like a pipe; the kernel reports its end as an error."""
+
+    stream = "stdout"
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.ended = False
+        self.read_fd, self.slave_fd = os.openpty()
+        os.set_blocking(self.read_fd, False)
+        self.resize(columns, rows)
+
+    def resize(self, columns: int, rows: int) -> None:
+        import fcntl
+
+        fcntl.ioctl(self.read_fd, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+
+
+class Process:
+    """A process of the table. `op` answers the request that started it."""
+
+    def __init__(self, request: StartProcess, channel: Channel, loop: Loop, owner: Owner) -> None:
+        self.process_id = request.id
+        self.pid = 0
+        self.op = request.op
+        self.ended = False
+        self.deadline_s = float("inf")
+        self._request = request
+        self._channel = channel
+        self._loop = loop
+        self._owner = owner
+        self._outflow = Outflow(channel, request.id, request.output_bytes, request.granted)
+        self._inflow: Optional[Inflow] = None
+        self._terminal: Optional[Terminal] = None
+        self._sources: list[Source] = []
+        self._report_fd = -1
+        self._exit: Optional[tuple[int, float, int]] = None  # status, CPU seconds, peak bytes
+        self._timed_out = False
+        self._paused = False
+        self._began_s = time.monotonic()
+
+    # -- beginning -----------------------------------------------------------------------------------------------
+
+    def start(self, command: Command) -> None:
+        """Forks it. Raises OSError when there is no process, descriptor or terminal for it."""
+        opened: list[int] = []
+        try:
+            streams = self._make_streams(opened)
+            self.pid, self._report_fd = fork_command(command, streams)
+        except OSError:
+            self._close_sources()
+            raise
+        finally:
+            for fd in opened:
+                os.close(fd)
+        self._loop.watch(self._report_fd, READ, self._on_report)
+
+    def _make_streams(self, opened: list[int]) -> Streams:
+        """Makes the process's streams; `opened` gets its ends, which are closed here after the fork."""
+        request = self._request
+        if request.columns is not None and request.rows is not None:
+            self._terminal = Terminal(request.columns, request.rows)
+            opened.append(self._terminal.slave_fd)
+            self._sources = [self._terminal]
+            self._inflow = Inflow(self._channel, self._terminal.read_fd, self._forget, is_terminal=True)
+            slave = self._terminal.slave_fd
+            return Streams(slave, slave, slave, is_terminal=True)
+        pipes = []
+        for stream in ("stdout", "stderr"):
+            pipe = Pipe(stream)
+            opened.append(pipe.write_fd)
+            self._sources.append(pipe)
+            pipes.append(pipe)
+        if request.stdin:
+            stdin, ours = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(ours, False)
+            self._inflow = Inflow(self._channel, ours, self._forget, is_terminal=False)
+        else:
+            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        opened.append(stdin)
+        return Streams(stdin, pipes[0].write_fd, pipes[1].write_fd)
+
+    def _on_report(self, _events: int) -> None:
+        reason, why = start_failure(self._report_fd)
+        self._close_report()
+        if reason:
+            self._close_sources()
+            self._channel.fail(self.op, reason, why)
+            self._owner.on_not_started(self)
+            return
+        if self._request.timeout_s is not None:
+            self.deadline_s = self._began_s + self._request.timeout_s
+        self._channel.send(ProcessStarted(id=self.process_id, pid=self.pid))
+        self._channel.done(self.op)
+        self._watch()
+        self._end_if_read()
+
+    def close_all(self) -> None:
+        """In a forked child: closes the descriptors, which belong to the supervisor."""
+        for source in self._sources:
+            source.close()
+        if self._inflow is not None and self._inflow.fd is not None and self._terminal is None:
+            os.close(self._inflow.fd)
+        if self._report_fd >= 0:
+            os.close(self._report_fd)
+
+    def _close_report(self) -> None:
+        if self._report_fd >= 0:
+            self._loop.watch(self._report_fd, 0, None)
+            os.close(self._report_fd)
+            self._report_fd = -1
+
+    @property
+    def started(self) -> bool:
+        """True once the command runs."""
+        return self.pid > 0 and self._report_fd < 0
+
+    # -- output and input ----------------------------------------------------------------------------------------
+
+    def grant(self, granted: int) -> None:
+        self._outflow.granted = max(self._outflow.granted, granted)
+        self._watch()
+
+    def pause(self, paused: bool) -> None:
+        """Stops reading its output, or starts again."""
+        if paused != self._paused:
+            self._paused = paused
+            self._watch()
+            self._end_if_read()
+
+    def write(self, write: WriteProcess, data: bytes) -> None:
+        if self._inflow is None:
+            self._channel.fail(write.op, "no_input", "the process was started without an input")
+            return
+        self._inflow.add(write, data)
+        self._watch()
+
+    def resize(self, columns: int, rows: int) -> None:
+        if self._terminal is not None and not self.ended:
+            self._terminal.resize(columns, rows)
+
+    def _watch(self) -> None:
+        if not self.started or self.ended:
+            return
+        reads = not self._paused and self._outflow.room > 0
+        for source in self._sources:
+            events = READ if reads and not source.ended else 0
+            if source is self._terminal and self._inflow is not None and self._inflow.waits:
+                events |= WRITE
+            self._loop.watch(source.read_fd, events, self._reader_of(source) if events else None)
+        if self._inflow is not None and self._inflow.fd is not None and self._terminal is None:
+            self._loop.watch(self._inflow.fd, WRITE, self._on_writable if self._inflow.waits else None)
+
+    def _reader_of(self, source: Source) -> Callable[[int], None]:
+        def on_event(events: int) -> None:
+            if events & WRITE and self._inflow is not None:
+                self._inflow.flush()
+            if events & ~WRITE:
+                self._read(source)
+            self._watch()
+            self._end_if_read()
+
+        return on_event
+
+    def _on_writable(self, _events: int) -> None:
+        assert self._inflow is not None
+        self._inflow.flush()
+        self._watch()
+
+    def _forget(self, fd: int) -> None:
+        self._loop.watch(fd, 0, None)
+
+    def _read(self, source: Source) -> bool:
+        """Reads a bounded amount; returns True when nothing is there to be read now."""
+        for _ in range(_READS_PER_EVENT):
+            room = self._outflow.room
+            if not room:
+                return False
+            try:
+                data = os.read(source.read_fd, room)
+            except BlockingIOError:
+                return True
+            except OSError:  # a terminal that no process has open any more
+                data = b""
+            if not data:
+                source.ended = True
+                return True
+            self._outflow.add(source.stream, data)
+        return False
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """Kills it, and everything in its kernel session."""
+        sessions.signal_session(self.pid, _SIGKILL)
+
+    def on_deadline(self) -> None:
+        self._timed_out = True
+        self.deadline_s = float("inf")
+        self.kill()
+
+    def note_exit(self, status: int, cpu_time_s: float, peak_memory_bytes: int) -> None:
+        """Notes that it was reaped. Its end is reported when its output has been read."""
+        self._exit = status, cpu_time_s, peak_memory_bytes
+        self.deadline_s = float("inf")
+        self._end_if_read()
+
+    def _end_if_read(self) -> None:
+        """Reports the end when it has exited and nothing that it wrote is left in its pipes."""
+        if self._exit is None or self.ended or not self.started or self._paused:
+            return
+        for source in self._sources:
+            if not source.ended and not self._read(source):
+                return  # more is there than may be read now
+        self._end(*self._exit)
+
+    def _end(self, status: int, cpu_time_s: float, peak_memory_bytes: int) -> None:
+        self.ended = True
+        self._outflow.finish()
+        signalled = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        outcome = "timeout" if self._timed_out else "signalled" if signalled else "exited"
+        self._channel.send(
+            ProcessEnded(
+                id=self.process_id,
+                outcome=outcome,
+                exit_code=128 + signalled if signalled else os.WEXITSTATUS(status),
+                signal=signalled,
+                wall_time_s=time.monotonic() - self._began_s,
+                cpu_time_s=cpu_time_s,
+                peak_memory_bytes=peak_memory_bytes,
+                output_bytes=self._outflow.total_bytes,
+            )
+        )
+        left = [source for source in self._sources if isinstance(source, Pipe) and not source.ended]
+        self._close_sources(left)
+        self._owner.on_ended(self, left)
+
+    def _close_sources(self, left: Optional[list[Pipe]] = None) -> None:
+        """Closes its descriptors, but those of `left`."""
+        if self._inflow is not None:
+            self._inflow.close()
+        for source in self._sources:
+            self._loop.watch(source.read_fd, 0, None)
+            if source not in (left or ()):
+                source.close()
+        self._sources = []

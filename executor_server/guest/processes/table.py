@@ -1,0 +1,186 @@
+"""The processes that calls have started in this sandbox: every request about them, by their ids.
+
+A process is known until the daemon has it forgotten, after its end too: a daemon that was killed before it wrote down
+that a process was started asks for it again, and must not start it twice.
+"""
+
+from __future__ import annotations
+
+from ..wire.frames import FrameError
+from ..wire.lean import loads
+from ..wire.messages import (
+    ForgetProcess,
+    GrantOutput,
+    ResizeProcess,
+    SignalProcess,
+    StartProcess,
+    WriteProcess,
+)
+from . import sessions
+from .process import Process
+from .start import Command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Union
+
+    from ..wire.channel import Channel
+    from ..wire.loop import Loop
+    from .pipe import Pipe
+
+    ProcessRequest = Union[StartProcess, WriteProcess, ResizeProcess, SignalProcess, GrantOutput, ForgetProcess]
+
+REQUESTS = (StartProcess, WriteProcess, ResizeProcess, SignalProcess, GrantOutput, ForgetProcess)
+# Processes known at one time, those that ended among them; the daemon allows far fewer.
+_MAX_KNOWN = 1024
+
+
+class Processes:
+    """Owns the processes. `adopt` takes pipes that others still hold when a process has ended.
+
+    `environment` makes a process's environment variables of those that it was given.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        loop: Loop,
+        adopt: Callable[[list[Pipe]], None],
+        environment: Callable[[dict[str, str]], dict[str, str]],
+    ) -> None:
+        self._channel = channel
+        self._loop = loop
+        self._adopt = adopt
+        self._environment = environment
+        self._known: dict[str, Optional[Process]] = {}  # None: it has ended
+        self._running: dict[int, Process] = {}  # by pid
+        self._paused = False
+        self._ended_cpu_s = 0.0
+
+    @property
+    def leaders(self) -> frozenset[int]:
+        """The kernel sessions of the processes that run."""
+        return frozenset(self._running)
+
+    @property
+    def due(self) -> float:
+        """Time of the first timeout."""
+        return min((each.deadline_s for each in self._running.values()), default=float("inf"))
+
+    def cpu_s(self) -> float:
+        """Returns the CPU seconds that all of them have spent so far."""
+        return self._ended_cpu_s + (sessions.cpu_s(self._running.keys()) if self._running else 0.0)
+
+    def on_time(self, now: float) -> None:
+        if self._running and now >= self.due:
+            for process in [each for each in self._running.values() if each.deadline_s <= now]:
+                process.on_deadline()
+
+    def pause(self, paused: bool) -> None:
+        """Stops reading output while the daemon does not take it, or starts again."""
+        if paused != self._paused:
+            self._paused = paused
+            for process in tuple(self._running.values()):
+                process.pause(paused)
+
+    def close_all(self) -> None:
+        """In a forked child: closes the descriptors, which belong to the supervisor."""
+        for process in self._running.values():
+            process.close_all()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def take(self, request: ProcessRequest, body: bytes) -> None:
+        """Does what the daemon asks for. Raises FrameError."""
+        if isinstance(request, StartProcess):
+            self._start(request, body)
+            return
+        process = self._known.get(request.id)
+        if isinstance(request, ForgetProcess):
+            if process is None:
+                self._known.pop(request.id, None)
+        elif isinstance(request, GrantOutput):
+            if process is not None:
+                process.grant(request.granted)
+        elif request.id not in self._known:
+            self._channel.fail(request.op, "no_such_process", "there is no such process")
+        elif isinstance(request, WriteProcess):
+            if process is None:
+                self._channel.fail(request.op, "input_closed", "the process has ended")
+            else:
+                process.write(request, body)
+        else:
+            if process is not None and isinstance(request, ResizeProcess):
+                process.resize(request.columns, request.rows)
+            elif process is not None and process.started and isinstance(request, SignalProcess):
+                self._signal(process, request)
+            self._channel.done(request.op)
+
+    def _start(self, request: StartProcess, body: bytes) -> None:
+        command = self._command(request, body)
+        if request.id in self._known:
+            process = self._known[request.id]
+            if process is not None and not process.started:
+                process.op = request.op  # the answer is for the daemon that asks again
+            else:
+                self._channel.done(request.op)
+            return
+        if len(self._known) >= _MAX_KNOWN:
+            self._channel.fail(request.op, "queue_full", f"{_MAX_KNOWN} processes are known here")
+            return
+        process = Process(request, self._channel, self._loop, self)
+        try:
+            process.start(command)
+        except OSError as error:
+            self._channel.fail(request.op, "no_process", f"no further process can be started: {error.strerror}")
+            return
+        self._known[request.id] = process
+        self._running[process.pid] = process
+        process.pause(self._paused)
+
+    def _command(self, request: StartProcess, body: bytes) -> Command:
+        if request.argv > len(body):
+            raise FrameError(f"arguments of {request.argv} bytes in a body of {len(body)}")
+        try:
+            argv, env = loads(body[: request.argv]), loads(body[request.argv :])
+        except (ValueError, RecursionError) as error:
+            raise FrameError("a command that is not JSON") from error
+        if not isinstance(argv, list) or not argv or not all(map(_is_text, argv)):
+            raise FrameError("a command that is no list of texts")
+        if not isinstance(env, dict) or not all(_is_text(name) and _is_text(value) for name, value in env.items()):
+            raise FrameError("an environment that is no object of texts")
+        if request.columns is not None:
+            env.setdefault("TERM", "xterm-256color")
+        return Command(argv, request.cwd or ".", self._environment(env))
+
+    def _signal(self, process: Process, request: SignalProcess) -> None:
+        if request.target == "process":
+            sessions.send(process.pid, request.signal)
+        elif request.target == "group":
+            sessions.send_group(process.pid, request.signal)
+        else:
+            sessions.signal_session(process.pid, request.signal)
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    def note_exit(self, pid: int, status: int, usage: Any) -> bool:
+        """Notes that a child was reaped, with its wait status and resource usage; False when it is none of these."""
+        process = self._running.get(pid)
+        if process is None:
+            return False
+        self._ended_cpu_s += usage.ru_utime + usage.ru_stime
+        process.note_exit(status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        return True
+
+    def on_ended(self, process: Process, left: list[Pipe]) -> None:
+        self._known[process.process_id] = None
+        del self._running[process.pid]
+        self._adopt(left)
+
+    def on_not_started(self, process: Process) -> None:
+        del self._known[process.process_id]
+        del self._running[process.pid]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value

@@ -9,10 +9,8 @@ discarded then, and the result is preceded by the number of bytes that are missi
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +23,6 @@ from executor_server.core import (
     Log,
     NetworkUsage,
     NotFound,
-    OutOfRange,
     OutputMode,
     Payload,
     PreconditionFailed,
@@ -34,10 +31,10 @@ from executor_server.core import (
     ToolCall,
 )
 from executor_server.guest.wire.frames import Fields
+from executor_server.journal.event_log import EventLog
 from executor_server.journal.memory import UNSHARED, TenantMemory
 from executor_server.policy import RequestedLimits
 
-_EVENT_OVERHEAD_BYTES = 256
 _FILE_OVERHEAD_BYTES = 256  # per artifact
 # Answered calls that an execution remembers, to distinguish a second answer from one to no call; a program may make
 # calls for hours.
@@ -81,15 +78,7 @@ class ExecutionOwner(Protocol):
         ...
 
 
-class _Reader:
-    """One reader: the number of the last event that it has."""
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-        self.wakeup: asyncio.Future[None] | None = None
-
-
-class Execution:
+class Execution(EventLog[Event]):
     """One run of code. Everything happens in the event loop."""
 
     def __init__(
@@ -101,26 +90,19 @@ class Execution:
         owner: ExecutionOwner,
         memory: TenantMemory = UNSHARED,
     ) -> None:
+        super().__init__(memory)
         self.execution_id = execution_id
         self.fingerprint = fingerprint
         self.policy_fingerprint = policy_fingerprint
         self.stopped = ""  # the reason, when the daemon stopped it
-        self.done = False
-        self.last_number = 0
-        self.journal_size = 0
         self.network = NO_NETWORK_USE  # so far
         self.discarded_bytes = 0  # frames that found no room after it was cancelled
         self._owner = owner
-        self._memory = memory
-        self._journal: deque[Event] = deque()
-        self._costs: deque[int] = deque()  # parallel to `_journal`
         self._journal_limit = journal_bytes
-        self._readers: set[_Reader] = set()
         self._open_calls: dict[str, bool] = {}  # call id → answered
         self._answered: deque[str] = deque()
         self._held = False
         self._cancelled = False
-        self._finished = asyncio.Event()
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -132,24 +114,17 @@ class Execution:
         """
         if self.done:
             return
-        self.last_number += 1
-        self._journal.append(Event(self.last_number, kind))
-        self._costs.append(0)
-        self._add_cost(_EVENT_OVERHEAD_BYTES + max(_content_bytes(kind), frame_bytes))
+        self._append(Event(self.last_number + 1, kind), max(_content_bytes(kind), frame_bytes))
         if isinstance(kind, ToolCall):
             self._open_calls[kind.call_id] = False
         elif isinstance(kind, Result):
-            self.done = True
-            self._finished.set()
-        for reader in self._readers:
-            if reader.wakeup is not None and not reader.wakeup.done():
-                reader.wakeup.set_result(None)
+            self._finish()
         self.trim()
 
     def trim(self) -> None:
         """Drops events until it is within its limit; stops the reading from the guest while that can't be reached."""
         if self._is_full:
-            taken = min((reader.position for reader in self._readers), default=0)
+            taken = self._taken
             while self._journal and self._journal[0].number <= taken and self._is_full:
                 self._drop_first()
         held = not self.done and not self._cancelled and self._is_full
@@ -162,12 +137,6 @@ class Execution:
     def _is_full(self) -> bool:
         return self.journal_size > self._journal_limit or self._memory.is_short_for(self.journal_size)
 
-    def enter(self, memory: TenantMemory) -> None:
-        """Shares memory with others from here on."""
-        self._memory = memory
-        memory.charge(self.journal_size)
-        self.trim()
-
     def leave(self) -> None:
         """Stops counting: it is dropped, and the guest need not wait for its readers."""
         self._memory.leave(self, self.journal_size)
@@ -175,62 +144,6 @@ class Execution:
         if self._held:
             self._held = False
             self._owner.hold(self.execution_id, False)
-
-    def drop_read(self) -> None:
-        """Drops all events but the result."""
-        while len(self._journal) > 1 and not self._readers:
-            self._drop_first()
-
-    def _drop_first(self) -> None:
-        self._journal.popleft()
-        cost = self._costs.popleft()
-        self.journal_size -= cost
-        self._memory.charge(-cost)
-
-    def _add_cost(self, size_bytes: int) -> None:
-        """Adds to the cost of the last event."""
-        self._costs[-1] += size_bytes
-        self.journal_size += size_bytes
-        self._memory.charge(size_bytes)
-
-    # -- reading -------------------------------------------------------------------------------------------------
-
-    async def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yields the events after a number, up to the result. Raises OutOfRange when the journal does not hold them."""
-        if after > self.last_number or (after < self.last_number and after + 1 < self.first_number):
-            raise OutOfRange(
-                Reason.EVENT_OUT_OF_RANGE,
-                f"the journal of this execution holds events {self.first_number} to {self.last_number}",
-            )
-        reader = _Reader(after)
-        self._readers.add(reader)
-        self.trim()  # the events that this reader has may be all that fills the journal
-        try:
-            while not (self.done and reader.position == self.last_number):
-                if reader.position == self.last_number:
-                    reader.wakeup = asyncio.get_running_loop().create_future()
-                    await reader.wakeup
-                event = self._journal[reader.position + 1 - self.first_number]
-                yield event
-                reader.position = event.number
-                self.trim()
-            self._memory.note_read(self)
-        finally:
-            self._readers.discard(reader)
-
-    @property
-    def first_number(self) -> int:
-        """Number of the first event that is held; of the next one when none is."""
-        return self._journal[0].number if self._journal else self.last_number + 1
-
-    async def wait(self) -> None:
-        """Waits for the result."""
-        await self._finished.wait()
-
-    @property
-    def followed(self) -> bool:
-        """True while a client reads its events."""
-        return bool(self._readers)
 
     @property
     def waits_for_client(self) -> bool:
@@ -335,8 +248,7 @@ class Execution:
             **dict.fromkeys(self._answered, True),
         }
         if snapshot.boolean("done"):
-            self.done = True
-            self._finished.set()
+            self._finish()
         self.trim()
 
 

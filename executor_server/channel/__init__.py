@@ -7,6 +7,7 @@ field of them checked. It must not know sessions, nor which backend made the san
 from executor_server.channel.channel import READY_TIME_S, GuestChannel
 from executor_server.channel.endpoint import GuestEndpoint, RefusedError, SocketEndpoint, UnreachedError
 from executor_server.channel.events import read_event, read_result
+from executor_server.channel.process_events import PROCESS_EVENTS, read_process_event
 from executor_server.channel.requests import (
     Request,
     VariablesReply,
@@ -15,6 +16,7 @@ from executor_server.channel.requests import (
     missing_modules,
     nothing,
     variables_part,
+    written_bytes,
     written_file,
 )
 from executor_server.channel.tool_packing import BlobDigests, packed_tools

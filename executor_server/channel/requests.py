@@ -53,6 +53,12 @@ _REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound] | type[Precondi
     "path_refused": (InvalidRequest, Reason.PATH_REFUSED),
     "file_not_found": (NotFound, Reason.FILE_NOT_FOUND),
     "blob_not_found": (NotFound, Reason.BLOB_NOT_FOUND),
+    "command_not_found": (InvalidRequest, Reason.COMMAND_NOT_FOUND),
+    "bad_cwd": (InvalidRequest, Reason.PATH_REFUSED),
+    "no_such_process": (NotFound, Reason.PROCESS_NOT_FOUND),
+    "no_input": (InvalidRequest, Reason.INVALID_FIELD),
+    "input_gap": (InvalidRequest, Reason.INVALID_FIELD),
+    "input_closed": (PreconditionFailed, Reason.PROCESS_ENDED),
 }
 
 
@@ -126,6 +132,8 @@ def _refusal(done: Done, frame: Frame) -> ExecutorError | None:
         raise FrameError("a refusal without a reason")
     if reason == "queue_full":
         return ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=1.0)
+    if reason == "no_process":
+        return ResourceExhausted(Reason.TOO_MANY_PROCESSES, message, retry_after_s=1.0)
     if reason == "modules_missing":
         return ModulesMissing(message, read_modules(frame))
     if reason in _REFUSALS:
@@ -148,6 +156,14 @@ class VariablesReply:
 def nothing(frame: Frame) -> None:
     """Reads the answer of a request that returns nothing."""
     _require_done(frame)
+
+
+def written_bytes(frame: Frame) -> int:
+    """Reads how many bytes a process has been given."""
+    written = _require_done(frame).written
+    if written is None:
+        raise FrameError("a write without the bytes that were written")
+    return written
 
 
 def listing(frame: Frame) -> tuple[list[FileInfo], bool]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from executor_server.core import OutOfRange, Reason
@@ -29,10 +30,11 @@ E = TypeVar("E", bound=NumberedEvent)
 
 
 class Reader:
-    """One reader: the number of the last event that it has."""
+    """One reader: the number of the last event that it has, and the cost of all events up to it."""
 
-    def __init__(self, position: int) -> None:
+    def __init__(self, position: int, taken_bytes: int) -> None:
         self.position = position
+        self.taken_bytes = taken_bytes
         self.wakeup: asyncio.Future[None] | None = None
 
 
@@ -46,6 +48,7 @@ class EventLog(Generic[E]):
         self._memory = memory
         self._journal: deque[E] = deque()
         self._costs: deque[int] = deque()  # parallel to `_journal`
+        self._total_bytes = 0  # cost of all events, those that were dropped included
         self._readers: set[Reader] = set()
         self._finished = asyncio.Event()
 
@@ -74,6 +77,7 @@ class EventLog(Generic[E]):
         """Adds to the cost of the last event."""
         self._costs[-1] += size_bytes
         self.journal_size += size_bytes
+        self._total_bytes += size_bytes
         self._memory.charge(size_bytes)
 
     def _drop_first(self) -> None:
@@ -88,7 +92,7 @@ class EventLog(Generic[E]):
         return min((reader.position for reader in self._readers), default=0)
 
     def drop_read(self) -> None:
-        """Drops all events but the last, unless somebody reads them."""
+        """Drops all events but the last, unless a reader follows them."""
         while len(self._journal) > 1 and not self._readers:
             self._drop_first()
 
@@ -103,7 +107,8 @@ class EventLog(Generic[E]):
     async def events(self, after: int = 0) -> AsyncIterator[E]:
         """Yields the events after a number, up to the terminal one. Raises OutOfRange when they are not held."""
         self._require_held(after)
-        reader = Reader(after)
+        lacking = self.last_number - after
+        reader = Reader(after, self._total_bytes - sum(islice(reversed(self._costs), lacking)))
         self._readers.add(reader)
         self.trim()  # the events that this reader has may be all that fills the journal
         try:
@@ -114,6 +119,7 @@ class EventLog(Generic[E]):
                 event = self._journal[reader.position + 1 - self.first_number]
                 yield event
                 reader.position = event.number
+                reader.taken_bytes += self._costs[event.number - self.first_number]
                 self.trim()
             self._memory.note_read(self)
         finally:

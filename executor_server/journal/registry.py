@@ -44,6 +44,8 @@ from executor_server.core import (
 from executor_server.guest.wire.frames import PROTOCOL_VERSION
 from executor_server.journal import segments
 
+# Behind a session's id: the directory of its processes' journal, which no session id can be.
+_OF_PROCESSES = "+processes"
 # Version of the tables and of the journals.
 _VERSION = 4
 _TABLES = """
@@ -213,7 +215,12 @@ class Registry:
                 self._disbelieve(row["session_id"], error)
         known = {record.session_id for record in records}
         for journal in self._journals.iterdir():
-            if journal.name not in known:
+            session_id = journal.name.removesuffix(_OF_PROCESSES)
+            if session_id in known:
+                continue
+            if session_id != journal.name:
+                segments.remove(journal)
+            else:
                 # The daemon was killed while its session was made or ended; or its row was in the damaged part of the
                 # write-ahead log, from where on SQLite ignores the log without an error.
                 self.unbelieved[journal.name] = _DAMAGED if self._is_damaged else _UNKNOWN
@@ -258,6 +265,14 @@ class Registry:
         """Returns the segments of a session, to be begun or to be read."""
         return segments.Segments(self._journals / session_id, session_id)
 
+    def process_segments_of(self, session_id: str) -> segments.Segments:
+        """Returns the segments of a session's processes."""
+        return segments.Segments(self._journals / f"{session_id}{_OF_PROCESSES}", session_id)
+
+    def has_process_segments(self, session_id: str) -> bool:
+        """True when processes were started in a session, and their journal is there."""
+        return (self._journals / f"{session_id}{_OF_PROCESSES}").exists()
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     def add(self, record: SessionRecord, lease_id: str | None = None) -> None:
@@ -289,6 +304,7 @@ class Registry:
             self._try("DELETE FROM holders WHERE session_id = ?", [(session_id,)])
             self._unforgotten.discard(session_id)
             segments.remove(self._journals / session_id)
+            segments.remove(self._journals / f"{session_id}{_OF_PROCESSES}")
 
     # The notes below serve a later daemon only: when one can't be written, that is logged and the session goes on.
 

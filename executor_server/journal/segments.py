@@ -37,6 +37,7 @@ from pathlib import Path
 
 import structlog
 
+from executor_server.channel import PROCESS_EVENTS
 from executor_server.guest.wire.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, Frame, Kind, encode_frame
 from executor_server.journal.records import (
     CHECKSUM_BYTES,
@@ -72,6 +73,8 @@ class RecordKind:
     DISCARDED = 133  # in the place of frames of a cancelled execution that found no room
     NETWORK = 134  # the use of the network so far by a running execution
     NOTICE = 135  # a line of the daemon for the log of a running execution
+    PROCESS = 136  # a process that is about to be started, and what it is
+    FORGOTTEN = 137  # a process that is not known any more
 
 
 SENT = frozenset((Kind.EXECUTE, Kind.TOOL_RESULT, Kind.CANCEL, Kind.RESTRICT))
@@ -80,7 +83,7 @@ TAKEN = frozenset(
     (Kind.LOG, Kind.OUTPUT_CUT, Kind.IMAGE, Kind.TOOL_CALL, Kind.BLOB_CHUNK, Kind.LIMIT_WARNING, Kind.RESULT)
 )
 """Frames of the guest that are recorded."""
-_KINDS = SENT | TAKEN | {value for name, value in vars(RecordKind).items() if name.isupper()}
+_KINDS = SENT | TAKEN | PROCESS_EVENTS | {value for name, value in vars(RecordKind).items() if name.isupper()}
 
 _log = structlog.get_logger(__name__)
 

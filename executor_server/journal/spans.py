@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from executor_server.journal.execution import Execution
+
+class Log(Protocol):
+    """An execution or a process: the numbers of its first event that is held, and of its last one."""
+
+    @property
+    def first_number(self) -> int: ...
+    @property
+    def last_number(self) -> int: ...
 
 
 @dataclass
 class _Span:
-    """A segment, and the number of the last event of each execution at its start and at its end."""
+    """A segment, and the number of the last event of each execution or process at its start and at its end."""
 
     segment: int
     start: dict[str, int]
@@ -23,10 +31,10 @@ class SegmentSpans:
     def __init__(self) -> None:
         self._spans: list[_Span] = []
 
-    def begin(self, segment: int, executions: Mapping[str, Execution]) -> None:
+    def begin(self, segment: int, executions: Mapping[str, Log]) -> None:
         self._spans.append(_Span(segment, _last_numbers(executions), {}))
 
-    def end(self, executions: Mapping[str, Execution]) -> None:
+    def end(self, executions: Mapping[str, Log]) -> None:
         if self._spans:
             self._spans[-1].end = _last_numbers(executions)
 
@@ -36,7 +44,7 @@ class SegmentSpans:
             span.start.pop(execution_id, None)
             span.end.pop(execution_id, None)
 
-    def drop_unneeded(self, pinned: Collection[int], executions: Mapping[str, Execution]) -> set[int]:
+    def drop_unneeded(self, pinned: Collection[int], executions: Mapping[str, Log]) -> set[int]:
         """Returns the segments that are neither pinned nor hold an event that an execution still holds, each once."""
         needed = [span for span in self._spans if span.segment in pinned or _holds_events(span, executions)]
         unneeded = {span.segment for span in self._spans} - {span.segment for span in needed}
@@ -44,11 +52,11 @@ class SegmentSpans:
         return unneeded
 
 
-def _last_numbers(executions: Mapping[str, Execution]) -> dict[str, int]:
+def _last_numbers(executions: Mapping[str, Log]) -> dict[str, int]:
     return {execution_id: execution.last_number for execution_id, execution in executions.items()}
 
 
-def _holds_events(span: _Span, executions: Mapping[str, Execution]) -> bool:
+def _holds_events(span: _Span, executions: Mapping[str, Log]) -> bool:
     return any(
         last > span.start.get(execution_id, 0) and last >= executions[execution_id].first_number
         for execution_id, last in span.end.items()

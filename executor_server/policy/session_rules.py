@@ -78,17 +78,13 @@ def check_state_restore(spec: SessionSpec) -> None:
     _check_state(spec, "restore", allowed=spec.state.restore)
 
 
-def check_process(spec: SessionSpec, running: int, *, pty: bool) -> None:
-    """Raises PolicyViolation for a process that may not be started while so many others run."""
-    rules, violations = spec.processes, []
+def check_process(spec: SessionSpec, *, pty: bool) -> None:
+    """Raises PolicyViolation for a process that may not be started."""
+    rules = spec.processes
     if not rules.allowed:
-        violations.append(_denied(spec, "argv", "a process", "processes.allowed"))
-    elif pty and not rules.pty:
-        violations.append(_denied(spec, "pty", "a terminal", "processes.pty"))
-    if running >= rules.max:
-        rule = rule_of(spec.policy.profile, "processes.max")
-        violations.append(above_ceiling("process_id", running + 1, rules.max, rule, " at one time"))
-    _refuse(violations)
+        _refuse([_denied(spec, "argv", "a process", "processes.allowed")])
+    if pty and not rules.pty:
+        _refuse([_denied(spec, "pty", "a terminal", "processes.pty")])
 
 
 def check_port(spec: SessionSpec, port: int) -> None:

@@ -374,6 +374,7 @@ class SessionManager:
         self._stopping = True
         for session in self._sessions.values():
             session.executions.refuse_new()
+            session.processes.refuse_new()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while any(session.state == "busy" for session in self._sessions.values()):

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from executor_server.backends import Sandbox
-from executor_server.channel import GuestChannel
+from executor_server.channel import PROCESS_EVENTS, GuestChannel
 from executor_server.core import ErrorDetail, Outcome, PreconditionFailed, Reason, SandboxFailure, SessionSpec
 from executor_server.fairness import ReadingShares
 from executor_server.guest.wire.frames import Frame
@@ -30,6 +30,7 @@ from executor_server.sessions.executions import Executions, facts_of
 from executor_server.sessions.lifetime import SessionLife
 from executor_server.sessions.liveness import GuestLiveness
 from executor_server.sessions.network import SessionNetwork
+from executor_server.sessions.processes import Processes
 from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 
@@ -83,6 +84,7 @@ class Session:
         self.executions = Executions(self, record, channel, registry, settings, hooks)
         self.network = SessionNetwork(self, record, self._connection, channel, self.executions.journal, hooks)
         self.requests = GuestRequests(self, channel, settings, hooks, puts=record.puts, gets=record.gets)
+        self.processes = Processes(self, record.session_id, self.requests, channel, registry, hooks)
         self.checkpoints = Checkpoints(self, self.requests, hooks, record.python_version)
         # The calls of clients, by the names under which the RPC layer knows them.
         self.execute = self.executions.execute
@@ -174,7 +176,7 @@ class Session:
 
     def note_use(self) -> None:
         """Must be called now and then: what runs postpones the idle end."""
-        if self.executions.in_use:
+        if self.executions.in_use or self.processes.in_use:
             self.touch()
 
     def check_guest(self) -> None:
@@ -184,6 +186,7 @@ class Session:
         silent = self._liveness.check()
         if silent is not None:
             self.give_up(silent)
+        self.processes.on_time()
         self._connection.rest_if_unused()
 
     def require_alive(self) -> None:
@@ -201,6 +204,7 @@ class Session:
     def share_memory(self, memory: JournalMemory) -> None:
         """Counts what its journal holds from here on against its tenant's part of the memory."""
         self.executions.journal.share_memory(memory.of(self.owner.tenant))
+        self.processes.share_memory(memory)
 
     def set_cpu_share(self, share: float) -> None:
         """Sets the part of a whole sandbox's share of the processors that this one gets."""
@@ -255,7 +259,7 @@ class Session:
     def is_idle(self) -> bool:
         """True when the guest has nothing to do, and no reader is behind."""
         busy = self.executions.journal.running or self.requests.waiting or self._liveness.reading_held
-        return self._lost is None and not busy
+        return self._lost is None and not (busy or self.processes.any_running)
 
     async def give_up_guest(self, reason: str) -> None:
         """Loses the session, for the given reason unless the sandbox knows a better one."""
@@ -279,6 +283,8 @@ class Session:
         message = message_of(frame)
         if isinstance(message, (Done, FileChunk, BlobChunk)) and message.op is not None:
             self.requests.take(message.op, frame)
+        elif frame.kind in PROCESS_EVENTS:
+            self.processes.take(frame)
         else:
             self.executions.journal.take(frame)
 
@@ -305,6 +311,7 @@ class Session:
         damage = None
         try:
             journal.replay()
+            self.processes.recall()
         except SegmentError as error:
             damage = str(error)
         self.network.recall()
@@ -312,7 +319,7 @@ class Session:
         if reason is not None:
             self.give_up(reason)
         else:
-            self._channel.go_on_after(journal.taken_seq)
+            self._channel.go_on_after(max(journal.taken_seq, self.processes.taken_seq))
 
     def announce(self) -> None:
         """Notifies the observer of what was recalled; before `resume`, when the guest may report ends of it."""
@@ -336,6 +343,7 @@ class Session:
         self.requests.number_from_here()
         self.spawn(self.network.reopen())
         self.executions.resume()
+        self.processes.resume()
         self.spawn(self._label())
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -357,6 +365,7 @@ class Session:
         if self.record.lost_reason is None:  # else an earlier daemon notified the observer
             self._observer.session_lost(self.facts, reason)
         self.executions.journal.lose(reason)
+        self.processes.lose(reason)
         self._registry.note_lost(self.session_id, reason)
         self._fail_requests(reason)
         self.spawn(self._destroy_sandbox())
@@ -371,11 +380,13 @@ class Session:
             self._channel.close()
             self.network.note_step()
             self.executions.journal.end_all(Outcome.CANCELLED, ErrorDetail("SessionEnded", reason))
+            self.processes.lose(reason)
             self._fail_requests(reason)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.executions.journal.close()
+        self.processes.close()
         await self.network.close()
         await self._sandbox.destroy()
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from ..wire.frames import CHUNK_BYTES
 from ..wire.lean import deque
-from ..wire.messages import ProcessOutput, ProcessOutputCut
+from ..wire.messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES, ProcessOutput, ProcessOutputCut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..wire.channel import Channel
 
-# Bytes at the end of an output past its limit that are sent all the same.
-TAIL_BYTES = 64 * 1024
-
 
 class Outflow:
-    """Counts what was written and what was sent. `granted` is the sum that the daemon has room for."""
+    """Counts what was written and what was sent. `granted` is the cost that the daemon has room for."""
 
     def __init__(self, channel: Channel, process_id: str, limit_bytes: int, granted: int) -> None:
         self._channel = channel
         self._process_id = process_id
         self._limit_bytes = limit_bytes
         self._sent_bytes = 0
+        self._cost_bytes = 0
         self._tail: deque[tuple[str, bytes]] = deque()
         self._tail_bytes = 0
         self.granted = granted
@@ -32,7 +30,8 @@ class Outflow:
         """Bytes that may be read now: 0 while the daemon has no room. Past the limit nothing is sent any more."""
         if self._sent_bytes >= self._limit_bytes:
             return CHUNK_BYTES
-        return max(0, min(CHUNK_BYTES, self.granted - self._sent_bytes, self._limit_bytes - self._sent_bytes))
+        granted = self.granted - self._cost_bytes - OUTPUT_OVERHEAD_BYTES
+        return max(0, min(CHUNK_BYTES, granted, self._limit_bytes - self._sent_bytes))
 
     def add(self, stream: str, data: bytes) -> None:
         """Sends what was read, at most `room` bytes, or keeps it as a part of the tail."""
@@ -40,19 +39,15 @@ class Outflow:
         if self._sent_bytes < self._limit_bytes:
             self._send(stream, data)
             return
+        data = data[OUTPUT_OVERHEAD_BYTES - TAIL_BYTES :]
         self._tail.append((stream, data))
         self._tail_bytes += len(data)
-        while self._tail_bytes - len(self._tail[0][1]) >= TAIL_BYTES:
+        while self._tail_bytes + len(self._tail) * OUTPUT_OVERHEAD_BYTES > TAIL_BYTES:
             self._tail_bytes -= len(self._tail.popleft()[1])
 
     def finish(self) -> None:
         """Sends how much was left out, and what came after it."""
-        if not self._tail_bytes:
-            return
-        stream, data = self._tail[0]
-        excess = max(0, self._tail_bytes - TAIL_BYTES)
-        self._tail[0] = stream, data[excess:]
-        omitted = self.total_bytes - self._sent_bytes - (self._tail_bytes - excess)
+        omitted = self.total_bytes - self._sent_bytes - self._tail_bytes
         if omitted:
             self._channel.send(ProcessOutputCut(id=self._process_id, omitted=omitted))
         for stream, data in self._tail:
@@ -62,4 +57,5 @@ class Outflow:
 
     def _send(self, stream: str, data: bytes) -> None:
         self._sent_bytes += len(data)
+        self._cost_bytes += len(data) + OUTPUT_OVERHEAD_BYTES
         self._channel.send(ProcessOutput(id=self._process_id, stream=stream), data)

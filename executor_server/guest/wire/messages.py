@@ -38,6 +38,10 @@ _ID_CHARS = 64
 _MAX_GENERATION = 2**31
 MIN_TIME_S, MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0  # years 1 and 9999, the bounds of a wire timestamp
 
+OUTPUT_OVERHEAD_BYTES = 256
+"""Bytes that the keeper of a frame of a process's output is charged with beside what the frame carries."""
+TAIL_BYTES = 64 * 1024
+"""Bytes, overhead included, that a process whose output passed its limit sends at its end, granted or not."""
 MAX_TERMINAL_CHARS = 1000  # columns or rows
 MAX_ARGUMENTS_BYTES = 256 * 1024  # a command and its environment, as JSON
 MAX_SIGNAL = 64
@@ -312,7 +316,10 @@ class SignalProcess(Message, kind=Kind.SIGNAL_PROCESS):
 
 
 class GrantOutput(Message, kind=Kind.GRANT_OUTPUT):
-    """Bytes of output that the guest may send of this process, since its start. Never falls."""
+    """Bytes that the output of this process may cost, since its start: OUTPUT_OVERHEAD_BYTES more for each frame.
+
+    Never falls.
+    """
 
     id: str = identifier()
     granted: int = integer()

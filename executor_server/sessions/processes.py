@@ -1,0 +1,301 @@
+"""The processes of a session: started beside its executions, written to, signalled, followed.
+
+A process begins once, as an execution does: a request that repeats its id finds the same process. It is recorded before
+the guest is asked to start it. A daemon that was killed in between leaves a process of which no record says whether it
+runs; the same request again decides it, since the guest starts no id twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import structlog
+
+from executor_server.channel import GuestChannel, Request, nothing, written_bytes
+from executor_server.core import (
+    ExecutorError,
+    NotFound,
+    PreconditionFailed,
+    ProcessEventKind,
+    ProcessFacts,
+    ProcessRequest,
+    ProcessResult,
+    ProcessStarted,
+    Reason,
+    ResourceExhausted,
+    SignalTarget,
+    TerminalSize,
+    Unavailable,
+)
+from executor_server.guest.wire.frames import Frame
+from executor_server.guest.wire.messages import (
+    ForgetProcess,
+    GrantOutput,
+    ResizeProcess,
+    SignalProcess,
+    StartProcess,
+    WriteProcess,
+)
+from executor_server.journal import JournalMemory, ProcessJournal, ProcessLog, Registry
+from executor_server.policy import check_process
+from executor_server.sessions.requests import GuestRequests
+from executor_server.sessions.shared import SessionHooks, SessionServices
+
+# Writes to one process that may wait for it to read; as many as the guest lets wait.
+_MAX_WRITES = 4
+
+_log = structlog.get_logger(__name__)
+
+
+class Processes:
+    """Owns the journal of one session's processes, and is its owner in the sense of `ProcessJournalOwner`."""
+
+    def __init__(
+        self,
+        session: SessionServices,
+        session_id: str,
+        requests: GuestRequests,
+        channel: GuestChannel,
+        registry: Registry,
+        hooks: SessionHooks,
+    ) -> None:
+        self._session = session
+        self._session_id = session_id
+        self._requests = requests
+        self._channel = channel
+        self._registry = registry
+        self._admission = hooks.admission
+        self._observer = hooks.observer
+        self._journal = ProcessJournal(registry.process_segments_of(session_id), self)
+        self._starting: dict[str, asyncio.Future[None]] = {}
+        self._writes: Counter[str] = Counter()
+        self._refuses_new = False
+        self._log = _log.bind(session_id=session_id)
+
+    # -- calls of clients ----------------------------------------------------------------------------------------
+
+    async def start(self, request: ProcessRequest) -> ProcessLog:
+        """Starts a process, or finds the one that this id already names; returns when it runs.
+
+        Raises InvalidRequest (no such command or directory, the id names another process), PolicyViolation,
+        PreconditionFailed (the session is lost), ResourceExhausted, Unavailable, and what admission refuses with.
+        """
+        log = self._journal.known_as(request)
+        if log is None:
+            self._require_room(request)
+            facts = facts_of(request)
+            await self._admission.process(self._session.facts, facts)
+            # Checked again: admission was an await, and the same caller may have repeated the request meanwhile.
+            log = self._journal.known_as(request)
+        if log is None:
+            self._require_room(request)
+            log = self._journal.begin(request)
+        if not (log.pid or log.done):
+            await asyncio.shield(self._started(log, request))
+        if log.refusal is not None:
+            raise log.refusal
+        return log
+
+    def _started(self, log: ProcessLog, request: ProcessRequest) -> asyncio.Future[None]:
+        """Asks the guest to start it, in a task of the session's: the caller may leave, and others may wait as well."""
+        starting = self._starting.get(log.process_id)
+        if starting is None:
+            starting = self._starting[log.process_id] = asyncio.get_running_loop().create_future()
+            self._session.spawn(self._ask_to_start(log, request, starting))
+        return starting
+
+    async def _ask_to_start(self, log: ProcessLog, request: ProcessRequest, starting: asyncio.Future[None]) -> None:
+        argv = json.dumps(list(request.argv)).encode()
+        body = argv + json.dumps(dict(request.env)).encode()
+        size = request.pty
+
+        def message(op: int) -> StartProcess:
+            return StartProcess(
+                op=op,
+                id=log.process_id,
+                argv=len(argv),
+                cwd=request.cwd,
+                columns=size.columns if size is not None else None,
+                rows=size.rows if size is not None else None,
+                stdin=request.stdin,
+                timeout_s=request.timeout_s,
+                output_bytes=self._session.spec.processes.max_output_bytes,
+                granted=log.granted_bytes,
+            )
+
+        try:
+            asked: Request[None] = Request(nothing, self._session.hold_reading)
+            with self._requests.asking(asked, message, body, counts=False):
+                await asked.next()
+        except ExecutorError as error:
+            if not log.done:  # else the session was lost, and its result says so
+                self._journal.refuse(log, error)
+        finally:
+            del self._starting[log.process_id]
+            if not starting.done():
+                starting.set_result(None)
+
+    def _require_room(self, request: ProcessRequest) -> None:
+        self._session.require_alive()
+        if self._refuses_new:
+            raise Unavailable(Reason.DRAINING, "the daemon is about to stop and starts no new processes")
+        check_process(self._session.spec, pty=request.pty is not None)
+        running, most = len(self._journal.running), self._session.spec.processes.max
+        if running >= most:
+            raise ResourceExhausted(
+                Reason.TOO_MANY_PROCESSES,
+                f"{running} processes of this session run, and the policy allows {most} at one time",
+                retry_after_s=1.0,
+            )
+
+    def process(self, process_id: str) -> ProcessLog:
+        """Returns a process of this session. Raises NotFound when there is none, or it was forgotten."""
+        log = self._journal.processes.get(process_id)
+        if log is None:
+            raise NotFound(Reason.PROCESS_NOT_FOUND, f"there is no process {process_id!r} in this session")
+        self._session.touch()
+        return log
+
+    def list(self) -> list[ProcessLog]:
+        """Returns the processes that have been started, in the order of their starts."""
+        self._session.touch()
+        return [log for log in self._journal.processes.values() if log.pid or log.done]
+
+    async def write(self, process_id: str, offset: int, data: bytes, *, eof: bool) -> int:
+        """Writes to a process's input; returns how many bytes it has been given by now."""
+        log = self._running(process_id)
+        if self._writes[process_id] >= _MAX_WRITES:
+            raise ResourceExhausted(
+                Reason.QUEUE_FULL, f"{_MAX_WRITES} writes wait for this process to read", retry_after_s=0.1
+            )
+        self._writes[process_id] += 1
+        try:
+            asked = Request(written_bytes, self._session.hold_reading)
+            message = lambda op: WriteProcess(op=op, id=process_id, offset=offset, eof=eof)  # noqa: E731
+            with self._requests.asking(asked, message, data, counts=False):
+                written = await asked.next()
+        finally:
+            self._writes[process_id] -= 1
+            if not self._writes[process_id]:
+                del self._writes[process_id]
+        assert written is not None, "a write was answered without its sum"
+        log.written_bytes = max(log.written_bytes, written)
+        return written
+
+    async def resize(self, process_id: str, size: TerminalSize) -> None:
+        """Sets the size of a process's terminal."""
+        log = self.process(process_id)
+        if not log.description.has_pty:
+            raise PreconditionFailed(Reason.PROCESS_ENDED, "the process has no terminal")
+        if not log.done:
+            await self._ask(lambda op: ResizeProcess(op=op, id=process_id, columns=size.columns, rows=size.rows))
+
+    async def signal(self, process_id: str, signal: int, target: SignalTarget) -> None:
+        """Sends a signal to a process; has no effect after its end."""
+        if not self.process(process_id).done:
+            await self._ask(lambda op: SignalProcess(op=op, id=process_id, signal=signal, target=target.value))
+
+    def _running(self, process_id: str) -> ProcessLog:
+        log = self.process(process_id)
+        if log.done:
+            raise PreconditionFailed(Reason.PROCESS_ENDED, "the process has ended")
+        return log
+
+    async def _ask(self, message: Callable[[int], ResizeProcess | SignalProcess]) -> None:
+        self._session.require_alive()
+        asked: Request[None] = Request(nothing, self._session.hold_reading)
+        with self._requests.asking(asked, message):
+            await asked.next()
+
+    # -- the life of the session ----------------------------------------------------------------------------------
+
+    def refuse_new(self) -> None:
+        """Starts no further process from here on; those that run go on."""
+        self._refuses_new = True
+
+    @property
+    def any_running(self) -> bool:
+        """True while a process runs: a sandbox that is paused would stop it."""
+        return bool(self._journal.running)
+
+    @property
+    def in_use(self) -> bool:
+        """True while a process runs that ends by itself, or that a client follows.
+
+        A server that was started and left would keep its session for as long as that may live, so one without a
+        follower does not.
+        """
+        return any(log.followed or log.description.timeout_s is not None for log in self._journal.running)
+
+    def on_time(self) -> None:
+        """Must be called now and then: events that no client has read for long make room for newer ones."""
+        self._journal.trim()
+
+    def share_memory(self, memory: JournalMemory) -> None:
+        """Counts what its journal holds from here on against its tenant's part of the memory."""
+        self._journal.share_memory(memory.of(self._session.facts.owner.tenant))
+
+    def lose(self, reason: str) -> None:
+        """Ends all processes with the session."""
+        self._journal.lose(reason)
+
+    def close(self) -> None:
+        """Drops the processes; their readers may finish."""
+        self._journal.close()
+
+    # -- after another daemon ------------------------------------------------------------------------------------
+
+    @property
+    def taken_seq(self) -> int:
+        """The number of the last frame of the guest that is in the journal."""
+        return self._journal.taken_seq
+
+    def recall(self) -> None:
+        """Reads the processes that an earlier daemon started. Raises SegmentError."""
+        if self._registry.has_process_segments(self._session_id):
+            self._journal.replay()
+
+    def resume(self) -> None:
+        """Grants the guest what it may send; the daemon before may have died before it could."""
+        self._journal.grant_all()
+
+    # -- calls of the journal, and the guest's frames --------------------------------------------------------------
+
+    def take(self, frame: Frame) -> None:
+        """Takes a frame about a process. Raises FrameError."""
+        self._journal.take(frame)
+
+    def grant(self, process_id: str, granted_bytes: int) -> None:
+        self._channel.send(GrantOutput(id=process_id, granted=granted_bytes))
+
+    def forget(self, process_id: str) -> None:
+        self._channel.send(ForgetProcess(id=process_id))
+
+    def on_process_event(self, log: ProcessLog, event: ProcessEventKind) -> None:
+        if isinstance(event, ProcessStarted):
+            self._observer.process_started(self._session.facts, facts_of(log))
+            self._log.debug("process_started", process_id=log.process_id)
+        elif isinstance(event, ProcessResult):
+            self._session.touch()
+            self._observer.process_ended(self._session.facts, log.process_id, event)
+            self._log.info(
+                "process_ended",
+                process_id=log.process_id,
+                outcome=event.outcome.value,
+                exit_code=event.exit_code,
+                wall_time_s=round(event.wall_time_s, 4),
+                age_s=round(time.time() - log.description.start_time_s, 1),
+            )
+
+
+def facts_of(process: ProcessRequest | ProcessLog) -> ProcessFacts:
+    """Returns what observers and admission learn about a process."""
+    if isinstance(process, ProcessRequest):
+        names = tuple(sorted(process.env))
+        return ProcessFacts(process.process_id, process.argv, names, process.pty is not None)
+    what = process.description
+    return ProcessFacts(what.process_id, what.argv, what.env_names, what.has_pty)

@@ -9,14 +9,22 @@ from __future__ import annotations
 import keyword
 import re
 import unicodedata
+from collections.abc import Mapping
 
-from executor_api.limits import CODE_BYTES_MAX, IDENTIFIER_CHARS_MAX, PATH_BYTES_MAX
+from executor_api.limits import (
+    CODE_BYTES_MAX,
+    ENVIRONMENT_BYTES_MAX,
+    ENVIRONMENT_VARIABLES_MAX,
+    IDENTIFIER_CHARS_MAX,
+    PATH_BYTES_MAX,
+)
 from executor_server.config import is_name
 from executor_server.core import InvalidRequest, Reason, ResourceExhausted
 
 MAX_PATH_PART_BYTES = 255
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -55,6 +63,20 @@ def module_name(text: str, field: str) -> str:
     if len(text) > IDENTIFIER_CHARS_MAX or not all(part.isidentifier() for part in text.split(".")):
         raise invalid(field, f"must be dotted names of modules of at most {IDENTIFIER_CHARS_MAX} characters")
     return text
+
+
+def environment(variables: Mapping[str, str], field: str) -> dict[str, str]:
+    """Checks environment variables: their names, their number, their size."""
+    if len(variables) > ENVIRONMENT_VARIABLES_MAX:
+        raise invalid(field, f"has more than {ENVIRONMENT_VARIABLES_MAX} variables")
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name):
+            raise invalid(field, f"has a name that is none: {name[:64]!r}; use A-Z a-z 0-9 _, the first no digit")
+        if "\0" in value:
+            raise invalid(f"{field}.{name}", "holds a NUL character")
+    if sum(len(name.encode()) + len(value.encode()) for name, value in variables.items()) > ENVIRONMENT_BYTES_MAX:
+        raise invalid(field, f"is larger than {ENVIRONMENT_BYTES_MAX:,} bytes")
+    return dict(variables)
 
 
 def source(code: str, field: str) -> str:

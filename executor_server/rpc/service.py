@@ -21,7 +21,7 @@ from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.core import BlobChunk, FileInfo, Reason, ResourceExhausted
 from executor_server.journal import Execution
 from executor_server.policy import Policy, check_tools
-from executor_server.rpc import checks, from_wire, to_wire
+from executor_server.rpc import checks, from_wire, processes_wire, to_wire
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.handlers import Context
 from executor_server.rpc.upload import Upload
@@ -165,6 +165,53 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         await session.submit_tool_result(execution_id, call_id, from_wire.answer_from(request))
         return service_pb.SubmitToolResultResponse()
 
+    # -- processes
+
+    async def StartProcess(self, request: service_pb.StartProcessRequest, context: Context) -> None:
+        session = self._session(request.session_id)
+        process = await session.processes.start(processes_wire.process_request_from(request))
+        async with _closing(process.events_with_gap(0)) as events:
+            async for event in events:
+                message = service_pb.StartProcessResponse(event=processes_wire.process_event_to(event))
+                await context.write(message)
+
+    async def AttachProcess(self, request: service_pb.AttachProcessRequest, context: Context) -> None:
+        process = self._session(request.session_id).processes.process(_process_id(request))
+        async with _closing(process.events_with_gap(request.after_event)) as events:
+            async for event in events:
+                message = service_pb.AttachProcessResponse(event=processes_wire.process_event_to(event))
+                await context.write(message)
+
+    async def ListProcesses(
+        self, request: service_pb.ListProcessesRequest, context: Context
+    ) -> service_pb.ListProcessesResponse:
+        processes = self._session(request.session_id).processes.list()
+        return service_pb.ListProcessesResponse(
+            processes=[processes_wire.process_info_to(process) for process in processes]
+        )
+
+    async def WriteProcess(
+        self, request: service_pb.WriteProcessRequest, context: Context
+    ) -> service_pb.WriteProcessResponse:
+        data = processes_wire.written_data_from(request)
+        processes = self._session(request.session_id).processes
+        written_bytes = await processes.write(_process_id(request), request.offset, data, eof=request.eof)
+        return service_pb.WriteProcessResponse(written_bytes=written_bytes)
+
+    async def ResizeProcess(
+        self, request: service_pb.ResizeProcessRequest, context: Context
+    ) -> service_pb.ResizeProcessResponse:
+        size = processes_wire.terminal_size_from(request.size, "size")
+        await self._session(request.session_id).processes.resize(_process_id(request), size)
+        return service_pb.ResizeProcessResponse()
+
+    async def SignalProcess(
+        self, request: service_pb.SignalProcessRequest, context: Context
+    ) -> service_pb.SignalProcessResponse:
+        signal, target = processes_wire.signal_from(request)
+        await self._session(request.session_id).processes.signal(_process_id(request), signal, target)
+        return service_pb.SignalProcessResponse()
+
     # -- tools, variables, blobs
 
     async def RegisterTools(
@@ -269,6 +316,13 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         execution = self._session(session_id).execution(checks.identifier(execution_id, "execution_id"))
         structlog.contextvars.bind_contextvars(execution_id=execution_id)
         return execution
+
+
+def _process_id(request: Any) -> str:
+    """Returns the id of a process in a request about it, for the log too."""
+    process_id = checks.identifier(request.process_id, "process_id")
+    structlog.contextvars.bind_contextvars(process_id=process_id)
+    return process_id
 
 
 @asynccontextmanager

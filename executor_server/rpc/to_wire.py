@@ -68,8 +68,8 @@ def session_to(session: Session) -> pb.Session:
         limits=limits_to(spec.limits),
         authorized_imports=spec.authorized_imports,
         python_version=_text(session.python_version),
-        create_time=_timestamp(session.create_time_s),
-        expire_time=_timestamp(session.expire_time_s),
+        create_time=timestamp_to(session.create_time_s),
+        expire_time=timestamp_to(session.expire_time_s),
         warm=session.warm,
         labels=spec.labels,
         lost_reason=_text(session.lost_reason),
@@ -140,7 +140,7 @@ def file_to(file: FileInfo) -> pb.FileInfo:
         path=_text(file.path),
         size_bytes=file.size_bytes,
         is_directory=file.is_directory,
-        modify_time=_timestamp(file.modify_time_s),
+        modify_time=timestamp_to(file.modify_time_s),
     )
 
 
@@ -251,7 +251,7 @@ def session_network_to(session: Session) -> admin_pb.GetSessionNetworkResponse:
                 address=_text(each.connection.address),
                 rule=_text(each.connection.rule),
                 execution_id=each.execution_id,
-                open_time=_timestamp(each.open_time_s),
+                open_time=timestamp_to(each.open_time_s),
             )
             for each in state.open
         ],
@@ -262,7 +262,7 @@ def session_network_to(session: Session) -> admin_pb.GetSessionNetworkResponse:
                 address=_text(denial.address),
                 reason=denial.reason,
                 message=_text(denial.message),
-                time=_timestamp(time_s),
+                time=timestamp_to(time_s),
             )
             for time_s, denial in state.denials
         ],
@@ -290,7 +290,7 @@ def _payload_to(payload: Payload) -> pb.Payload:
     return pb.Payload(inline=payload)
 
 
-def _timestamp(time_s: float) -> Timestamp:
+def timestamp_to(time_s: float) -> Timestamp:
     seconds, rest = divmod(time_s, 1)
     return Timestamp(seconds=int(seconds), nanos=int(rest * 1_000_000_000))
 

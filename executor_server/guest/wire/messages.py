@@ -39,7 +39,7 @@ _MAX_GENERATION = 2**31
 MIN_TIME_S, MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0  # years 1 and 9999, the bounds of a wire timestamp
 
 OUTPUT_OVERHEAD_BYTES = 256
-"""Bytes that the keeper of a frame of a process's output is charged with beside what the frame carries."""
+"""Bytes that a frame of a process's output costs the daemon, beside what the frame carries."""
 TAIL_BYTES = 64 * 1024
 """Bytes, overhead included, that a process whose output passed its limit sends at its end, granted or not."""
 MAX_TERMINAL_CHARS = 1000  # columns or rows

@@ -2,8 +2,8 @@
 
 Flow control is by grants. The guest may send output that costs as much as was granted, and the process waits in its
 own write for more; other processes and executions go on meanwhile. What is granted is what was received and the room
-that the events leave. Events that every reader has are dropped when there must be room. While no client reads, nothing is
-dropped for UNREAD_TIME_S: a client that lost its connection, or the daemon, finds everything. After that the oldest
+that the events leave. Events that every reader has are dropped when there must be room. While no client reads, nothing
+is dropped for UNREAD_TIME_S: a client that lost its connection, or the daemon, finds everything. After that the oldest
 events go, since a server that prints and has no reader would stand still otherwise.
 """
 

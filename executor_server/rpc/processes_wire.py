@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from executor_api.limits import ARGUMENTS_BYTES_MAX, ARGUMENTS_MAX, PATH_BYTES_MAX, TERMINAL_CHARS_MAX, WRITE_BYTES_MAX
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
@@ -23,7 +25,9 @@ from executor_server.rpc.to_wire import timestamp_to
 _SIGNALS_MAX = 64
 _TIME_S_MAX = 365 * 86_400.0
 _STREAMS = {"stdout": pb.OUTPUT_STREAM_STDOUT, "stderr": pb.OUTPUT_STREAM_STDERR}
-_OUTCOMES = {outcome: pb.ProcessOutcome.Value(f"PROCESS_OUTCOME_{outcome.name}") for outcome in ProcessOutcome}
+_OUTCOMES: dict[ProcessOutcome, Any] = {
+    outcome: pb.ProcessOutcome.Value(f"PROCESS_OUTCOME_{outcome.name}") for outcome in ProcessOutcome
+}
 _TARGETS: dict[int, SignalTarget] = {
     pb.SIGNAL_TARGET_UNSPECIFIED: SignalTarget.GROUP,
     **{pb.SignalTarget.Value(f"SIGNAL_TARGET_{target.name}"): target for target in SignalTarget},

@@ -45,9 +45,6 @@ _OWN_ETC = {
 _COPIED_ETC = ("ld.so.cache", "localtime", "mime.types", "ssl/certs/ca-certificates.crt")
 _MOUNTED_ETC = ("alternatives", "fonts")
 
-# The devices that ordinary programs open: no terminals, no /dev/fuse, no hardware.
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-
 
 def build_etc(directory: Path, ca_bundle: bytes | None = None) -> Path:
     """Makes the /etc of all sandboxes: our own files, copies of some of the host's, and mount points for others.
@@ -105,11 +102,8 @@ class Layout:
         for name in _MOUNTED_ETC:
             if (self.etc / name).is_dir():
                 yield from ("--ro-bind", f"/etc/{name}", f"/etc/{name}")
-        yield from ("--proc", "/proc", "--perms", "0755", "--tmpfs", "/dev")
-        for name in _DEVICES:
-            yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
-        for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-            yield from ("--symlink", f"/proc/self/{target}", f"/dev/{name}")
+        # The devices that ordinary programs open, and terminals of its own (devpts): no /dev/fuse, no hardware.
+        yield from ("--proc", "/proc", "--dev", "/dev")
         yield from _writable("/dev/shm", shm_bytes(spec.disk_bytes, spec.memory_bytes))
         yield from _writable("/tmp", spec.disk_bytes)
         yield from _writable(WORKSPACE, spec.disk_bytes)

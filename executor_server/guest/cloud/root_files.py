@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Names in the machine's root that are not bound, besides those with a dot first: replaced here, or private to it.
 _NOT_SHOWN = frozenset(("boot", "dev", "lost+found", "media", "mnt", "proc", "root", "run", "sys", "tmp", "workspace"))
 _DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=256"
 _DEVICE_LINKS = (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"))
 # As in Docker (moby `oci/defaults.go`).
 _MASKED_IN_PROC = (
@@ -116,6 +117,10 @@ def _make_devices(root: str, sizes: Sizes) -> None:
         kernel.mount(f"/dev/{name}", target, flags=MS_BIND)
     for name, target in _DEVICE_LINKS:
         os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
+    # Terminals of its own. The host's number of them is bounded, and the other sandboxes want some, too.
+    terminals = _make_directory(root, "dev/pts")
+    kernel.mount("devpts", terminals, "devpts", MS_NOSUID | MS_NOEXEC, _DEVPTS_OPTIONS)
+    os.symlink("pts/ptmx", f"{root}/dev/ptmx")
     _mount_memory(_make_directory(root, "dev/shm"), "1777", sizes.shm_bytes, max_files=sizes.max_files)
     _seal(f"{root}/dev")
 

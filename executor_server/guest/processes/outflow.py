@@ -1,6 +1,12 @@
-"""The output of one process on its way to the daemon: as far as it is granted, cut past its limit."""
+"""The output of one process on its way to the daemon: joined, as far as it is granted, cut past its limit.
+
+The first piece is sent at once, so that a terminal answers at once; what follows within JOIN_TIME_S is sent together,
+since a frame costs as much as the copying of some hundred kilobytes.
+"""
 
 from __future__ import annotations
+
+import time
 
 from ..wire.frames import CHUNK_BYTES
 from ..wire.lean import deque
@@ -9,6 +15,10 @@ from ..wire.messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES, ProcessOutput, Pr
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..wire.channel import Channel
+
+
+# Seconds after a frame in which further output is gathered.
+JOIN_TIME_S = 0.003
 
 
 class Outflow:
@@ -20,6 +30,11 @@ class Outflow:
         self._limit_bytes = limit_bytes
         self._sent_bytes = 0
         self._cost_bytes = 0
+        self._pending: list[bytes] = []  # of one stream, not sent yet
+        self._pending_stream = ""
+        self._pending_bytes = 0
+        self._last_sent_s = 0.0
+        self.due_s = float("inf")  # when `flush` must be called
         self._tail: deque[tuple[str, bytes]] = deque()
         self._tail_bytes = 0
         self.granted = granted
@@ -28,16 +43,25 @@ class Outflow:
     @property
     def room(self) -> int:
         """Bytes that may be read now: 0 while the daemon has no room. Past the limit nothing is sent any more."""
-        if self._sent_bytes >= self._limit_bytes:
+        sent_bytes = self._sent_bytes + self._pending_bytes
+        if sent_bytes >= self._limit_bytes:
             return CHUNK_BYTES
-        granted = self.granted - self._cost_bytes - OUTPUT_OVERHEAD_BYTES
-        return max(0, min(CHUNK_BYTES, granted, self._limit_bytes - self._sent_bytes))
+        # Two frames: what is pending, and what is read now when it is of the other stream.
+        granted = self.granted - self._cost_bytes - self._pending_bytes - 2 * OUTPUT_OVERHEAD_BYTES
+        return max(0, min(CHUNK_BYTES - self._pending_bytes, granted, self._limit_bytes - sent_bytes))
 
     def add(self, stream: str, data: bytes) -> None:
         """Sends what was read, at most `room` bytes, or keeps it as a part of the tail."""
         self.total_bytes += len(data)
-        if self._sent_bytes < self._limit_bytes:
-            self._send(stream, data)
+        if self._sent_bytes + self._pending_bytes < self._limit_bytes:
+            if stream != self._pending_stream:
+                self.flush()
+            self._pending_stream = stream
+            self._pending.append(data)
+            self._pending_bytes += len(data)
+            self.due_s = self._last_sent_s + JOIN_TIME_S
+            if self._pending_bytes >= CHUNK_BYTES or time.monotonic() >= self.due_s:
+                self.flush()
             return
         data = data[OUTPUT_OVERHEAD_BYTES - TAIL_BYTES :]
         self._tail.append((stream, data))
@@ -45,8 +69,19 @@ class Outflow:
         while self._tail_bytes + len(self._tail) * OUTPUT_OVERHEAD_BYTES > TAIL_BYTES:
             self._tail_bytes -= len(self._tail.popleft()[1])
 
+    def flush(self) -> None:
+        """Sends what was gathered."""
+        self.due_s = float("inf")
+        if self._pending:
+            data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+            self._pending.clear()
+            self._pending_bytes = 0
+            self._last_sent_s = time.monotonic()
+            self._send(self._pending_stream, data)
+
     def finish(self) -> None:
-        """Sends how much was left out, and what came after it."""
+        """Sends what was gathered, how much was left out, and what came after it."""
+        self.flush()
         omitted = self.total_bytes - self._sent_bytes - self._tail_bytes
         if omitted:
             self._channel.send(ProcessOutputCut(id=self._process_id, omitted=omitted))

@@ -70,7 +70,6 @@ class Process:
         self.pid = 0
         self.op = request.op
         self.ended = False
-        self.deadline_s = float("inf")
         self._request = request
         self._channel = channel
         self._loop = loop
@@ -82,6 +81,7 @@ class Process:
         self._report_fd = -1
         self._exit: Optional[tuple[int, float, int]] = None  # status, CPU seconds, peak bytes
         self._timed_out = False
+        self._deadline_s = float("inf")
         self._paused = False
         self._began_s = time.monotonic()
 
@@ -135,7 +135,7 @@ class Process:
             self._owner.on_not_started(self)
             return
         if self._request.timeout_s is not None:
-            self.deadline_s = self._began_s + self._request.timeout_s
+            self._deadline_s = self._began_s + self._request.timeout_s
         self._channel.send(ProcessStarted(id=self.process_id, pid=self.pid))
         self._channel.done(self.op)
         self._watch()
@@ -189,8 +189,11 @@ class Process:
         if not self.started or self.ended:
             return
         reads = not self._paused and self._outflow.room > 0
+        # A pipe fills meanwhile, and is read at once then; a terminal holds too little for that.
+        gathers = self._outflow.due_s < float("inf")
         for source in self._sources:
-            events = READ if reads and not source.ended else 0
+            waits = gathers and source is not self._terminal
+            events = READ if reads and not waits and not source.ended else 0
             if source is self._terminal and self._inflow is not None and self._inflow.waits:
                 events |= WRITE
             self._loop.watch(source.read_fd, events, self._reader_of(source) if events else None)
@@ -240,15 +243,26 @@ class Process:
         """Kills it, and everything in its kernel session."""
         sessions.signal_session(self.pid, _SIGKILL)
 
-    def on_deadline(self) -> None:
-        self._timed_out = True
-        self.deadline_s = float("inf")
-        self.kill()
+    @property
+    def due_s(self) -> float:
+        """Time for the next call of `on_time`."""
+        return min(self._deadline_s, self._outflow.due_s)
+
+    def on_time(self, now: float) -> None:
+        """Sends output that was gathered, and kills it when its time is over."""
+        if now >= self._outflow.due_s:
+            self._outflow.flush()
+            self._watch()
+            self._end_if_read()
+        if now >= self._deadline_s:
+            self._timed_out = True
+            self._deadline_s = float("inf")
+            self.kill()
 
     def note_exit(self, status: int, cpu_time_s: float, peak_memory_bytes: int) -> None:
         """Notes that it was reaped. Its end is reported when its output has been read."""
         self._exit = status, cpu_time_s, peak_memory_bytes
-        self.deadline_s = float("inf")
+        self._deadline_s = float("inf")
         self._end_if_read()
 
     def _end_if_read(self) -> None:

@@ -64,8 +64,8 @@ class Processes:
 
     @property
     def due(self) -> float:
-        """Time of the first timeout."""
-        return min((each.deadline_s for each in self._running.values()), default=float("inf"))
+        """Time for the next call of `on_time`."""
+        return min((each.due_s for each in self._running.values()), default=float("inf"))
 
     def cpu_s(self) -> float:
         """Returns the CPU seconds that all of them have spent so far."""
@@ -73,8 +73,8 @@ class Processes:
 
     def on_time(self, now: float) -> None:
         if self._running and now >= self.due:
-            for process in [each for each in self._running.values() if each.deadline_s <= now]:
-                process.on_deadline()
+            for process in [each for each in self._running.values() if each.due_s <= now]:
+                process.on_time(now)
 
     def pause(self, paused: bool) -> None:
         """Stops reading output while the daemon does not take it, or starts again."""

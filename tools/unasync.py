@@ -26,6 +26,7 @@ TARGETS = {
     "aio.py": "client.py",
     "aio_session.py": "session.py",
     "aio_files.py": "files.py",
+    "aio_processes.py": "processes.py",
     "_aio/transport.py": "_sync/transport.py",
     "_aio/transports.py": "_sync/transports.py",
 }
@@ -65,6 +66,10 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
         ("of the asyncio client", "of the blocking client"),
         ("workspace. The disk's work is done in threads.", "workspace. Thread-safe."),
     ),
+    "aio_processes.py": (
+        ("of the asyncio client: commands", "of the blocking client: commands"),
+        ("(an interrupt, a cancelled task, an exception", "(an interrupt, an exception"),
+    ),
     "_aio/transport.py": (
         ("The asyncio client's", "The blocking client's"),
         ("Belongs to the event loop that runs when it is made.", "Thread-safe."),
@@ -76,10 +81,12 @@ DROPPED = ("async", "await")
 RENAMED = {
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
     "_aio": "_sync",
     "aclosing": "closing",
     "aio": "client",
     "aio_files": "files",
+    "aio_processes": "processes",
     "aio_session": "session",
 }
 _ASYNC_NAME = re.compile(r"\bAsync(?=[A-Z])")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from executor_client._core.tools import Tool
     from executor_client.aio import AsyncExecutorClient
     from executor_client.aio_files import AsyncSessionFiles
+    from executor_client.aio_processes import AsyncProcess, AsyncSessionProcesses
     from executor_client.aio_session import AsyncSession
     from executor_client.checkpoint import Checkpoint
     from executor_client.client import ExecutorClient
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         NotFoundError,
         PolicyViolationError,
         PreconditionError,
+        ProcessFailed,
         ProtocolError,
         ReentrantExecution,
         ResourceExhaustedError,
@@ -55,6 +57,15 @@ if TYPE_CHECKING:
         ToolCallEvent,
     )
     from executor_client.files import SessionFiles
+    from executor_client.process_results import (
+        CompletedProcess,
+        ProcessInfo,
+        ProcessOutput,
+        ProcessOutputCut,
+        ProcessResult,
+        TerminalSize,
+    )
+    from executor_client.processes import Process, SessionProcesses
     from executor_client.results import (
         EnvironmentInfo,
         ErrorDetail,
@@ -84,12 +95,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncExecutorClient",
+    "AsyncProcess",
     "AsyncSession",
     "AsyncSessionFiles",
+    "AsyncSessionProcesses",
     "AuthenticationError",
     "AuthorizationError",
     "CallTimeoutError",
     "Checkpoint",
+    "CompletedProcess",
     "ConfigurationError",
     "ConnectionLost",
     "DaemonError",
@@ -128,6 +142,12 @@ __all__ = [
     "PolicyRef",
     "PolicyViolationError",
     "PreconditionError",
+    "Process",
+    "ProcessFailed",
+    "ProcessInfo",
+    "ProcessOutput",
+    "ProcessOutputCut",
+    "ProcessResult",
     "Progress",
     "ProtocolError",
     "QueuedEvent",
@@ -138,9 +158,11 @@ __all__ = [
     "Session",
     "SessionFiles",
     "SessionInfo",
+    "SessionProcesses",
     "SessionState",
     "StateManifest",
     "StateRules",
+    "TerminalSize",
     "TlsConfig",
     "Tool",
     "ToolCallEvent",
@@ -163,19 +185,25 @@ _HOMES = {
     "executor_client._core.tools": "Tool",
     "executor_client.aio": "AsyncExecutorClient",
     "executor_client.aio_files": "AsyncSessionFiles",
+    "executor_client.aio_processes": "AsyncProcess AsyncSessionProcesses",
     "executor_client.aio_session": "AsyncSession",
     "executor_client.checkpoint": "Checkpoint",
     "executor_client.client": "ExecutorClient",
     "executor_client.errors": (
         "AuthenticationError AuthorizationError CallTimeoutError ConfigurationError ConnectionLost "
         "DaemonError EnvironmentFailed EvaluationError ExecutionFailed ExecutorClientError InvalidRequest "
-        "ModulesMissing NotFoundError PolicyViolationError PreconditionError ProtocolError ReentrantExecution "
+        "ModulesMissing NotFoundError PolicyViolationError PreconditionError ProcessFailed ProtocolError "
+        "ReentrantExecution "
         "ResourceExhaustedError ToolNotShippable UnavailableError Violation"
     ),
     "executor_client.events": (
         "ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"
     ),
     "executor_client.files": "SessionFiles",
+    "executor_client.process_results": (
+        "CompletedProcess ProcessInfo ProcessOutput ProcessOutputCut ProcessResult TerminalSize"
+    ),
+    "executor_client.processes": "Process SessionProcesses",
     "executor_client.results": (
         "EnvironmentInfo ErrorDetail ExecutionResult FileInfo FileLimits FileList Image Limits NetworkRules "
         "NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo SessionState "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from executor_client.process_results import CompletedProcess
     from executor_client.results import ExecutionResult, Outcome
     from executor_client.waits import Progress
 
@@ -182,6 +183,14 @@ class ExecutionFailed(ExecutorClientError):
     def __init__(self, message: str, result: ExecutionResult) -> None:
         super().__init__(message)
         self.result = result
+
+
+class ProcessFailed(ExecutorClientError):
+    """Raised by `CompletedProcess.check()`. The whole of it is in `process`."""
+
+    def __init__(self, message: str, process: CompletedProcess) -> None:
+        super().__init__(message)
+        self.process = process
 
 
 class EvaluationError(ExecutorClientError):

@@ -43,6 +43,7 @@ from executor_client.errors import (
     UnavailableError,
 )
 from executor_client.files import SessionFiles
+from executor_client.processes import SessionProcesses
 from executor_client.results import ExecutionResult, FileInfo, FileList, SessionInfo
 
 
@@ -96,6 +97,11 @@ class Session(SessionBase):
     def files(self) -> SessionFiles:
         """The files of its workspace."""
         return SessionFiles(self._transport, self.session_id, self)
+
+    @property
+    def processes(self) -> SessionProcesses:
+        """Commands and terminals in its sandbox."""
+        return SessionProcesses(self._transport, self.session_id, self)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Executions

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
-from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio.runtime import is_cancelling
-from executor_client._core.channel import ChannelBase, closed
+from executor_client._core.channel import ChannelBase, EventsRequest, closed
 from executor_client._core.endpoint import Endpoint
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.tracing import Metadata
@@ -37,10 +36,8 @@ class AsyncChannel(ChannelBase):
                 "loop, and find a session again by get_session"
             )
 
-    def events(
-        self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, trace: Metadata, timeout_s: float | None
-    ) -> AsyncEventStream:
-        """Starts a stream of an execution's events. Its reader gets gRPC's errors, for `Execution` to decide on."""
+    def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> AsyncEventStream:
+        """Starts a stream of events. Its reader gets gRPC's errors, for `Followed` to decide on."""
         return AsyncEventStream(self, self.start_events(request, trace, timeout_s))
 
     async def close(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from executor_client.events import ExecutionEvent
 
@@ -44,3 +44,22 @@ def is_cancelling() -> bool:
     """True while this task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+class Beside:
+    """Runs a coroutine beside the body of an `async with`, and waits for its end; the body's error ends it."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._work())
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():
+                self._task.exception()  # the body's error goes on; marked as seen
+        else:
+            await self._task

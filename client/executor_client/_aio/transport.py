@@ -6,11 +6,11 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio.channel import AsyncChannel, AsyncEventStream
 from executor_client._aio.runtime import run_blocking, sleep
 from executor_client._aio.timer import AsyncTimer
 from executor_client._core import probe
+from executor_client._core.channel import EventsRequest
 from executor_client._core.endpoint import Endpoint
 from executor_client._core.status import is_transport_failure
 from executor_client._core.tracing import Metadata
@@ -52,10 +52,8 @@ class AsyncTransport(TransportBase):
         self._end_reports()
         await self._channel.close()
 
-    def open(
-        self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, trace: Metadata, timeout_s: float | None = None
-    ) -> AsyncEventStream:
-        """Starts a stream of an execution's events, which all belong to the trace of the first."""
+    def open(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> AsyncEventStream:
+        """Starts a stream of the events of an execution or a process, which all belong to the trace of the first."""
         return self._channel.events(request, trace, timeout_s)
 
     async def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:

@@ -20,10 +20,11 @@ from executor_client._aio.channel import AsyncEventStream
 from executor_client._aio.runtime import sleep
 from executor_client._aio.transport import AsyncTransport
 from executor_client._core import convert
-from executor_client._core.channel import closed
+from executor_client._core.channel import EventsRequest, closed
 from executor_client._core.endpoint import Endpoint
 from executor_client._core.execution import Execution
 from executor_client._core.limits import FRONT_ASK_EVERY_S, FRONT_ASK_TIMEOUT_S, NODES_MAX, REDIRECTS_MAX
+from executor_client._core.process import FollowedProcess
 from executor_client._core.redirects import redirected
 from executor_client._core.session_base import Held, SessionLost
 from executor_client._core.status import SessionElsewhere
@@ -155,10 +156,15 @@ class AsyncSessionTransport:
         self.check()
         return self.current.execution(request, trace, waits)
 
-    def open(
-        self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, trace: Metadata, timeout_s: float | None = None
-    ) -> AsyncEventStream:
-        """Starts a stream of an execution's events, which all belong to the trace of the first."""
+    def process(
+        self, request: pb.StartProcessRequest | None, process_id: str, trace: Metadata, waits: Waits
+    ) -> FollowedProcess:
+        """Returns the client's state of a process. Raises SessionLost when the session is known to be lost."""
+        self.check()
+        return self.current.process(self._session_id, process_id, request, trace, waits)
+
+    def open(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> AsyncEventStream:
+        """Starts a stream of the events of an execution or a process, which all belong to the trace of the first."""
         return self.current.open(request, trace, timeout_s)
 
     # The node

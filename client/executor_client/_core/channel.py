@@ -13,6 +13,15 @@ from executor_client._core.quiet_grpc import executor_service_pb2_grpc, grpc
 from executor_client._core.tracing import Metadata, current_trace
 from executor_client.errors import AuthenticationError, ExecutorClientError, UnavailableError
 
+EventsRequest = pb.ExecuteRequest | pb.AttachExecutionRequest | pb.StartProcessRequest | pb.AttachProcessRequest
+"""A request that a stream of numbered events answers."""
+_METHODS: dict[type, str] = {
+    pb.ExecuteRequest: "Execute",
+    pb.AttachExecutionRequest: "AttachExecution",
+    pb.StartProcessRequest: "StartProcess",
+    pb.AttachProcessRequest: "AttachProcess",
+}
+
 
 class ChannelBase:
     """The derived class opens the gRPC channel and closes it."""
@@ -37,12 +46,10 @@ class ChannelBase:
         self.check_caller()
         return (*self.endpoint.metadata, *current_trace())
 
-    def start_events(
-        self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, trace: Metadata, timeout_s: float | None
-    ) -> Any:
-        """Starts a gRPC stream of an execution's events, as a part of `trace`."""
+    def start_events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> Any:
+        """Starts a gRPC stream of the events of an execution or a process, as a part of `trace`."""
         self.check_caller()
-        method = self.stub.Execute if isinstance(request, pb.ExecuteRequest) else self.stub.AttachExecution
+        method = getattr(self.stub, _METHODS[type(request)])
         with self.calling():
             return method(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
 

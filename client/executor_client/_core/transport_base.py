@@ -14,6 +14,7 @@ from executor_client._core import probe, status
 from executor_client._core.channel import ChannelBase
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CONNECT_TIMEOUT_S
+from executor_client._core.process import FollowedProcess
 from executor_client._core.retry import Retries, trouble
 from executor_client._core.tracing import Metadata
 from executor_client._core.waiting import NO_WAITS, Awaited, Waits, WaitTimer
@@ -54,6 +55,13 @@ class TransportBase:
         """Returns the client's state of an execution. Its daemon has answered before: it has created the session."""
         retries = Retries(away_timeout_s=self.timeouts.reconnect_s, busy_timeout_s=self.timeouts.busy_s)
         return Execution(request, retries, trace, waits, self.endpoint.address)
+
+    def process(
+        self, session_id: str, process_id: str, request: pb.StartProcessRequest | None, trace: Metadata, waits: Waits
+    ) -> FollowedProcess:
+        """Returns the client's state of a process that is to be started, or that was started by another call."""
+        retries = Retries(away_timeout_s=self.timeouts.reconnect_s, busy_timeout_s=self.timeouts.busy_s)
+        return FollowedProcess(session_id, process_id, request, retries, trace, waits, self.endpoint.address)
 
     def _call_retries(self, within_s: float) -> Retries:
         """Returns the retries of one call."""

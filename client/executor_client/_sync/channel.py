@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._core.channel import ChannelBase
+from executor_client._core.channel import ChannelBase, EventsRequest
 from executor_client._core.endpoint import Endpoint
 from executor_client._core.quiet_grpc import ChannelOptions, grpc
 from executor_client._core.tracing import Metadata
@@ -27,10 +26,8 @@ class Channel(ChannelBase):
         )
         super().__init__(endpoint, self._channel)
 
-    def events(
-        self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, trace: Metadata, timeout_s: float | None
-    ) -> EventStream:
-        """Starts a stream of an execution's events. Its reader gets gRPC's errors, for `Execution` to decide on."""
+    def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> EventStream:
+        """Starts a stream of events. Its reader gets gRPC's errors, for `Followed` to decide on."""
         return EventStream(self.start_events(request, trace, timeout_s))
 
     def close(self) -> None:

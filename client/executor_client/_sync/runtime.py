@@ -37,3 +37,27 @@ def blocking_items(items: Iterator[T]) -> Iterator[T]:
 def notify(on_event: OnEvent, event: ExecutionEvent) -> None:
     """Calls the caller's hook."""
     on_event(event)
+
+
+class Beside:
+    """Runs a function in a thread beside the body of a `with`, and waits for its end unless the body fails."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="executor-beside", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is None:
+            self._thread.join()
+            if self._error is not None:
+                raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+            self._error = error

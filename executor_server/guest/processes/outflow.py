@@ -1,6 +1,6 @@
 """The output of one process on its way to the daemon: joined, as far as it is granted, cut past its limit.
 
-The first piece is sent at once, so that a terminal answers at once; what follows within JOIN_TIME_S is sent together,
+The first piece is sent at once, so that a terminal answers at once; what follows within milliseconds is sent together,
 since a frame costs as much as the copying of some hundred kilobytes.
 """
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from ..wire.channel import Channel
 
 
-# Seconds after a frame in which further output is gathered.
-JOIN_TIME_S = 0.003
+# Seconds after a frame in which further output is gathered; fewer after a small frame, as a key's echo is.
+_JOIN_TIME_S = 0.003
+_SHORT_JOIN_TIME_S = 0.0003
+_SMALL_BYTES = 4096
 
 
 class Outflow:
@@ -30,10 +32,11 @@ class Outflow:
         self._limit_bytes = limit_bytes
         self._sent_bytes = 0
         self._cost_bytes = 0
-        self._pending: list[bytes] = []  # of one stream, not sent yet
+        self._pending: list[bytes] = []  # pieces of one stream that are not sent yet
         self._pending_stream = ""
         self._pending_bytes = 0
         self._last_sent_s = 0.0
+        self._join_time_s = 0.0
         self.due_s = float("inf")  # when `flush` must be called
         self._tail: deque[tuple[str, bytes]] = deque()
         self._tail_bytes = 0
@@ -59,7 +62,7 @@ class Outflow:
             self._pending_stream = stream
             self._pending.append(data)
             self._pending_bytes += len(data)
-            self.due_s = self._last_sent_s + JOIN_TIME_S
+            self.due_s = self._last_sent_s + self._join_time_s
             if self._pending_bytes >= CHUNK_BYTES or time.monotonic() >= self.due_s:
                 self.flush()
             return
@@ -77,6 +80,7 @@ class Outflow:
             self._pending.clear()
             self._pending_bytes = 0
             self._last_sent_s = time.monotonic()
+            self._join_time_s = _JOIN_TIME_S if len(data) > _SMALL_BYTES else _SHORT_JOIN_TIME_S
             self._send(self._pending_stream, data)
 
     def finish(self) -> None:

@@ -1,9 +1,9 @@
 """One process: its start, its output and input, its end.
 
-States: starting (forked; the command may still turn out to be none) -> running -> exited (its exit is known, its output
-is not read to the end) -> ended (reported). The exit alone is not the end: what the process printed last may still lie
-in its pipes, and may have to wait until the daemon has room for it. What other processes print into these pipes later
-belongs to no process any more; the pipes are handed over as background output.
+States: running -> exited (its exit is known, its output is not read to the end) -> ended (reported). The exit alone is
+not the end: what the process printed last may still lie in its pipes, and may have to wait until the daemon has room
+for it. What other processes print into these pipes later belongs to no process any more; the pipes are handed over as
+background output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import sessions
 from .inflow import Inflow
 from .outflow import Outflow
 from .pipe import Pipe
-from .start import Command, Streams, fork_command, start_failure
+from .start import Command, Streams, start_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         """The table of processes, as one process uses it."""
 
         def on_ended(self, process: Process, left: list[Pipe]) -> None: ...
-        def on_not_started(self, process: Process) -> None: ...
 
     Source = Union[Pipe, "Terminal"]
 
@@ -63,12 +62,11 @@ class Terminal:
 
 
 class Process:
-    """A process of the table. `op` answers the request that started it."""
+    """A process of the table."""
 
     def __init__(self, request: StartProcess, channel: Channel, loop: Loop, owner: Owner) -> None:
         self.process_id = request.id
         self.pid = 0
-        self.op = request.op
         self.ended = False
         self._request = request
         self._channel = channel
@@ -78,7 +76,6 @@ class Process:
         self._inflow: Optional[Inflow] = None
         self._terminal: Optional[Terminal] = None
         self._sources: list[Source] = []
-        self._report_fd = -1
         self._exit: Optional[tuple[int, float, int]] = None  # status, CPU seconds, peak bytes
         self._timed_out = False
         self._deadline_s = float("inf")
@@ -88,18 +85,21 @@ class Process:
     # -- beginning -----------------------------------------------------------------------------------------------
 
     def start(self, command: Command) -> None:
-        """Forks it. Raises OSError when there is no process, descriptor or terminal for it."""
+        """Starts it. Raises NotStarted; OSError when there is no process, descriptor or terminal for it."""
         opened: list[int] = []
         try:
-            streams = self._make_streams(opened)
-            self.pid, self._report_fd = fork_command(command, streams)
-        except OSError:
+            self.pid = start_command(command, self._make_streams(opened))
+        except BaseException:
             self._close_sources()
             raise
         finally:
             for fd in opened:
                 os.close(fd)
-        self._loop.watch(self._report_fd, READ, self._on_report)
+        if self._request.timeout_s is not None:
+            self._deadline_s = self._began_s + self._request.timeout_s
+        self._channel.send(ProcessStarted(id=self.process_id, pid=self.pid))
+        self._channel.done(self._request.op)
+        self._watch()
 
     def _make_streams(self, opened: list[int]) -> Streams:
         """Makes the process's streams; `opened` gets its ends, which are closed here after the fork."""
@@ -109,8 +109,7 @@ class Process:
             opened.append(self._terminal.slave_fd)
             self._sources = [self._terminal]
             self._inflow = Inflow(self._channel, self._terminal.read_fd, self._forget, is_terminal=True)
-            slave = self._terminal.slave_fd
-            return Streams(slave, slave, slave, is_terminal=True)
+            return Streams(-1, -1, -1, os.ttyname(self._terminal.slave_fd))
         pipes = []
         for stream in ("stdout", "stderr"):
             pipe = Pipe(stream)
@@ -126,40 +125,12 @@ class Process:
         opened.append(stdin)
         return Streams(stdin, pipes[0].write_fd, pipes[1].write_fd)
 
-    def _on_report(self, _events: int) -> None:
-        reason, why = start_failure(self._report_fd)
-        self._close_report()
-        if reason:
-            self._close_sources()
-            self._channel.fail(self.op, reason, why)
-            self._owner.on_not_started(self)
-            return
-        if self._request.timeout_s is not None:
-            self._deadline_s = self._began_s + self._request.timeout_s
-        self._channel.send(ProcessStarted(id=self.process_id, pid=self.pid))
-        self._channel.done(self.op)
-        self._watch()
-        self._end_if_read()
-
     def close_all(self) -> None:
         """In a forked child: closes the descriptors, which belong to the supervisor."""
         for source in self._sources:
             source.close()
         if self._inflow is not None and self._inflow.fd is not None and self._terminal is None:
             os.close(self._inflow.fd)
-        if self._report_fd >= 0:
-            os.close(self._report_fd)
-
-    def _close_report(self) -> None:
-        if self._report_fd >= 0:
-            self._loop.watch(self._report_fd, 0, None)
-            os.close(self._report_fd)
-            self._report_fd = -1
-
-    @property
-    def started(self) -> bool:
-        """True once the command runs."""
-        return self.pid > 0 and self._report_fd < 0
 
     # -- output and input ----------------------------------------------------------------------------------------
 
@@ -186,7 +157,7 @@ class Process:
             self._terminal.resize(columns, rows)
 
     def _watch(self) -> None:
-        if not self.started or self.ended:
+        if self.ended or not self._sources:
             return
         reads = not self._paused and self._outflow.room > 0
         # A pipe fills meanwhile, and is read at once then; a terminal holds too little for that.
@@ -267,7 +238,7 @@ class Process:
 
     def _end_if_read(self) -> None:
         """Reports the end when it has exited and nothing that it wrote is left in its pipes."""
-        if self._exit is None or self.ended or not self.started or self._paused:
+        if self._exit is None or self.ended or self._paused:
             return
         for source in self._sources:
             if not source.ended and not self._read(source):

@@ -1,20 +1,18 @@
-"""Starts a process: forks, gives the child its terminal or its pipes, and has it run the command.
+"""Starts a process: gives it its terminal or its pipes, a kernel session of its own, and has it run the command.
 
-Theory of operation. The child is forked from pid 1, which is undumpable and ignores every signal. Between fork and exec
-it runs the code below and nothing else, and no byte of it comes from agent code: the command, the directory and the
-environment are the daemon's values. All descriptors of the supervisor close with the exec (PEP 446). What goes wrong
-before that is written to a pipe which the exec closes; the supervisor waits for that end in its loop, since a working
-directory on a slow disk must not hold it up.
+Theory of operation. It is started from pid 1, which is undumpable and ignores every signal. posix_spawn does it without
+a copy of this process (vfork), in a quarter of the time of a fork; only a Python that was built for an old C library
+lacks its `setsid`, and forks. No byte between here and the exec comes from agent code: the command, the directory and
+the environment are the daemon's values. All descriptors of the supervisor close with the exec (PEP 446).
 
-The steps of the child, and why they stand in this order:
+The steps, and why they stand in this order:
 
-1. setsid: a kernel session of its own. It is how the processes that it starts are found again (sessions.py), and a
+1. The directory: here, since posix_spawn has no such step; this process has one thread, and goes back at once.
+2. setsid: a kernel session of its own. It is how the processes that it starts are found again (sessions.py), and a
    terminal can only become that of a session without one.
-2. The terminal, which then is the session's: Ctrl-C and a closed window reach what runs in it.
-3. Descriptors 0, 1 and 2.
+3. The terminal, opened by the child: it then is the session's, and Ctrl-C and a closed window reach what runs in it.
 4. Signals: an ignored one stays ignored across exec, and pid 1 ignores all. A shell without SIGINT and SIGTERM could
    not be stopped, and one without SIGCHLD would wait for ever.
-5. The directory, then the command: both as the process itself would see them.
 """
 
 from __future__ import annotations
@@ -30,7 +28,16 @@ if TYPE_CHECKING:
 # linux/asm-generic/ioctls.h; the same on x86 and ARM.
 _TIOCSCTTY = 0x540E
 _FAILED_BEFORE_EXEC = 127
-_REPORT_BYTES = 64
+_REPORT_BYTES = 16
+
+
+class NotStarted(Exception):
+    """The command does not run. `reason` is that of DONE."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
 
 
 class Command:
@@ -45,70 +52,120 @@ class Command:
 
 
 class Streams:
-    """The child's descriptors 0, 1 and 2; a terminal is all three."""
+    """The descriptors that become the child's 0, 1 and 2; or a terminal, which is all three."""
 
-    __slots__ = ("is_terminal", "stderr", "stdin", "stdout")
+    __slots__ = ("stderr", "stdin", "stdout", "terminal")
 
-    def __init__(self, stdin: int, stdout: int, stderr: int, *, is_terminal: bool = False) -> None:
+    def __init__(self, stdin: int, stdout: int, stderr: int, terminal: str = "") -> None:
         self.stdin = stdin
         self.stdout = stdout
         self.stderr = stderr
-        self.is_terminal = is_terminal
+        self.terminal = terminal  # its path
 
 
-def fork_command(command: Command, streams: Streams) -> tuple[int, int]:
-    """Forks the child; returns its pid and the descriptor at which `start_failure` is read, once that is readable.
+def start_command(command: Command, streams: Streams) -> int:
+    """Starts the command; returns its pid. Raises NotStarted, OSError when there can be no further process."""
+    back = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            os.chdir(command.cwd)
+        except OSError as error:
+            raise NotStarted("bad_cwd", f"the process can't begin in {command.cwd!r}: {error.strerror}") from error
+        program = _program(command)
+        try:
+            return _spawned(program, command, streams)
+        except (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError) as error:
+            raise _not_executed(command, error) from error
+    finally:
+        os.fchdir(back)
+        os.close(back)
 
-    Raises OSError when there can be no further process or descriptor.
-    """
+
+def _program(command: Command) -> str:
+    """Returns the path of the program. Raises NotStarted when the PATH of its environment has none of the name."""
+    name = command.argv[0]
+    if "/" in name:
+        return name
+    for directory in command.env.get("PATH", os.defpath).split(os.pathsep):
+        path = f"{directory or '.'}/{name}"
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    raise NotStarted("command_not_found", f"there is no command {name!r} in the PATH of the process")
+
+
+def _not_executed(command: Command, error: OSError) -> NotStarted:
+    return NotStarted("command_not_found", f"the command {command.argv[0]!r} can't be executed: {error.strerror}")
+
+
+def _spawned(program: str, command: Command, streams: Streams) -> int:
+    if streams.terminal:
+        actions = [(os.POSIX_SPAWN_OPEN, 0, streams.terminal, os.O_RDWR, 0)]
+        actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]  # type: ignore[list-item]
+    else:
+        fds = (streams.stdin, streams.stdout, streams.stderr)
+        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]  # type: ignore[misc]
+    try:
+        return os.posix_spawn(
+            program,
+            command.argv,
+            command.env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_default_signals(),
+        )
+    except NotImplementedError:
+        return _forked(program, command, streams)
+    except OSError as error:
+        if error.errno == _ENOEXEC:
+            raise _not_executed(command, error) from error
+        raise
+
+
+_ENOEXEC = 8
+
+
+def _default_signals() -> list[int]:
+    return [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
+
+
+def _forked(program: str, command: Command, streams: Streams) -> int:
+    """The same by a fork. The child reports a failure through a pipe that the exec closes."""
     report_read, report_write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
-    except OSError:
-        os.close(report_read)
+        if pid == 0:
+            _become(program, command, streams, report_write)
         os.close(report_write)
-        raise
-    if pid == 0:
-        _become(command, streams, report_write)
-    os.close(report_write)
-    return pid, report_read
+        report_write = -1
+        report = os.read(report_read, _REPORT_BYTES)
+    finally:
+        os.close(report_read)
+        if report_write >= 0:
+            os.close(report_write)
+    if report:
+        os.waitpid(pid, 0)
+        number = int(report)
+        raise _not_executed(command, OSError(number, os.strerror(number)))
+    return pid
 
 
-def start_failure(report_fd: int) -> tuple[str, str]:
-    """Reads why the command does not run, as a reason of DONE and a sentence; empty when it runs."""
-    report = os.read(report_fd, _REPORT_BYTES).decode()
-    if not report:
-        return "", ""
-    step, _, number = report.partition(" ")
-    text = os.strerror(int(number))
-    if step == "cwd":
-        return "bad_cwd", f"the process can't begin in its working directory: {text}"
-    if step == "exec":
-        return "command_not_found", f"the command can't be executed: {text}"
-    return "no_process", f"the process can't be set up: {step}: {text}"
-
-
-def _become(command: Command, streams: Streams, report_fd: int) -> NoReturn:
-    step = "session"
+def _become(program: str, command: Command, streams: Streams, report_fd: int) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()
-        if streams.is_terminal:
-            step = "terminal"
+        if streams.terminal:
             import fcntl
 
-            fcntl.ioctl(streams.stdin, _TIOCSCTTY, 0)
-        step = "streams"
+            terminal = os.open(streams.terminal, os.O_RDWR)
+            fcntl.ioctl(terminal, _TIOCSCTTY, 0)
+            streams = Streams(terminal, terminal, terminal)
         for number, fd in enumerate((streams.stdin, streams.stdout, streams.stderr)):
             os.dup2(fd, number)
-        for number in signal.valid_signals():
-            if number not in (signal.SIGKILL, signal.SIGSTOP):
-                signal.signal(number, signal.SIG_DFL)
-        step = "cwd"
-        os.chdir(command.cwd)
-        step = "exec"
-        os.execvpe(command.argv[0], command.argv, command.env)
+        for number in _default_signals():
+            signal.signal(number, signal.SIG_DFL)
+        os.execve(program, command.argv, command.env)
     except OSError as error:
-        os.write(report_fd, f"{step} {error.errno}".encode())
+        os.write(report_fd, str(error.errno).encode())
     finally:
         os._exit(_FAILED_BEFORE_EXEC)

@@ -18,7 +18,7 @@ from ..wire.messages import (
 )
 from . import sessions
 from .process import Process
-from .start import Command
+from .start import Command, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,18 +112,14 @@ class Processes:
         else:
             if process is not None and isinstance(request, ResizeProcess):
                 process.resize(request.columns, request.rows)
-            elif process is not None and process.started and isinstance(request, SignalProcess):
+            elif process is not None and isinstance(request, SignalProcess):
                 self._signal(process, request)
             self._channel.done(request.op)
 
     def _start(self, request: StartProcess, body: bytes) -> None:
         command = self._command(request, body)
         if request.id in self._known:
-            process = self._known[request.id]
-            if process is not None and not process.started:
-                process.op = request.op  # the answer is for the daemon that asks again
-            else:
-                self._channel.done(request.op)
+            self._channel.done(request.op)
             return
         if len(self._known) >= _MAX_KNOWN:
             self._channel.fail(request.op, "queue_full", f"{_MAX_KNOWN} processes are known here")
@@ -131,6 +127,9 @@ class Processes:
         process = Process(request, self._channel, self._loop, self)
         try:
             process.start(command)
+        except NotStarted as failure:
+            self._channel.fail(request.op, failure.reason, failure.message)
+            return
         except OSError as error:
             self._channel.fail(request.op, "no_process", f"no further process can be started: {error.strerror}")
             return
@@ -176,10 +175,6 @@ class Processes:
         self._known[process.process_id] = None
         del self._running[process.pid]
         self._adopt(left)
-
-    def on_not_started(self, process: Process) -> None:
-        del self._known[process.process_id]
-        del self._running[process.pid]
 
 
 def _is_text(value: object) -> bool:

@@ -1,0 +1,253 @@
+"""The client's state of one process: what comes next, and how it is read from the wire. No I/O."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from executor_api.limits import PIECE_BYTES, WRITE_BYTES_MAX
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import types_pb2
+from executor_client._core.assembler import EventGap
+from executor_client._core.followed import Followed
+from executor_client._core.retry import Retries
+from executor_client._core.tracing import Metadata
+from executor_client._core.waiting import Waits
+from executor_client.errors import InvalidRequest, ProtocolError
+from executor_client.process_results import (
+    ProcessEvent,
+    ProcessInfo,
+    ProcessOutput,
+    ProcessOutputCut,
+    ProcessResult,
+    TerminalSize,
+)
+
+SHELL = ("/bin/sh", "-c")
+"""Runs a command that is given as one text."""
+
+_OUTCOMES: dict[int, Literal["exited", "signalled", "timeout", "lost"]] = {
+    types_pb2.PROCESS_OUTCOME_EXITED: "exited",
+    types_pb2.PROCESS_OUTCOME_SIGNALLED: "signalled",
+    types_pb2.PROCESS_OUTCOME_TIMEOUT: "timeout",
+    types_pb2.PROCESS_OUTCOME_LOST: "lost",
+}
+_STREAMS: dict[int, Literal["stdout", "stderr"]] = {
+    types_pb2.OUTPUT_STREAM_STDOUT: "stdout",
+    types_pb2.OUTPUT_STREAM_STDERR: "stderr",
+}
+_TARGETS = {
+    "group": types_pb2.SIGNAL_TARGET_GROUP,
+    "process": types_pb2.SIGNAL_TARGET_PROCESS,
+    "tree": types_pb2.SIGNAL_TARGET_TREE,
+}
+
+
+class FollowedProcess(Followed):
+    """Takes the messages of the stream that `opening()` asks for. Without `request` it was started by another call."""
+
+    def __init__(
+        self,
+        session_id: str,
+        process_id: str,
+        request: pb.StartProcessRequest | None,
+        retries: Retries,
+        trace: Metadata,
+        waits: Waits,
+        address: str,
+    ) -> None:
+        super().__init__(f"process {process_id}", "", retries, trace, waits, address)
+        self.session_id = session_id
+        self.process_id = process_id
+        self.last_number = 0
+        self.pid = 0
+        self.result: ProcessResult | None = None
+        self._request = request
+
+    def has_ended(self) -> bool:
+        """True when the result has come."""
+        return self.result is not None
+
+    def opening(self) -> pb.StartProcessRequest | pb.AttachProcessRequest:
+        """Returns the request whose stream brings the missing events."""
+        self.refused = False
+        if self._request is not None and self.last_number == 0:
+            return self._request
+        return pb.AttachProcessRequest(
+            session_id=self.session_id, process_id=self.process_id, after_event=self.last_number
+        )
+
+    def feed(self, message: pb.StartProcessResponse | pb.AttachProcessResponse) -> ProcessEvent | None:
+        """Takes a message; returns the event to report. Raises ProtocolError."""
+        event = message.event
+        kind = event.WhichOneof("kind")
+        # Dropped events are replaced by one that has the number of the last of them.
+        if event.number != self.last_number + 1 and not (kind == "output_cut" and event.number > self.last_number):
+            raise EventGap(f"event {event.number} of a process came after event {self.last_number}")
+        if self.result is not None:
+            raise ProtocolError("an event came after the result of a process")
+        self.last_number = event.number
+        self._retries.heard()
+        self.waits.over("trouble")
+        match kind:
+            case "started":
+                self.pid = event.started.pid
+            case "output":
+                if event.output.stream not in _STREAMS or not 0 < len(event.output.data) <= PIECE_BYTES:
+                    raise ProtocolError("output of a process in a form that it can't have")
+                return ProcessOutput(event.number, _STREAMS[event.output.stream], event.output.data)
+            case "output_cut":
+                return ProcessOutputCut(event.number, event.output_cut.omitted_bytes)
+            case "result":
+                self.result = result_from_wire(event.result)
+            case _:
+                raise ProtocolError("an event of a process that this client does not know")
+        return None
+
+
+def argv_of(command: str | Sequence[str]) -> list[str]:
+    """Returns the program and its arguments; a text is for the shell. Raises InvalidRequest."""
+    if isinstance(command, str):
+        if not command.strip():
+            raise InvalidRequest("the command is empty")
+        return [*SHELL, command]
+    argv = list(command)
+    if not argv or not all(isinstance(each, str) for each in argv):
+        raise InvalidRequest("a command is a text for the shell, or a list of texts that begins with the program")
+    return argv
+
+
+def start_request(
+    session_id: str,
+    command: str | Sequence[str],
+    *,
+    cwd: str,
+    env: Mapping[str, str] | None,
+    pty: TerminalSize | None,
+    stdin: bool,
+    timeout_s: float | None,
+    process_id: str | None,
+) -> pb.StartProcessRequest:
+    """Makes a request with an id of its own, so that it can be repeated. Raises InvalidRequest."""
+    try:
+        return pb.StartProcessRequest(
+            session_id=session_id,
+            process_id=process_id or uuid.uuid4().hex,
+            argv=argv_of(command),
+            cwd=cwd,
+            env=dict(env or {}),
+            pty=None if pty is None else size_to_wire(pty),
+            stdin=stdin,
+            timeout_s=timeout_s,
+        )
+    except (TypeError, ValueError) as error:
+        # Not the error's own text: it may show a value of `env`.
+        raise InvalidRequest(f"the process cannot be asked for like this: a wrong {type(error).__name__}") from None
+
+
+def size_to_wire(size: TerminalSize) -> types_pb2.TerminalSize:
+    try:
+        return types_pb2.TerminalSize(columns=size.columns, rows=size.rows)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest("the size of a terminal is a TerminalSize(columns, rows)") from error
+
+
+def write_requests(
+    session_id: str, process_id: str, offset: int, data: bytes, *, eof: bool
+) -> list[pb.WriteProcessRequest]:
+    """Makes the messages that write `data`, each within its bound."""
+    pieces = [data[start : start + WRITE_BYTES_MAX] for start in range(0, len(data), WRITE_BYTES_MAX)] or [b""]
+    requests = []
+    for index, piece in enumerate(pieces):
+        is_last = index == len(pieces) - 1
+        requests.append(
+            pb.WriteProcessRequest(
+                session_id=session_id, process_id=process_id, offset=offset, data=piece, eof=eof and is_last
+            )
+        )
+        offset += len(piece)
+    return requests
+
+
+def signal_request(session_id: str, process_id: str, number: int, target: str) -> pb.SignalProcessRequest:
+    if target not in _TARGETS:
+        raise InvalidRequest(f"target is {target!r}; it must be one of {', '.join(map(repr, _TARGETS))}")
+    return pb.SignalProcessRequest(
+        session_id=session_id, process_id=process_id, signal=int(number), target=_TARGETS[target]
+    )
+
+
+def result_from_wire(wire: types_pb2.ProcessResult) -> ProcessResult:
+    if wire.outcome not in _OUTCOMES:
+        raise ProtocolError(f"unknown outcome {wire.outcome} of a process")
+    return ProcessResult(
+        outcome=_OUTCOMES[wire.outcome],
+        exit_code=wire.exit_code if wire.HasField("exit_code") else None,
+        signal=wire.signal,
+        wall_time_s=wire.wall_time_s,
+        cpu_time_s=wire.cpu_time_s,
+        peak_memory_bytes=wire.peak_memory_bytes,
+        output_bytes=wire.output_bytes,
+        lost_reason=wire.lost_reason,
+    )
+
+
+def info_from_wire(wire: types_pb2.ProcessInfo) -> ProcessInfo:
+    return ProcessInfo(
+        process_id=wire.process_id,
+        argv=tuple(wire.argv),
+        cwd=wire.cwd,
+        pid=wire.pid,
+        has_pty=wire.has_pty,
+        has_stdin=wire.has_stdin,
+        start_time=datetime.fromtimestamp(wire.start_time.seconds, UTC),
+        result=result_from_wire(wire.result) if wire.HasField("result") else None,
+        first_event=wire.first_event,
+        last_event=wire.last_event,
+        written_bytes=wire.written_bytes,
+    )
+
+
+class HeadAndTail:
+    """Keeps the head and the tail of a stream's bytes, `limit_bytes` together."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._head_bytes = (limit_bytes + 1) // 2
+        self._tail_bytes = limit_bytes // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.omitted_bytes = 0
+
+    def add(self, data: bytes) -> None:
+        room = self._head_bytes - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        excess = len(self._tail) - self._tail_bytes
+        if excess > max(self._tail_bytes, PIECE_BYTES):  # now and then: cutting moves all that is kept
+            self._cut(excess)
+
+    def omit(self, omitted_bytes: int) -> None:
+        """Notes bytes that were left out before they came here."""
+        self.omitted_bytes += omitted_bytes
+
+    def finish(self) -> bytes:
+        """Returns what was kept; a line between head and tail says how much was left out."""
+        self._cut(max(0, len(self._tail) - self._tail_bytes))
+        if not self.omitted_bytes:
+            return bytes(self._head + self._tail)
+        return bytes(self._head) + b"\n[%d bytes left out]\n" % self.omitted_bytes + bytes(self._tail)
+
+    def _cut(self, excess: int) -> None:
+        del self._tail[:excess]
+        self.omitted_bytes += excess
+
+
+def as_bytes(data: Any) -> bytes:
+    """Returns what is to be written to a process: bytes as they are, text in UTF-8."""
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    raise InvalidRequest(f"a process is given bytes or text, not a {type(data).__name__}")

@@ -1,0 +1,147 @@
+"""The values that processes of a session return: events, results, descriptions. All are frozen, and none does I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Self
+
+from executor_client.errors import ProcessFailed
+
+
+@dataclass(frozen=True)
+class TerminalSize:
+    """The size of a terminal in characters, each from 1 to 1,000."""
+
+    columns: int = 80
+    rows: int = 24
+
+
+@dataclass(frozen=True)
+class ProcessOutput:
+    """A piece of output, as the process wrote it: neither text nor safe to print on a terminal."""
+
+    number: int
+    """Number of the event; 1 for the first of the process."""
+    stream: Literal["stdout", "stderr"]
+    """Everything on a terminal is stdout."""
+    data: bytes
+
+
+@dataclass(frozen=True)
+class ProcessOutputCut:
+    """Output was left out here: more than the policy lets one process print, or than is kept while no client reads."""
+
+    number: int
+    omitted_bytes: int
+
+
+ProcessEvent = ProcessOutput | ProcessOutputCut
+"""An event that iterating over a process yields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessResult:
+    """The end of a process."""
+
+    outcome: Literal["exited", "signalled", "timeout", "lost"]
+    exit_code: int | None
+    """As a shell reports it: of a process that a signal ended, 128 and the signal's number. None when it is lost."""
+    signal: int = 0
+    """The signal that ended it; 0: none."""
+    wall_time_s: float = 0.0
+    cpu_time_s: float = 0.0
+    """CPU seconds of the process and of the children that it waited for."""
+    peak_memory_bytes: int = 0
+    output_bytes: int = 0
+    """Bytes that it wrote, those left out included."""
+    lost_reason: str = ""
+    """The reason why it is lost."""
+
+    @property
+    def succeeded(self) -> bool:
+        """True when it exited with 0."""
+        return self.outcome == "exited" and self.exit_code == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessInfo:
+    """A process of a session, as the daemon describes it."""
+
+    process_id: str
+    argv: tuple[str, ...]
+    cwd: str
+    """As it was asked for; empty: the workspace."""
+    pid: int
+    """Its id in the sandbox."""
+    has_pty: bool
+    has_stdin: bool
+    start_time: datetime
+    result: ProcessResult | None
+    """None while it runs."""
+    first_event: int
+    """Number of the first event that is kept."""
+    last_event: int
+    written_bytes: int
+    """Bytes that clients have written to it."""
+
+    @property
+    def running(self) -> bool:
+        return self.result is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletedProcess:
+    """A command that has ended, with its output."""
+
+    process_id: str
+    argv: tuple[str, ...]
+    result: ProcessResult
+    stdout_bytes: bytes
+    """Head and tail, where it printed more than was to be kept; a line between them says how much is left out."""
+    stderr_bytes: bytes
+    omitted_bytes: int = 0
+    """Bytes of both that are left out."""
+
+    @property
+    def stdout(self) -> str:
+        """As text, in UTF-8; what is none is replaced."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    @property
+    def outcome(self) -> Literal["exited", "signalled", "timeout", "lost"]:
+        return self.result.outcome
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.result.exit_code
+
+    @property
+    def succeeded(self) -> bool:
+        """True when it exited with 0."""
+        return self.result.succeeded
+
+    def check(self) -> Self:
+        """Returns itself. Raises ProcessFailed, with the end of its output, unless it exited with 0."""
+        if not self.succeeded:
+            raise ProcessFailed(_failure(self), self)
+        return self
+
+
+_SHOWN_CHARS = 2000
+
+
+def _failure(completed: CompletedProcess) -> str:
+    result, command = completed.result, " ".join(completed.argv)[:200]
+    how = {
+        "exited": f"exited with code {result.exit_code}",
+        "signalled": f"was ended by signal {result.signal}",
+        "timeout": f"was ended after {result.wall_time_s:.1f} s, its timeout",
+        "lost": f"is lost: {result.lost_reason}",
+    }[result.outcome]
+    said = (completed.stderr or completed.stdout).strip()[-_SHOWN_CHARS:]
+    return f"{command!r} {how}" + (f"\n{said}" if said else "")

@@ -379,6 +379,26 @@ PROMISES = (
         {"fake": _NO_SYSTEM},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
+    # -- Processes
+    Promise(
+        "processes",
+        "Processes",
+        "Commands run beside executions: their streams, exit codes, input, signals and timeouts.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise("processes-terminal", "Processes", "A process may have a terminal of a size.", {"fake": _NO_SYSTEM}),
+    Promise(
+        "processes-spared",
+        "Processes",
+        "They outlive an interpreter that is replaced; everything else in the sandbox ends with it.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "processes-restart",
+        "Processes",
+        "What a process prints while the daemon is dead is delivered, each byte once.",
+        {"fake": _NO_SYSTEM},
+    ),
     # -- Limits
     Promise(
         "limit-disk",

@@ -52,6 +52,7 @@ from executor_server.guest.wire.messages import (
     SetVariable,
     SetVariables,
     Shutdown,
+    StartProcess,
     ToolCall,
     ToolResult,
 )
@@ -196,6 +197,8 @@ class MemoryGuest:
                 self._transfers.add_to_file(message, frame.view)
             case Shutdown():
                 self.end("it was told to end")
+            case StartProcess():
+                self.channel.fail(message.op, "command_not_found", "the in-memory fake has no commands")
             case ExportState() | RestoreState():
                 self.channel.fail(message.op, "value_refused", "the in-memory fake can't do this")
             case _:
@@ -238,7 +241,7 @@ class MemoryGuest:
 
     def _configure(self, request: Configure, body: bytes) -> None:
         self._hold_to(body[: request.settings])
-        self._prelude = body[request.settings :].decode("utf-8", "replace")
+        self._prelude = body[request.settings + request.env :].decode("utf-8", "replace")
         if self._prelude:
             self._configuring = request.op
             self._begin("", self._prelude, self._prelude_settings)

@@ -5,7 +5,21 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from executor_client.cli import process_arguments
+from executor_client.cli.options import (
+    SESSION_HELP,
+    Parser,
+    add_imports,
+    add_limits,
+    add_network,
+    add_node_labels,
+    add_output_options,
+    add_packages,
+    make_command,
+    positive,
+)
 
 _EXAMPLES = """\
 examples:
@@ -14,6 +28,7 @@ examples:
   executor run --imports numpy.* plot.py     authorize more modules
   executor run --with polars script.py       have a package installed for it
   executor repl                              try things out
+  executor shell                             a terminal in a sandbox
   executor ps; executor rm --all             list the sessions; end them
   executor run --help                        more about one command
 
@@ -49,12 +64,6 @@ examples:
 Sessions that ask for the same packages and image begin at once, then.
 """
 
-_EXEC_EXAMPLES = """\
-examples:
-  executor exec 3f2a 'len(rows)'            prints the value, as the interactive interpreter does
-  executor exec 3f2a - < step.py
-"""
-
 _LS_EXAMPLES = """\
 examples:
   executor ls 3f2a          all files of the workspace
@@ -68,16 +77,9 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors point to `--help`."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\nTry: {self.prog} --help\n")
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line; its result has `command` None when no command was given."""
-    parser = _Parser(
+    parser = Parser(
         prog="executor",
         description="Run Python in sandboxes.",
         epilog=_EXAMPLES,
@@ -91,34 +93,21 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="our own certificate, and")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key; a token may not be needed then")
     parser.set_defaults(command=None)
-    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
     _add_run(commands)
     _add_repl(commands)
-    _add_exec(commands)
-    _add_ps(commands)
+    process_arguments.add_commands(commands)
     _add_ls(commands)
     _add_cp(commands)
     _add_rm(commands)
-    _command(commands, "policy", "tell what may be asked for")
+    make_command(commands, "policy", "tell what may be asked for")
     _add_env(commands)
     _add_mcp(commands)
     return parser
 
 
-def _command(commands: Any, name: str, summary: str, examples: str = "") -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(command=name)
-    return parser
-
-
 def _add_run(commands: Any) -> None:
-    run = _command(commands, "run", "run a program; its output comes as it is printed", _RUN_EXAMPLES)
+    run = make_command(commands, "run", "run a program; its output comes as it is printed", _RUN_EXAMPLES)
     run.add_argument("-c", dest="code", metavar="CODE", help="the program itself, instead of a file")
     run.add_argument("program", metavar="FILE", nargs="?", help="a Python file, - for standard input")
     run.add_argument("arguments", metavar="ARG", nargs="*", help="the program's sys.argv[1:]; authorizes sys")
@@ -128,50 +117,36 @@ def _add_run(commands: Any) -> None:
         metavar="DIR",
         help="save the files here that the program made or changed, over others of the same names",
     )
-    _add_output_options(run)
+    add_output_options(run)
     _add_session_options(run)
 
 
 def _add_repl(commands: Any) -> None:
-    repl = _command(commands, "repl", "an interactive Python in a sandbox", _REPL_EXAMPLES)
-    _add_output_options(repl)
+    repl = make_command(commands, "repl", "an interactive Python in a sandbox", _REPL_EXAMPLES)
+    add_output_options(repl)
     _add_session_options(repl)
 
 
-def _add_exec(commands: Any) -> None:
-    execute = _command(commands, "exec", "run code in a session there is, and print its value", _EXEC_EXAMPLES)
-    execute.add_argument("session", metavar="SESSION", help="the beginning of its id will do")
-    execute.add_argument("code", metavar="CODE", help="Python, - for standard input")
-    execute.add_argument("--timeout", type=float, metavar="S", help="seconds that it may take")
-    _add_output_options(execute)
-
-
-def _add_ps(commands: Any) -> None:
-    ps = _command(commands, "ps", "list the sessions that are yours")
-    ps.add_argument("--full", action="store_true", help="whole ids, and nothing cut")
-    ps.add_argument("-q", "--quiet", action="store_true", help="whole ids only, one a line")
-
-
 def _add_ls(commands: Any) -> None:
-    ls = _command(commands, "ls", "list the files of a session's workspace", _LS_EXAMPLES)
-    ls.add_argument("place", metavar="SESSION[:PATH]", help="the beginning of an id will do")
+    ls = make_command(commands, "ls", "list the files of a session's workspace", _LS_EXAMPLES)
+    ls.add_argument("place", metavar="SESSION[:PATH]", help=SESSION_HELP)
 
 
 def _add_cp(commands: Any) -> None:
-    cp = _command(commands, "cp", "copy a file or a directory from or to a session's workspace")
-    cp.add_argument("source", metavar="SRC", help="a local path, or SESSION:PATH; the beginning of an id will do")
+    cp = make_command(commands, "cp", "copy a file or a directory from or to a session's workspace")
+    cp.add_argument("source", metavar="SRC", help="a local path, or SESSION:PATH")
     cp.add_argument("target", metavar="DST", help="SESSION:PATH, or a local path")
 
 
 def _add_rm(commands: Any) -> None:
-    rm = _command(commands, "rm", "end sessions, with their variables and files", _RM_EXAMPLES)
-    rm.add_argument("sessions", metavar="SESSION", nargs="*", help="the beginning of an id will do")
+    rm = make_command(commands, "rm", "end sessions, with their variables and files", _RM_EXAMPLES)
+    rm.add_argument("sessions", metavar="SESSION", nargs="*", help=SESSION_HELP)
     rm.add_argument("--all", action="store_true", help="all sessions that are yours")
 
 
 def _add_env(commands: Any) -> None:
-    env = _command(commands, "env", "have environments of packages made", _ENV_EXAMPLES)
-    actions = env.add_subparsers(metavar="ACTION", parser_class=_Parser, required=True)
+    env = make_command(commands, "env", "have environments of packages made", _ENV_EXAMPLES)
+    actions = env.add_subparsers(metavar="ACTION", parser_class=Parser, required=True)
     build = actions.add_parser(
         "build",
         help="have an environment made, and wait for it",
@@ -183,139 +158,39 @@ def _add_env(commands: Any) -> None:
     build.add_argument(
         "files", metavar="FILE", nargs="*", help="requirements.txt, pylock.toml, a script, or - for stdin"
     )
-    _add_packages(build)
+    add_packages(build)
     build.add_argument("--image", help="the image that it is for (default: the policy's)")
     build.add_argument("--backend", help="the backend that it is for (default: the policy's first)")
 
 
 def _add_mcp(commands: Any) -> None:
-    mcp = _command(commands, "mcp", "serve sandboxed Python to an MCP host, over stdin and stdout")
+    mcp = make_command(commands, "mcp", "serve sandboxed Python to an MCP host, over stdin and stdout")
     mcp.description = (
         "Serve sandboxed Python to an MCP host (an assistant, an editor, an agent), which starts this command and\n"
         "talks to it over stdin and stdout. docs/mcp.md shows the entry for a host's configuration."
     )
     mcp.add_argument("--image", help="the sandboxes' image (default: the policy's)")
-    _add_imports(mcp, "--authorized-imports")
-    _add_packages(mcp)
-    _add_network(mcp)
-    _add_limits(mcp)
+    add_imports(mcp, "--authorized-imports")
+    add_packages(mcp)
+    add_network(mcp)
+    add_limits(mcp)
     mcp.add_argument(
         "--max-sessions",
-        type=_positive,
+        type=positive,
         default=4,
         metavar="N",
         help="how many sessions the host may have at a time (default: %(default)s)",
     )
 
 
-def _add_output_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--save-images", type=Path, metavar="DIR", help="keep displayed images and figures here")
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="pass control characters of the program on, also where a terminal may act on them",
-    )
-
-
 def _add_session_options(parser: argparse.ArgumentParser) -> None:
-    _add_imports(parser)
-    _add_packages(parser)
-    _add_network(parser)
+    add_imports(parser)
+    add_packages(parser)
+    add_network(parser)
     parser.add_argument("--image", help="the sandbox's image (default: the policy's)")
-    _add_node_labels(parser)
-    _add_limits(parser)
+    add_node_labels(parser)
+    add_limits(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="the same as --limit wall_time_s=S")
-    parser.add_argument(
-        "--session", metavar="SESSION", help="go on in this session, which stays; the beginning of its id will do"
-    )
+    parser.add_argument("--session", metavar="SESSION", help="go on in this session, which stays: " + SESSION_HELP)
     parser.add_argument("--state", type=Path, metavar="FILE", help="begin with the variables and files saved there")
     parser.add_argument("--save-state", type=Path, metavar="FILE", help="save variables and files there at the end")
-
-
-def _add_imports(parser: argparse.ArgumentParser, *more_names: str) -> None:
-    parser.add_argument(
-        "--imports",
-        *more_names,
-        dest="imports",
-        type=_names,
-        default=(),
-        metavar="A,B",
-        help="more modules to authorize: numpy.*,os.path",
-    )
-
-
-def _add_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--network",
-        type=_names,
-        action="extend",
-        default=[],
-        metavar="HOST",
-        help="a host to reach, such as pypi.org, pypi.org:443 or *.example.com; can be repeated",
-    )
-
-
-def _add_packages(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--with",
-        dest="packages",
-        action="append",
-        default=[],
-        metavar="PACKAGE",
-        help="a package to have, such as polars or 'polars>=1'; can be repeated",
-    )
-
-
-def _add_node_labels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--node-label",
-        dest="node_labels",
-        type=_label,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a label that the node of a fleet must have, such as zone=a; can be repeated",
-    )
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--limit",
-        dest="limits",
-        type=_limit,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a limit of the session, such as wall_time_s=30 or memory_bytes=2GB; can be repeated",
-    )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-def _label(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not (name and separator):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, as in zone=a")
-    return name, value
-
-
-def _limit(text: str) -> tuple[str, float | int | str]:
-    """Parses a name and a number. Other values are left to the client, which knows the units."""
-    name, separator, value = text.partition("=")
-    if not (name and separator and value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, as in wall_time_s=30")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value

@@ -6,28 +6,24 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.local import path_below
 from executor_client._core.policy_text import policy_lines
-from executor_client._core.session_base import short_id
 from executor_client._core.terminal import aligned
 from executor_client.checkpoint import Checkpoint
-from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, environments, repl
+from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, environments, listing, repl
 from executor_client.cli.console import Console
 from executor_client.cli.copying import copy
 from executor_client.cli.import_hints import show_end
-from executor_client.cli.naming import find_session, located, matching_id
+from executor_client.cli.naming import find_session, located, matching_id, names_of
 from executor_client.cli.script_header import ScriptHeader, read_header
 from executor_client.client import ExecutorClient
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError
-from executor_client.results import ExecutionResult, FileInfo, SessionInfo, StateManifest
+from executor_client.results import ExecutionResult, FileInfo, StateManifest
 from executor_client.session import Session
 
-_ID_DIGITS = 12
-_CELL_CHARS = 40
 _MODULES_FOR_ARGUMENTS = ("sys",)
 
 
@@ -38,6 +34,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
         from executor_client.mcp.command import serve
 
         return serve(options, tls, console)
+    if options.command in ("shell", "attach") or getattr(options, "argv", None) is not None:
+        from executor_client.cli import processes
+
+        return processes.run(options, tls, console)
     with ExecutorClient(options.address, token=options.token, tls=tls, on_wait=console.show_wait) as client:
         return _COMMANDS[options.command](client, options, console)
 
@@ -99,7 +99,12 @@ def _read(name: str) -> str:
 
 
 def _execute(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    if options.code is None:
+        raise InvalidRequest("nothing to run: executor exec SESSION -- COMMAND, or executor exec SESSION CODE")
     code = _read("-") if options.code == "-" else options.code
+    given = {"-t": options.tty, "-d": options.detach, "--cwd": options.cwd, "--env": options.variables}
+    if misplaced := [name for name, value in given.items() if value]:
+        raise InvalidRequest(f"{' and '.join(misplaced)}: for a command only, which comes behind --")
     session = find_session(client, options.session)
     limits = None if options.timeout is None else {"wall_time_s": options.timeout}
     result = session.execute(code, on_event=console.show_event, limits=limits)
@@ -215,33 +220,6 @@ def _show_omissions(manifest: StateManifest, verb: str, console: Console) -> Non
 # Sessions and their files
 
 
-def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
-    infos = sorted(client.list_sessions(), key=lambda info: info.create_time)
-    if options.quiet:
-        console.show_lines([info.session_id for info in infos])
-        return EXIT_SUCCEEDED
-    header = ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "MOVED")
-    rows = [_row(info, _ID_DIGITS, _CELL_CHARS) if not options.full else _row(info, None, None) for info in infos]
-    console.show_lines(aligned([(*header, "PACKAGES", "LABELS"), *rows]))
-    return EXIT_SUCCEEDED
-
-
-def _row(info: SessionInfo, id_digits: int | None, cell_chars: int | None) -> tuple[str, ...]:
-    left_s = max(0, int((info.expire_time - datetime.now(UTC)).total_seconds()))
-    labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
-    state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
-    session_id = info.session_id if id_digits is None else short_id(info.session_id, id_digits)
-    cells = (session_id, _cut(state, cell_chars), info.image, info.backend, info.python_version)
-    network = _cut(", ".join(info.network) or "none", cell_chars)
-    moved = f"{info.network_usage.sent_bytes + info.network_usage.received_bytes:,} B" if info.network else "-"
-    packages = _cut(", ".join(info.packages) or "-", cell_chars)
-    return (*cells, str(info.generation), f"in {left_s} s", network, moved, packages, _cut(labels, cell_chars))
-
-
-def _cut(text: str, chars: int | None) -> str:
-    return text if chars is None or len(text) <= chars else f"{text[: chars - 1]}…"
-
-
 def _list_files(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
     place = located(options.place)
     prefix, path = (place.session, place.path) if place is not None else (options.place, "")
@@ -271,8 +249,8 @@ def _end_sessions(client: ExecutorClient, options: argparse.Namespace, console: 
     """Ends all named sessions, or none if a name is wrong. A session that has ended meanwhile is no error."""
     if bool(options.sessions) == options.all:
         raise InvalidRequest("name the sessions to end, or give --all; `executor ps` lists them")
-    ids = [info.session_id for info in client.list_sessions()]
-    chosen = ids if options.all else [matching_id(ids, prefix) for prefix in dict.fromkeys(options.sessions)]
+    names = names_of(client.list_sessions())
+    chosen = names if options.all else [matching_id(names, each) for each in options.sessions]
     for session_id in dict.fromkeys(chosen):
         with contextlib.suppress(NotFoundError):
             client.get_session(session_id).close()
@@ -289,7 +267,7 @@ _COMMANDS: dict[str, Callable[[ExecutorClient, argparse.Namespace, Console], int
     "run": _run,
     "repl": _run_repl,
     "exec": _execute,
-    "ps": _list_sessions,
+    "ps": listing.show,
     "ls": _list_files,
     "cp": _copy,
     "rm": _end_sessions,

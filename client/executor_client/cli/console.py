@@ -100,6 +100,11 @@ class Console:
         if value is not None:
             self._write(sys.stdout, value_text(value, VALUE_CHARS_MAX) + "\n")
 
+    def show_output(self, stream: TextIO, text: str) -> None:
+        """Writes output of a process to one of our own streams."""
+        if text:
+            self._write(stream, text)
+
     def show_lines(self, lines: list[str]) -> None:
         """Writes lines of our own."""
         self._write(sys.stdout, "".join(f"{line}\n" for line in lines))
@@ -126,7 +131,7 @@ class Console:
 
     def _write(self, stream: TextIO, text: str, style: str = "") -> None:
         self._progress.close()
-        if not self._raw and _may_reach_a_terminal(stream):
+        if not self._raw and may_reach_a_terminal(stream):
             text = shown(text)
         text = encodable(text, stream.encoding or "utf-8")
         colours = _colours(stream) if style else None
@@ -139,7 +144,7 @@ class Console:
         stream.flush()
 
 
-def _may_reach_a_terminal(stream: TextIO) -> bool:
+def may_reach_a_terminal(stream: TextIO) -> bool:
     """Returns True for a terminal, and for a pipe, which may lead to one, while stderr is a terminal."""
     if stream.isatty():
         return True

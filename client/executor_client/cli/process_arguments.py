@@ -1,0 +1,128 @@
+"""The arguments of the commands for processes and terminals of a session."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from executor_client.cli.detach_keys import DETACH_KEYS, parse_keys
+from executor_client.cli.options import (
+    SESSION_HELP,
+    add_imports,
+    add_limits,
+    add_network,
+    add_node_labels,
+    add_output_options,
+    add_packages,
+    make_command,
+    variable,
+)
+
+_SHELL_EXAMPLES = """\
+examples:
+  executor shell                            in a sandbox of its own, which ends with the shell
+  executor shell 3f2a                   in a session there is
+Ctrl-] leaves the shell running; `executor attach SESSION` comes back to it. Every other key is the shell's.
+"""
+
+_EXEC_EXAMPLES = """\
+examples:
+  executor exec 3f2a -- pytest -q           a command; its exit code is this one's
+  executor exec 3f2a -- sh -c 'ls | wc -l'
+  tar c src | executor exec 3f2a -- tar x
+  executor exec -t 3f2a -- top              with a terminal, as `executor shell` has
+  executor exec 3f2a 'len(rows)'            without --: Python; prints the value, as the interactive interpreter does
+  executor exec 3f2a - < step.py
+"""
+
+_ATTACH_EXAMPLES = """\
+examples:
+  executor attach 3f2a                      the one process that runs there, or the one that has a terminal
+  executor attach 3f2a 77b1                 this one; `executor ps 3f2a` lists them
+Ctrl-] leaves a terminal, Ctrl-C a process without one; it goes on. What it printed before is shown first.
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Adds `shell`, `exec`, `attach` and `ps`."""
+    _add_shell(commands)
+    _add_exec(commands)
+    _add_attach(commands)
+    _add_ps(commands)
+
+
+def _add_shell(commands: Any) -> None:
+    shell = make_command(commands, "shell", "a terminal in a session", _SHELL_EXAMPLES)
+    shell.add_argument("session", metavar="SESSION", nargs="?", help=f"{SESSION_HELP} (default: a new session)")
+    shell.add_argument("--shell", metavar="PATH", help="the program (default: bash, else sh)")
+    _add_surroundings(shell)
+    _add_detach_keys(shell)
+    add_imports(shell)
+    add_packages(shell)
+    add_network(shell)
+    shell.add_argument("--image", help="the new session's image (default: the policy's)")
+    add_node_labels(shell)
+    add_limits(shell)
+
+
+def _add_exec(commands: Any) -> None:
+    summary = "run a command, or Python code, in a session there is"
+    execute = make_command(commands, "exec", summary, _EXEC_EXAMPLES)
+    execute.takes_argv = True
+    execute.usage = "%(prog)s [OPTIONS] SESSION (-- COMMAND [ARG...] | CODE)"
+    execute.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    execute.add_argument("code", metavar="CODE", nargs="?", help="Python, - for standard input")
+    execute.add_argument("--timeout", type=float, metavar="S", help="seconds that it may take")
+    execute.add_argument("-t", "--tty", action="store_true", help="give the command a terminal: this one")
+    execute.add_argument("-d", "--detach", action="store_true", help="start the command, print its id and leave it")
+    execute.add_argument("-n", "--no-stdin", action="store_true", help="leave standard input to others")
+    _add_surroundings(execute)
+    _add_detach_keys(execute)
+    add_output_options(execute)
+
+
+def _add_attach(commands: Any) -> None:
+    attach = make_command(commands, "attach", "come back to a process of a session", _ATTACH_EXAMPLES)
+    attach.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    attach.add_argument("process", metavar="PROCESS", nargs="?", help="its id, or the beginning of its id")
+    _add_detach_keys(attach)
+    attach.add_argument(
+        "--raw", action="store_true", help="pass control characters of a process without a terminal on, too"
+    )
+
+
+def _add_ps(commands: Any) -> None:
+    ps = make_command(commands, "ps", "list the sessions that are yours, or the processes of one")
+    ps.add_argument("session", metavar="SESSION", nargs="?", help=f"list its processes: {SESSION_HELP}")
+    ps.add_argument("--full", action="store_true", help="whole ids, and nothing cut")
+    ps.add_argument("-q", "--quiet", action="store_true", help="whole ids only, one a line")
+
+
+def _add_surroundings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cwd", default="", metavar="DIR", help="where it begins (default: the workspace)")
+    parser.add_argument(
+        "--env",
+        dest="variables",
+        type=variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an environment variable; can be repeated",
+    )
+
+
+def _add_detach_keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--detach-keys",
+        type=_keys,
+        default=parse_keys(DETACH_KEYS),
+        metavar="KEYS",
+        help=f"the keys that leave a terminal, such as ctrl-p,ctrl-q, or none (default: {DETACH_KEYS})",
+    )
+
+
+def _keys(text: str) -> bytes:
+    try:
+        return parse_keys(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

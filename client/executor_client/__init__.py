@@ -82,6 +82,8 @@ if TYPE_CHECKING:
         PackagesPolicy,
         Policy,
         PolicyRef,
+        PortRules,
+        ProcessRules,
         Quotas,
         SessionInfo,
         SessionState,
@@ -141,6 +143,7 @@ __all__ = [
     "Policy",
     "PolicyRef",
     "PolicyViolationError",
+    "PortRules",
     "PreconditionError",
     "Process",
     "ProcessFailed",
@@ -148,6 +151,7 @@ __all__ = [
     "ProcessOutput",
     "ProcessOutputCut",
     "ProcessResult",
+    "ProcessRules",
     "Progress",
     "ProtocolError",
     "QueuedEvent",
@@ -206,7 +210,8 @@ _HOMES = {
     "executor_client.processes": "Process SessionProcesses",
     "executor_client.results": (
         "EnvironmentInfo ErrorDetail ExecutionResult FileInfo FileLimits FileList Image Limits NetworkRules "
-        "NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo SessionState "
+        "NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef PortRules ProcessRules Quotas SessionInfo "
+        "SessionState "
         "StateManifest StateRules Usage VariablesState"
     ),
     "executor_client.session": "Session",

@@ -98,6 +98,15 @@ class AsyncSession(SessionBase):
         """The files of its workspace."""
         return AsyncSessionFiles(self._transport, self.session_id, self)
 
+    async def rename(self, name: str) -> SessionInfo:
+        """Gives the session another name; an empty one takes its name away.
+
+        Raises PreconditionError (NAME_TAKEN) when another session of the caller has it.
+        """
+        request = requests.rename(self.session_id, name)
+        response = await self._transport.call(self._transport.stub.RenameSession, request)
+        return self._described(response.session)
+
     @property
     def processes(self) -> AsyncSessionProcesses:
         """Commands and terminals in its sandbox."""

@@ -17,6 +17,7 @@ from executor_client._core.limits import (
     CLOSE_TIMEOUT_S,
     IMAGE_TIMEOUT_S,
     MAX_CONCURRENT_TOOLS,
+    NAME_RACES_MAX,
     RECONNECT_TIMEOUT_S,
     TAKE_BACK_WAIT_S,
 )
@@ -25,8 +26,8 @@ from executor_client._core.suggest import names_arguments
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
 from executor_client._sync import ClientLease, SessionTransport, Transports, wait_for
-from executor_client.errors import ExecutorClientError, InvalidRequest
-from executor_client.results import EnvironmentInfo, Policy, SessionInfo
+from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
+from executor_client.results import EnvironmentInfo, Policy, SessionInfo, SessionState
 from executor_client.session import Session
 from executor_client.waits import OnWait, WaitKind
 
@@ -108,6 +109,9 @@ class ExecutorClient:
         node_labels: Mapping[str, str] | None = None,
         state: bytes | None = None,
         detached: bool = False,
+        name: str | None = None,
+        keep: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> Session:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
 
@@ -123,6 +127,10 @@ class ExecutorClient:
         `state` is the result of `Session.export_state`, of a session of any backend: the new session begins with
         it, and `Session.restored` says what was restored. If nothing of it can be restored, no session is made.
         Raises InvalidRequest for bytes that are no state, AuthorizationError for the state of another daemon or tenant.
+
+        `name` is unique among the caller's sessions: `session(name)` finds it again. Raises PreconditionError
+        (NAME_TAKEN) when another one has it. `env` are environment variables of its interpreter and processes; their
+        values are in no log, and no answer has them. `keep` is another word for `detached`.
 
         A `detached` session has no owner: it outlives this client, and ends by its idle time, its age or `close` only.
         Any other ends with the client, or when its `Session` is collected; see the class. A call that is
@@ -140,7 +148,9 @@ class ExecutorClient:
             packages=packages,
             modules=modules,
             node_labels=node_labels,
-            lease_id="" if detached else lease.lease_id,
+            name=name,
+            env=env,
+            lease_id="" if detached or keep else lease.lease_id,
         )
         beginning = requests.state_of(state)
         session = self._made(lease, request)
@@ -184,13 +194,37 @@ class ExecutorClient:
         response = self._transport.call(self._transport.stub.PrepareEnvironment, request, awaited)
         return convert.environment_from_wire(response)
 
-    def get_session(self, session_id: str) -> Session:
-        """Finds a session made earlier, perhaps by another process. Host tools must be registered again.
+    def session(self, name: str, **arguments: Any) -> Session:
+        """Returns the caller's session of that name, or makes it, with the arguments of `create_session`.
+
+        It is made with `keep`: it outlives this client. One that is found is as it is, whatever the arguments say. In
+        the place of one that is lost another is made.
+        """
+        for attempt in range(NAME_RACES_MAX):
+            try:
+                found = self.get_session(name=name)
+                if found.info.state is not SessionState.LOST:
+                    return found
+            except NotFoundError as error:
+                if attempt == NAME_RACES_MAX - 1:
+                    raise PreconditionError(
+                        f"session {name!r} is made and ended all the time by others", reason="NAME_TAKEN"
+                    ) from error
+            try:
+                return self.create_session(**{**arguments, "name": name, "keep": True})
+            except PreconditionError as error:
+                if error.reason != "NAME_TAKEN":  # else another client was faster
+                    raise
+        raise AssertionError("unreachable")
+
+    def get_session(self, session_id: str | None = None, *, name: str | None = None) -> Session:
+        """Finds a session made earlier, by its id or name, perhaps by another process. Host tools must be registered
+        again.
 
         Unless it is detached, this client holds it too from now on: it stays when the client that made it ends.
         """
         lease = self._own_lease()
-        request = pb.GetSessionRequest(session_id=session_id, lease_id=lease.lease_id)
+        request = requests.get_session(session_id, name, lease.lease_id)
         response = self._leased(lease, self._transport.stub.GetSession, request)
         return self._session(lease, convert.session_from_wire(response.session), made=False)
 

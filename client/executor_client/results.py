@@ -221,6 +221,9 @@ class SessionInfo:
     images_with_missing: tuple[str, ...] = ()
     node: str = ""  # empty: the daemon belongs to no fleet
     address: str = ""  # empty: that of the client
+    name: str = ""  # unique among the caller's sessions; empty: it has none
+    env_names: tuple[str, ...] = ()
+    """Names of its environment variables. Their values stay in its sandbox."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,29 @@ class StateRules:
     restore: bool
     max_bytes: int
     allow_foreign: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRules:
+    """Rules for the processes of a session."""
+
+    allowed: bool = True
+    pty: bool = True
+    """True when they may have terminals."""
+    max: int = 0
+    """Processes of one session at one time."""
+    max_output_bytes: int = 0
+    """Bytes of one process's output that leave the sandbox."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortRules:
+    """Rules for the ports of a session that may be forwarded."""
+
+    allowed: tuple[str, ...] = ()
+    """Ports and ranges of them: "8000", "3000-3999"."""
+    max_connections: int = 0
+    """Connections of one session at one time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,3 +422,5 @@ class Policy:
     packages: PackagesPolicy = PackagesPolicy()
     quotas: Quotas
     state: StateRules
+    processes: ProcessRules = ProcessRules()
+    ports: PortRules = PortRules()

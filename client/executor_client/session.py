@@ -98,6 +98,15 @@ class Session(SessionBase):
         """The files of its workspace."""
         return SessionFiles(self._transport, self.session_id, self)
 
+    def rename(self, name: str) -> SessionInfo:
+        """Gives the session another name; an empty one takes its name away.
+
+        Raises PreconditionError (NAME_TAKEN) when another session of the caller has it.
+        """
+        request = requests.rename(self.session_id, name)
+        response = self._transport.call(self._transport.stub.RenameSession, request)
+        return self._described(response.session)
+
     @property
     def processes(self) -> SessionProcesses:
         """Commands and terminals in its sandbox."""

@@ -183,6 +183,7 @@ class SessionSpec:
     network: NetworkRules = NO_NETWORK
     processes: ProcessRules = DEFAULT_PROCESS_RULES
     ports: PortRules = ANY_PORT
+    name: str = ""  # unique among its owner's sessions; empty: it has none
     env_names: tuple[str, ...] = ()  # names of environment variables, sorted; the guest alone keeps their values
     profile_fingerprint: str = ""  # the profile alone; equal in policies that differ elsewhere
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -24,6 +24,11 @@ class PortRules:
     allowed: tuple[tuple[int, int], ...] = ((1, 65_535),)
     max_connections: int = 64  # connections of one session at one time
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The ranges as the policy file has them: "8000", "3000-3999"."""
+        return tuple(str(low) if low == high else f"{low}-{high}" for low, high in self.allowed)
+
     def allows(self, port: int) -> bool:
         return any(low <= port <= high for low, high in self.allowed)
 

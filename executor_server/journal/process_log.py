@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -209,7 +209,7 @@ class ProcessLog(EventLog[ProcessEvent]):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def events_with_gap(self, after: int) -> AsyncIterator[ProcessEvent]:
+    async def events_with_gap(self, after: int) -> AsyncGenerator[ProcessEvent, None]:
         """Yields the events after a number; one that says how much is missing in the place of those that were dropped.
 
         Raises OutOfRange for a number that no event has had yet.

@@ -348,6 +348,8 @@ class Policy:
             profile_fingerprint=self._profile_fingerprints[name],
             prelude=request.prelude,
             labels=dict(request.labels),
+            name=request.name,
+            env_names=request.env_names,
         )
 
     def _ref(self, profile: str) -> PolicyRef:

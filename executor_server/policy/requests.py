@@ -74,6 +74,8 @@ class RequestedSession:
     limits: RequestedLimits = RequestedLimits()
     labels: Mapping[str, str] = field(default_factory=dict)
     prelude: str = ""
+    name: str = ""  # unique among the caller's sessions; empty: none
+    env_names: tuple[str, ...] = ()  # names of environment variables
 
 
 # A smaller number can only be a mistake: with it, nothing could run.

@@ -91,8 +91,7 @@ def check_port(spec: SessionSpec, port: int) -> None:
     """Raises PolicyViolation for a port that may not be forwarded."""
     if not spec.ports.allows(port):
         rule = rule_of(spec.policy.profile, "ports.allowed")
-        allowed = [str(low) if low == high else f"{low}-{high}" for low, high in spec.ports.allowed]
-        _refuse([not_allowed("port", str(port), allowed, rule, "no ports")])
+        _refuse([not_allowed("port", str(port), spec.ports.written, rule, "no ports")])
 
 
 def _denied(spec: SessionSpec, field: str, requested: str, key: str) -> Violation:

@@ -24,6 +24,7 @@ from executor_server.core import InvalidRequest, Reason, ResourceExhausted
 MAX_PATH_PART_BYTES = 255
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -36,6 +37,13 @@ def identifier(text: str, field: str) -> str:
     """Checks an id that the daemon or the caller chose."""
     if not _ID.fullmatch(text):
         raise invalid(field, "must be 1 to 64 of A-Z a-z 0-9 _ -")
+    return text
+
+
+def session_name(text: str) -> str:
+    """Checks the name of a session."""
+    if not _SESSION_NAME.fullmatch(text):
+        raise invalid("name", "must be 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or digit")
     return text
 
 

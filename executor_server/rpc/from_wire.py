@@ -48,6 +48,8 @@ def requested_session_from(request: service_pb.CreateSessionRequest) -> Requeste
         limits=requested_limits_from(request.limits),
         labels=dict(request.labels),
         prelude=request.prelude,
+        name=checks.session_name(request.name) if request.name else "",
+        env_names=tuple(sorted(checks.environment(request.env, "env"))),
     )
 
 

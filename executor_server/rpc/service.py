@@ -59,7 +59,8 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
                 raise checks.invalid("node_labels", "can't be asked for: this daemon belongs to no fleet")
             modules = from_wire.needed_modules_from(request)
             spec = self._policy().decide(principal, from_wire.requested_session_from(request))
-            session = await self._sessions.create(principal, SessionRequest(request_id, spec, lease_id, modules))
+            made = SessionRequest(request_id, spec, lease_id, modules, dict(request.env))
+            session = await self._sessions.create(principal, made)
         elif lease_id is not None:
             self._sessions.attach(session, lease_id)
         return service_pb.CreateSessionResponse(session=to_wire.session_to(session))
@@ -80,10 +81,22 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def GetSession(
         self, request: service_pb.GetSessionRequest, context: Context
     ) -> service_pb.GetSessionResponse:
-        session = self._session(request.session_id)
+        if bool(request.session_id) == bool(request.name):
+            raise checks.invalid("session_id", "or name must be given, and not both")
+        if request.name:
+            session = self._sessions.named(current_principal.get(), checks.session_name(request.name))
+        else:
+            session = self._session(request.session_id)
         if request.lease_id:
             self._sessions.attach(session, checks.lease_id(request.lease_id))
         return service_pb.GetSessionResponse(session=to_wire.session_to(session))
+
+    async def RenameSession(
+        self, request: service_pb.RenameSessionRequest, context: Context
+    ) -> service_pb.RenameSessionResponse:
+        session = self._session(request.session_id)
+        self._sessions.rename(session, checks.session_name(request.name) if request.name else "")
+        return service_pb.RenameSessionResponse(session=to_wire.session_to(session))
 
     async def ListSessions(
         self, request: service_pb.ListSessionsRequest, context: Context

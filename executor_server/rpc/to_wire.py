@@ -86,6 +86,8 @@ def session_to(session: Session) -> pb.Session:
         images_with_missing=session.images_with_missing,
         node=session.node,
         address=session.address,
+        name=spec.name,
+        env_names=spec.env_names,
     )
 
 
@@ -185,6 +187,8 @@ def policy_to(summary: PolicySummary) -> pb.Policy:
         quotas=quotas_to(summary.quotas),
         state=pb.StateRules(**vars(summary.state)),
         packages=_packages_policy_to(summary.packages),
+        processes=pb.ProcessRules(**vars(summary.processes)),
+        ports=pb.PortRules(allowed=summary.ports.written, max_connections=summary.ports.max_connections),
     )
 
 

@@ -27,6 +27,7 @@ class Creations:
     def __init__(self) -> None:
         self._requests: dict[RequestKey, asyncio.Future[Session]] = {}
         self._leases: dict[RequestKey, str] = {}  # leases that will hold the sessions being made
+        self._names: dict[RequestKey, str] = {}  # names that the sessions being made will have
         self._withdrawn: OrderedDict[RequestKey, None] = OrderedDict()
         self.count = 0
 
@@ -37,21 +38,28 @@ class Creations:
         return self._requests.get(key)
 
     def begin(
-        self, key: RequestKey, making: Coroutine[None, None, Session], lease_id: str | None
+        self, key: RequestKey, making: Coroutine[None, None, Session], lease_id: str | None, name: str = ""
     ) -> asyncio.Future[Session]:
         """Makes a session in a task; it counts as under way from here on, and not only when the task first runs."""
         self.count += 1
         creation = self._requests[key] = asyncio.create_task(making)
         if lease_id is not None:
             self._leases[key] = lease_id
+        if name:
+            self._names[key] = name
         creation.add_done_callback(lambda done: self._settle(key, done))
         return creation
 
     def _settle(self, key: RequestKey, creation: asyncio.Future[Session]) -> None:
         self.count -= 1
         self._leases.pop(key, None)
+        self._names.pop(key, None)
         if creation.cancelled() or creation.exception() is not None:
             del self._requests[key]
+
+    def names(self, tenant: str, name: str) -> bool:
+        """True when a session of this name is being made."""
+        return any(key[0] == tenant and each == name for key, each in self._names.items())
 
     def under_way(self) -> list[RequestKey]:
         """Returns the requests whose sessions are being made."""

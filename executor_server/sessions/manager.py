@@ -124,8 +124,40 @@ class SessionManager:
         creation = self._creations.find(key)
         if creation is None:
             self._require_room(principal)
-            creation = self._creations.begin(key, self._create(principal, request), request.lease_id)
+            self._require_free(principal.tenant, request.spec.name)
+            creation = self._creations.begin(key, self._create(principal, request), request.lease_id, request.spec.name)
         return await self._made(creation)
+
+    def _require_free(self, tenant: str, name: str) -> None:
+        """Raises PreconditionFailed when a session of the tenant has the name, or is being made with it.
+
+        A lost session has no use for its name, and gives it up.
+        """
+        if not name:
+            return
+        holder = self._holder(tenant, name)
+        if self._creations.names(tenant, name) or (holder is not None and holder.state != "lost"):
+            raise PreconditionFailed(Reason.NAME_TAKEN, f"another session of yours has the name {name!r}")
+        if holder is not None:
+            holder.rename("")
+
+    def _holder(self, tenant: str, name: str) -> Session | None:
+        return next(
+            (each for each in self._sessions.values() if (each.owner.tenant, each.spec.name) == (tenant, name)), None
+        )
+
+    def named(self, principal: Principal, name: str) -> Session:
+        """Returns the caller's session of a name. Raises NotFound."""
+        session = self._holder(principal.tenant, name)
+        if session is None:
+            raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session named {name!r}")
+        return session
+
+    def rename(self, session: Session, name: str) -> None:
+        """Gives a session another name; an empty one takes it away. Raises PreconditionFailed when it is taken."""
+        if name != session.spec.name:
+            self._require_free(session.owner.tenant, name)
+            session.rename(name)
 
     async def prepare_environment(self, principal: Principal, spec: SandboxSpec) -> Environment:
         """Does what the function `prepare_environment` does; raises Unavailable while the daemon drains, too."""

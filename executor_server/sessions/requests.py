@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from typing import Any, TypeVar
 
@@ -114,12 +114,16 @@ class GuestRequests:
         for request in self._open.values():
             request.fail(error)
 
-    async def configure(self, meanwhile: Callable[[], None]) -> None:
-        """Sends the session's rules and prelude, as the first request. Calls `meanwhile` while the guest works."""
+    async def configure(self, env: Mapping[str, str], meanwhile: Callable[[], None]) -> None:
+        """Sends the session's rules, environment variables and prelude, as the first request.
+
+        Calls `meanwhile` while the guest works.
+        """
         rules = _rules(self._session.spec)
         request: Request[None] = Request(nothing, self._session.hold_reading)
-        body = rules + self._session.spec.prelude.encode()
-        with self.asking(request, lambda op: Configure(op=op, settings=len(rules), env=0), body):
+        variables = json.dumps(dict(env)).encode()
+        body = rules + variables + self._session.spec.prelude.encode()
+        with self.asking(request, lambda op: Configure(op=op, settings=len(rules), env=len(variables)), body):
             await asyncio.sleep(0)  # lets the frame leave first
             meanwhile()
             await request.next()

@@ -10,7 +10,7 @@ another daemon: `recall` rebuilds it from what the last daemon wrote to the regi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -116,9 +116,12 @@ class Session:
         self._channel.on_frame = self._on_frame
         self._channel.on_lost = self._on_channel_lost
 
-    async def configure(self) -> None:
-        """Gives the guest its rules and prelude, and opens the session's network; the first thing after creation."""
-        await self.network.open_during(self.requests.configure(meanwhile=self._begin_segments))
+    async def configure(self, env: Mapping[str, str]) -> None:
+        """Gives the guest its rules, environment variables and prelude, and opens the session's network.
+
+        The first thing after creation. The values of the variables are kept by the guest alone.
+        """
+        await self.network.open_during(self.requests.configure(env, meanwhile=self._begin_segments))
 
     def _begin_segments(self) -> None:
         self.executions.journal.begin_segments()
@@ -239,6 +242,12 @@ class Session:
         self.facts = facts_of(self.record)
         self.network.apply_rules()
         return self._note_restricted(restricted, spec)
+
+    def rename(self, name: str) -> None:
+        """Gives it another name, which no other session of its owner has."""
+        self.spec = replace(self.spec, name=name)
+        self.record = replace(self.record, spec=self.spec)
+        self._registry.note_spec(self.session_id, self.spec)
 
     async def _note_restricted(self, restricted: Coroutine[Any, Any, None], spec: SessionSpec) -> None:
         """Writes the spec once the guest has it; a daemon that restarts before that finds the old one."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -45,6 +45,7 @@ class SessionRequest:
     spec: SessionSpec
     lease_id: str | None = None  # the client that the session will belong to; None: detached
     modules: tuple[str, ...] = ()  # modules of its tools, besides the authorized imports
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values are for the guest alone
 
 
 class SessionFactory:
@@ -149,7 +150,7 @@ class SessionFactory:
         """Configures the guest, and notes what its image lacks; returns the spec with packages that bring it."""
         refusal: InvalidRequest | None = None
         try:
-            await session.configure()
+            await session.configure(request.env)
         except InvalidRequest as refused:
             if not may_add:
                 raise

@@ -40,7 +40,7 @@ def shell(process_id: str, script: str, **more: object) -> ProcessRequest:
 
 
 class Read:
-    """What a process has said."""
+    """The events of a process, gathered."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []

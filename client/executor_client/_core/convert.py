@@ -29,6 +29,8 @@ from executor_client.results import (
     PackagesPolicy,
     Policy,
     PolicyRef,
+    PortRules,
+    ProcessRules,
     Quotas,
     SessionInfo,
     SessionState,
@@ -97,8 +99,8 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         limits=limits_from_wire(wire.limits),
         authorized_imports=names_from_wire(wire.authorized_imports, "authorized imports"),
         python_version=wire.python_version,
-        create_time=_time(wire.create_time),
-        expire_time=_time(wire.expire_time),
+        create_time=time_from_wire(wire.create_time),
+        expire_time=time_from_wire(wire.expire_time),
         warm=wire.warm,
         labels=dict(wire.labels),
         policy=policy_ref_from_wire(wire.policy),
@@ -115,6 +117,8 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         images_with_missing=names_from_wire(wire.images_with_missing, "images"),
         node=wire.node,
         address=wire.address,
+        name=wire.name,
+        env_names=names_from_wire(wire.env_names, "environment variables"),
     )
 
 
@@ -132,7 +136,7 @@ def policy_ref_from_wire(wire: pb.PolicyRef) -> PolicyRef:
 
 
 def file_from_wire(wire: pb.FileInfo) -> FileInfo:
-    return FileInfo(wire.path, wire.size_bytes, wire.is_directory, _time(wire.modify_time))
+    return FileInfo(wire.path, wire.size_bytes, wire.is_directory, time_from_wire(wire.modify_time))
 
 
 def state_manifest_from_wire(wire: service_pb.StateManifest) -> StateManifest:
@@ -168,6 +172,8 @@ def policy_from_wire(wire: pb.Policy) -> Policy:
         packages=_packages_policy_from_wire(wire.packages),
         quotas=Quotas(**{name: getattr(wire.quotas, name) for name in QUOTA_NAMES if wire.quotas.HasField(name)}),
         state=_state_rules_from_wire(wire.state),
+        processes=_process_rules_from_wire(wire.processes),
+        ports=_port_rules_from_wire(wire.ports),
     )
 
 
@@ -182,6 +188,14 @@ def _state_rules_from_wire(wire: pb.StateRules) -> StateRules:
     return StateRules(
         export=wire.export, restore=wire.restore, max_bytes=wire.max_bytes, allow_foreign=wire.allow_foreign
     )
+
+
+def _process_rules_from_wire(wire: pb.ProcessRules) -> ProcessRules:
+    return ProcessRules(allowed=wire.allowed, pty=wire.pty, max=wire.max, max_output_bytes=wire.max_output_bytes)
+
+
+def _port_rules_from_wire(wire: pb.PortRules) -> PortRules:
+    return PortRules(allowed=names_from_wire(wire.allowed, "ports"), max_connections=wire.max_connections)
 
 
 def _network_rules_from_wire(wire: pb.NetworkRules) -> NetworkRules:
@@ -261,7 +275,7 @@ def _network_usage_from_wire(wire: pb.NetworkUsage) -> NetworkUsage:
     return NetworkUsage(wire.connections, wire.denied, wire.sent_bytes, wire.received_bytes)
 
 
-def _time(wire: Timestamp) -> datetime:
+def time_from_wire(wire: Timestamp) -> datetime:
     try:
         return datetime.fromtimestamp(wire.seconds + wire.nanos / 1e9, UTC)
     except (OverflowError, OSError, ValueError) as error:

@@ -22,6 +22,10 @@ IMAGES_PIXELS_MAX = 192_000_000
 REATTACH_FOR_GAPS_MAX = 1
 """Times that an execution is attached to again because an event was missing."""
 
+# Names of sessions.
+NAME_RACES_MAX = 4
+"""Times that a named session is looked for, which others end and make meanwhile."""
+
 # Other answers.
 FILE_BYTES_MAX = 1 << 30
 STATE_BYTES_MAX = 512 << 20

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from executor_api.limits import PIECE_BYTES, WRITE_BYTES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
+from executor_client._core import convert, requests
 from executor_client._core.assembler import EventGap
 from executor_client._core.followed import Followed
 from executor_client._core.retry import Retries
@@ -131,20 +131,20 @@ def start_request(
     process_id: str | None,
 ) -> pb.StartProcessRequest:
     """Makes a request with an id of its own, so that it can be repeated. Raises InvalidRequest."""
+    variables = requests.environment(env)
     try:
         return pb.StartProcessRequest(
             session_id=session_id,
             process_id=process_id or uuid.uuid4().hex,
             argv=argv_of(command),
             cwd=cwd,
-            env=dict(env or {}),
+            env=variables,
             pty=None if pty is None else size_to_wire(pty),
             stdin=stdin,
             timeout_s=timeout_s,
         )
     except (TypeError, ValueError) as error:
-        # Not the error's own text: it may show a value of `env`.
-        raise InvalidRequest(f"the process cannot be asked for like this: a wrong {type(error).__name__}") from None
+        raise InvalidRequest(f"the process cannot be asked for like this: {error}") from error
 
 
 def size_to_wire(size: TerminalSize) -> types_pb2.TerminalSize:
@@ -202,7 +202,7 @@ def info_from_wire(wire: types_pb2.ProcessInfo) -> ProcessInfo:
         pid=wire.pid,
         has_pty=wire.has_pty,
         has_stdin=wire.has_stdin,
-        start_time=datetime.fromtimestamp(wire.start_time.seconds, UTC),
+        start_time=convert.time_from_wire(wire.start_time),
         result=result_from_wire(wire.result) if wire.HasField("result") else None,
         first_event=wire.first_event,
         last_event=wire.last_event,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from executor_api.limits import CODE_BYTES_MAX, PIECE_BYTES
+from executor_api.limits import CODE_BYTES_MAX, PIECE_BYTES, SESSION_NAME_CHARS_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_api.values import EncodeError
@@ -29,6 +30,10 @@ from executor_client.waits import WaitKind
 
 T = TypeVar("T")
 
+ENV_FORM = "env is a mapping of texts to texts"
+
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{SESSION_NAME_CHARS_MAX - 1}}}")
+
 _FORMATS = {False: types_pb2.FILE_FORMAT_PLAIN, True: types_pb2.FILE_FORMAT_TAR}
 LimitsLike = Limits | Mapping[str, float | int | str] | None
 """Bytes may be written as "8GB" or "512MiB"."""
@@ -46,6 +51,8 @@ def create_session(
     packages: Iterable[str],
     modules: Iterable[str],
     node_labels: Mapping[str, str] | None,
+    name: str | None,
+    env: Mapping[str, str] | None,
     lease_id: str,
 ) -> pb.CreateSessionRequest:
     """Makes a request with an id of its own, so that it can be repeated."""
@@ -55,12 +62,15 @@ def create_session(
         "packages": packages,
         "modules": modules,
     }
-    for name, given in lists.items():
+    for argument, given in lists.items():
         if isinstance(given, str):
-            raise InvalidRequest(f"{name} is a list, not one string")
+            raise InvalidRequest(f"{argument} is a list, not one string")
+    variables = environment(env)
     try:
         return pb.CreateSessionRequest(
             request_id=uuid.uuid4().hex,
+            name="" if name is None else checked_name(name),
+            env=variables,
             image=image or "",
             backend=backend or "",
             authorized_imports=list(authorized_imports),
@@ -75,6 +85,41 @@ def create_session(
         )
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error
+
+
+def environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Returns environment variables to send. Raises InvalidRequest, without a value in its text."""
+    try:
+        variables = dict(env or {})
+    except (TypeError, ValueError):
+        raise InvalidRequest(ENV_FORM) from None
+    if any(not isinstance(each, str) for pair in variables.items() for each in pair):
+        raise InvalidRequest(ENV_FORM)
+    return variables
+
+
+def get_session(session_id: str | None, name: str | None, lease_id: str) -> pb.GetSessionRequest:
+    if (session_id is None) == (name is None):
+        raise InvalidRequest("a session is found by its id or by its name: give one of session_id and name")
+    try:
+        if name is None:
+            return pb.GetSessionRequest(session_id=session_id, lease_id=lease_id)
+        return pb.GetSessionRequest(name=checked_name(name), lease_id=lease_id)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error
+
+
+def rename(session_id: str, name: str) -> pb.RenameSessionRequest:
+    return pb.RenameSessionRequest(session_id=session_id, name=name and checked_name(name))
+
+
+def checked_name(name: str) -> str:
+    """Returns the name of a session. Raises InvalidRequest for one that none can have."""
+    if not _NAME.fullmatch(str(name)):
+        raise InvalidRequest(
+            f"the name of a session has 1 to {SESSION_NAME_CHARS_MAX} of A-Z a-z 0-9 . _ -, the first a letter or digit"
+        )
+    return name
 
 
 def prepare_environment(

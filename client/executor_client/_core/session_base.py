@@ -66,6 +66,11 @@ class SessionBase:
         return self._info.session_id
 
     @property
+    def name(self) -> str:
+        """Its name, which is unique among the caller's sessions; empty if it has none."""
+        return self._info.name
+
+    @property
     def info(self) -> SessionInfo:
         """The session as the daemon last described it; `refresh` asks again."""
         return self._info

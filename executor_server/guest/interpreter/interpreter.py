@@ -17,7 +17,7 @@ from executor_api.limits import VARIABLES_NAMED_MAX
 
 from ..checks.rules import Rules
 from ..wire import link
-from ..wire.lean import dumps, signal
+from ..wire.lean import dumps, loads, signal
 from ..wire.link_messages import (
     Answered,
     Booted,
@@ -31,6 +31,7 @@ from ..wire.link_messages import (
     PlaceTools,
     RestoreState,
     RunProgram,
+    SetEnvironment,
     SetRules,
     ShipTools,
     ToolPart,
@@ -117,6 +118,7 @@ class Interpreter:
         self._send(Booted())
         handlers: dict[type[LinkMessage], Callable[[Any, link.Packet], None]] = {
             SetRules: self._on_rules,
+            SetEnvironment: self._on_environment,
             PlaceTools: self._session_tools.on_tools,
             ToolPart: self._on_part,
             ShipTools: self._on_ship,
@@ -145,6 +147,9 @@ class Interpreter:
 
     def _send(self, message: LinkMessage, body: bytes = b"") -> None:
         self._send_message(self._sock, message, body)
+
+    def _on_environment(self, _message: SetEnvironment, packet: link.Packet) -> None:
+        os.environ.update(loads(link.read_body(packet, None)))
 
     def _on_rules(self, _message: SetRules, packet: link.Packet) -> None:
         self._runtime.set_rules(Rules.of(read_object(CodeRules, link.read_body(packet), "rules")))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from ..wire.frames import FrameError
+from ..wire.lean import loads
 from ..wire.paths import ENVIRONMENT_PROGRAMS, ENVIRONMENT_SITE
 
 
@@ -19,6 +21,22 @@ def process_environment(own: dict[str, str], session: dict[str, str], *, has_env
     variables.update(session)
     variables.update(own)
     return variables
+
+
+def read_variables(data: bytes) -> dict[str, str]:
+    """Reads an object of environment variables. Raises FrameError."""
+    try:
+        variables = loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FrameError("environment variables that are not JSON") from error
+    if not isinstance(variables, dict) or not all(map(is_text, variables)) or not all(map(is_text, variables.values())):
+        raise FrameError("environment variables that are no object of texts")
+    return variables
+
+
+def is_text(value: object) -> bool:
+    """True for what the system takes as an argument or as a part of a variable."""
+    return isinstance(value, str) and "\0" not in value
 
 
 def _ahead(directory: str, others: str) -> str:

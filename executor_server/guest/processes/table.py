@@ -17,6 +17,7 @@ from ..wire.messages import (
     WriteProcess,
 )
 from . import sessions
+from .environment import is_text, read_variables
 from .process import Process
 from .start import Command, NotStarted
 
@@ -141,13 +142,12 @@ class Processes:
         if request.argv > len(body):
             raise FrameError(f"arguments of {request.argv} bytes in a body of {len(body)}")
         try:
-            argv, env = loads(body[: request.argv]), loads(body[request.argv :])
+            argv = loads(body[: request.argv])
         except (ValueError, RecursionError) as error:
             raise FrameError("a command that is not JSON") from error
-        if not isinstance(argv, list) or not argv or not all(map(_is_text, argv)):
+        if not isinstance(argv, list) or not argv or not all(map(is_text, argv)):
             raise FrameError("a command that is no list of texts")
-        if not isinstance(env, dict) or not all(_is_text(name) and _is_text(value) for name, value in env.items()):
-            raise FrameError("an environment that is no object of texts")
+        env = read_variables(body[request.argv :])
         if request.columns is not None:
             env.setdefault("TERM", "xterm-256color")
         return Command(argv, request.cwd or ".", self._environment(env))
@@ -175,7 +175,3 @@ class Processes:
         self._known[process.process_id] = None
         del self._running[process.pid]
         self._adopt(left)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value

@@ -22,7 +22,7 @@ from ..files.transfers import MAX_BLOB_BYTES
 from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.lean import signal, socket
-from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetRules, message_of
+from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetEnvironment, SetRules, message_of
 from ..wire.loop import READ, WRITE, Loop
 from .children import (
     Child,
@@ -68,7 +68,7 @@ _CHECKER_USES = 200
 _CHECKER_REST_S = 10.0
 # Messages that do not use an interpreter. The last of each kind is sent to a warm one that takes its place, too;
 # FindModules only until it is answered.
-_SET_UP = (SetRules, PlaceTools, FindModules)
+_SET_UP = (SetRules, SetEnvironment, PlaceTools, FindModules)
 
 
 class ChildProcesses:

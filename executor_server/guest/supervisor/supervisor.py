@@ -32,11 +32,11 @@ import time
 from ..checks.rules import Rules
 from ..files.transfers import Transfers
 from ..processes import table
-from ..processes.environment import process_environment
+from ..processes.environment import process_environment, read_variables
 from ..wire import link, link_messages, messages
 from ..wire.channel import Channel
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
-from ..wire.lean import signal, socket
+from ..wire.lean import dumps, signal, socket
 from ..wire.loop import READ, Loop
 from ..wire.messages import Configure, Execute, Restrict
 from ..wire.schema import message_of, read_object
@@ -251,6 +251,7 @@ class Supervisor:
     def _start_child_processes(self) -> None:
         self._child_processes.start()
         self._post_settings()
+        self._post_environment()
         self._requests.post_tools()
 
     def _next_job(self) -> None:
@@ -286,6 +287,10 @@ class Supervisor:
         if request.settings + request.env > len(body):
             raise FrameError(f"rules of {request.settings} bytes in a body of {len(body)}")
         self._hold_to(body[: request.settings])
+        env = body[request.settings : request.settings + request.env]
+        if env:
+            self._session_env = read_variables(env)
+            self._post_environment()
         self._prelude.configure(request.op, body[request.settings + request.env :].decode("utf-8", "replace"))
 
     def _hold_to(self, settings: bytes) -> None:
@@ -343,6 +348,10 @@ class Supervisor:
     def _replace_interpreter(self, status: Optional[int], why: str = "") -> None:
         self._replacement.replace(status, why)
         self._next_job()
+
+    def _post_environment(self) -> None:
+        if self._session_env and self._child_processes.started:
+            self._child_processes.post(link_messages.SetEnvironment(), dumps(self._session_env))
 
     def _post_settings(self) -> None:
         self._child_processes.post(link_messages.SetRules(), self._runner.rules.packed())

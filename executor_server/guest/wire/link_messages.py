@@ -117,6 +117,10 @@ class Verdict(LinkMessage, kind="verdict"):
 # Supervisor to interpreter
 
 
+class SetEnvironment(LinkMessage, kind="environment"):
+    """Body: an object of environment variables."""
+
+
 class SetRules(LinkMessage, kind="settings"):
     """Body: CodeRules."""
 

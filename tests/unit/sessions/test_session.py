@@ -658,7 +658,7 @@ async def test_a_guest_that_hangs_up_right_after_its_answer_is_noticed(backend: 
     session.begin()
     async with asyncio.timeout(10):
         with pytest.raises(PreconditionFailed) as refused:
-            await session.configure()
+            await session.configure({})
     assert refused.value.reason is Reason.SESSION_LOST
     await session.close("the test is over")
     registry.close()

@@ -1,0 +1,61 @@
+"""Sessions with names and with environment variables, as clients use them."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor_client import ExecutorClient, InvalidRequest, NotFoundError, PreconditionError
+from tests.support.daemon import Daemon
+
+
+def test_a_named_session_is_made_once_and_found_by_another_client(daemon: Daemon) -> None:
+    with daemon.client() as first:
+        session = first.session("analysis", authorized_imports=["os"])
+        assert session.name == "analysis" and session.info.detached
+        session.execute("kept = 41")
+    with daemon.client() as second:
+        again = second.session("analysis")
+        assert again.session_id == session.session_id
+        assert again.execute("kept + 1").output == 42
+        assert [info.name for info in second.list_sessions()] == ["analysis"]
+        again.close()
+        with pytest.raises(NotFoundError):
+            second.get_session(name="analysis")
+
+
+def test_a_name_belongs_to_one_session(client: ExecutorClient) -> None:
+    with client.create_session(name="one") as one, client.create_session(name="two") as two:
+        for attempt in (lambda: client.create_session(name="one"), lambda: two.rename("one")):
+            with pytest.raises(PreconditionError) as refused:
+                attempt()
+            assert refused.value.reason == "NAME_TAKEN"
+        assert one.rename("other").name == "other"
+        assert two.rename("one").name == "one"
+        assert client.get_session(name="one").session_id == two.session_id
+        assert two.rename("").name == ""
+    with pytest.raises(InvalidRequest, match="name"):
+        client.create_session(name="no name")
+    with pytest.raises(InvalidRequest):
+        client.get_session()
+
+
+def test_variables_of_the_session_reach_its_interpreters_and_its_processes(client: ExecutorClient) -> None:
+    with client.create_session(authorized_imports=["os"], env={"TOKEN": "geheim", "WORD": "one"}) as session:
+        assert session.info.env_names == ("TOKEN", "WORD")
+        assert "geheim" not in repr(session.info)
+        assert session.execute("import os\nos.environ['TOKEN']").output == "geheim"
+        assert session.processes.run("echo $TOKEN $WORD").stdout == "geheim one\n"
+        assert session.processes.run("echo $WORD", env={"WORD": "two"}).stdout == "two\n"
+        assert session.execute("os._exit(1)").state.value == "reset"
+        assert session.execute("import os\nos.environ['TOKEN']").output == "geheim"
+    for wrong in ({"1A": "x"}, {"A": "x\0y"}, {f"A{n}": "" for n in range(65)}, {"A": "x" * 70_000}):
+        with pytest.raises(InvalidRequest) as refused:
+            client.create_session(env=wrong)
+        assert "x\0y" not in str(refused.value) and "xxxx" not in str(refused.value)
+
+
+def test_values_are_nowhere_but_in_the_sandbox(daemon: Daemon) -> None:
+    with daemon.client() as client, client.create_session(env={"TOKEN": "geheim-4711"}) as session:
+        session.processes.run("true", env={"OTHER": "geheim-4712"})
+        left = [path for path in daemon.state_dir.rglob("*") if path.is_file() and b"geheim-47" in path.read_bytes()]
+        assert left == []

@@ -86,6 +86,7 @@ RENAMED = {
     "aclosing": "closing",
     "aio": "client",
     "aio_files": "files",
+    "aio_ports": "ports",
     "aio_processes": "processes",
     "aio_session": "session",
 }

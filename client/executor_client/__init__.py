@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from executor_client._core.tools import Tool
     from executor_client.aio import AsyncExecutorClient
     from executor_client.aio_files import AsyncSessionFiles
+    from executor_client.aio_ports import AsyncPortForward, AsyncSessionPorts
     from executor_client.aio_processes import AsyncProcess, AsyncSessionProcesses
     from executor_client.aio_session import AsyncSession
     from executor_client.checkpoint import Checkpoint
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         ToolCallEvent,
     )
     from executor_client.files import SessionFiles
+    from executor_client.ports import PortForward, SessionPorts
     from executor_client.process_results import (
         CompletedProcess,
         ProcessInfo,
@@ -97,9 +99,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncExecutorClient",
+    "AsyncPortForward",
     "AsyncProcess",
     "AsyncSession",
     "AsyncSessionFiles",
+    "AsyncSessionPorts",
     "AsyncSessionProcesses",
     "AuthenticationError",
     "AuthorizationError",
@@ -143,6 +147,7 @@ __all__ = [
     "Policy",
     "PolicyRef",
     "PolicyViolationError",
+    "PortForward",
     "PortRules",
     "PreconditionError",
     "Process",
@@ -162,6 +167,7 @@ __all__ = [
     "Session",
     "SessionFiles",
     "SessionInfo",
+    "SessionPorts",
     "SessionProcesses",
     "SessionState",
     "StateManifest",
@@ -189,6 +195,7 @@ _HOMES = {
     "executor_client._core.tools": "Tool",
     "executor_client.aio": "AsyncExecutorClient",
     "executor_client.aio_files": "AsyncSessionFiles",
+    "executor_client.aio_ports": "AsyncPortForward AsyncSessionPorts",
     "executor_client.aio_processes": "AsyncProcess AsyncSessionProcesses",
     "executor_client.aio_session": "AsyncSession",
     "executor_client.checkpoint": "Checkpoint",
@@ -204,6 +211,7 @@ _HOMES = {
         "ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"
     ),
     "executor_client.files": "SessionFiles",
+    "executor_client.ports": "PortForward SessionPorts",
     "executor_client.process_results": (
         "CompletedProcess ProcessInfo ProcessOutput ProcessOutputCut ProcessResult TerminalSize"
     ),

@@ -33,6 +33,7 @@ from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
 from executor_client._sync import ClientLease
 from executor_client.aio_files import AsyncSessionFiles
+from executor_client.aio_ports import AsyncSessionPorts
 from executor_client.aio_processes import AsyncSessionProcesses
 from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.errors import (
@@ -97,6 +98,11 @@ class AsyncSession(SessionBase):
     def files(self) -> AsyncSessionFiles:
         """The files of its workspace."""
         return AsyncSessionFiles(self._transport, self.session_id, self)
+
+    @property
+    def ports(self) -> AsyncSessionPorts:
+        """TCP ports in its sandbox."""
+        return AsyncSessionPorts(self._transport, self._info, self)
 
     async def rename(self, name: str) -> SessionInfo:
         """Gives the session another name; an empty one takes its name away.

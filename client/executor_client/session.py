@@ -43,6 +43,7 @@ from executor_client.errors import (
     UnavailableError,
 )
 from executor_client.files import SessionFiles
+from executor_client.ports import SessionPorts
 from executor_client.processes import SessionProcesses
 from executor_client.results import ExecutionResult, FileInfo, FileList, SessionInfo
 
@@ -97,6 +98,11 @@ class Session(SessionBase):
     def files(self) -> SessionFiles:
         """The files of its workspace."""
         return SessionFiles(self._transport, self.session_id, self)
+
+    @property
+    def ports(self) -> SessionPorts:
+        """TCP ports in its sandbox."""
+        return SessionPorts(self._transport, self._info, self)
 
     def rename(self, name: str) -> SessionInfo:
         """Gives the session another name; an empty one takes its name away.

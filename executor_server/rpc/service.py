@@ -24,6 +24,7 @@ from executor_server.policy import Policy, check_tools
 from executor_server.rpc import checks, from_wire, processes_wire, to_wire
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.handlers import Context
+from executor_server.rpc.port_forwarding import forward_port
 from executor_server.rpc.upload import Upload
 from executor_server.sessions import Session, SessionManager, SessionRequest, StateArchives
 
@@ -224,6 +225,9 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         signal, target = processes_wire.signal_from(request)
         await self._session(request.session_id).processes.signal(_process_id(request), signal, target)
         return service_pb.SignalProcessResponse()
+
+    async def ForwardPort(self, requests: AsyncIterator[service_pb.ForwardPortRequest], context: Context) -> None:
+        await forward_port(requests, context, self._session)
 
     # -- tools, variables, blobs
 

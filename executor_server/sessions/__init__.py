@@ -6,6 +6,7 @@ or configuration files.
 
 from executor_server.channel import VariablesReply
 from executor_server.sessions.manager import SessionManager
+from executor_server.sessions.ports import PortConnection
 from executor_server.sessions.session import Session
 from executor_server.sessions.session_ids import SessionIds
 from executor_server.sessions.set_up import SessionRequest

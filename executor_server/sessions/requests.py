@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from executor_server.channel import (
     MAX_PAYLOAD_BYTES,
@@ -69,6 +69,18 @@ T = TypeVar("T")
 _MAX_OPEN = 32
 
 
+class OpenRequest(Protocol):
+    """A request that waits for frames of the guest: an answer, or a connection."""
+
+    def take(self, frame: Frame) -> None:
+        """Takes a frame. Raises FrameError."""
+        ...
+
+    def fail(self, error: ExecutorError) -> None:
+        """Ends it without an answer."""
+        ...
+
+
 class GuestRequests:
     """Asks the guest of one session, and gives each answer to the caller that waits for it."""
 
@@ -90,7 +102,7 @@ class GuestRequests:
         self._settings = settings
         self._admission = hooks.admission
         self._observer = hooks.observer
-        self._open: dict[int, Request[Any]] = {}
+        self._open: dict[int, OpenRequest] = {}
         self._next_op = 0
         self._digests = BlobDigests()
 
@@ -301,7 +313,7 @@ class GuestRequests:
     @contextmanager
     def asking(
         self,
-        request: Request[Any],
+        request: OpenRequest,
         message: Callable[[int], Message],
         body: bytes = b"",
         *,

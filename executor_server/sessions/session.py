@@ -21,7 +21,7 @@ from executor_server.channel import PROCESS_EVENTS, GuestChannel
 from executor_server.core import ErrorDetail, Outcome, PreconditionFailed, Reason, SandboxFailure, SessionSpec
 from executor_server.fairness import ReadingShares
 from executor_server.guest.wire.frames import Frame
-from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk
+from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk, PortOutput
 from executor_server.guest.wire.schema import message_of
 from executor_server.journal import JournalMemory, Registry, SegmentError, SessionRecord, SessionUse
 from executor_server.sessions.checkpoints import Checkpoints
@@ -30,6 +30,7 @@ from executor_server.sessions.executions import Executions, facts_of
 from executor_server.sessions.lifetime import SessionLife
 from executor_server.sessions.liveness import GuestLiveness
 from executor_server.sessions.network import SessionNetwork
+from executor_server.sessions.ports import Ports
 from executor_server.sessions.processes import Processes
 from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionSettings
@@ -84,6 +85,7 @@ class Session:
         self.executions = Executions(self, record, channel, registry, settings, hooks)
         self.network = SessionNetwork(self, record, self._connection, channel, self.executions.journal, hooks)
         self.requests = GuestRequests(self, channel, settings, hooks, puts=record.puts, gets=record.gets)
+        self.ports = Ports(self, self.requests, channel, hooks)
         self.processes = Processes(self, record.session_id, self.requests, channel, registry, hooks)
         self.checkpoints = Checkpoints(self, self.requests, hooks, record.python_version)
         # The calls of clients, by the names under which the RPC layer knows them.
@@ -179,7 +181,7 @@ class Session:
 
     def note_use(self) -> None:
         """Must be called now and then: what runs postpones the idle end."""
-        if self.executions.in_use or self.processes.in_use:
+        if self.executions.in_use or self.processes.in_use or self.ports.in_use:
             self.touch()
 
     def check_guest(self) -> None:
@@ -290,7 +292,7 @@ class Session:
 
     def _on_frame(self, frame: Frame) -> None:
         message = message_of(frame)
-        if isinstance(message, (Done, FileChunk, BlobChunk)) and message.op is not None:
+        if isinstance(message, (Done, FileChunk, BlobChunk, PortOutput)) and message.op is not None:
             self.requests.take(message.op, frame)
         elif frame.kind in PROCESS_EVENTS:
             self.processes.take(frame)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from executor_client._core import probe
@@ -56,6 +57,14 @@ class Transport(TransportBase):
     def open(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> EventStream:
         """Starts a stream of the events of an execution or a process, which all belong to the trace of the first."""
         return self._channel.events(request, trace, timeout_s)
+
+    def duplex(self, method: Callable[..., Any]) -> Any:
+        """Starts a call with streams in both directions, without a time limit. Its errors are gRPC's: `calling`."""
+        return method(metadata=self._channel.metadata())
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Translates gRPC's errors around a use of such a call."""
+        return self._channel.calling()
 
     def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
         """Makes one attempt of a call with one answer."""

@@ -31,6 +31,7 @@ import time
 
 from ..checks.rules import Rules
 from ..files.transfers import Transfers
+from ..ports import connections
 from ..processes import table
 from ..processes.environment import process_environment, read_variables
 from ..wire import link, link_messages, messages
@@ -78,7 +79,7 @@ class Supervisor:
             listener, config.token_hash, self._loop, self._on_frame, self._describe, config.egress_listener
         )
         self._transfers = Transfers(self._channel, config.workspace)
-        self._channel.on_new_daemon = self._transfers.on_new_daemon
+        self._channel.on_new_daemon = self._on_new_daemon
         self._channel.pong = lambda: messages.Pong(
             background_cpu_time_s=self._background_cpu.spent_s(busy=self._runner.busy)
         )
@@ -87,6 +88,7 @@ class Supervisor:
         self._processes = table.Processes(
             self._channel, self._loop, lambda pipes: self._runner.adopt(pipes), self._process_environment
         )
+        self._ports = connections.Connections(self._channel, self._loop)
         self._cpu.aside_s = self._processes.cpu_s
         self._child_processes = ChildProcesses(config, self._loop, programs, self, self._processes)
         self._runner = Runner(
@@ -135,6 +137,7 @@ class Supervisor:
             self._child_processes.pause(self._channel.full)
             self._runner.pause(self._channel.full)
             self._processes.pause(self._channel.full)
+            self._ports.pause(self._channel.full)
         if self._channel.broken:
             sys.stderr.write(f"the daemon broke the protocol: {self._channel.broken}\n")
         kill_everything()
@@ -187,6 +190,11 @@ class Supervisor:
         self._runner.close_all()
         self._requests.close_all()
         self._processes.close_all()
+        self._ports.close_all()
+
+    def _on_new_daemon(self) -> None:
+        self._transfers.on_new_daemon()
+        self._ports.reset_all()
 
     def _process_environment(self, own: dict[str, str]) -> dict[str, str]:
         return process_environment(own, self._session_env, has_environment=self._has_environment)
@@ -225,6 +233,8 @@ class Supervisor:
         elif isinstance(message, table.REQUESTS):
             self._background_cpu.begin()
             self._processes.take(message, frame.body)
+        elif isinstance(message, connections.REQUESTS):
+            self._ports.take(message, frame.body)
         elif isinstance(message, messages.Shutdown):
             self._stop = True
         else:

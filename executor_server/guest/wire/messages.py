@@ -42,6 +42,8 @@ OUTPUT_OVERHEAD_BYTES = 256
 """Bytes that a frame of a process's output costs the daemon, beside what the frame carries."""
 TAIL_BYTES = 64 * 1024
 """Bytes, overhead included, that a process whose output passed its limit sends at its end, granted or not."""
+PORT_WINDOW_BYTES = 2 * 1024 * 1024
+"""Bytes that either end of a forwarded connection lets the other send ahead of what it has passed on."""
 MAX_TERMINAL_CHARS = 1000  # columns or rows
 MAX_ARGUMENTS_BYTES = 256 * 1024  # a command and its environment, as JSON
 MAX_SIGNAL = 64
@@ -332,10 +334,10 @@ class ForgetProcess(Message, kind=Kind.FORGET_PROCESS):
 
 
 class OpenPort(Message, kind=Kind.OPEN_PORT):
-    """Opens a connection to a port of the sandbox's loopback; `op` names it. DONE says how its opening went.
+    """Opens a connection to a port of the sandbox's loopback; `op` names it.
 
-    Either end sends data as far as the other has granted it, then `eof`; the connection ends when both have. One that
-    breaks, or can't be opened, ends by a DONE that is not ok.
+    PORT_OUTPUT without a body says that it is open. Either end sends data as far as the other has granted it, then
+    `eof`. DONE ends it: when both have sent that, or, not ok, when it can't be opened or broke.
     """
 
     op: int = integer()

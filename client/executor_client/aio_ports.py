@@ -1,0 +1,213 @@
+"""The ports of a session, `session.ports`, of the asyncio client: servers in the sandbox, reached from here.
+
+A connection goes through the daemon to a TCP port on the sandbox's own loopback; the sandbox needs no network. Each one
+is a call of its own: it ends with either side, with the session, or with the daemon, and none is resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._aio import AsyncSessionTransport
+from executor_client._core.quiet_grpc import grpc
+from executor_client.errors import ExecutorClientError, InvalidRequest, ProtocolError
+from executor_client.results import SessionInfo
+
+_PIECE_BYTES = 256 * 1024
+_PORT_MAX = 65_535
+
+
+class AsyncPortForward:
+    """A local listener whose connections lead to a port of the sandbox. Closed as a context manager, or by `close`."""
+
+    def __init__(self, transport: AsyncSessionTransport, session_id: str, port: int) -> None:
+        self._transport = transport
+        self._session_id = session_id
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self.port = port
+        """The port in the sandbox."""
+        self.address: tuple[str, int] = ("", 0)
+        """Host and port of the listener."""
+        self.last_error: ExecutorClientError | None = None
+        """The reason why the last connection could not be made or broke; None when none did."""
+        self.connections = 0
+        """Connections that were accepted so far."""
+
+    @property
+    def local_port(self) -> int:
+        return self.address[1]
+
+    @property
+    def url(self) -> str:
+        """The address for a browser."""
+        host, port = self.address
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    async def _listen(self, host: str, local_port: int) -> None:
+        self._server = await asyncio.start_server(self._accept, host, local_port)
+        self.address = self._server.sockets[0].getsockname()[:2]
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        self.connections += 1
+        try:
+            await pass_on(self._transport, self._session_id, self.port, reader, writer)
+        except ExecutorClientError as error:
+            self.last_error = error
+        except asyncio.CancelledError:
+            pass  # closed from here; the task is this connection's own
+        finally:
+            self._connections.discard(task)
+
+    async def close(self) -> None:
+        """Ends the listener and its connections. Idempotent."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        for task in (running := list(self._connections)):
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await server.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncSessionPorts:
+    """The ports of one session."""
+
+    def __init__(self, transport: AsyncSessionTransport, info: SessionInfo, session: object = None) -> None:
+        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+        self._session = session
+        self._transport = transport
+        self._session_id = info.session_id
+        self._passing: set[asyncio.Task[None]] = set()
+
+    async def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> AsyncPortForward:
+        """Listens here, and leads each connection to a port of the sandbox. Returns when it listens.
+
+        `local_port` 0: a free one. A port that nothing listens on in the sandbox ends each connection at once, until
+        something does (`last_error` says so). Raises OSError when this machine can't listen there.
+        """
+        forward = AsyncPortForward(self._transport, self._session_id, _checked(port))
+        await forward._listen(host, local_port)  # a part of making it
+        return forward
+
+    async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connects to a port of the sandbox. Raises PreconditionError (PORT_CLOSED) when nothing listens there."""
+        theirs, _ = await self.connected_socket(port)
+        return await asyncio.open_connection(sock=theirs)
+
+    async def connected_socket(self, port: int) -> tuple[socket.socket, asyncio.Task[None]]:
+        """Connects to a port of the sandbox; returns a local socket, and the task that passes on what goes over it."""
+        call = await _opened(self._transport, self._session_id, _checked(port))
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        passing = asyncio.create_task(_pass_on(self._transport, call, reader, writer))
+        self._passing.add(passing)
+        passing.add_done_callback(self._note_end)
+        return theirs, passing
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._passing.discard(task)
+        if not task.cancelled():
+            task.exception()  # the reader of the connection sees its end
+
+
+def _checked(port: int) -> int:
+    if not 1 <= int(port) <= _PORT_MAX:
+        raise InvalidRequest(f"a port is a number from 1 to {_PORT_MAX}")
+    return port
+
+
+async def pass_on(
+    transport: AsyncSessionTransport,
+    session_id: str,
+    port: int,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Opens a connection to a port, and passes everything on until both directions have ended; closes the writer."""
+    try:
+        call = await _opened(transport, session_id, port)
+    except BaseException:
+        writer.transport.abort()
+        raise
+    await _pass_on(transport, call, reader, writer)
+
+
+class _Call:
+    """An open call: what is written to it, and the messages that come from it."""
+
+    def __init__(self, call: Any, messages: AsyncIterator[Any]) -> None:
+        self.call = call
+        self.messages = messages
+
+
+async def _opened(transport: AsyncSessionTransport, session_id: str, port: int) -> _Call:
+    """Makes the call and waits until the connection is open. Raises ExecutorClientError."""
+    transport.check()
+    with transport.current.calling():
+        call = transport.current.duplex(transport.stub.ForwardPort)
+        messages = aiter(call)
+        try:
+            await call.write(pb.ForwardPortRequest(open=pb.OpenPort(session_id=session_id, port=port)))
+            await anext(messages)
+        except (StopAsyncIteration, asyncio.InvalidStateError) as error:
+            # It has ended already; reading raises the error with which, if there is one.
+            call.cancel()
+            async for _ in messages:
+                pass
+            raise ProtocolError("a connection to a port ended before it was open") from error
+        except BaseException:
+            call.cancel()
+            raise
+    return _Call(call, messages)
+
+
+async def _pass_on(
+    transport: AsyncSessionTransport, opened: _Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    sending = asyncio.create_task(_send(opened.call, reader))
+    try:
+        with transport.current.calling():
+            async for message in opened.messages:
+                if message.WhichOneof("part") == "data":
+                    writer.write(message.data)
+                    await writer.drain()
+                elif writer.can_write_eof():
+                    writer.write_eof()
+    except (ConnectionError, ExecutorClientError, asyncio.CancelledError):
+        writer.transport.abort()  # the other side sees that it was cut off
+        raise
+    finally:
+        opened.call.cancel()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _send(call: Any, reader: asyncio.StreamReader) -> None:
+    """Passes what comes from here on, up to its end. The other direction finds out when the call breaks."""
+    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, ConnectionError):
+        while data := await reader.read(_PIECE_BYTES):
+            await call.write(pb.ForwardPortRequest(data=data))
+        await call.write(pb.ForwardPortRequest(shutdown=pb.Shutdown()))
+        await call.done_writing()

@@ -1,0 +1,157 @@
+"""The ports of a session, `session.ports`, of the blocking client: servers in the sandbox, reached from here.
+
+Connections are passed on by the asyncio client's code, in an event loop in a thread: one for each port that is
+forwarded, however many connections it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from executor_client._aio import AsyncSessionTransport, AsyncTransports
+from executor_client._sync import SessionTransport
+from executor_client.aio_ports import AsyncPortForward, AsyncSessionPorts
+from executor_client.errors import ExecutorClientError
+from executor_client.results import SessionInfo
+
+T = TypeVar("T")
+
+_START_TIMEOUT_S = 60.0
+
+
+class PortForward:
+    """A local listener whose connections lead to a port of the sandbox. Closed as a context manager, or by `close`."""
+
+    def __init__(self, loop: _Loop, forward: AsyncPortForward, session: object) -> None:
+        self._loop: _Loop | None = loop
+        self._forward = forward
+        self._session = session
+
+    @property
+    def port(self) -> int:
+        """The port in the sandbox."""
+        return self._forward.port
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the listener."""
+        return self._forward.address
+
+    @property
+    def local_port(self) -> int:
+        return self._forward.local_port
+
+    @property
+    def url(self) -> str:
+        """The address for a browser."""
+        return self._forward.url
+
+    @property
+    def last_error(self) -> ExecutorClientError | None:
+        """The reason why the last connection could not be made or broke; None when none did."""
+        return self._forward.last_error
+
+    @property
+    def connections(self) -> int:
+        """Connections that were accepted so far."""
+        return self._forward.connections
+
+    def close(self) -> None:
+        """Ends the listener and its connections. Idempotent."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.run(self._forward.close())
+            loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class SessionPorts:
+    """The ports of one session. Thread-safe."""
+
+    def __init__(self, transport: SessionTransport, info: SessionInfo, session: object) -> None:
+        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+        self._session = session
+        self._transport = transport
+        self._info = info
+
+    def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> PortForward:
+        """Listens here, and leads each connection to a port of the sandbox. Returns when it listens.
+
+        `local_port` 0: a free one. A port that nothing listens on in the sandbox ends each connection at once, until
+        something does (`last_error` says so). Raises OSError when this machine can't listen there.
+        """
+        loop = _Loop(self._transport, self._info)
+        try:
+            forward = loop.run(loop.forward(port, local_port, host))
+        except BaseException:
+            loop.close()
+            raise
+        return PortForward(loop, forward, self._session)
+
+    def connect(self, port: int) -> socket.socket:
+        """Connects to a port of the sandbox. Raises PreconditionError (PORT_CLOSED) when nothing listens there.
+
+        The socket is a local one, whose other end is passed on; close it as any other.
+        """
+        loop = _Loop(self._transport, self._info)
+        try:
+            return loop.run(loop.connect(port))
+        except BaseException:
+            loop.close()
+            raise
+
+
+class _Loop:
+    """An event loop in a thread, with a transport to the session of its own."""
+
+    def __init__(self, transport: SessionTransport, info: SessionInfo) -> None:
+        self._front = transport.front
+        self._info = info
+        self._transports: AsyncTransports | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="executor-ports", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine there, and returns its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_TIMEOUT_S)
+
+    async def forward(self, port: int, local_port: int, host: str) -> AsyncPortForward:
+        return await self._ports().forward(port, local_port=local_port, host=host)
+
+    async def connect(self, port: int) -> socket.socket:
+        """Connects; the thread ends with the connection."""
+        theirs, passing = await self._ports().connected_socket(port)
+        passing.add_done_callback(lambda _: self._loop.stop())
+        return theirs
+
+    def close(self) -> None:
+        """Ends the thread, and waits for its end."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_START_TIMEOUT_S)
+
+    def _ports(self) -> AsyncSessionPorts:
+        """Returns the ports, on a channel that is made in the loop that uses it."""
+        if self._transports is None:
+            self._transports = AsyncTransports(self._front.endpoint, self._front.timeouts)
+        return AsyncSessionPorts(AsyncSessionTransport(self._transports, self._info), self._info)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        if self._transports is not None:
+            self._loop.run_until_complete(self._transports.close())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()

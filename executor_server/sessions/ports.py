@@ -71,6 +71,8 @@ class PortConnection:
         while not (self._data or self._output_ended):
             await self._changed()
         if not self._data:
+            if self._error is not None:
+                raise self._error
             return b""
         data = self._data.popleft()
         self._taken_bytes += len(data)

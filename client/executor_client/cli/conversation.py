@@ -79,6 +79,7 @@ class Conversation:
         self._has_resized = asyncio.Event()
         self._end: asyncio.Future[ConversationEnd] = asyncio.get_running_loop().create_future()
         self._is_away = False
+        self._needs_redraw = replayed_to > 0
 
     async def run(self) -> ConversationEnd:
         """Returns when the process has ended or is left. Raises ExecutorClientError, OSError."""
@@ -154,9 +155,10 @@ class Conversation:
         return await self._never()
 
     async def _pass_sizes(self) -> ConversationEnd:
-        if self._replayed_to:
-            await self._redraw()
         while True:
+            if self._needs_redraw:
+                self._needs_redraw = False
+                await self._redraw()
             await self._has_resized.wait()
             self._has_resized.clear()
             await self._resize(*self._terminal.size())
@@ -175,6 +177,8 @@ class Conversation:
         if self._is_away:
             self._is_away = False
             self._terminal.say("the daemon is back")
+            self._needs_redraw = True  # our own lines are on its screen
+            self._has_resized.set()
 
     # -----------------------------------------------------------------------------------------------------------------
     # Signals

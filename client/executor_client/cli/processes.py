@@ -39,6 +39,7 @@ EXIT_HUNG_UP = 129
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
 _STDIN = 0
+_ID_DIGITS = 12
 _PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -182,8 +183,8 @@ def _left(context: _Context, session: AsyncSession, process: AsyncProcess, end: 
     if end is ConversationEnd.TERMINAL_GONE:
         return EXIT_HUNG_UP
     if end is ConversationEnd.DETACHED:
-        name = short_id(session.session_id, 12)
-        context.console.remark(f"detached; `executor attach {name} {process.process_id}` comes back")
+        name = short_id(session.session_id, _ID_DIGITS)
+        context.console.remark(f"detached; `executor attach {name} {process.process_id[:_ID_DIGITS]}` comes back")
         return EXIT_SUCCEEDED
     return _exit_code(context.console, process.result)
 

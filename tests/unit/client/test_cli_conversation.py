@@ -234,6 +234,19 @@ async def test_one_line_says_that_the_daemon_is_away_and_one_that_it_is_back(scr
     assert b"\x1b]" not in seen
 
 
+async def test_program_draws_its_screen_again_when_the_daemon_is_back(screen: Screen) -> None:
+    """The lines of this program's own are on that screen."""
+    process = FakeProcess()
+    with LocalTerminal(screen.program, screen.program) as terminal:
+        conversation = Conversation(process, process.resize, terminal, DetachKeys(b""))
+        task = asyncio.create_task(conversation.run())
+        conversation.show_wait(Wait(WaitKind.DAEMON, "the daemon", "", 1.0, None))
+        process.events.put_nowait(Output(1, b"x"))
+        assert {await process.sizes.get() for _ in range(3)} == {(100, 30), (100, 29)}
+        process.events.put_nowait(None)
+        await task
+
+
 async def test_old_output_asks_the_terminal_nothing_and_the_program_draws_again(screen: Screen) -> None:
     process = FakeProcess()
     for event in (Output(1, b"\x1b[6nold\x1b["), Output(2, b"c\x1b[31"), Output(3, b"mred"), Output(4, b"\x1b[6nnew")):

@@ -133,6 +133,17 @@ def test_terminal_is_restored_when_the_client_is_ended(
     assert client.list_sessions() == []
 
 
+def test_closed_terminal_hangs_up_on_the_shell(environment: dict[str, str], session: Session) -> None:
+    """Shells whose windows were closed must not fill the session."""
+    with on_terminal(shell(environment, session.session_id), environment) as terminal:
+        terminal.expect(b"ready> ")
+        terminal.type(b"echo star''ted; sleep 1000\r")
+        terminal.expect(b"started\r\n")
+        terminal.process.send_signal(signal.SIGHUP)
+        assert terminal.end() == 129
+    assert eventually(lambda: not any(info.running for info in session.processes.list()))
+
+
 def test_shell_without_a_terminal_says_what_to_use(environment: dict[str, str], client: ExecutorClient) -> None:
     code, out, err = executor(environment, "shell")
     assert (code, out) == (2, b"") and b"executor exec SESSION -- COMMAND" in err and err.count(b"\n") == 1

@@ -89,7 +89,7 @@ async def _shell(context: _Context) -> int:
     command = _SHELL if options.shell is None else [options.shell]
     async with _shell_session(context) as kept:
         process = await _start_on(kept.session, terminal, command, options)
-        end = await _talk(context, process, terminal)
+        end = await _talk_as_owner(context, process, terminal)
         kept.is_kept = kept.is_kept or end is ConversationEnd.DETACHED
     return _left(context, kept.session, process, end)
 
@@ -154,6 +154,24 @@ async def _start_on(
         pty=TerminalSize(*terminal.size()),
         timeout_s=timeout_s,
     )
+
+
+async def _talk_as_owner(context: _Context, process: AsyncProcess, terminal: LocalTerminal) -> ConversationEnd:
+    """Talks with a process that was started for this terminal: when that is gone, the process gets SIGHUP, as it would
+    without a network between them. Shells whose windows were closed must not fill the session."""
+    try:
+        end = await _talk(context, process, terminal)
+    except asyncio.CancelledError:
+        await _hang_up(process)
+        raise
+    if end is ConversationEnd.TERMINAL_GONE:
+        await _hang_up(process)
+    return end
+
+
+async def _hang_up(process: AsyncProcess) -> None:
+    with contextlib.suppress(ExecutorClientError):  # its session has ended, or the daemon is away
+        await process.signal(signal.SIGHUP, "tree")
 
 
 async def _talk(
@@ -225,7 +243,7 @@ async def _execute(context: _Context) -> int:
         if options.tty:
             terminal = own_terminal("exec -t")
             process = await _start_on(session, terminal, options.argv, options, options.timeout)
-            return _left(context, session, process, await _talk(context, process, terminal))
+            return _left(context, session, process, await _talk_as_owner(context, process, terminal))
         takes_stdin = stdin_is_given() and not (options.no_stdin or options.detach)
         process = await session.processes.start(
             options.argv,

@@ -200,8 +200,8 @@ def test_ps_lists_the_sessions_there_are(environment: dict[str, str], client: Ex
         code, out, _ = executor(environment, "ps")
         assert code == 0
         header, row = out.splitlines()
-        assert header.split()[:3] == ["SESSION", "STATE", "IMAGE"]
-        assert row.split()[:3] == [short_id(session.session_id, 12), "idle", "base"] and row.endswith("job=a\\nb")
+        assert header.split()[:4] == ["SESSION", "NAME", "STATE", "IMAGE"]
+        assert row.split()[:4] == [short_id(session.session_id, 12), "-", "idle", "base"] and row.endswith("job=a\\nb")
     assert len(executor(environment, "ps")[1].splitlines()) == 1
 
 

@@ -120,6 +120,26 @@ def test_shell_is_left_and_come_back_to(environment: dict[str, str], client: Exe
     assert executor(environment, "rm", info.session_id)[0] == 0
 
 
+def test_named_shell_leaves_a_session_that_every_command_finds(
+    environment: dict[str, str], client: ExecutorClient
+) -> None:
+    with on_terminal(shell(environment, "--name", "analysis"), environment) as terminal:
+        terminal.expect(b"ready> ")
+        terminal.type(b"echo made > file; exit\r")
+        assert terminal.end() == 0
+    assert executor(environment, "exec", "analysis", "--", "cat", "file") == (0, b"made\n", b"")
+    assert b" analysis " in executor(environment, "ps")[1]
+    code, out, err = executor(environment, "exec", "analysys", "--", "true")
+    assert (code, out) == (2, b"") and b"did you mean analysis?" in err
+    assert executor(environment, "rename", "analysis", "other") == (0, b"", b"")
+    assert executor(environment, "rename", "other", "not a name")[0] == 2
+    with client.create_session(name="taken"):
+        code, _, err = executor(environment, "rename", "other", "taken")
+        assert code == 2 and b"taken" in err and err.count(b"\n") == 1
+    assert executor(environment, "rm", "other")[0] == 0
+    assert client.list_sessions() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_terminal_is_restored_when_the_client_is_ended(
     environment: dict[str, str], client: ExecutorClient, number: signal.Signals

@@ -72,7 +72,7 @@ examples:
 
 _RM_EXAMPLES = """\
 examples:
-  executor rm 3f2a 77b1     the beginning of an id will do
+  executor rm analysis 77b1 names, and beginnings of ids
   executor rm --all
 """
 
@@ -100,6 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_ls(commands)
     _add_cp(commands)
     _add_rm(commands)
+    _add_rename(commands)
     make_command(commands, "policy", "tell what may be asked for")
     _add_env(commands)
     _add_mcp(commands)
@@ -142,6 +143,12 @@ def _add_rm(commands: Any) -> None:
     rm = make_command(commands, "rm", "end sessions, with their variables and files", _RM_EXAMPLES)
     rm.add_argument("sessions", metavar="SESSION", nargs="*", help=SESSION_HELP)
     rm.add_argument("--all", action="store_true", help="all sessions that are yours")
+
+
+def _add_rename(commands: Any) -> None:
+    rename = make_command(commands, "rename", "give a session a name, or another one")
+    rename.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    rename.add_argument("name", metavar="NAME", help="unique among your sessions; '' takes its name away")
 
 
 def _add_env(commands: Any) -> None:

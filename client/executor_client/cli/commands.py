@@ -258,6 +258,11 @@ def _end_sessions(client: ExecutorClient, options: argparse.Namespace, console: 
     return EXIT_SUCCEEDED
 
 
+def _rename_session(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    find_session(client, options.session).rename(options.name)
+    return EXIT_SUCCEEDED
+
+
 def _show_policy(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
     console.show_lines(policy_lines(client.get_policy()))
     return EXIT_SUCCEEDED
@@ -271,6 +276,7 @@ _COMMANDS: dict[str, Callable[[ExecutorClient, argparse.Namespace, Console], int
     "ls": _list_files,
     "cp": _copy,
     "rm": _end_sessions,
+    "rename": _rename_session,
     "policy": _show_policy,
     "env build": environments.build,
 }

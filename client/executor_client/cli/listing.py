@@ -18,7 +18,7 @@ from executor_client.results import SessionInfo
 _ID_DIGITS = 12
 _CELL_CHARS = 40
 _SESSION_HEADER: tuple[str, ...] = (
-    "SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "MOVED", "PACKAGES",
+    "SESSION", "NAME", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "MOVED", "PACKAGES",
     "LABELS",
 )  # fmt: skip
 _PROCESS_HEADER = ("PROCESS", "PID", "STATE", "STARTED", "TERMINAL", "COMMAND")
@@ -42,7 +42,7 @@ def _session_row(info: SessionInfo, *, full: bool) -> tuple[str, ...]:
     labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
     state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
     session_id = info.session_id if full else short_id(info.session_id, _ID_DIGITS)
-    cells = (session_id, _cut(state, full=full), info.image, info.backend, info.python_version)
+    cells = (session_id, info.name or "-", _cut(state, full=full), info.image, info.backend, info.python_version)
     left_s = max(0, int((info.expire_time - datetime.now(UTC)).total_seconds()))
     network = _cut(", ".join(info.network) or "none", full=full)
     moved = f"{info.network_usage.sent_bytes + info.network_usage.received_bytes:,} B" if info.network else "-"

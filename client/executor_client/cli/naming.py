@@ -64,7 +64,7 @@ def _suggestion(names: Mapping[str, str], text: str) -> str:
 
 def names_of(infos: Iterable[SessionInfo]) -> dict[str, str]:
     """Returns what `matching_id` takes."""
-    return {info.session_id: "" for info in infos}
+    return {info.session_id: info.name for info in infos}
 
 
 def find_session(client: ExecutorClient, text: str) -> Session:

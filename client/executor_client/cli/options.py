@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-SESSION_HELP = "the beginning of its id will do"
+SESSION_HELP = "its name, its id, or the beginning of its id"
 
 
 class Parser(argparse.ArgumentParser):

@@ -21,13 +21,14 @@ from executor_client.cli.options import (
 _SHELL_EXAMPLES = """\
 examples:
   executor shell                            in a sandbox of its own, which ends with the shell
-  executor shell 3f2a                   in a session there is
+  executor shell --name analysis            in one that stays, under this name
+  executor shell analysis                   in a session there is
 Ctrl-] leaves the shell running; `executor attach SESSION` comes back to it. Every other key is the shell's.
 """
 
 _EXEC_EXAMPLES = """\
 examples:
-  executor exec 3f2a -- pytest -q           a command; its exit code is this one's
+  executor exec analysis -- pytest -q       a command; its exit code is this one's
   executor exec 3f2a -- sh -c 'ls | wc -l'
   tar c src | executor exec 3f2a -- tar x
   executor exec -t 3f2a -- top              with a terminal, as `executor shell` has
@@ -54,6 +55,7 @@ def add_commands(commands: Any) -> None:
 def _add_shell(commands: Any) -> None:
     shell = make_command(commands, "shell", "a terminal in a session", _SHELL_EXAMPLES)
     shell.add_argument("session", metavar="SESSION", nargs="?", help=f"{SESSION_HELP} (default: a new session)")
+    shell.add_argument("--name", help="the new session's name; it stays when the shell ends")
     shell.add_argument("--shell", metavar="PATH", help="the program (default: bash, else sh)")
     _add_surroundings(shell)
     _add_detach_keys(shell)

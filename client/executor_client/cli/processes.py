@@ -104,13 +104,14 @@ class _Kept:
 
 @contextlib.asynccontextmanager
 async def _shell_session(context: _Context) -> AsyncIterator[_Kept]:
-    """Yields the session that the options name, or a new one, which ends with the shell unless that is detached.
+    """Yields the session that the options name, or a new one, which ends with the shell unless it has a name.
 
     It is made to outlive this program, because it is not known yet whether its shell will be left running.
     """
     options = context.options
     if options.session is not None:
         given = {
+            "--name": options.name,
             "--image": options.image,
             "--limit": options.limits,
             "--imports": options.imports,
@@ -130,9 +131,10 @@ async def _shell_session(context: _Context) -> AsyncIterator[_Kept]:
         network=options.network,
         packages=options.packages,
         node_labels=dict(options.node_labels),
-        detached=True,
+        name=options.name,
+        keep=True,
     )
-    kept = _Kept(made, is_kept=False)
+    kept = _Kept(made, is_kept=options.name is not None)
     try:
         yield kept
     finally:
@@ -201,7 +203,7 @@ def _left(context: _Context, session: AsyncSession, process: AsyncProcess, end: 
     if end is ConversationEnd.TERMINAL_GONE:
         return EXIT_HUNG_UP
     if end is ConversationEnd.DETACHED:
-        name = short_id(session.session_id, _ID_DIGITS)
+        name = session.name or short_id(session.session_id, _ID_DIGITS)
         context.console.remark(f"detached; `executor attach {name} {process.process_id[:_ID_DIGITS]}` comes back")
         return EXIT_SUCCEEDED
     return _exit_code(context.console, process.result)

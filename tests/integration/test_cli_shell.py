@@ -159,7 +159,8 @@ def test_closed_terminal_hangs_up_on_the_shell(environment: dict[str, str], sess
         terminal.expect(b"ready> ")
         terminal.type(b"echo star''ted; sleep 1000\r")
         terminal.expect(b"started\r\n")
-        terminal.process.send_signal(signal.SIGHUP)
+        for _ in range(3):  # the kernel's, the outer shell's, the window's
+            terminal.process.send_signal(signal.SIGHUP)
         assert terminal.end() == 129
     assert eventually(lambda: not any(info.running for info in session.processes.list()))
 

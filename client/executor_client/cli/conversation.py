@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import errno
 import signal
+import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
@@ -79,6 +81,7 @@ class Conversation:
         self._has_resized = asyncio.Event()
         self._end: asyncio.Future[ConversationEnd] = asyncio.get_running_loop().create_future()
         self._is_away = False
+        self._is_gone = False
         self._needs_redraw = replayed_to > 0
 
     async def run(self) -> ConversationEnd:
@@ -89,7 +92,9 @@ class Conversation:
         ]
         try:
             with self._signals():
-                return await self._end
+                end = await self._end
+                self._is_gone = end is ConversationEnd.TERMINAL_GONE
+                return end
         finally:
             for task in tasks:
                 task.cancel()
@@ -110,7 +115,10 @@ class Conversation:
             end = await work
         except Exception as error:  # noqa: BLE001 - the owner of the task raises it
             if not self._end.done():
-                self._end.set_exception(error)
+                if isinstance(error, OSError) and error.errno == errno.EIO:  # a write to a terminal that hung up
+                    self._end.set_result(ConversationEnd.TERMINAL_GONE)
+                else:
+                    self._end.set_exception(error)
         else:
             if not self._end.done():
                 self._end.set_result(end)
@@ -185,7 +193,11 @@ class Conversation:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGHUP leave, so that the terminal is restored; SIGWINCH and SIGCONT bring the size again."""
+        """SIGTERM and SIGHUP leave, so that the terminal is restored; SIGWINCH and SIGCONT bring the size again.
+
+        Once the terminal is gone, the first two stay harmless until the loop ends: a window that is closed sends SIGHUP
+        more than once, by the kernel and by its shell, and the caller still has to hang up on the process.
+        """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGWINCH, self._has_resized.set)
         loop.add_signal_handler(signal.SIGCONT, self._continued)
@@ -194,7 +206,7 @@ class Conversation:
         try:
             yield
         finally:
-            for number in (signal.SIGWINCH, signal.SIGCONT, *_LEAVING_SIGNALS):
+            for number in (signal.SIGWINCH, signal.SIGCONT, *(() if self._is_gone else _LEAVING_SIGNALS)):
                 loop.remove_signal_handler(number)
 
     def _leave(self) -> None:
@@ -202,5 +214,6 @@ class Conversation:
             self._end.set_result(ConversationEnd.TERMINAL_GONE)
 
     def _continued(self) -> None:
-        self._terminal.make_raw()
+        with contextlib.suppress(termios.error):  # a terminal that hung up continues its programs, too
+            self._terminal.make_raw()
         self._has_resized.set()

@@ -156,7 +156,10 @@ async def test_terminal_is_as_before_however_it_ends(screen: Screen, end: str) -
     assert await screen.shows(b"\x1b[0m") == b"\x1b[?25h\x1b[?1049l\x1b[0m"
     if end == "lost":
         assert isinstance(task.exception(), UnavailableError)
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    if end == "signal":  # a closed window sends more than one, while the process is still hung up on
+        os.kill(os.getpid(), signal.SIGHUP)
+    else:
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 async def test_keys_detach_and_drop_what_follows(screen: Screen) -> None:

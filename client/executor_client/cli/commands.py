@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         from executor_client.mcp.command import serve
 
         return serve(options, tls, console)
-    if options.command in ("shell", "attach") or getattr(options, "argv", None) is not None:
+    if options.command in ("shell", "attach", "port-forward") or getattr(options, "argv", None) is not None:
         from executor_client.cli import processes
 
         return processes.run(options, tls, console)

@@ -1,4 +1,4 @@
-"""The arguments of the commands for processes and terminals of a session."""
+"""The arguments of the commands for processes, terminals and ports of a session."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from executor_client.cli.options import (
     make_command,
     variable,
 )
+from executor_client.cli.port_numbers import parse_forward
 
 _SHELL_EXAMPLES = """\
 examples:
@@ -44,11 +45,21 @@ Ctrl-] leaves a terminal, Ctrl-C a process without one; it goes on. What it prin
 """
 
 
+_FORWARD_EXAMPLES = """\
+examples:
+  executor port-forward analysis 8000       http://127.0.0.1:8000 leads to port 8000 of the session
+  executor port-forward analysis 9000:8000  http://127.0.0.1:9000 does
+  executor port-forward analysis :8000 :5432    free ports of this machine, which are shown
+  executor port-forward analysis 0.0.0.0:9000:8000  for other machines too
+"""
+
+
 def add_commands(commands: Any) -> None:
-    """Adds `shell`, `exec`, `attach` and `ps`."""
+    """Adds `shell`, `exec`, `attach`, `port-forward` and `ps`."""
     _add_shell(commands)
     _add_exec(commands)
     _add_attach(commands)
+    _add_port_forward(commands)
     _add_ps(commands)
 
 
@@ -90,6 +101,15 @@ def _add_attach(commands: Any) -> None:
     _add_detach_keys(attach)
     attach.add_argument(
         "--raw", action="store_true", help="pass control characters of a process without a terminal on, too"
+    )
+
+
+def _add_port_forward(commands: Any) -> None:
+    summary = "lead ports of this machine to ports of a session, until Ctrl-C"
+    forward = make_command(commands, "port-forward", summary, _FORWARD_EXAMPLES)
+    forward.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    forward.add_argument(
+        "ports", metavar="[[HOST:]PORT:]PORT", nargs="+", type=parse_forward, help="this machine's, and the session's"
     )
 
 

@@ -361,8 +361,16 @@ def _exit_code(console: Console, result: ProcessResult | None) -> int:
     return EXIT_REFUSED if result.exit_code is None else result.exit_code
 
 
+async def _forward(context: _Context) -> int:
+    from executor_client.cli import port_forward
+
+    session = await find_session(context.client, context.options.session)
+    return await port_forward.forward(session, context.options, context.console)
+
+
 _COMMANDS: dict[str, Callable[[_Context], Awaitable[int]]] = {
     "shell": _shell,
     "exec": _execute,
     "attach": _attach,
+    "port-forward": _forward,
 }

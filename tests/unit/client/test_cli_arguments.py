@@ -6,6 +6,7 @@ import pytest
 
 from executor_client.cli.arguments import make_parser
 from executor_client.cli.naming import Located, located, matching_id
+from executor_client.cli.port_numbers import PortPair, parse_forward
 from executor_client.errors import InvalidRequest, NotFoundError
 
 ANALYSIS = "3f2a0000000000000000000000000001"
@@ -37,6 +38,30 @@ def test_a_variable_may_contain_the_sign_and_its_value_is_not_shown(capsys: pyte
     with pytest.raises(SystemExit):
         make_parser().parse_args(["exec", "--env", "=secret", "s", "1"])
     assert "secret" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("8000", PortPair(8000, 8000)),
+        ("9000:8000", PortPair(8000, 9000)),
+        (":8000", PortPair(8000, 0)),
+        ("0:8000", PortPair(8000, 0)),
+        ("0.0.0.0:9000:8000", PortPair(8000, 9000, "0.0.0.0")),
+        ("[::1]:9000:8000", PortPair(8000, 9000, "::1")),
+    ],
+)
+def test_ports_are_parsed(text: str, pair: PortPair) -> None:
+    assert parse_forward(text) == pair
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "65536", "1:70000", "8000:", "-1", "1:2:3:4", "::1:9000:8000", "80 "])
+def test_ports_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(
+            ["port-forward", "s", "--", text] if text.startswith("-") else ["port-forward", "s", text]
+        )
+    assert "is no port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,13 @@ from executor_client.cli.detach_keys import DetachKeys
 from executor_client.cli.local_terminal import LocalTerminal, own_terminal
 from executor_client.cli.naming import matching_id, matching_process, names_of
 from executor_client.cli.process_output import ProcessOutput, stdin_is_given
-from executor_client.errors import ExecutorClientError, InvalidRequest, PreconditionError
+from executor_client.errors import (
+    ConnectionLost,
+    ExecutorClientError,
+    InvalidRequest,
+    PreconditionError,
+    UnavailableError,
+)
 from executor_client.process_results import ProcessResult, TerminalSize
 from executor_client.waits import OnWait, Wait
 
@@ -89,7 +95,12 @@ async def _shell(context: _Context) -> int:
     command = _SHELL if options.shell is None else [options.shell]
     async with _shell_session(context) as kept:
         process = await _start_on(kept.session, terminal, command, options)
-        end = await _talk_as_owner(context, process, terminal)
+        try:
+            end = await _talk_as_owner(context, process, terminal)
+        except (ConnectionLost, UnavailableError):
+            kept.is_kept = True
+            context.console.remark(f"if the daemon comes back, {_way_back(kept.session, process)}")
+            raise
         kept.is_kept = kept.is_kept or end is ConversationEnd.DETACHED
     return _left(context, kept.session, process, end)
 
@@ -203,10 +214,14 @@ def _left(context: _Context, session: AsyncSession, process: AsyncProcess, end: 
     if end is ConversationEnd.TERMINAL_GONE:
         return EXIT_HUNG_UP
     if end is ConversationEnd.DETACHED:
-        name = session.name or short_id(session.session_id, _ID_DIGITS)
-        context.console.remark(f"detached; `executor attach {name} {process.process_id[:_ID_DIGITS]}` comes back")
+        context.console.remark(f"detached; {_way_back(session, process)}")
         return EXIT_SUCCEEDED
     return _exit_code(context.console, process.result)
+
+
+def _way_back(session: AsyncSession, process: AsyncProcess) -> str:
+    name = session.name or short_id(session.session_id, _ID_DIGITS)
+    return f"`executor attach {name} {process.process_id[:_ID_DIGITS]}` comes back"
 
 
 async def _attach(context: _Context) -> int:

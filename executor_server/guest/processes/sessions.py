@@ -73,12 +73,18 @@ def kill_all_but(leaders: Set[int], reap: Callable[[], bool]) -> bool:
     Attack: a program that forks faster than /proc is read would always be ahead of a list. So all are stopped first,
     and only killed once a look has found none that runs: a stopped process starts none and continues none.
     """
+    stopped: set[int] = set()
     for _ in range(_STOP_ROUNDS):
-        running = [pid for pid, stat in _others(leaders) if stat[_STATE] not in _STILL]
+        running = {pid for pid, stat in _others(leaders) if stat[_STATE] not in _STILL}
         if not running:
             break
         for pid in running:
             send(pid, signal.SIGSTOP)
+        if running <= stopped:
+            # Nothing new was started. A process that is exiting, as an interpreter that was killed, runs until its
+            # memory is released and can't be stopped; without a pause the rounds are over before that.
+            time.sleep(_END_STEP_S)
+        stopped |= running
     else:
         return False
     ends_s = time.monotonic() + _END_TIME_S

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, Protocol
 
 from executor_server.channel import read_process_event
@@ -168,6 +168,12 @@ class ProcessJournal:
             if log.pid:
                 log.grant_again()
 
+    def drop_unstarted(self, error: ExecutorError, begun: Container[str]) -> None:
+        """Drops the processes that no guest has said it started, but those that are being started (`begun`)."""
+        for log in self.running:
+            if not log.pid and log.process_id not in begun:
+                self.refuse(log, error)
+
     def trim(self) -> None:
         """Must be called now and then: time decides whether unread events may be dropped."""
         for log in self.running:
@@ -221,6 +227,8 @@ class ProcessJournal:
                 "done": log.done,
                 "received": log.received_bytes,
                 "granted": log.granted_bytes,
+                "output": log.output_bytes,
+                "read": log.read_bytes,
             }
             for log in self.processes.values()
         ]
@@ -284,6 +292,8 @@ class ProcessJournal:
                 last=fields.integer("last", first - 1),
                 received_bytes=fields.integer("received"),
                 granted_bytes=fields.integer("granted"),
+                output_bytes=fields.integer("output"),
+                read_bytes=fields.integer("read"),
             )
             if fields.boolean("done") and not log.done:
                 raise FrameError("the end of a process is missing")

@@ -242,8 +242,21 @@ class ProcessLog(EventLog[ProcessEvent]):
         if not self.done:
             self._owner.grant(self.process_id, self.granted_bytes)
 
-    def restore(self, *, pid: int, first: int, last: int, received_bytes: int, granted_bytes: int) -> None:
-        """Takes over the numbers of a snapshot; keeps those of its events that lead up to it without a gap."""
+    def restore(
+        self,
+        *,
+        pid: int,
+        first: int,
+        last: int,
+        received_bytes: int,
+        granted_bytes: int,
+        output_bytes: int,
+        read_bytes: int,
+    ) -> None:
+        """Takes over the numbers of a snapshot; keeps those of its events that lead up to it without a gap.
+
+        What clients read after the snapshot is not recorded, so a gap may count that as missing, too.
+        """
         self.pid = pid
         self._received_bytes = received_bytes
         self.granted_bytes = max(granted_bytes, self.granted_bytes)
@@ -253,6 +266,19 @@ class ProcessLog(EventLog[ProcessEvent]):
             self.last_number = last
         while self._journal and self.first_number < first:
             self._drop_first()
+        self._output_bytes = output_bytes
+        self._dropped_bytes = max(0, output_bytes - sum(_output_of(event.kind) for event in self._journal))
+        self._read_bytes = min(read_bytes, output_bytes)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all output so far, with what was left out."""
+        return self._output_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the output up to the last event that any reader got."""
+        return self._read_bytes
 
     @property
     def received_bytes(self) -> int:

@@ -18,6 +18,7 @@ import structlog
 from executor_server.channel import GuestChannel, Request, nothing, written_bytes
 from executor_server.core import (
     ExecutorError,
+    InvalidRequest,
     NotFound,
     PreconditionFailed,
     ProcessEventKind,
@@ -47,6 +48,9 @@ from executor_server.sessions.shared import SessionHooks, SessionServices
 
 # Writes to one process that may wait for it to read; as many as the guest lets wait.
 _MAX_WRITES = 4
+# Seconds after the return of a daemon until a process that its guest has not reported counts as never started. The
+# guest reports one within milliseconds of the frame that asks for it.
+_START_TIME_S = 30.0
 
 _log = structlog.get_logger(__name__)
 
@@ -74,6 +78,7 @@ class Processes:
         self._starting: dict[str, asyncio.Future[None]] = {}
         self._writes: Counter[str] = Counter()
         self._refuses_new = False
+        self._unstarted_until_s: float | None = None  # a monotonic time; None when nothing is unknown any more
         self._log = _log.bind(session_id=session_id)
 
     # -- calls of clients ----------------------------------------------------------------------------------------
@@ -190,7 +195,7 @@ class Processes:
         """Sets the size of a process's terminal."""
         log = self.process(process_id)
         if not log.description.has_pty:
-            raise PreconditionFailed(Reason.PROCESS_ENDED, "the process has no terminal")
+            raise InvalidRequest(Reason.INVALID_FIELD, "the process has no terminal")
         if not log.done:
             await self._ask(lambda op: ResizeProcess(op=op, id=process_id, columns=size.columns, rows=size.rows))
 
@@ -234,6 +239,10 @@ class Processes:
     def on_time(self) -> None:
         """Must be called now and then: events that no client has read for long make room for newer ones."""
         self._journal.trim()
+        if self._unstarted_until_s is not None and time.monotonic() >= self._unstarted_until_s:
+            self._unstarted_until_s = None
+            never = Unavailable(Reason.BACKEND_UNAVAILABLE, "the daemon was killed before the process was started")
+            self._journal.drop_unstarted(never, self._starting)
 
     def share_memory(self, memory: JournalMemory) -> None:
         """Counts what its journal holds from here on against its tenant's part of the memory."""
@@ -262,6 +271,8 @@ class Processes:
     def resume(self) -> None:
         """Grants the guest what it may send; the daemon before may have died before it could."""
         self._journal.grant_all()
+        if any(not log.pid for log in self._journal.running):
+            self._unstarted_until_s = time.monotonic() + _START_TIME_S
 
     # -- calls of the journal, and the guest's frames --------------------------------------------------------------
 

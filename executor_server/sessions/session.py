@@ -322,9 +322,12 @@ class Session:
         damage = None
         try:
             journal.replay()
-            self.processes.recall()
         except SegmentError as error:
             damage = str(error)
+        try:
+            self.processes.recall()
+        except SegmentError as error:
+            damage = damage or str(error)
         self.network.recall()
         reason = self.record.lost_reason or journal.lost or missing or damage
         if reason is not None:

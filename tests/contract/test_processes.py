@@ -371,6 +371,18 @@ async def test_processes_outlive_the_interpreter_and_nothing_else_does(harness: 
 
 
 @promise("processes-spared")
+async def test_processes_outlive_interpreters_that_are_killed_one_after_the_other(harness: Harness) -> None:
+    """One that is exiting can't be stopped: in one of six cases its processes were killed with everything else."""
+    session = await harness.session()
+    log = await session.processes.start(ProcessRequest("p", ("cat",), stdin=True))
+    for _ in range(12):
+        assert (await harness.run(session, "import os; os.kill(os.getpid(), 9)")).state == "reset"
+        assert log.result is None
+    await session.processes.write("p", 0, b"alive", eof=True)
+    assert (await read(log)).stdout == b"alive"
+
+
+@promise("processes-spared")
 async def test_an_interpreter_that_forks_without_end_is_replaced_all_the_same(harness: Harness) -> None:
     session = await harness.session()
     log = await session.processes.start(ProcessRequest("p", ("cat",), stdin=True))

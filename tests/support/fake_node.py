@@ -25,7 +25,7 @@ from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_api.v1 import fleet_service_pb2 as fleet_pb
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_api.v1 import types_pb2 as pb
-from executor_server.core import NotFound, Principal, Reason
+from executor_server.core import NotFound, PreconditionFailed, Principal, Reason
 from executor_server.fleet import (
     Control,
     FrontHello,
@@ -63,6 +63,8 @@ class FakeNode:
     epoch: int = 1
     reports: bool = True
     takes_control: bool = True
+    answers_admins: bool = True
+    """False: calls for environments wait until the caller leaves."""
     report_interval_s: float = 0.05
     create: Create | None = None
     """Replaces the making of a session."""
@@ -230,6 +232,36 @@ class _Service(service_grpc.ExecutorServiceServicer):
             size_bytes += len(request.data)
         return service_pb.PutFileResponse(file=pb.FileInfo(path=first.header.path, size_bytes=size_bytes))
 
+    async def ForwardPort(self, requests: AsyncIterator[service_pb.ForwardPortRequest], context: Any) -> None:
+        """Sends back what comes. Port 1 is closed, and what listens on port 2 ends its connections at once."""
+        first = await anext(requests)
+        principal = _noted(self._node, "ForwardPort", first, context)
+        self._node.owned(first.open.session_id, principal)
+        if first.open.port == 1:
+            raise PreconditionFailed(Reason.PORT_CLOSED, "nothing listens on the port")
+        try:
+            await context.write(service_pb.ForwardPortResponse(opened=service_pb.PortOpened()))
+            if first.open.port == 2:
+                return
+            async for request in requests:
+                if request.WhichOneof("part") == "data":
+                    await context.write(service_pb.ForwardPortResponse(data=request.data))
+            await context.write(service_pb.ForwardPortResponse(shutdown=service_pb.Shutdown()))
+        finally:
+            self._node.calls.append(("ForwardPort ended", principal, first.open.port))
+            self._node.changed.set()
+
+    async def ResizeProcess(self, request: service_pb.ResizeProcessRequest, context: Any) -> Any:
+        """Answers as the gRPC of a program does that is older than the method."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
+    async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Any) -> None:
+        """Reports that the file of the request has changed."""
+        principal = _noted(self._node, "WatchFiles", request, context)
+        self._node.owned(request.session_id, principal)
+        changes = [pb.FileChange(path=request.path)]
+        await context.write(service_pb.WatchFilesResponse(changes=changes))
+
     async def RenewLease(self, request: service_pb.RenewLeaseRequest, context: Any) -> Any:
         _noted(self._node, "RenewLease", request, context)
         return service_pb.RenewLeaseResponse(sessions=1, renew_after_s=2.5)
@@ -246,6 +278,12 @@ class _Admin(admin_grpc.AdminServiceServicer):
             for each in self._node.sessions.values()
         ]
         return admin_pb.ListAllSessionsResponse(sessions=owned)
+
+    async def GetEnvironment(self, request: admin_pb.GetEnvironmentRequest, context: Any) -> Any:
+        _noted(self._node, "GetEnvironment", request, context)
+        if not self._node.answers_admins:
+            await asyncio.Event().wait()
+        raise NotFound(Reason.ENVIRONMENT_NOT_FOUND, "there is no such environment")
 
     async def KillSession(self, request: admin_pb.KillSessionRequest, context: Any) -> Any:
         principal = _noted(self._node, "KillSession", request, context)

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from executor_server.core import Principal, Reason, ResourceExhausted, Unavailable
+from executor_server.core import ExecutorError, PreconditionFailed, Principal, Reason, ResourceExhausted, Unavailable
 from executor_server.rpc.errors import DETAILS_KEY, DOMAIN, PassedOn
 from executor_server.rpc.fleet.front_callers import MAX_NAME_CHARS, PRINCIPAL_KEY
 from executor_server.rpc.handlers import Context
@@ -94,8 +94,8 @@ def translated(node: str) -> Iterator[None]:
         raise NodeSilent(node, "its link was closed") from None
 
 
-def refusal_of(node: str, error: grpc.aio.AioRpcError) -> RefusedByNode | NodeSilent | ResourceExhausted:
-    """Reads the status of a call to a node."""
+def refusal_of(node: str, error: grpc.aio.AioRpcError) -> RefusedByNode | ExecutorError:
+    """Reads the status of a call to a node. NodeSilent for one that says nothing of what the node has done."""
     code, message = error.code(), error.details() or ""
     details = next((value for key, value in cast("Any", error).trailing_metadata() or () if key == DETAILS_KEY), b"")
     if isinstance(details, bytes) and 0 < len(details) <= _MAX_DETAILS_BYTES:
@@ -104,6 +104,10 @@ def refusal_of(node: str, error: grpc.aio.AioRpcError) -> RefusedByNode | NodeSi
             return refused
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ResourceExhausted(Reason.TOO_LARGE, f"the answer of the node {node} is too large to pass on")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        # Its gRPC has answered, so the call had no effect, and none of the same program will have one.
+        message = f"the node {node} does not know this call: its program is older than the front's"
+        return PreconditionFailed(Reason.NODE_REFUSED, message)
     return NodeSilent(node, f"{code.name}: {message}")
 
 

@@ -11,8 +11,8 @@ Handlers are coroutines that write to their context, for the reasons that servic
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol, TypeAlias, cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf import message_factory
@@ -32,6 +32,8 @@ _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"]
 _ADMIN = admin_pb.DESCRIPTOR.services_by_name["AdminService"]
 # The requests that name a session, among those of administrators.
 _OF_ADMINS = frozenset({"KillSession", "GetSessionNetwork"})
+
+T = TypeVar("T")
 
 _Descriptor: TypeAlias = Any  # protobuf's descriptors have no types
 _Read: TypeAlias = Callable[[Message], str]
@@ -81,7 +83,8 @@ def _names_session(method: _Descriptor) -> bool:
 
 def _handler(method: _Descriptor, router: Router) -> Handler:
     path = f"/{method.containing_service.full_name}/{method.name}"
-    session_in, request_class = _reader(method), message_factory.GetMessageClass(method.input_type)
+    first_part, request_class = _first_part(method), message_factory.GetMessageClass(method.input_type)
+    session_in = _reader(first_part)
 
     def route(request: bytes, context: Context) -> tuple[Route, Metadata]:
         session_id = checks.identifier(session_in(_parsed(request_class, request)), "session_id")
@@ -99,30 +102,23 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
     async def answers(request: bytes, context: Context) -> None:
         way, metadata = route(request, context)
         call = way.channel.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
-        try:
-            with translated(way.node):
-                async for message in call:
-                    await context.write(message)
-        finally:
-            call.cancel()
+        await _receive(call, way.node, context)
 
     async def requests(pieces: AsyncIterator[bytes], context: Context) -> bytes:
-        first = await _first(pieces)
+        first = await _first(pieces, first_part)
         way, metadata = route(first, context)
         call = way.channel.stream_unary(path)(metadata=metadata, timeout=time_left_s(context))
-        sending = asyncio.create_task(_send(call, first, pieces))
-        answering = asyncio.create_task(answer_of(call, way.node))
-        try:
-            await asyncio.wait((sending, answering), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()  # the client's stream broke
-            answer: bytes = await answering
-            return answer
-        finally:
-            for task in (sending, answering):
-                task.cancel()
-            await asyncio.gather(sending, answering, return_exceptions=True)
+        answer: bytes = await _both(_send(call, first, pieces), answer_of(call, way.node))
+        return answer
 
+    async def both(pieces: AsyncIterator[bytes], context: Context) -> None:
+        first = await _first(pieces, first_part)
+        way, metadata = route(first, context)
+        call = way.channel.stream_stream(path)(metadata=metadata, timeout=time_left_s(context))
+        await _both(_send(call, first, pieces), _receive(call, way.node, context))
+
+    if method.client_streaming and method.server_streaming:
+        return grpc.stream_stream_rpc_method_handler(cast("Any", both))
     if method.client_streaming:
         return grpc.stream_unary_rpc_method_handler(cast("Any", requests))
     if method.server_streaming:
@@ -130,15 +126,42 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
     return grpc.unary_unary_rpc_method_handler(cast("Any", unary))
 
 
-async def _first(pieces: AsyncIterator[bytes]) -> bytes:
+async def _first(pieces: AsyncIterator[bytes], part: str) -> bytes:
     try:
         async with asyncio.timeout(PIECE_TIMEOUT_S):
             first = await anext(pieces, None)
     except TimeoutError as error:
         raise InvalidRequest(Reason.INVALID_FIELD, f"nothing came for {PIECE_TIMEOUT_S:g} s") from error
     if first is None:
-        raise checks.invalid("header", "must be the first message")
+        raise checks.invalid(part, "must be the first message")
     return first
+
+
+async def _both(send: Coroutine[Any, Any, None], receive: Coroutine[Any, Any, T]) -> T:
+    """Returns what `receive` returns, which is the end of the call, while `send` passes the client's messages on.
+
+    A client that has sent all goes on to receive; one whose stream breaks ends the call.
+    """
+    sending, receiving = asyncio.create_task(send), asyncio.create_task(receive)
+    try:
+        await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()  # the client's stream broke
+        return await receiving
+    finally:
+        for task in (sending, receiving):
+            task.cancel()
+        await asyncio.gather(sending, receiving, return_exceptions=True)
+
+
+async def _receive(call: Any, node: str, context: Context) -> None:
+    """Passes a node's messages on. Raises RefusedByNode, NodeSilent. Ends the call when the caller is cancelled."""
+    try:
+        with translated(node):
+            async for message in call:
+                await context.write(message)
+    finally:
+        call.cancel()
 
 
 async def _send(call: Any, first: bytes, pieces: AsyncIterator[bytes]) -> None:
@@ -163,11 +186,19 @@ def _parsed(request_class: type[Message], request: bytes) -> Message:
         raise InvalidRequest(Reason.INVALID_FIELD, "the message is malformed (text must be UTF-8)") from None
 
 
-def _reader(method: _Descriptor) -> _Read:
-    """Returns the function that finds the session in a request, in the first one where there are several."""
+def _first_part(method: _Descriptor) -> str:
+    """Returns the part of a stream's first message that names the session; empty where the request itself does."""
     if "session_id" in method.input_type.fields_by_name:
+        return ""
+    parts = [field for field in method.input_type.fields if field.message_type is not None]
+    return cast("str", next(field.name for field in parts if "session_id" in field.message_type.fields_by_name))
+
+
+def _reader(part: str) -> _Read:
+    """Returns the function that finds the session in a request, in the first one where there are several."""
+    if not part:
         return lambda request: cast("Any", request).session_id
-    return lambda request: cast("Any", request).header.session_id
+    return lambda request: cast("str", getattr(request, part).session_id)  # empty when the message has another part
 
 
 def _has_session(method: _Descriptor) -> bool:

@@ -78,6 +78,81 @@ async def test_an_upload_passes_with_its_answer(fleet: Fleet) -> None:
     assert (answer.file.path, answer.file.size_bytes) == ("a", 3_000_000)
 
 
+def _to_port(session_id: str, port: int = 8000) -> service_pb.ForwardPortRequest:
+    return service_pb.ForwardPortRequest(open=service_pb.OpenPort(session_id=session_id, port=port))
+
+
+async def test_a_connection_to_a_port_passes_both_ways_at_once(fleet: Fleet) -> None:
+    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    session = await front.create()
+    call = front.service.ForwardPort(metadata=front.auth)
+    await call.write(_to_port(session.session_id))
+    assert (await call.read()).WhichOneof("part") == "opened"
+    for number in range(20):
+        data = bytes([number]) * 50_000
+        await call.write(service_pb.ForwardPortRequest(data=data))
+        assert (await call.read()).data == data
+    await call.done_writing()
+    assert (await call.read()).WhichOneof("part") == "shutdown"
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_the_end_of_a_connection_to_a_port_reaches_the_other_side(fleet: Fleet) -> None:
+    node = await fleet.node("alpha")
+    front = await fleet.front(node, proxy=True)
+    session = await front.create()
+    ended = front.service.ForwardPort(metadata=front.auth)
+    await ended.write(_to_port(session.session_id, port=2))
+    assert (await ended.read()).WhichOneof("part") == "opened"
+    assert await ended.code() is grpc.StatusCode.OK  # though the client has not ended its own stream
+
+    node.changed.clear()
+    left = front.service.ForwardPort(metadata=front.auth)
+    await left.write(_to_port(session.session_id))
+    await left.read()
+    left.cancel()
+    await node.changed.wait()
+    assert node.calls[-1][0] == "ForwardPort ended"
+
+
+async def test_a_port_that_the_node_refuses_is_refused_with_its_reason(fleet: Fleet) -> None:
+    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    session = await front.create()
+    call = front.service.ForwardPort(metadata=front.auth)
+    await call.write(_to_port(session.session_id, port=1))
+    assert await refused(call) == ("FAILED_PRECONDITION", "PORT_CLOSED")
+
+
+async def test_ports_and_watches_of_a_front_that_is_no_proxy_are_at_the_node(fleet: Fleet) -> None:
+    front = await fleet.front(await fleet.node("alpha", address="127.0.0.1:7001"))
+    session = await front.create()
+    call = front.service.ForwardPort(metadata=front.auth)
+    await call.write(_to_port(session.session_id))
+    assert await refused(call) == ("FAILED_PRECONDITION", "NODE_ELSEWHERE")
+    watch = service_pb.WatchFilesRequest(session_id=session.session_id, path="a")
+    assert await refused(front.service.WatchFiles(watch, metadata=front.auth)) == (
+        "FAILED_PRECONDITION",
+        "NODE_ELSEWHERE",
+    )
+
+
+async def test_a_watch_passes(fleet: Fleet) -> None:
+    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    session = await front.create()
+    watch = service_pb.WatchFilesRequest(session_id=session.session_id, path="a")
+    answers = [answer async for answer in front.service.WatchFiles(watch, metadata=front.auth)]
+    assert [change.path for answer in answers for change in answer.changes] == ["a"]
+
+
+async def test_a_call_that_an_older_node_does_not_know_is_refused_for_good(fleet: Fleet) -> None:
+    """A client that was told to try again would do so for ever."""
+    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    session = await front.create()
+    resize = service_pb.ResizeProcessRequest(session_id=session.session_id, process_id="p1")
+    call = front.service.ResizeProcess(resize, metadata=front.auth)
+    assert await refused(call) == ("FAILED_PRECONDITION", "NODE_REFUSED")
+
+
 async def test_a_refusal_of_the_node_reaches_the_client_as_it_is(fleet: Fleet) -> None:
     node = await fleet.node("alpha")
     front = await fleet.front(node, proxy=True)
@@ -131,6 +206,9 @@ async def test_hostile_messages_end_at_the_front(fleet: Fleet) -> None:
         "INVALID_ARGUMENT",
         "INVALID_FIELD",
     )
+    for messages in ((), (b"\x12\x01x",), (b"\xff",)):
+        port = raw.stream_stream(path + "ForwardPort")(_each(*messages), metadata=front.auth)
+        assert await refused(port) == ("INVALID_ARGUMENT", "INVALID_FIELD")
     unknown = raw.unary_unary(path + "KeepAlive")(b"", metadata=(("authorization", "Bearer x"),))
     assert await refused(unknown) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
     assert len(node.calls) == calls

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -59,17 +60,20 @@ STOP_GRACE_S = 1.0
 _log = structlog.get_logger(__name__)
 
 
-def serve_front(config: Config) -> None:
-    """Runs the front until a signal stops it. Raises ConfigError, StateDirError, AddressError, AuditDirError."""
+def serve_front(config: Config, read_again: Callable[[], Config]) -> None:
+    """Runs the front until a signal stops it. Raises ConfigError, StateDirError, AddressError, AuditDirError.
+
+    `read_again` returns the configuration as its files have it now, or raises ConfigError.
+    """
     logs.configure(config.log.level, config.log.format)
-    uvloop.run(_serve(config))
+    uvloop.run(_serve(config, read_again))
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, read_again: Callable[[], Config]) -> None:
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(handled_signals())
-        front = await start_up(config, stack)
-        signals.on_reload(front.control.policies.reload_soon)
+        front = await start_up(config, stack, read_again)
+        signals.on_reload(front.reload_soon)
         announce(await front.server.start(), front.own_state)
         await signals.first()
         _log.info("front_stopping")
@@ -103,10 +107,18 @@ class _Front:
     own_state: StateDir
     control: _Control
     server: RpcServer
+    refuse_again: Callable[[], None]
+
+    def reload_soon(self) -> None:
+        self.control.policies.reload_soon()
+        try:
+            self.refuse_again()
+        except ConfigError as error:
+            _log.error("refused_nodes_kept", problems=error.problems)
 
 
-async def start_up(config: Config, stack: AsyncExitStack) -> _Front:
-    """Builds and starts the parts from the bottom up."""
+async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[], Config] | None = None) -> _Front:
+    """Builds and starts the parts from the bottom up. `read_again` is as for serve_front."""
     settings = server_settings(config)
     own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
     dialer = _dialer(config)
@@ -115,6 +127,8 @@ async def start_up(config: Config, stack: AsyncExitStack) -> _Front:
     knowledge = _knowledge(config, stack, own_state, policies)
     news = FleetNews(watchers.fleet, watchers.metrics)
     fleet = _fleet(config, dialer, control, knowledge, news)
+    refuse_again = partial(_refuse_again, fleet, read_again or (lambda: config))
+    refuse_again()
     choice = NodeChoice(knowledge.members, knowledge.placement, config.fleet.park_s)
     news.parked = lambda: choice.parked
     admission = Admission(control.quotas, FairSemaphore(1), watchers.log)
@@ -130,7 +144,7 @@ async def start_up(config: Config, stack: AsyncExitStack) -> _Front:
         Mover(fleet, creations, lambda: policies.current, news),
         lambda: choice.parked,
         lambda: policies.current,
-        partial(_reload, control),
+        partial(_reload, control, refuse_again),
         _record_nothing if watchers.trail is None else watchers.trail.admin_called,
     )
     server = RpcServer(
@@ -156,7 +170,7 @@ async def start_up(config: Config, stack: AsyncExitStack) -> _Front:
     await _look_for_nodes(config, stack, fleet)
     stack.push_async_callback(policies.close)
     await policies.start()
-    return _Front(own_state, control, server)
+    return _Front(own_state, control, server, refuse_again)
 
 
 def _dialer(config: Config) -> Dialers:
@@ -230,8 +244,14 @@ async def _look_for_nodes(config: Config, stack: AsyncExitStack, fleet: FrontFle
     await discovery.start()
 
 
-async def _reload(control: _Control) -> bool:
-    """Reads policy and tokens again, for all nodes too. Returns True when the policy changed. Raises ConfigError."""
+def _refuse_again(fleet: FrontFleet, read_again: Callable[[], Config]) -> None:
+    """Reads again which nodes are refused. Raises ConfigError; the nodes that were refused stay so then."""
+    fleet.refuse(frozenset(read_again().fleet.refused_nodes))
+
+
+async def _reload(control: _Control, refuse_again: Callable[[], None]) -> bool:
+    """Reads policy, tokens and refused nodes again. Returns True when the policy changed. Raises ConfigError."""
+    refuse_again()
     try:
         await control.tokens.reload()
     except TokenFileError as error:

@@ -7,6 +7,7 @@ audit log that is not whole (audit verify). `policy diff` and `policy explain` h
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from executor_server.cli.shared import (
     fail_config,
     fronting,
     load_config,
+    read_config,
     start_collector,
 )
 from executor_server.config import ConfigError, to_toml
@@ -124,7 +126,8 @@ def serve(**options: Any) -> None:
 @fronting
 def front(**options: Any) -> None:
     """Runs the front of a fleet: it places sessions on the nodes that [fleet] names, and makes none itself."""
-    config = load_config(**options, fleet={"role": "front"})
+    options["fleet"] = {"role": "front"}
+    config = load_config(**options)
     # Imported here, as above.
     from executor_server.app import front
     from executor_server.audit import AuditDirError
@@ -133,7 +136,7 @@ def front(**options: Any) -> None:
 
     start_collector()
     try:
-        front.serve_front(config)
+        front.serve_front(config, partial(read_config, **options))
     except ConfigError as error:
         fail_config(error)
     except (StateDirError, AddressError, AuditDirError) as error:

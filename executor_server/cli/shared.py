@@ -71,7 +71,15 @@ def start_collector() -> None:
         gc.enable()
 
 
-def load_config(
+def load_config(**options: Any) -> Config:
+    """Returns what `read_config` does. Ends the process with a sentence when it can't be used."""
+    try:
+        return read_config(**options)
+    except ConfigError as error:
+        fail_config(error)
+
+
+def read_config(
     config_path: Path | None,
     state_dir: Path | None,
     listen: Sequence[str] = (),
@@ -79,7 +87,7 @@ def load_config(
     policy_file: Path | None = None,
     fleet: Mapping[str, object] | None = None,
 ) -> Config:
-    """Returns the configuration that the options choose. Ends the process with a sentence when it can't be used."""
+    """Returns the configuration that the options choose. Raises ConfigError."""
     server: dict[str, Any] = {}
     if listen:
         server["listen"] = list(listen)
@@ -88,10 +96,7 @@ def load_config(
     if state_dir is not None:
         server["state_dir"] = state_dir.absolute()
     policy = {"file": policy_file.absolute()} if policy_file is not None else {}
-    try:
-        return load(config_path, {"server": server, "policy": policy, "fleet": fleet or {}})
-    except ConfigError as error:
-        fail_config(error)
+    return load(config_path, {"server": server, "policy": policy, "fleet": fleet or {}})
 
 
 def fail_config(error: ConfigError) -> NoReturn:

@@ -14,7 +14,8 @@ from executor_server.core import AddressError, TcpAddress, addresses
 
 NodeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$")]
 
-_OF_FRONT = ("nodes", "dns", "nodes_file")
+_SOURCES = ("nodes", "dns", "nodes_file")
+_OF_FRONT = (*_SOURCES, "refused_nodes")
 _OF_NODE = ("listen", "address", "labels")
 
 
@@ -45,6 +46,9 @@ class FleetSection(Section):
     """Seconds between two questions for that name."""
     nodes_file: AbsolutePath | None = None
     """A file that lists the nodes' addresses, one a line; it is read again when it changes."""
+    refused_nodes: Annotated[tuple[NodeName, ...], Field(max_length=4096)] = ()
+    """The names of nodes that the front links to no more, as when a certificate was stolen. SIGHUP and `executor-server
+    admin reload` read them again, and close the links of those that are new."""
     proxy: bool = False
     """True when the front passes calls for sessions on to their nodes, for clients that can't reach nodes."""
     park_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 5.0
@@ -75,7 +79,7 @@ class FleetSection(Section):
     def _missing(self) -> Iterator[InitErrorDetails]:
         if self.role is not None and self.certificates is None:
             yield contradiction(("certificates",), f"is missing: a {self.role} shows its certificate", self)
-        if self.role == "front" and not any(getattr(self, key) for key in _OF_FRONT):
+        if self.role == "front" and not any(getattr(self, key) for key in _SOURCES):
             yield contradiction(("nodes",), "is missing: a front needs nodes, dns or nodes_file", self)
         if self.role == "node" and self.listen is None:
             yield contradiction(("listen",), "is missing: a node serves its front there", self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,11 @@ class TestedFront:
     auth: tuple[tuple[str, str], ...]
     """The front's own token, which is an administrator's of the tenant `local`."""
     tenants: dict[str, tuple[tuple[str, str], ...]]
+    refuse_nodes: Callable[[tuple[str, ...]], None]
+
+    def refuse(self, *nodes: str) -> None:
+        """Writes the names into the configuration in place of those before, and has the front read it, as SIGHUP does."""
+        self.refuse_nodes(nodes)
 
     async def create(self, request_id: str = "r1", *, tenant: str = "local", **fields: Any) -> Any:
         request = service_pb.CreateSessionRequest(request_id=request_id, **fields)
@@ -83,7 +88,12 @@ async def fronting(
         (directory / "policy.toml").write_text(policy)
         overrides["policy"] = {"file": directory / "policy.toml", "watch_interval_s": 0.05}
     async with AsyncExitStack() as stack:
-        front = await start_up(load(None, overrides), stack)
+        front = await start_up(load(None, overrides), stack, lambda: load(None, overrides))
+
+        def refuse(nodes: tuple[str, ...]) -> None:
+            overrides["fleet"]["refused_nodes"] = nodes
+            front.reload_soon()
+
         address = (await front.server.start())[-1]
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         yield TestedFront(
@@ -93,6 +103,7 @@ async def fronting(
             channel,
             _bearer((state / "token").read_text().strip()),
             {tenant: _bearer(token) for tenant, token in tokens.items()},
+            refuse,
         )
 
 

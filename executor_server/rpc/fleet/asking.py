@@ -62,12 +62,24 @@ async def ask_all(
     links: Sequence[Asked], method: str, request: Message, principal: Principal, time_s: float = ASK_TIME_S
 ) -> list[tuple[str, Any]]:
     """Returns the answers of all nodes that answer in time, with their names."""
+    answers = await answers_of(links, method, request, principal, time_s)
+    return [
+        (link.node, answer)
+        for link, answer in zip(links, answers, strict=True)
+        if not isinstance(answer, (ExecutorError, PassedOn))
+    ]
 
-    async def one(link: Asked) -> tuple[str, Any] | None:
+
+async def answers_of(
+    links: Sequence[Asked], method: str, request: Message, principal: Principal, time_s: float = ASK_TIME_S
+) -> list[Any]:
+    """Returns the answer of each node, or the ExecutorError or RefusedByNode in its place."""
+
+    async def one(link: Asked) -> Any:
         try:
-            return link.node, await ask(link, method, request, principal, time_s)
+            return await ask(link, method, request, principal, time_s)
         except (ExecutorError, PassedOn) as error:
             _log.info("fleet_node_left_out", node=link.node, method=method, problem=str(error))
-            return None
+            return error
 
-    return [answer for answer in await asyncio.gather(*map(one, links)) if answer is not None]
+    return await asyncio.gather(*map(one, links))

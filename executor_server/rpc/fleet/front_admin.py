@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
+import structlog
+
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.admission import Quotas
@@ -16,16 +18,21 @@ from executor_server.fleet import Creations, Shares, is_node_name, lease_clock
 from executor_server.policy import Policy
 from executor_server.rpc import checks, to_wire
 from executor_server.rpc.auth import current_principal
-from executor_server.rpc.fleet.asking import ask, ask_all
+from executor_server.rpc.fleet.asking import answers_of, ask, ask_all
 from executor_server.rpc.fleet.front_fleet import FrontFleet
 from executor_server.rpc.fleet.front_sessions import owned_in_order
 from executor_server.rpc.fleet.moving import Mover
-from executor_server.rpc.fleet.node_calls import RETRY_S, NodeSilent
+from executor_server.rpc.fleet.node_calls import RETRY_S, NodeSilent, RefusedByNode
 from executor_server.rpc.handlers import Context
 from executor_server.rpc.reloading import reloaded
 
+_log = structlog.get_logger(__name__)
+
 COLLECTION_TIME_S = 600.0
 """Seconds for a node to remove environments."""
+
+
+_NO_ENVIRONMENT = Reason.ENVIRONMENT_NOT_FOUND.value
 
 
 class FrontAdmin(admin_grpc.AdminServiceServicer):
@@ -128,11 +135,18 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
     ) -> admin_pb.GetEnvironmentResponse:
         environment_id = checks.identifier(request.environment_id, "environment_id")
         principal = self._note("GetEnvironment", environment_id)
-        answers = await ask_all(self._fleet.links(), "GetEnvironment", request, principal)
-        if not answers:
-            raise NotFound(Reason.ENVIRONMENT_NOT_FOUND, f"no node has an environment {environment_id!r}")
-        first: admin_pb.GetEnvironmentResponse = answers[0][1]
-        return first
+        links = self._fleet.links()
+        answers = await answers_of(links, "GetEnvironment", request, principal)
+        found = [answer for answer in answers if isinstance(answer, admin_pb.GetEnvironmentResponse)]
+        if found:
+            return found[0]
+        absent = [
+            answer for answer in answers if isinstance(answer, RefusedByNode) and answer.reason == _NO_ENVIRONMENT
+        ]
+        if len(absent) < max(len(links), self._fleet.expected):
+            message = f"not all nodes answer now, and no other has an environment {environment_id!r}"
+            raise Unavailable(Reason.NODE_FENCED, message, retry_after_s=RETRY_S)
+        raise NotFound(Reason.ENVIRONMENT_NOT_FOUND, f"no node has an environment {environment_id!r}")
 
     async def CollectEnvironments(
         self, request: admin_pb.CollectEnvironmentsRequest, context: Context
@@ -195,6 +209,7 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
     def _note(self, method: str, target: str = "") -> Principal:
         principal = current_principal.get()
         self._record(principal, method, target)
+        _log.info("admin_called", method=method, target=target, tenant=principal.tenant, principal=principal.name)
         return principal
 
 

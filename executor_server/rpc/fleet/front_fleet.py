@@ -49,7 +49,7 @@ from executor_server.fleet import (
 from executor_server.rpc.errors import PassedOn
 from executor_server.rpc.fleet.asking import ask
 from executor_server.rpc.fleet.dialing import Dialer
-from executor_server.rpc.fleet.front_link import FrontLink, LinkBroken
+from executor_server.rpc.fleet.front_link import REFUSED_TEXT, FrontLink, LinkBroken
 from executor_server.rpc.fleet.node_calls import RETRY_S
 
 FRONT_PRINCIPAL = Principal("local", "front", is_admin=True)
@@ -97,6 +97,7 @@ class FrontFleet:
         self._by_node: dict[str, FrontLink] = {}  # those that are up
         self._begun: dict[FrontLink, Link] = {}
         self._wanted: frozenset[str] = frozenset()
+        self._refused: frozenset[str] = frozenset()  # names
         self._change = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._working: set[asyncio.Task[None]] = set()
@@ -135,6 +136,18 @@ class FrontFleet:
             self._links[text] = link
             link.start()
         self._drop_unwanted()
+
+    def refuse(self, nodes: frozenset[str]) -> None:
+        """Refuses these nodes and no others: closes their links at once, and looks at nodes again that are allowed."""
+        changed, self._refused = self._refused ^ nodes, nodes
+        if changed:
+            _log.warning("fleet_nodes_refused", nodes=sorted(nodes))
+        for link in self._links.values():
+            if link.node in changed:
+                self._spawn(link.restart())
+
+    def is_refused(self, node: str) -> bool:
+        return node in self._refused
 
     def _drop_unwanted(self) -> None:
         for text in [text for text, link in self._links.items() if text not in self._wanted and not link.is_up]:
@@ -241,6 +254,11 @@ class FrontFleet:
         ready = (member.name for member in self.members if member.is_ready)
         return [link for node in sorted(ready) if (link := self._by_node.get(node)) is not None]
 
+    @property
+    def expected(self) -> int:
+        """The number of nodes that could be asked, were all linked: those that are not lost or refused."""
+        return sum(self.state_of(member) not in ("lost", "refused") for member in self.members)
+
     def find(self, principal: Principal, session_id: str, *, any_tenant: bool = False) -> FrontLink | Tombstone:
         """Returns the link to a session's node, or the tombstone of a lost one. Raises NotFound, Unavailable."""
         where, member, tombstone = self.members.where(session_id, lease_clock())
@@ -285,6 +303,8 @@ class FrontFleet:
 
     def state_of(self, member: KnownNode) -> str:
         """Returns the word for a node's state, as `NodeState` has them."""
+        if self.is_refused(member.name):
+            return "refused"
         if member.is_taken:  # it obeys a later start of this front, or a copy of it
             return "refused"
         if member.state is MemberState.LOST:
@@ -305,6 +325,8 @@ class FrontFleet:
 
     def problem_of(self, member: KnownNode) -> str:
         """Returns why a node gets no sessions, for an operator; empty when it does."""
+        if self.is_refused(member.name):
+            return REFUSED_TEXT
         report, link = member.report, self._by_node.get(member.name)
         if link is None:
             tried = (each.problem for each in self._links.values() if each.node == member.name and each.problem)

@@ -36,6 +36,7 @@ MAX_WRONG_RETRIES = 20
 """The longest wait after what no node should say, in first ones: reading it took the front's time."""
 CONTROL_AGAIN_S = 10.0
 """Seconds after which a control that is not in force yet is sent again."""
+REFUSED_TEXT = "the configuration refuses it (fleet.refused_nodes)"
 
 _log = structlog.get_logger(__name__)
 
@@ -65,6 +66,9 @@ class Membership(Protocol):
         """The node obeys a later start of this front, or a copy of it."""
 
     def link_of(self, node: str) -> FrontLink | None: ...
+
+    def is_refused(self, node: str) -> bool:
+        """True for a node that the operator has refused."""
 
     @property
     def control(self) -> Control: ...
@@ -96,6 +100,7 @@ class FrontLink:
         self._calls: grpc.aio.Channel | None = None  # while the link is up
         self._first_wrong_retry_s = self._wrong_retry_s = wrong_retry_s
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._control_sent: tuple[str, float] = ("", 0.0)
         self._up_since_s = math.inf
 
@@ -120,8 +125,18 @@ class FrontLink:
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"link {self.address}")
 
+    async def restart(self) -> None:
+        """Ends the link and its calls, and looks at the node again without waiting."""
+        await self._stop()
+        if self._task is None and not self._is_closed:
+            self.start()
+
     async def close(self) -> None:
-        """Ends the link. Idempotent."""
+        """Ends the link for good. Idempotent."""
+        self._is_closed = True
+        await self._stop()
+
+    async def _stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -164,6 +179,9 @@ class FrontLink:
         dialer = self._dialer()
         member = await dialer.member_at(self.address)
         self.node = member.node
+        if self._members.is_refused(member.node):
+            # As seldom as one that says something wrong: whoever has its certificate may be hostile.
+            raise LinkBroken(REFUSED_TEXT, is_wrong=True)
         other = self._members.link_of(member.node)
         if other is not None:
             raise LinkBroken(f"the node {member.node} is linked at {other.address} already")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
+from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.core import Principal, Reason, ResourceExhausted, Unavailable
@@ -233,3 +235,51 @@ async def test_a_fenced_node_is_followed_by_the_next(fleet: Fleet) -> None:
     alpha, beta = await fleet.node("alpha", create=fenced), await fleet.node("beta", load=4.0)
     front = await fleet.front(alpha, beta)
     assert (await front.create("r1")).node == "beta"
+
+
+async def test_an_environment_is_not_declared_missing_while_a_node_does_not_answer(fleet: Fleet) -> None:
+    alpha, beta = await fleet.node("alpha"), await fleet.node("beta")
+    front = await fleet.front(alpha, beta)
+    request = admin_pb.GetEnvironmentRequest(environment_id="e1")
+    assert await refused(front.admin.GetEnvironment(request, metadata=front.auth)) == (
+        "NOT_FOUND",
+        "ENVIRONMENT_NOT_FOUND",
+    )
+    beta.answers_admins = False
+    assert await refused(front.admin.GetEnvironment(request, metadata=front.auth)) == ("UNAVAILABLE", "NODE_FENCED")
+
+
+async def test_a_node_that_the_operator_refuses_is_unlinked_at_once_and_its_sessions_are_lost(fleet: Fleet) -> None:
+    alpha, beta = await fleet.node("alpha"), await fleet.node("beta", load=0.9)
+    front = await fleet.front(alpha, beta)
+    session = await front.create()
+    assert session.node == "alpha"
+    front.refuse("alpha")
+    await front.until(alpha="refused", beta="serving")
+    assert (await front.create("r2")).node == "beta"
+    assert await eventually_awaited(partial(_is_lost, front, session.session_id))
+    assert "refused_nodes" in (await front.fleet()).nodes[0].problem
+
+
+async def test_a_node_that_is_allowed_again_is_linked_at_once(fleet: Fleet) -> None:
+    front = await fleet.front(await fleet.node("alpha"), refused_nodes=[])
+    front.refuse("alpha")
+    await front.until(alpha="refused")
+    front.refuse()
+    await front.until(alpha="serving")
+
+
+async def test_a_refusal_that_can_not_be_read_changes_nothing(fleet: Fleet) -> None:
+    front = await fleet.front(await fleet.node("alpha"))
+    front.refuse("alpha")
+    await front.until(alpha="refused")
+    front.refuse("NOT A NAME")
+    await front.until(alpha="refused")
+
+
+async def _is_lost(front: TestedFront, session_id: str) -> bool:
+    try:
+        return bool((await front.get(session_id)).state == pb.SESSION_STATE_LOST)
+    except grpc.aio.AioRpcError as error:  # not linked, and not declared lost yet
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        return False

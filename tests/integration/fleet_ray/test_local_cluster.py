@@ -1,0 +1,65 @@
+"""A local cluster whose nodes fail to start, with a program in place of Ray that does what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from executor_server.fleet_ray.local_cluster import ClusterError, read_cluster, start_cluster, stop_cluster
+
+# Fails as often as the file FAILURES of the node's address says, then runs until it is ended.
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+host = next(each for each in sys.argv if each.startswith("--node-ip-address=")).partition("=")[2]
+folder = Path({folder!r})
+with (folder / "starts").open("a") as file:
+    file.write(host + " " + os.environ["RAY_raylet_start_wait_time_s"] + chr(10))
+failures = folder / host
+if failures.exists() and int(failures.read_text()) > 0:
+    failures.write_text(str(int(failures.read_text()) - 1))
+    if os.fork() == 0:
+        time.sleep(600)  # as a raylet that outlives its starter
+    print("The current node timed out during startup.", flush=True)
+    time.sleep(0.5)
+    sys.exit(1)
+print("Ray runtime started.", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    package = tmp_path / "modules" / "ray" / "scripts"
+    package.mkdir(parents=True)
+    for path in (package.parent / "__init__.py", package / "__init__.py"):
+        path.touch()
+    (package / "scripts.py").write_text(PROGRAM.format(folder=str(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", str(package.parent.parent))
+    yield tmp_path
+    stop_cluster(tmp_path / "cluster.json")
+
+
+def _starts(folder: Path) -> list[str]:
+    return [line.split()[0] for line in (folder / "starts").read_text().splitlines()]
+
+
+def test_nodes_start_one_after_the_other_with_a_longer_limit_than_rays(folder: Path) -> None:
+    start_cluster(folder / "cluster.json", 3)
+    assert (folder / "starts").read_text() == "127.0.0.2 90\n127.0.0.3 90\n127.0.0.4 90\n"
+
+
+def test_a_node_that_fails_to_start_is_started_once_more_and_leaves_nothing(folder: Path) -> None:
+    (folder / "127.0.0.3").write_text("1")
+    cluster = start_cluster(folder / "cluster.json", 3)
+    assert _starts(folder) == ["127.0.0.2", "127.0.0.3", "127.0.0.3", "127.0.0.4"]
+    assert len(cluster.processes()) == 3
+
+
+def test_a_node_that_fails_again_ends_the_cluster_and_says_why(folder: Path) -> None:
+    (folder / "127.0.0.4").write_text("2")
+    with pytest.raises(ClusterError, match=r"local-3 \(3 of 3\) did not start in 2 attempts(.|\n)*timed out during"):
+        start_cluster(folder / "cluster.json", 3)
+    assert read_cluster(folder / "cluster.json") is None

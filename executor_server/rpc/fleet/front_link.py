@@ -180,7 +180,7 @@ class FrontLink:
         member = await dialer.member_at(self.address)
         self.node = member.node
         if self._members.is_refused(member.node):
-            # As seldom as one that says something wrong: whoever has its certificate may be hostile.
+            # As seldom as one that says something wrong: the holder of its certificate may be hostile.
             raise LinkBroken(REFUSED_TEXT, is_wrong=True)
         other = self._members.link_of(member.node)
         if other is not None:

@@ -145,7 +145,7 @@ async def test_a_watch_passes(fleet: Fleet) -> None:
 
 
 async def test_a_call_that_an_older_node_does_not_know_is_refused_for_good(fleet: Fleet) -> None:
-    """A client that was told to try again would do so for ever."""
+    """A client that reads of a delay tries again, and would do so for ever."""
     front = await fleet.front(await fleet.node("alpha"), proxy=True)
     session = await front.create()
     resize = service_pb.ResizeProcessRequest(session_id=session.session_id, process_id="p1")

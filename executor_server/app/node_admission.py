@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from executor_server.core import ExecutionLimits, Principal, SessionFacts, SessionSpec, ToolCall, ToolSpec
+from executor_server.core import ExecutionLimits, Principal, ProcessFacts, SessionFacts, SessionSpec, ToolCall, ToolSpec
 from executor_server.lifecycle import AdmissionController, Answer, StateFacts
 
 
@@ -79,4 +79,12 @@ class LeasedAdmission(AdmissionController):
 
     async def file_get(self, session: SessionFacts, path: str, *, tar: bool) -> None:
         await self._admission.file_get(session, path, tar=tar)
+        self._require()
+
+    async def process(self, session: SessionFacts, process: ProcessFacts) -> None:
+        await self._admission.process(session, process)
+        self._require()
+
+    async def port(self, session: SessionFacts, port: int) -> None:
+        await self._admission.port(session, port)
         self._require()

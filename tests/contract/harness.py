@@ -261,6 +261,9 @@ class Harness(Running):
         request = SessionRequest(f"request-{next(self._names)}", self.spec(**options))
         return await self.manager.create(PRINCIPAL, request)
 
+    async def process_ids(self, session: Session) -> list[str]:
+        return [each.process_id for each in session.processes.list()]
+
     async def session_ids(self) -> list[str]:
         return [each.session_id for each in self.manager.list(PRINCIPAL)]
 

@@ -68,6 +68,11 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
         "test_unused_sessions_end": _PROBE,
         "test_the_daemons_memory_stays_flat_under_output": "it measures its own process, which is the daemon's",
     },
+    "test_processes.py": {
+        "test_what_is_past_its_limit_is_counted_and_the_end_is_kept": _APPROVED,
+        "test_the_policy_decides_and_bounds_them": _APPROVED,
+        "test_an_interpreter_that_forks_without_end_is_replaced_all_the_same": "it asks the log of the daemon's process",
+    },
     "test_sandbox_tools.py": {"test_tools_that_the_policy_does_not_allow_any_more_are_removed": _APPROVED},
     "test_state.py": {"test_a_session_that_is_lost_has_no_state": "it gives the session up in the daemon's process"},
 }

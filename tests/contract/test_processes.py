@@ -129,7 +129,7 @@ async def test_a_command_that_is_none_is_refused_and_leaves_nothing(
     with pytest.raises(InvalidRequest) as refused:
         await session.processes.start(ProcessRequest("p", argv, cwd=cwd))
     assert refused.value.reason is reason
-    assert session.processes.list() == []
+    assert await harness.process_ids(session) == []
     assert (await run(session, shell("p", "echo now"))).stdout == b"now\n"
 
 

@@ -32,6 +32,7 @@ from executor_server.policy.requests import RequestedLimits
 from executor_server.sessions import VariablesReply
 from tests.contract import wire_values as values
 from tests.contract.harness import LIMITS, Running
+from tests.contract.wire_processes import WireProcesses
 from tests.support.backends import require
 from tests.support.fleet_daemon import NODES
 from tests.support.machines import QUIET, Fleet, fleet
@@ -107,6 +108,9 @@ class WireHarness(Running):
     async def session_ids(self) -> list[str]:
         return [each.session_id for each in await self._client.list_sessions()]
 
+    async def process_ids(self, session: WireSession) -> list[str]:
+        return await session.processes.ids()
+
     def described(self, session_id: str) -> pb.Session:
         """A session as the front describes it now."""
         request = service_pb.GetSessionRequest(session_id=session_id)
@@ -130,6 +134,7 @@ class WireSession:
         self._described = described
         self._executions: dict[str, WireExecution] = {}
         self.session_id = session.session_id
+        self.processes = WireProcesses(self)
 
     @property
     def state(self) -> str:

@@ -75,7 +75,8 @@ def test_a_web_server_of_a_session_is_reached_through_a_local_port(session: Sess
 
         def served() -> bool:
             try:
-                return urllib.request.urlopen(forward.url, timeout=WAIT_S).read() == b"<h1>made by an agent</h1>"
+                page: bytes = urllib.request.urlopen(forward.url, timeout=WAIT_S).read()
+                return page == b"<h1>made by an agent</h1>"
             except OSError:
                 return False
 

@@ -238,6 +238,7 @@ class Harness(Running):
         *,
         imports: tuple[str, ...] = ("*",),
         prelude: str = "",
+        image: str = "base",
         orphan_time_s: float = 60.0,
         egress: bool = False,
         packages: PackagesSpec | None = None,
@@ -246,7 +247,7 @@ class Harness(Running):
         """Creates a session with a spec that the test approves in place of the policy."""
         bounds = replace(LIMITS, **limits)
         sandbox = SandboxSpec(
-            "base",
+            image,
             bounds.memory_bytes,
             bounds.processes,
             bounds.disk_bytes,

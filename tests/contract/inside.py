@@ -83,7 +83,7 @@ def reason_of(item: pytest.Function) -> str:
     """Returns why a test can't run through a front; nothing when it can."""
     if "probe" in item.fixturenames:
         return "it makes, restarts and harms backends itself"
-    if "shared_harness" not in item.fixturenames:
+    if {"shared_harness", "own_front"}.isdisjoint(item.fixturenames):
         return "it makes a daemon of its own, with images or sandboxes that no other test has"
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
     names = [item.originalname, *(f"{item.originalname}[{each}]" for each in params)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,19 +13,46 @@ import pytest
 from executor_api.values import encode
 from executor_server.core.errors import InvalidRequest, ModulesMissing
 from executor_server.core.model import ShippedTool, ToolSource, ToolSpec
-from executor_server.sessions import Session, SessionRequest
-from tests.contract.harness import PRINCIPAL, Harness, get_variables, harness_on, set_variables
+from executor_server.sessions import Session
+from tests.contract.harness import Harness, get_variables, harness_on, set_variables
 from tests.contract.marks import promise
+from tests.contract.wire import front_of_two, open_wire_harness
+from tests.support import fleet_daemon
 from tests.support.interpreters import find_python, require_python
+from tests.support.machines import Fleet
+
+VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 
 
-@pytest.fixture(params=["3.9", "3.10", "3.11", "3.12", "3.13"])
-async def session(request: pytest.FixtureRequest) -> AsyncIterator[Session]:
-    async with harness_on(require_python(request.param), "other") as harness:
-        spec = harness.spec(prelude="from math import sqrt")
-        spec = replace(spec, sandbox=replace(spec.sandbox, image="other"))
-        made = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))
-        made.harness = harness  # type: ignore[attr-defined]
+@pytest.fixture(scope="module")
+def own_front() -> Iterator[Fleet | None]:
+    """The front of two nodes that have an image of each Python of this machine, in a run of the tests for a fleet."""
+    if not (kind := fleet_daemon.wanted()):
+        yield None
+        return
+    pythons = {version: python for version in VERSIONS if (python := find_python(version)) is not None}
+    images = "".join(f'[local.images."py{version}"]\npython = "{python}"\n' for version, python in pythons.items())
+    with front_of_two(kind, images) as made:
+        yield made
+
+
+@asynccontextmanager
+async def _opened(python: Path, image: str, front: Fleet | None) -> AsyncIterator[Harness]:
+    if front is None:
+        async with harness_on(python, image) as harness:
+            yield harness
+        return
+    async with open_wire_harness(front, fleet_daemon.wanted()) as wire:
+        yield cast("Harness", wire)
+        await wire.end_sessions()
+
+
+@pytest.fixture(params=VERSIONS)
+async def session(request: pytest.FixtureRequest, own_front: Fleet | None) -> AsyncIterator[Session]:
+    image = f"py{request.param}"
+    async with _opened(require_python(request.param), image, own_front) as harness:
+        made = await harness.session(prelude="from math import sqrt", image=image)
+        made.harness, made.image = harness, image  # type: ignore[attr-defined]
         assert made.python_version.startswith(f"{request.param}.")
         yield made
 
@@ -53,14 +82,14 @@ async def test_libraries_that_an_image_lacks_are_reported_and_their_values_refus
     """A bare Python has no numpy: a text in the place of an array would be found out in the middle of a program."""
     harness: Harness = session.harness  # type: ignore[attr-defined]
 
-    spec = replace(session.spec, authorized_imports=("numpy.*", "math", "json.decoder", "nowhere"))
-    made = await harness.manager.create(PRINCIPAL, SessionRequest("lacking", spec))
+    image: str = session.image  # type: ignore[attr-defined]
+    made = await harness.session(image=image, imports=("numpy.*", "math", "json.decoder", "nowhere"))
     python = find_python(".".join(made.python_version.split(".")[:2]))
     assert python is not None
     if any(python.parents[1].glob("lib/python*/site-packages/numpy")):
         assert made.missing_modules == ("nowhere",)
         return
-    assert made.missing_modules == ("numpy", "nowhere")
+    assert sorted(made.missing_modules) == ["nowhere", "numpy"]
     await set_variables(session, a=1)
     with pytest.raises(InvalidRequest, match=r"variable b: .*this Python has no numpy.*Use an image that has numpy"):
         await set_variables(session, a=2, b=np.zeros(3))

@@ -57,13 +57,13 @@ BOTH_SERVE_AFTER = 8
 
 
 @contextmanager
-def front_of_two(kind: str) -> Iterator[Fleet]:
-    """A front over two nodes, whose policy grants what the contract needs."""
+def front_of_two(kind: str, images: str = "") -> Iterator[Fleet]:
+    """A front over two nodes, all with these images besides their own, whose policy grants what the contract needs."""
     require("local")
     directory = Path(tempfile.mkdtemp(prefix="d-"))
     (directory / "policy.toml").write_text(POLICY)
-    front_config = f'proxy = {str(kind == "proxy").lower()}\n[policy]\nfile = "{directory / "policy.toml"}"\n'
-    with fleet(directory, *NODES, front_config=front_config, node_config=QUIET, has_cables=False) as made:
+    front_config = f'proxy = {str(kind == "proxy").lower()}\n[policy]\nfile = "{directory / "policy.toml"}"\n{images}'
+    with fleet(directory, *NODES, front_config=front_config, node_config=QUIET + images, has_cables=False) as made:
         yield made
     shutil.rmtree(directory)
 
@@ -93,10 +93,14 @@ class WireHarness(Running):
         self.nodes: Counter[str] = Counter()
         """The sessions that each node has had."""
 
-    async def session(self, *, imports: tuple[str, ...] = ("*",), prelude: str = "", **limits: Any) -> WireSession:
+    async def session(
+        self, *, imports: tuple[str, ...] = ("*",), prelude: str = "", image: str = "", **limits: Any
+    ) -> WireSession:
         asked = {name: value for name, value in {**vars(LIMITS), **limits}.items() if value is not None}
         with values.refusals():
-            made = await self._client.create_session(authorized_imports=imports, limits=asked, prelude=prelude)
+            made = await self._client.create_session(
+                image=image, authorized_imports=imports, limits=asked, prelude=prelude
+            )
         assert bool(made.info.address) is not self._proxy, (
             "a client is sent to the node unless the front passes calls on"
         )

@@ -31,12 +31,20 @@ def read_variables(data: bytes) -> dict[str, str]:
         raise FrameError("environment variables that are not JSON") from error
     if not isinstance(variables, dict) or not all(map(is_text, variables)) or not all(map(is_text, variables.values())):
         raise FrameError("environment variables that are no object of texts")
+    if not all(name and "=" not in name for name in variables):
+        raise FrameError("an environment variable with a name that the system refuses")
     return variables
 
 
 def is_text(value: object) -> bool:
     """True for what the system takes as an argument or as a part of a variable."""
-    return isinstance(value, str) and "\0" not in value
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
+        return False
+    return True
 
 
 def _ahead(directory: str, others: str) -> str:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # Bytes that wait here for the process, and writes that wait for room.
 _BUFFER_BYTES = 256 * 1024
 _MAX_WRITES = 4
-# On a terminal: the character that ends the input of a program which reads lines (Ctrl-D).
-_END_OF_INPUT = b"\x04"
 
 
 class Inflow:
@@ -85,7 +83,7 @@ class Inflow:
             if write.offset > self.taken_bytes:
                 problem = f"offset {write.offset} leaves a gap after the {self.taken_bytes} bytes before it"
                 self._channel.fail(write.op, "input_gap", problem)
-            elif write.offset + len(data) < self.taken_bytes or (not data and not write.eof):
+            elif write.offset + len(data) <= self.taken_bytes and (not write.eof or self._closes):
                 self._channel.done(write.op, written=self.taken_bytes)  # repeated, or only asked how far it is
             elif self.fd is None or (self._closes and data[self.taken_bytes - write.offset :]):
                 self._channel.fail(write.op, "input_closed", "the process has closed its input, or has ended")
@@ -98,7 +96,15 @@ class Inflow:
                 if write.eof and not self._closes:
                     self._closes = True
                     if self._is_terminal:
-                        self._buffer += _END_OF_INPUT
+                        self._buffer += _end_of_input(self.fd)
                         self._closes = False  # a terminal can be written to again
                 self._channel.done(write.op, written=self.taken_bytes)
             self._writes.popleft()
+
+
+def _end_of_input(terminal: int) -> bytes:
+    """Returns the character that ends the input of a program which reads lines; Ctrl-D unless it has set another."""
+    import termios
+
+    character = termios.tcgetattr(terminal)[6][termios.VEOF]
+    return character if isinstance(character, bytes) else bytes([character])

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
 
 _TIOCSWINSZ = 0x5414
-_SIGKILL = 9
 # Reads of one descriptor in a turn of the loop, so that a process that prints without end can't starve the others.
 _READS_PER_EVENT = 4
+_FIONREAD = 0x541B
+# Bytes that are read of a terminal after its process has exited: more than the kernel keeps for one.
+_TERMINAL_BYTES = 128 * 1024
 
 
 class Terminal:
@@ -77,6 +79,7 @@ class Process:
         self._terminal: Optional[Terminal] = None
         self._sources: list[Source] = []
         self._exit: Optional[tuple[int, float, int]] = None  # status, CPU seconds, peak bytes
+        self._unread: dict[str, int] = {}  # bytes of each stream that are still read, once it has exited
         self._timed_out = False
         self._deadline_s = float("inf")
         self._paused = False
@@ -89,6 +92,7 @@ class Process:
         opened: list[int] = []
         try:
             self.pid = start_command(command, self._make_streams(opened))
+            _offer_to_oom_killer(self.pid)
         except BaseException:
             self._close_sources()
             raise
@@ -164,7 +168,8 @@ class Process:
         gathers = self._outflow.due_s < float("inf")
         for source in self._sources:
             waits = gathers and source is not self._terminal
-            events = READ if reads and not waits and not source.ended else 0
+            done = source.ended or self._unread.get(source.stream) == 0
+            events = READ if reads and not waits and not done else 0
             if source is self._terminal and self._inflow is not None and self._inflow.waits:
                 events |= WRITE
             self._loop.watch(source.read_fd, events, self._reader_of(source) if events else None)
@@ -193,11 +198,14 @@ class Process:
     def _read(self, source: Source) -> bool:
         """Reads a bounded amount; returns True when nothing is there to be read now."""
         for _ in range(_READS_PER_EVENT):
+            unread = self._unread.get(source.stream)
+            if unread == 0:
+                return True
             room = self._outflow.room
             if not room:
                 return False
             try:
-                data = os.read(source.read_fd, room)
+                data = os.read(source.read_fd, room if unread is None else min(room, unread))
             except BlockingIOError:
                 return True
             except OSError:  # a terminal that no process has open any more
@@ -205,14 +213,21 @@ class Process:
             if not data:
                 source.ended = True
                 return True
+            if unread is not None:
+                self._unread[source.stream] = unread - len(data)
             self._outflow.add(source.stream, data)
-        return False
+        return self._unread.get(source.stream) == 0
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """Kills it, and everything in its kernel session."""
-        sessions.signal_session(self.pid, _SIGKILL)
+        sessions.kill_session(self.pid)
+
+    @property
+    def exited(self) -> bool:
+        """True once it was reaped: from then on the kernel may give its pid to another process."""
+        return self._exit is not None
 
     @property
     def due_s(self) -> float:
@@ -231,8 +246,13 @@ class Process:
             self.kill()
 
     def note_exit(self, status: int, cpu_time_s: float, peak_memory_bytes: int) -> None:
-        """Notes that it was reaped. Its end is reported when its output has been read."""
+        """Notes that it was reaped. Its end is reported when its output has been read.
+
+        Only what lies in its pipes by now: a child that holds them and prints without end must not keep it from ending.
+        """
         self._exit = status, cpu_time_s, peak_memory_bytes
+        self._unread = {source.stream: _unread_bytes(source) for source in self._sources}
+        self._watch()
         self._deadline_s = float("inf")
         self._end_if_read()
 
@@ -275,3 +295,21 @@ class Process:
             if source not in (left or ()):
                 source.close()
         self._sources = []
+
+
+def _unread_bytes(source: Source) -> int:
+    """Returns how many bytes lie in a pipe; for a terminal a bound of it, since the kernel keeps them in two places."""
+    if isinstance(source, Terminal):
+        return _TERMINAL_BYTES
+    import fcntl
+
+    return int(struct.unpack("i", fcntl.ioctl(source.read_fd, _FIONREAD, bytes(4)))[0])
+
+
+def _offer_to_oom_killer(pid: int) -> None:
+    """Has the kernel take this process when memory runs out, as it does an interpreter; not the supervisor."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
+    except OSError:
+        pass  # it has ended, or is a program that may not be traced

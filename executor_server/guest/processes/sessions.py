@@ -25,6 +25,8 @@ _STILL = (b"T", b"t", *_ENDED)
 # Looks at the processes until all that are not spared stand still. Each one stops what it finds; a program that forks
 # without end is at its limit of processes by then and can't start another, as stopped ones count.
 _STOP_ROUNDS = 64
+# The same for the processes of one kernel session, each look killing what it finds.
+_KILL_ROUNDS = 64
 # Seconds for them to end after they were killed, and between two looks.
 _END_TIME_S = 10.0
 _END_STEP_S = 0.002
@@ -44,6 +46,22 @@ def signal_session(leader: int, number: int) -> None:
     for pid, stat in _processes():
         if int(stat[_SESSION]) == leader:
             send(pid, number)
+
+
+def kill_session(leader: int) -> None:
+    """Kills every process of a kernel session, and those that it starts meanwhile.
+
+    Attack: a program that forks while /proc is read has a child that this look missed. A process that was sent SIGKILL
+    can't complete a fork, so all are killed once a look finds only such.
+    """
+    killed: set[int] = set()
+    for _ in range(_KILL_ROUNDS):
+        members = {pid for pid, stat in _processes() if int(stat[_SESSION]) == leader}
+        if members <= killed:
+            return
+        for pid in members - killed:
+            send(pid, signal.SIGKILL)
+        killed |= members
 
 
 def send(pid: int, number: int) -> None:

@@ -17,6 +17,7 @@ The steps, and why they stand in this order:
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ..wire.lean import signal
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _TIOCSCTTY = 0x540E
 _FAILED_BEFORE_EXEC = 127
 _REPORT_BYTES = 16
+# Failures for want of something: the sandbox has no room for a process. Every other one is the command's.
+_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class NotStarted(Exception):
@@ -74,11 +77,25 @@ def start_command(command: Command, streams: Streams) -> int:
         program = _program(command)
         try:
             return _spawned(program, command, streams)
-        except (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError) as error:
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise
             raise _not_executed(command, error) from error
     finally:
-        os.fchdir(back)
+        _return_to(back)
         os.close(back)
+
+
+def _return_to(directory: int) -> None:
+    """Goes back to the supervisor's own directory.
+
+    Agent code owns that directory and can take away the right to it. It must not turn a start that succeeded into one
+    that failed: the process would run without an owner.
+    """
+    try:
+        os.fchdir(directory)
+    except OSError:
+        os.chdir("/")
 
 
 def _program(command: Command) -> str:
@@ -116,13 +133,6 @@ def _spawned(program: str, command: Command, streams: Streams) -> int:
         )
     except NotImplementedError:
         return _forked(program, command, streams)
-    except OSError as error:
-        if error.errno == _ENOEXEC:
-            raise _not_executed(command, error) from error
-        raise
-
-
-_ENOEXEC = 8
 
 
 def _default_signals() -> list[int]:

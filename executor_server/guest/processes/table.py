@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 REQUESTS = (StartProcess, WriteProcess, ResizeProcess, SignalProcess, GrantOutput, ForgetProcess)
 # Processes known at one time, those that ended among them; the daemon allows far fewer.
 _MAX_KNOWN = 1024
+SIGKILL = 9
 
 
 class Processes:
@@ -54,7 +55,8 @@ class Processes:
         self._adopt = adopt
         self._environment = environment
         self._known: dict[str, Optional[Process]] = {}  # None: it has ended
-        self._running: dict[int, Process] = {}  # by pid
+        self._live: dict[str, Process] = {}  # those that have not ended
+        self._running: dict[int, Process] = {}  # those of them that were not reaped, by pid
         self._paused = False
         self._ended_cpu_s = 0.0
 
@@ -66,27 +68,27 @@ class Processes:
     @property
     def due(self) -> float:
         """Time for the next call of `on_time`."""
-        return min((each.due_s for each in self._running.values()), default=float("inf"))
+        return min((each.due_s for each in self._live.values()), default=float("inf"))
 
     def cpu_s(self) -> float:
         """Returns the CPU seconds that all of them have spent so far."""
         return self._ended_cpu_s + (sessions.cpu_s(self._running.keys()) if self._running else 0.0)
 
     def on_time(self, now: float) -> None:
-        if self._running and now >= self.due:
-            for process in [each for each in self._running.values() if each.due_s <= now]:
+        if self._live and now >= self.due:
+            for process in [each for each in self._live.values() if each.due_s <= now]:
                 process.on_time(now)
 
     def pause(self, paused: bool) -> None:
         """Stops reading output while the daemon does not take it, or starts again."""
         if paused != self._paused:
             self._paused = paused
-            for process in tuple(self._running.values()):
+            for process in tuple(self._live.values()):
                 process.pause(paused)
 
     def close_all(self) -> None:
         """In a forked child: closes the descriptors, which belong to the supervisor."""
-        for process in self._running.values():
+        for process in self._live.values():
             process.close_all()
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ class Processes:
         except OSError as error:
             self._channel.fail(request.op, "no_process", f"no further process can be started: {error.strerror}")
             return
-        self._known[request.id] = process
+        self._known[request.id] = self._live[request.id] = process
         self._running[process.pid] = process
         process.pause(self._paused)
 
@@ -147,16 +149,22 @@ class Processes:
             raise FrameError("a command that is not JSON") from error
         if not isinstance(argv, list) or not argv or not all(map(is_text, argv)):
             raise FrameError("a command that is no list of texts")
+        if not is_text(request.cwd):
+            raise FrameError("a directory that is no text for the system")
         env = read_variables(body[request.argv :])
         if request.columns is not None:
             env.setdefault("TERM", "xterm-256color")
         return Command(argv, request.cwd or ".", self._environment(env))
 
     def _signal(self, process: Process, request: SignalProcess) -> None:
+        if process.exited:
+            return  # its pid may be another's
         if request.target == "process":
             sessions.send(process.pid, request.signal)
         elif request.target == "group":
             sessions.send_group(process.pid, request.signal)
+        elif request.signal == SIGKILL:
+            process.kill()
         else:
             sessions.signal_session(process.pid, request.signal)
 
@@ -164,7 +172,7 @@ class Processes:
 
     def note_exit(self, pid: int, status: int, usage: Any) -> bool:
         """Notes that a child was reaped, with its wait status and resource usage; False when it is none of these."""
-        process = self._running.get(pid)
+        process = self._running.pop(pid, None)
         if process is None:
             return False
         self._ended_cpu_s += usage.ru_utime + usage.ru_stime
@@ -173,5 +181,5 @@ class Processes:
 
     def on_ended(self, process: Process, left: list[Pipe]) -> None:
         self._known[process.process_id] = None
-        del self._running[process.pid]
+        del self._live[process.process_id]
         self._adopt(left)

@@ -1,0 +1,263 @@
+"""The processes of a sandbox, as hostile programs would have them: they end, once, and cost no other anything."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from executor_server.guest.processes.start import Command, NotStarted, Streams, start_command
+from executor_server.guest.processes.table import Processes
+from executor_server.guest.wire.frames import FrameError
+from executor_server.guest.wire.loop import Loop
+from executor_server.guest.wire.messages import (
+    TAIL_BYTES,
+    ForgetProcess,
+    GrantOutput,
+    ProcessEnded,
+    ProcessOutput,
+    ProcessOutputCut,
+    SignalProcess,
+    StartProcess,
+    WriteProcess,
+)
+from tests.support.descriptors import none_left_open
+
+WAIT_S = 20.0
+PLENTY = 2**40
+
+
+class Sandbox:
+    """The table with a real loop, and what it has sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, bytes]] = []
+        self.done_ops: dict[int, Any] = {}
+        self.failed: dict[int, str] = {}
+        self.left: list[Any] = []
+        self.loop = Loop()
+        self.table = Processes(cast(Any, self), self.loop, self.left.extend, lambda own: {**os.environ, **own})
+        self._ops = 0
+
+    def send(self, message: Any, body: bytes = b"") -> None:
+        self.sent.append((message, body))
+
+    def done(self, op: int, **more: Any) -> None:
+        self.done_ops[op] = more
+
+    def fail(self, op: int, reason: str, _message: str) -> None:
+        self.failed[op] = reason
+
+    def start(self, script: str, process_id: str = "p", **more: Any) -> int:
+        argv = json.dumps(["/bin/sh", "-c", script]).encode()
+        return self.start_with(argv, b"{}", id=process_id, **more)
+
+    def start_with(self, argv: bytes, env: bytes, **more: Any) -> int:
+        self._ops += 1
+        fields: dict[str, Any] = {"id": "p", "cwd": "", "stdin": False, "output_bytes": PLENTY, "granted": PLENTY}
+        self.table.take(StartProcess(op=self._ops, argv=len(argv), **{**fields, **more}), argv + env)
+        return self._ops
+
+    def write(self, offset: int, data: bytes, *, eof: bool = False) -> int:
+        self._ops += 1
+        self.table.take(WriteProcess(op=self._ops, id="p", offset=offset, eof=eof), data)
+        return self._ops
+
+    def signal(self, number: int, target: str) -> None:
+        self._ops += 1
+        self.table.take(SignalProcess(op=self._ops, id="p", signal=number, target=target), b"")
+
+    def turn(self) -> None:
+        self.loop.turn(0.005)
+        for pid in self.table.leaders:
+            child, status, usage = os.wait4(pid, os.WNOHANG)
+            if child:
+                self.table.note_exit(child, status, usage)
+        self.table.on_time(time.monotonic())
+
+    def until(self, kind: type[Any]) -> Any:
+        """Turns the loop until a message of this kind was sent; returns the first."""
+        ends_s = time.monotonic() + WAIT_S
+        while time.monotonic() < ends_s:
+            for message, _ in self.sent:
+                if isinstance(message, kind):
+                    return message
+            self.turn()
+        raise AssertionError(f"no {kind.__name__} came")
+
+    def exited(self) -> None:
+        """Turns the loop until the process was reaped."""
+        ends_s = time.monotonic() + WAIT_S
+        while self.table.leaders:
+            assert time.monotonic() < ends_s
+            self.turn()
+
+    @property
+    def output(self) -> bytes:
+        return b"".join(body for message, body in self.sent if isinstance(message, ProcessOutput))
+
+    def close(self) -> None:
+        for pid in self.table.leaders:
+            os.kill(pid, signal.SIGKILL)
+        self.exited()
+        for pipe in self.left:
+            pipe.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    with none_left_open():
+        made = Sandbox()
+        yield made
+        made.close()
+
+
+def test_a_command_that_begins_with_what_pid_1_ignores_ignores_none_of_it(sandbox: Sandbox) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        sandbox.start("grep SigIgn /proc/self/status")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sandbox.until(ProcessEnded)
+    assert int(sandbox.output.split()[1], 16) & 1 << (signal.SIGTERM - 1) == 0
+
+
+def test_the_kernel_takes_a_process_before_the_supervisor(sandbox: Sandbox) -> None:
+    """A program that uses up the memory must not cost the session its supervisor, or an interpreter before itself."""
+    sandbox.start("read line; cat /proc/self/oom_score_adj", stdin=True)
+    sandbox.write(0, b"go\n", eof=True)
+    sandbox.until(ProcessEnded)
+    assert sandbox.output == b"1000\n"
+
+
+def test_a_child_that_prints_without_end_does_not_keep_a_process_from_ending(sandbox: Sandbox) -> None:
+    """It holds the pipe and fills it faster than it is read, so that an empty pipe is never seen."""
+    sandbox.start("yes & echo $! >&2; exit 3")
+    ended = sandbox.until(ProcessEnded)
+    assert ended.exit_code == 3
+    printed = [body for message, body in sandbox.sent if isinstance(message, ProcessOutput)]
+    [child] = [int(body) for body in printed if body.strip().isdigit()]
+    assert [pipe.stream for pipe in sandbox.left] == ["stdout", "stderr"]
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_process_whose_output_waits_for_room_ends_with_every_byte(sandbox: Sandbox) -> None:
+    sandbox.start("head -c 100000 /dev/zero", granted=20_000)
+    sandbox.exited()
+    assert len(sandbox.output) < 20_000
+    assert not any(isinstance(message, ProcessEnded) for message, _ in sandbox.sent)
+    sandbox.table.take(GrantOutput(id="p", granted=PLENTY), b"")
+    assert sandbox.until(ProcessEnded).output_bytes == 100_000
+    assert len(sandbox.output) == 100_000
+
+
+def test_a_process_that_was_reaped_is_signalled_no_more(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output waits for room meanwhile, and the kernel may have given its pid to another process."""
+    sandbox.start("head -c 100000 /dev/zero", granted=20_000)
+    sandbox.exited()
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal"))
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("a signal"))
+    for target in ("process", "group", "tree"):
+        sandbox.signal(signal.SIGTERM, target)
+    assert not sandbox.failed
+    sandbox.table.take(GrantOutput(id="p", granted=PLENTY), b"")
+    sandbox.until(ProcessEnded)
+
+
+def test_a_timeout_ends_one_that_is_stopped_and_forks_and_ignores_signals(sandbox: Sandbox) -> None:
+    script = "trap '' TERM INT HUP; (while :; do (:) & done) 2>/dev/null & sleep 100 & kill -STOP $$"
+    sandbox.start(script, timeout_s=0.1)
+    ended = sandbox.until(ProcessEnded)
+    assert (ended.outcome, ended.signal, ended.exit_code) == ("timeout", signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+def test_output_past_its_limit_is_dropped_and_its_end_kept(sandbox: Sandbox) -> None:
+    sandbox.start("head -c 3000000 /dev/zero; echo end", output_bytes=1000)
+    ended = sandbox.until(ProcessEnded)
+    cut = sandbox.until(ProcessOutputCut)
+    assert ended.output_bytes == 3_000_004
+    assert cut.omitted + len(sandbox.output) == ended.output_bytes
+    assert len(sandbox.output) <= 1000 + TAIL_BYTES and sandbox.output.endswith(b"end\n")
+
+
+def test_closing_an_input_again_is_no_error(sandbox: Sandbox) -> None:
+    """A daemon that was killed in between asks for it again."""
+    sandbox.start("cat", stdin=True)
+    first = sandbox.write(0, b"abc", eof=True)
+    again = sandbox.write(0, b"abc", eof=True)
+    assert sandbox.done_ops[first] == sandbox.done_ops[again] == {"written": 3}
+    sandbox.until(ProcessEnded)
+    assert sandbox.output == b"abc"
+
+
+def test_a_terminal_ends_its_input_by_the_character_that_it_has_for_it(sandbox: Sandbox) -> None:
+    sandbox.start("stty eof ^E; echo set; cat; echo ended", stdin=True, columns=80, rows=24)
+    while b"set" not in sandbox.output:
+        sandbox.turn()
+    sandbox.write(0, b"", eof=True)
+    sandbox.until(ProcessEnded)
+    assert b"ended" in sandbox.output
+
+
+def test_a_known_id_starts_nothing_until_it_is_forgotten(sandbox: Sandbox) -> None:
+    sandbox.start("echo once")
+    sandbox.until(ProcessEnded)
+    assert sandbox.start("echo once") in sandbox.done_ops
+    assert not sandbox.table.leaders
+    sandbox.table.take(ForgetProcess(id="p"), b"")
+    sandbox.start("echo again")
+    assert sandbox.table.leaders
+
+
+def test_ten_thousand_starts_leave_a_bounded_number_known(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_server.guest.processes.table._MAX_KNOWN", 2)
+    refused = [sandbox.start("exit", f"p{number}") for number in range(10_000)][2:]
+    assert {sandbox.failed[op] for op in refused} == {"queue_full"}
+
+
+@pytest.mark.parametrize("argv", [b"[]", b"{}", b'["a\\u0000"]', b'["\\ud800"]', b"[1]", b"[" * 5000])
+def test_a_command_that_the_system_can_not_take_breaks_the_protocol(sandbox: Sandbox, argv: bytes) -> None:
+    with pytest.raises(FrameError):
+        sandbox.start_with(argv, b"{}")
+
+
+@pytest.mark.parametrize("env", [b"[]", b'{"": "x"}', b'{"a=b": "x"}', b'{"a": "\\u0000"}', b'{"a": 1}'])
+def test_variables_that_the_system_can_not_take_break_the_protocol(sandbox: Sandbox, env: bytes) -> None:
+    with pytest.raises(FrameError):
+        sandbox.start_with(b'["true"]', env)
+
+
+def test_a_directory_that_is_no_path_breaks_the_protocol(sandbox: Sandbox) -> None:
+    with pytest.raises(FrameError):
+        sandbox.start("true", cwd="a\0b")
+
+
+def test_an_argument_that_is_too_long_is_the_fault_of_the_command(sandbox: Sandbox) -> None:
+    op = sandbox.start("true " + "x" * 200_000)
+    assert sandbox.failed[op] == "command_not_found"
+
+
+def test_no_process_left_is_not_the_fault_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "no process")
+
+    monkeypatch.setattr(os, "posix_spawn", full)
+    with pytest.raises(BlockingIOError):
+        start_command(Command(["/bin/true"], ".", {}), Streams(0, 1, 2))
+
+
+def test_a_failed_start_leaves_the_directory_as_it_was() -> None:
+    before = os.open(".", os.O_PATH)
+    try:
+        with pytest.raises(NotStarted):
+            start_command(Command(["no-such-command"], "/tmp", {}), Streams(0, 1, 2))
+        assert os.path.samestat(os.stat("."), os.fstat(before))  # noqa: PTH116 - by descriptor
+    finally:
+        os.close(before)

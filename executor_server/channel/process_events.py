@@ -10,7 +10,7 @@ from executor_server.core import (
     ProcessResult,
     ProcessStarted,
 )
-from executor_server.guest.wire import messages as wire
+from executor_server.guest.wire import process_messages as wire
 from executor_server.guest.wire.frames import CHUNK_BYTES, Frame, FrameError, Kind
 from executor_server.guest.wire.schema import message_of
 

@@ -88,7 +88,6 @@ from executor_server.core.network import (
 )
 from executor_server.core.packages import PackagesSpec, Progress
 from executor_server.core.processes import (
-    FileChange,
     PortRules,
     PortUse,
     ProcessEvent,

@@ -132,12 +132,3 @@ class PortUse:
     received_bytes: int  # by the program in the sandbox
     sent_bytes: int
     wall_time_s: float
-
-
-@dataclass(frozen=True)
-class FileChange:
-    """A change of a file of the workspace; `change` is created, modified or deleted."""
-
-    path: str
-    change: str
-    is_directory: bool

@@ -29,7 +29,7 @@ from executor_server.core import (
     Reason,
 )
 from executor_server.guest.wire.frames import FrameError
-from executor_server.guest.wire.messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES
+from executor_server.guest.wire.process_messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES
 from executor_server.journal.event_log import EVENT_OVERHEAD_BYTES, EventLog
 from executor_server.journal.memory import UNSHARED, TenantMemory
 

@@ -23,10 +23,10 @@ from executor_server.core import (
     Unavailable,
 )
 from executor_server.guest.wire.frames import CHUNK_BYTES, Frame, FrameError
-from executor_server.guest.wire.messages import (
+from executor_server.guest.wire.messages import Done
+from executor_server.guest.wire.process_messages import (
     PORT_WINDOW_BYTES,
     ClosePort,
-    Done,
     GrantPort,
     OpenPort,
     PortInput,

@@ -33,7 +33,7 @@ from executor_server.core import (
     Unavailable,
 )
 from executor_server.guest.wire.frames import Frame
-from executor_server.guest.wire.messages import (
+from executor_server.guest.wire.process_messages import (
     ForgetProcess,
     GrantOutput,
     ResizeProcess,

@@ -21,7 +21,8 @@ from executor_server.channel import PROCESS_EVENTS, GuestChannel
 from executor_server.core import ErrorDetail, Outcome, PreconditionFailed, Reason, SandboxFailure, SessionSpec
 from executor_server.fairness import ReadingShares
 from executor_server.guest.wire.frames import Frame
-from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk, PortOutput
+from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk
+from executor_server.guest.wire.process_messages import PortOutput
 from executor_server.guest.wire.schema import message_of
 from executor_server.journal import JournalMemory, Registry, SegmentError, SessionRecord, SessionUse
 from executor_server.sessions.checkpoints import Checkpoints

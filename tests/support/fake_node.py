@@ -255,13 +255,6 @@ class _Service(service_grpc.ExecutorServiceServicer):
         """Answers as the gRPC of a program does that is older than the method."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
-    async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Any) -> None:
-        """Reports that the file of the request has changed."""
-        principal = _noted(self._node, "WatchFiles", request, context)
-        self._node.owned(request.session_id, principal)
-        changes = [pb.FileChange(path=request.path)]
-        await context.write(service_pb.WatchFilesResponse(changes=changes))
-
     async def RenewLease(self, request: service_pb.RenewLeaseRequest, context: Any) -> Any:
         _noted(self._node, "RenewLease", request, context)
         return service_pb.RenewLeaseResponse(sessions=1, renew_after_s=2.5)

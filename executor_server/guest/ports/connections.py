@@ -12,7 +12,7 @@ import os
 from ..wire.frames import CHUNK_BYTES, FrameError
 from ..wire.lean import deque, socket
 from ..wire.loop import READ, WRITE, Loop
-from ..wire.messages import PORT_WINDOW_BYTES, ClosePort, GrantPort, OpenPort, PortInput, PortOutput
+from ..wire.process_messages import PORT_WINDOW_BYTES, ClosePort, GrantPort, OpenPort, PortInput, PortOutput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Callable, Optional
 
     from ..wire.channel import Channel
-    from ..wire.messages import WriteProcess
+    from ..wire.process_messages import WriteProcess
 
 # Bytes that wait here for the process, and writes that wait for room.
 _BUFFER_BYTES = 256 * 1024

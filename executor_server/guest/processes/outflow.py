@@ -10,7 +10,7 @@ import time
 
 from ..wire.frames import CHUNK_BYTES
 from ..wire.lean import deque
-from ..wire.messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES, ProcessOutput, ProcessOutputCut
+from ..wire.process_messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES, ProcessOutput, ProcessOutputCut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

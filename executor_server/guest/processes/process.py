@@ -13,7 +13,7 @@ import struct
 import time
 
 from ..wire.loop import READ, WRITE, Loop
-from ..wire.messages import ProcessEnded, ProcessStarted
+from ..wire.process_messages import ProcessEnded, ProcessStarted
 from . import sessions
 from .inflow import Inflow
 from .outflow import Outflow
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Callable, Optional, Protocol, Union
 
     from ..wire.channel import Channel
-    from ..wire.messages import StartProcess, WriteProcess
+    from ..wire.process_messages import StartProcess, WriteProcess
 
     class Owner(Protocol):
         """The table of processes, as one process uses it."""

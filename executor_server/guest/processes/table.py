@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from ..wire.frames import FrameError
 from ..wire.lean import loads
-from ..wire.messages import (
-    ForgetProcess,
-    GrantOutput,
-    ResizeProcess,
-    SignalProcess,
-    StartProcess,
-    WriteProcess,
-)
+from ..wire.process_messages import ForgetProcess, GrantOutput, ResizeProcess, SignalProcess, StartProcess, WriteProcess
 from . import sessions
 from .environment import is_text, read_variables
 from .process import Process

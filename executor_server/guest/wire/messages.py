@@ -38,18 +38,6 @@ _ID_CHARS = 64
 _MAX_GENERATION = 2**31
 MIN_TIME_S, MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0  # years 1 and 9999, the bounds of a wire timestamp
 
-OUTPUT_OVERHEAD_BYTES = 256
-"""Bytes that a frame of a process's output costs the daemon, beside what the frame carries."""
-TAIL_BYTES = 64 * 1024
-"""Bytes, overhead included, that a process whose output passed its limit sends at its end, granted or not."""
-PORT_WINDOW_BYTES = 2 * 1024 * 1024
-"""Bytes that either end of a forwarded connection lets the other send ahead of what it has passed on."""
-MAX_TERMINAL_CHARS = 1000  # columns or rows
-MAX_ARGUMENTS_BYTES = 256 * 1024  # a command and its environment, as JSON
-MAX_SIGNAL = 64
-PROCESS_OUTCOMES = ("exited", "signalled", "timeout")
-FILE_CHANGES = ("created", "modified", "deleted")
-MAX_CHANGES = 1024
 
 IMAGE_TYPES = ("image/png", "image/jpeg")
 IMAGE_SOURCES = ("figure", "display")
@@ -111,14 +99,6 @@ class FileEntry(Record):
     size: int = integer()
     directory: bool = boolean()
     modified: float = number(MIN_TIME_S, MAX_TIME_S)
-
-
-class ChangedFile(Record):
-    """A change of FILES_CHANGED."""
-
-    path: str = text(_MAX_PATH_CHARS)
-    change: str = one_of(*FILE_CHANGES)
-    directory: bool = boolean()
 
 
 class ErrorDetail(Record):
@@ -276,109 +256,6 @@ class FileList(Message, kind=Kind.FILE_LIST):
     path: str = text(1025)
 
 
-class StartProcess(Message, kind=Kind.START_PROCESS):
-    """Body: the program and its arguments, a list of this length, then an object of environment variables.
-
-    DONE says that it runs. The same id again: DONE as for the first time, and nothing is started.
-    """
-
-    op: int = integer()
-    id: str = identifier()
-    argv: int = integer(0, MAX_ARGUMENTS_BYTES)
-    cwd: str = text(_MAX_PATH_CHARS)
-    columns: Optional[int] = integer(1, MAX_TERMINAL_CHARS, default=None)
-    rows: Optional[int] = integer(1, MAX_TERMINAL_CHARS, default=None)
-    stdin: bool = boolean()
-    timeout_s: Optional[float] = number(0.001, default=None)
-    output_bytes: int = integer(1)
-    granted: int = integer()
-
-
-class WriteProcess(Message, kind=Kind.WRITE_PROCESS):
-    """Body: bytes for its standard input or terminal, from this offset on. DONE has how many it was given by now."""
-
-    op: int = integer()
-    id: str = identifier()
-    offset: int = integer()
-    eof: bool = boolean(default=False)
-
-
-class ResizeProcess(Message, kind=Kind.RESIZE_PROCESS):
-    op: int = integer()
-    id: str = identifier()
-    columns: int = integer(1, MAX_TERMINAL_CHARS)
-    rows: int = integer(1, MAX_TERMINAL_CHARS)
-
-
-class SignalProcess(Message, kind=Kind.SIGNAL_PROCESS):
-    op: int = integer()
-    id: str = identifier()
-    signal: int = integer(1, MAX_SIGNAL)
-    target: str = one_of("group", "process", "tree")
-
-
-class GrantOutput(Message, kind=Kind.GRANT_OUTPUT):
-    """Bytes that the output of this process may cost, since its start: OUTPUT_OVERHEAD_BYTES more for each frame.
-
-    Never falls.
-    """
-
-    id: str = identifier()
-    granted: int = integer()
-
-
-class ForgetProcess(Message, kind=Kind.FORGET_PROCESS):
-    """The process has ended, and its id may be used again."""
-
-    id: str = identifier()
-
-
-class OpenPort(Message, kind=Kind.OPEN_PORT):
-    """Opens a connection to a port of the sandbox's loopback; `op` names it.
-
-    PORT_OUTPUT without a body says that it is open. Either end sends data as far as the other has granted it, then
-    `eof`. DONE ends it: when both have sent that, or, not ok, when it can't be opened or broke.
-    """
-
-    op: int = integer()
-    port: int = integer(1, 65_535)
-    granted: int = integer()
-
-
-class PortInput(Message, kind=Kind.PORT_INPUT):
-    """Body: bytes for the program."""
-
-    op: int = integer()
-    eof: bool = boolean(default=False)
-
-
-class GrantPort(Message, kind=Kind.GRANT_PORT):
-    """Bytes that the guest may send on this connection, since its opening. Never falls."""
-
-    op: int = integer()
-    granted: int = integer()
-
-
-class ClosePort(Message, kind=Kind.CLOSE_PORT):
-    """Ends a connection at once; the program sees a reset. Nothing answers it."""
-
-    op: int = integer()
-
-
-class WatchFiles(Message, kind=Kind.WATCH_FILES):
-    """DONE refuses it, or ends it; FILES_CHANGED without changes says that it has begun."""
-
-    op: int = integer()
-    path: str = text(1025)
-    recursive: bool = boolean(default=False)
-
-
-class UnwatchFiles(Message, kind=Kind.UNWATCH_FILES):
-    """Ends a watch. Nothing answers it."""
-
-    op: int = integer()
-
-
 class Ack(Message, kind=Kind.ACK):
     pass
 
@@ -502,46 +379,3 @@ class Pong(Message, kind=Kind.PONG):
     """CPU time since the session began, beside that of executions."""
 
     background_cpu_time_s: float = number(default=0.0)
-
-
-class ProcessStarted(Message, kind=Kind.PROCESS_STARTED):
-    id: str = identifier()
-    pid: int = integer(2, 2**31 - 1)
-
-
-class ProcessOutput(Message, kind=Kind.PROCESS_OUTPUT):
-    """Body: what was written, at most CHUNK_BYTES."""
-
-    id: str = identifier()
-    stream: str = one_of("stdout", "stderr")
-
-
-class ProcessOutputCut(Message, kind=Kind.PROCESS_OUTPUT_CUT):
-    id: str = identifier()
-    omitted: int = integer()
-
-
-class ProcessEnded(Message, kind=Kind.PROCESS_ENDED):
-    id: str = identifier()
-    outcome: str = one_of(*PROCESS_OUTCOMES)
-    exit_code: int = integer(0, 255)
-    signal: int = integer(0, MAX_SIGNAL)
-    wall_time_s: float = number()
-    cpu_time_s: float = number()
-    peak_memory_bytes: int = integer()
-    output_bytes: int = integer()
-
-
-class PortOutput(Message, kind=Kind.PORT_OUTPUT):
-    """Body: bytes of the program. `granted`: bytes that the daemon may send on this connection, since its opening."""
-
-    op: int = integer()
-    eof: bool = boolean(default=False)
-    granted: Optional[int] = integer(default=None)
-
-
-class FilesChanged(Message, kind=Kind.FILES_CHANGED):
-    """Body: a list of ChangedFile."""
-
-    op: int = integer()
-    overflowed: bool = boolean(default=False)

@@ -191,11 +191,6 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ForwardPortRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ForwardPortResponse.FromString,
                 _registered_method=True)
-        self.WatchFiles = channel.unary_stream(
-                '/executor_api.v1.ExecutorService/WatchFiles',
-                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.SerializeToString,
-                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.FromString,
-                _registered_method=True)
         self.GetPolicy = channel.unary_unary(
                 '/executor_api.v1.ExecutorService/GetPolicy',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.GetPolicyRequest.SerializeToString,
@@ -491,15 +486,6 @@ class ExecutorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchFiles(self, request, context):
-        """Reports changes of files below a path of the workspace while the call lasts: the first response says that it
-        watches. Changes are gathered for some milliseconds; of many to one file the last is reported. NOT_FOUND (the
-        session, or the path), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too many watches).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def GetPolicy(self, request, context):
         """Returns what the caller may ask for. Repeating is harmless.
         """
@@ -659,11 +645,6 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.ForwardPort,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ForwardPortRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ForwardPortResponse.SerializeToString,
-            ),
-            'WatchFiles': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchFiles,
-                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.FromString,
-                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.SerializeToString,
             ),
             'GetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPolicy,
@@ -1488,33 +1469,6 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/ForwardPort',
             executor__api_dot_v1_dot_executor__service__pb2.ForwardPortRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.ForwardPortResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchFiles(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/executor_api.v1.ExecutorService/WatchFiles',
-            executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.SerializeToString,
-            executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,10 +52,10 @@ from executor_server.guest.wire.messages import (
     SetVariable,
     SetVariables,
     Shutdown,
-    StartProcess,
     ToolCall,
     ToolResult,
 )
+from executor_server.guest.wire.process_messages import StartProcess
 from executor_server.guest.wire.schema import message_of, read_listed, read_object
 from executor_server.guest.wire.session_rules import SessionRules
 from executor_server.guest.wire.tools import listed_tools, places

@@ -18,7 +18,7 @@ from executor_server.core import (
     Reason,
     ResourceExhausted,
 )
-from executor_server.guest.wire import messages as wire
+from executor_server.guest.wire import process_messages as wire
 from executor_server.guest.wire.frames import Frame, FrameDecoder, FrameError, encode_frame
 from executor_server.guest.wire.schema import Message
 from executor_server.journal.process_journal import MAX_FINISHED_PROCESSES, ProcessJournal

@@ -20,7 +20,7 @@ from executor_server.core import (
     TerminalSize,
 )
 from executor_server.guest.wire.frames import FrameError
-from executor_server.guest.wire.messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES
+from executor_server.guest.wire.process_messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES
 from executor_server.journal.process_log import (
     PROCESS_JOURNAL_BYTES,
     UNREAD_TIME_S,

@@ -16,7 +16,7 @@ from executor_server.guest.processes.start import Command, NotStarted, Streams, 
 from executor_server.guest.processes.table import Processes
 from executor_server.guest.wire.frames import FrameError
 from executor_server.guest.wire.loop import Loop
-from executor_server.guest.wire.messages import (
+from executor_server.guest.wire.process_messages import (
     TAIL_BYTES,
     ForgetProcess,
     GrantOutput,

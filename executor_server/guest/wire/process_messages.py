@@ -1,0 +1,156 @@
+"""The messages of the guest channel about processes and ports; messages.py says what holds for all of them."""
+
+from __future__ import annotations
+
+from executor_api.limits import TERMINAL_CHARS_MAX
+
+from .frames import Kind
+from .schema import Message, boolean, identifier, integer, number, one_of, text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+_MAX_PATH_CHARS = 4096
+OUTPUT_OVERHEAD_BYTES = 256
+"""Bytes that a frame of a process's output costs the daemon, beside what the frame carries."""
+TAIL_BYTES = 64 * 1024
+"""Bytes, overhead included, that a process whose output passed its limit sends at its end, granted or not."""
+PORT_WINDOW_BYTES = 2 * 1024 * 1024
+"""Bytes that either end of a forwarded connection lets the other send ahead of what it has passed on."""
+MAX_ARGUMENTS_BYTES = 256 * 1024  # a command and its environment, as JSON
+MAX_SIGNAL = 64
+PROCESS_OUTCOMES = ("exited", "signalled", "timeout")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Daemon to guest
+
+
+class StartProcess(Message, kind=Kind.START_PROCESS):
+    """Body: the program and its arguments, a list of this length, then an object of environment variables.
+
+    DONE says that it runs. The same id again: DONE as for the first time, and nothing is started.
+    """
+
+    op: int = integer()
+    id: str = identifier()
+    argv: int = integer(0, MAX_ARGUMENTS_BYTES)
+    cwd: str = text(_MAX_PATH_CHARS)
+    columns: Optional[int] = integer(1, TERMINAL_CHARS_MAX, default=None)
+    rows: Optional[int] = integer(1, TERMINAL_CHARS_MAX, default=None)
+    stdin: bool = boolean()
+    timeout_s: Optional[float] = number(0.001, default=None)
+    output_bytes: int = integer(1)
+    granted: int = integer()
+
+
+class WriteProcess(Message, kind=Kind.WRITE_PROCESS):
+    """Body: bytes for its standard input or terminal, from this offset on. DONE has how many it was given by now."""
+
+    op: int = integer()
+    id: str = identifier()
+    offset: int = integer()
+    eof: bool = boolean(default=False)
+
+
+class ResizeProcess(Message, kind=Kind.RESIZE_PROCESS):
+    op: int = integer()
+    id: str = identifier()
+    columns: int = integer(1, TERMINAL_CHARS_MAX)
+    rows: int = integer(1, TERMINAL_CHARS_MAX)
+
+
+class SignalProcess(Message, kind=Kind.SIGNAL_PROCESS):
+    op: int = integer()
+    id: str = identifier()
+    signal: int = integer(1, MAX_SIGNAL)
+    target: str = one_of("group", "process", "tree")
+
+
+class GrantOutput(Message, kind=Kind.GRANT_OUTPUT):
+    """Bytes that the output of this process may cost, since its start: OUTPUT_OVERHEAD_BYTES more for each frame.
+
+    Never falls.
+    """
+
+    id: str = identifier()
+    granted: int = integer()
+
+
+class ForgetProcess(Message, kind=Kind.FORGET_PROCESS):
+    """The process has ended, and its id may be used again."""
+
+    id: str = identifier()
+
+
+class OpenPort(Message, kind=Kind.OPEN_PORT):
+    """Opens a connection to a port of the sandbox's loopback; `op` names it.
+
+    PORT_OUTPUT without a body says that it is open. Either end sends data as far as the other has granted it, then
+    `eof`. DONE ends it: when both have sent that, or, not ok, when it can't be opened or broke.
+    """
+
+    op: int = integer()
+    port: int = integer(1, 65_535)
+    granted: int = integer()
+
+
+class PortInput(Message, kind=Kind.PORT_INPUT):
+    """Body: bytes for the program."""
+
+    op: int = integer()
+    eof: bool = boolean(default=False)
+
+
+class GrantPort(Message, kind=Kind.GRANT_PORT):
+    """Bytes that the guest may send on this connection, since its opening. Never falls."""
+
+    op: int = integer()
+    granted: int = integer()
+
+
+class ClosePort(Message, kind=Kind.CLOSE_PORT):
+    """Ends a connection at once; the program sees a reset. Nothing answers it."""
+
+    op: int = integer()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Guest to daemon
+
+
+class ProcessStarted(Message, kind=Kind.PROCESS_STARTED):
+    id: str = identifier()
+    pid: int = integer(2, 2**31 - 1)
+
+
+class ProcessOutput(Message, kind=Kind.PROCESS_OUTPUT):
+    """Body: what was written, at most CHUNK_BYTES."""
+
+    id: str = identifier()
+    stream: str = one_of("stdout", "stderr")
+
+
+class ProcessOutputCut(Message, kind=Kind.PROCESS_OUTPUT_CUT):
+    id: str = identifier()
+    omitted: int = integer()
+
+
+class ProcessEnded(Message, kind=Kind.PROCESS_ENDED):
+    id: str = identifier()
+    outcome: str = one_of(*PROCESS_OUTCOMES)
+    exit_code: int = integer(0, 255)
+    signal: int = integer(0, MAX_SIGNAL)
+    wall_time_s: float = number()
+    cpu_time_s: float = number()
+    peak_memory_bytes: int = integer()
+    output_bytes: int = integer()
+
+
+class PortOutput(Message, kind=Kind.PORT_OUTPUT):
+    """Body: bytes of the program. `granted`: bytes that the daemon may send on this connection, since its opening."""
+
+    op: int = integer()
+    eof: bool = boolean(default=False)
+    granted: Optional[int] = integer(default=None)

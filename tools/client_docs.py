@@ -26,9 +26,12 @@ INTRODUCTION = Path(__file__).with_name("client_intro.md")
 CHAPTERS: dict[str, tuple[str, ...]] = {
     "Clients": ("ExecutorClient", "AsyncExecutorClient", "TlsConfig"),
     "Sessions": ("Session", "SessionFiles", "Checkpoint", "Tool"),
+    "Processes": ("SessionProcesses", "Process", "CompletedProcess", "ProcessResult", "TerminalSize"),
     "Results": ("ExecutionResult", "Outcome", "VariablesState", "ErrorDetail", "Usage", "Image"),
 }
-MIRRORS = {"AsyncExecutorClient": "ExecutorClient", "AsyncSession": "Session", "AsyncSessionFiles": "SessionFiles"}
+MIRRORS = {
+    f"Async{name}": name for name in ("ExecutorClient", "Session", "SessionFiles", "SessionProcesses", "Process")
+}
 
 
 def document() -> str:

@@ -84,6 +84,7 @@ RENAMED = {
     "__aiter__": "__iter__",
     "_aio": "_sync",
     "aclosing": "closing",
+    "asynccontextmanager": "contextmanager",
     "aio": "client",
     "aio_files": "files",
     "aio_ports": "ports",
@@ -107,7 +108,7 @@ def blocking(source: str) -> str:
     text = HEADER.format(source=source) + text
     name = str(CLIENT / TARGETS[source])
     # Imports have changed or are unused, loops only yield, and lines are shorter.
-    fix = ("--quiet", "--select", "I,F401,UP028", "--fix", "--unsafe-fixes")
+    fix = ("--quiet", "--select", "I,F401,SIM117,UP028", "--fix", "--unsafe-fixes")
     text = _ruff("check", *fix, "--stdin-filename", name, "-", given=text)
     return _ruff("format", "--stdin-filename", name, "-", given=text)
 

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         ProcessOutput,
         ProcessOutputCut,
         ProcessResult,
+        ProcessUsage,
         TerminalSize,
     )
     from executor_client.processes import Process, SessionProcesses
@@ -157,6 +158,7 @@ __all__ = [
     "ProcessOutputCut",
     "ProcessResult",
     "ProcessRules",
+    "ProcessUsage",
     "Progress",
     "ProtocolError",
     "QueuedEvent",
@@ -213,7 +215,7 @@ _HOMES = {
     "executor_client.files": "SessionFiles",
     "executor_client.ports": "PortForward SessionPorts",
     "executor_client.process_results": (
-        "CompletedProcess ProcessInfo ProcessOutput ProcessOutputCut ProcessResult TerminalSize"
+        "CompletedProcess ProcessInfo ProcessOutput ProcessOutputCut ProcessResult ProcessUsage TerminalSize"
     ),
     "executor_client.processes": "Process SessionProcesses",
     "executor_client.results": (

@@ -91,6 +91,17 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProcessUsage:
+    """The resources that a process and the children that it waited for used."""
+
+    wall_time_s: float = 0.0
+    cpu_time_s: float = 0.0
+    peak_memory_bytes: int = 0
+    output_bytes: int = 0
+    """Bytes that it wrote, those left out included."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompletedProcess:
     """A command that has ended, with its output."""
 
@@ -119,6 +130,20 @@ class CompletedProcess:
     @property
     def exit_code(self) -> int | None:
         return self.result.exit_code
+
+    @property
+    def signal(self) -> int:
+        """The signal that ended it; 0: none."""
+        return self.result.signal
+
+    @property
+    def usage(self) -> ProcessUsage:
+        return ProcessUsage(
+            wall_time_s=self.result.wall_time_s,
+            cpu_time_s=self.result.cpu_time_s,
+            peak_memory_bytes=self.result.peak_memory_bytes,
+            output_bytes=self.result.output_bytes,
+        )
 
     @property
     def succeeded(self) -> bool:

@@ -252,7 +252,7 @@ def test_a_given_session_that_is_gone_is_not_replaced(daemon: Daemon, client: Ex
 
 def test_what_belongs_to_a_new_session_is_refused_with_a_given_one(daemon: Daemon) -> None:
     with pytest.raises(ValueError, match=r"image, files can be of a new one only"):
-        RemoteExecutor(session="s", image="base", files={"x": b""}, **daemon.access)
+        RemoteExecutor(session="0" * 32, image="base", files={"x": b""}, **daemon.access)
 
 
 def test_a_run_begins_with_a_state_backend_and_labels(daemon: Daemon, client: ExecutorClient) -> None:

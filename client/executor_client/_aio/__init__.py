@@ -10,6 +10,16 @@ Must not know `_sync`, nor the clients and sessions above it.
 """
 
 from executor_client._aio.channel import AsyncEventStream
-from executor_client._aio.runtime import Beside, Lock, OnEvent, blocking_items, notify, run_blocking, sleep, wait_for
+from executor_client._aio.runtime import (
+    Beside,
+    Lock,
+    OnEvent,
+    OnOutput,
+    blocking_items,
+    notify,
+    run_blocking,
+    sleep,
+    wait_for,
+)
 from executor_client._aio.tool_calls import ALLOWS_COROUTINES, AsyncToolCalls, AsyncToolPool
 from executor_client._aio.transports import AsyncSessionTransport, AsyncTransports

@@ -6,13 +6,16 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from executor_client.events import ExecutionEvent
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 OnEvent = Callable[[ExecutionEvent], Awaitable[None] | None]
+OnOutput = Callable[[str, bytes], object]
+"""Gets the name of a stream and a piece of its output; it may be a coroutine function."""
 
 Lock = asyncio.Lock
 sleep = asyncio.sleep
@@ -33,9 +36,9 @@ async def blocking_items(items: Iterator[T]) -> AsyncIterator[T]:
         yield item  # type: ignore[misc]  # a sentinel of another type has no way to say so
 
 
-async def notify(on_event: OnEvent, event: ExecutionEvent) -> None:
+async def notify(hook: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
     """Calls the caller's hook, and awaits it if it is a coroutine function."""
-    returned = on_event(event)
+    returned = hook(*args, **kwargs)
     if inspect.isawaitable(returned):
         await returned
 

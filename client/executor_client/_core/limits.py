@@ -69,6 +69,8 @@ CANCEL_GRACE_S = 5.0
 """Seconds that an interrupted `execute` waits for the end of the execution that it cancelled."""
 TAKE_BACK_WAIT_S = 1.0
 """Seconds that an interrupted `create_session` waits for the end of its session, which goes on in the background."""
+INTERRUPT_GRACE_S = 2.0
+"""Seconds for a command to end after the SIGINT of an interrupted `processes.run`, before all of it is killed."""
 TOOLS_GRACE_S = 2.0
 """Seconds that `close` waits for host tools that still run."""
 

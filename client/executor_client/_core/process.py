@@ -66,6 +66,15 @@ class FollowedProcess(Followed):
         self.result: ProcessResult | None = None
         self._request = request
 
+    @property
+    def may_have_begun(self) -> bool:
+        """True when an event has come, or when it is unknown whether a request has arrived."""
+        return self._request is None or self.was_away or self.last_number > 0
+
+    def lost(self, why: str) -> None:
+        """Notes that it was lost with its node, as its daemon would have reported it."""
+        self.result = ProcessResult(outcome="lost", exit_code=None, lost_reason=why)
+
     def has_ended(self) -> bool:
         """True when the result has come."""
         return self.result is not None

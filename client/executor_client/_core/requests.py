@@ -93,9 +93,16 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
         variables = dict(env or {})
     except (TypeError, ValueError):
         raise InvalidRequest(ENV_FORM) from None
-    if any(not isinstance(each, str) for pair in variables.items() for each in pair):
+    if not all(_is_text(each) for pair in variables.items() for each in pair):
         raise InvalidRequest(ENV_FORM)
     return variables
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:  # it holds the value, so it must not be the cause of any other error
+        return False
 
 
 def get_session(session_id: str | None, name: str | None, lease_id: str) -> pb.GetSessionRequest:

@@ -9,6 +9,16 @@ Must not know `_aio`, nor the clients and sessions above it.
 
 from executor_client._sync.channel import EventStream
 from executor_client._sync.lease import ClientLease
-from executor_client._sync.runtime import Beside, Lock, OnEvent, blocking_items, notify, run_blocking, sleep, wait_for
+from executor_client._sync.runtime import (
+    Beside,
+    Lock,
+    OnEvent,
+    OnOutput,
+    blocking_items,
+    notify,
+    run_blocking,
+    sleep,
+    wait_for,
+)
 from executor_client._sync.tool_calls import ALLOWS_COROUTINES, ToolCalls, ToolPool
 from executor_client._sync.transports import SessionTransport, Transports

@@ -14,6 +14,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 OnEvent = Callable[[ExecutionEvent], None]
+OnOutput = Callable[[str, bytes], object]
 
 Lock = threading.Lock
 sleep = time.sleep
@@ -34,9 +35,9 @@ def blocking_items(items: Iterator[T]) -> Iterator[T]:
     return items
 
 
-def notify(on_event: OnEvent, event: ExecutionEvent) -> None:
+def notify(hook: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
     """Calls the caller's hook."""
-    on_event(event)
+    hook(*args, **kwargs)
 
 
 class Beside:

@@ -11,17 +11,35 @@ from typing import Any
 import pytest
 
 import executor_client
-from executor_client import AsyncExecutorClient, AsyncSession, AsyncSessionFiles, ExecutorClient, Session, SessionFiles
+from executor_client import (
+    AsyncExecutorClient,
+    AsyncProcess,
+    AsyncSession,
+    AsyncSessionFiles,
+    AsyncSessionProcesses,
+    ExecutorClient,
+    Process,
+    Session,
+    SessionFiles,
+    SessionProcesses,
+)
 
 ROOT = Path(__file__).parents[3]
-PAIRS = [(ExecutorClient, AsyncExecutorClient), (Session, AsyncSession), (SessionFiles, AsyncSessionFiles)]
+PAIRS = [
+    (ExecutorClient, AsyncExecutorClient),
+    (Session, AsyncSession),
+    (SessionFiles, AsyncSessionFiles),
+    (SessionProcesses, AsyncSessionProcesses),
+    (Process, AsyncProcess),
+]
 MEMBERS = [
     pytest.param(blocking, asynchronous, name, id=f"{blocking.__name__}.{name}")
     for blocking, asynchronous in PAIRS
     for name in sorted({*vars(blocking), *vars(asynchronous)})
     if not name.startswith("_")
 ]
-DUNDERS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+AT_ONCE = {(AsyncProcess, "close")}  # methods of the asyncio client that wait for nothing
+DUNDERS = {"__iter__": "__aiter__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 
 def parameters(function: Any) -> list[tuple[str, Any, Any, str]]:
@@ -33,7 +51,12 @@ def parameters(function: Any) -> list[tuple[str, Any, Any, str]]:
 
 
 def _sync_words(annotation: Any) -> str:
-    return str(annotation).replace("AsyncSession", "Session").replace("AsyncIterable", "Iterable")
+    return (
+        str(annotation)
+        .replace("AsyncSession", "Session")
+        .replace("AsyncProcess", "Process")
+        .replace("AsyncIterable", "Iterable")
+    )
 
 
 @pytest.mark.parametrize(("blocking", "asynchronous", "name"), MEMBERS)
@@ -42,7 +65,8 @@ def test_member_is_there_twice_and_the_same(blocking: type, asynchronous: type, 
     assert one is not None and other is not None
     assert isinstance(one, property) is isinstance(other, property)
     if not isinstance(one, property):
-        assert inspect.iscoroutinefunction(other) and not inspect.iscoroutinefunction(one)
+        waits = (asynchronous, name) not in AT_ONCE
+        assert inspect.iscoroutinefunction(other) is waits and not inspect.iscoroutinefunction(one)
         assert parameters(one) == parameters(other)
         assert _sync_words(inspect.signature(other).return_annotation) == str(inspect.signature(one).return_annotation)
         assert one.__doc__ and other.__doc__

@@ -1,0 +1,305 @@
+"""Processes of a session, as both clients see them, against a real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from executor_client import (
+    AsyncExecutorClient,
+    CallTimeoutError,
+    ExecutorClient,
+    ExecutorClientError,
+    InvalidRequest,
+    NotFoundError,
+    PreconditionError,
+    ProcessFailed,
+    ProcessOutput,
+    Session,
+    TerminalSize,
+)
+from tests.support.daemon import Daemon, running_daemon
+from tests.support.polling import eventually
+
+
+@pytest.fixture(scope="module")
+def session(daemon: Daemon) -> Iterator[Session]:
+    with daemon.client() as client, client.create_session() as made:
+        yield made
+
+
+# -- run
+
+
+def test_run_gives_the_exit_code_and_both_streams(session: Session) -> None:
+    done = session.processes.run("echo out; echo err >&2; exit 3")
+    assert (done.exit_code, done.signal, done.outcome, done.succeeded) == (3, 0, "exited", False)
+    assert (done.stdout, done.stderr, done.omitted_bytes) == ("out\n", "err\n", 0)
+    assert done.argv == ("/bin/sh", "-c", "echo out; echo err >&2; exit 3")
+    assert done.usage.output_bytes == 8 and done.usage.wall_time_s > 0
+    with pytest.raises(ProcessFailed, match="exited with code 3\nerr") as caught:
+        done.check()
+    assert caught.value.process is done
+
+
+def test_a_list_is_no_text_for_the_shell(session: Session) -> None:
+    assert session.processes.run(["echo", "$HOME; ls"]).check().stdout == "$HOME; ls\n"
+
+
+def test_run_uses_its_directory_and_variables(session: Session) -> None:
+    session.put_file("sub/a", b"")
+    done = session.processes.run("pwd; echo $GREETING", cwd="sub", env={"GREETING": "hello"})
+    assert done.stdout.splitlines()[0].endswith("/sub") and done.stdout.splitlines()[1] == "hello"
+
+
+def test_input_of_any_size_is_written_while_output_is_read(session: Session) -> None:
+    for size_bytes in (0, 5, 100_000, 3_000_000):
+        given = b"x" * size_bytes
+        done = session.processes.run(["cat"], input=given, max_output_bytes=4_000_000, timeout_s=60)
+        assert done.stdout_bytes == given and done.succeeded
+
+
+def test_a_process_that_reads_no_input_is_no_error(session: Session) -> None:
+    assert session.processes.run("exit 0", input=b"x" * 1_000_000).succeeded
+    assert session.processes.run("exec <&-; sleep 0.1; echo done", input="abc").stdout == "done\n"
+
+
+def test_head_and_tail_of_much_output_are_kept(session: Session) -> None:
+    done = session.processes.run("seq 1 200000", max_output_bytes=1000)
+    assert done.stdout.startswith("1\n2\n") and done.stdout.endswith("\n200000\n")
+    note = f"\n[{done.omitted_bytes} bytes left out]\n"
+    assert note in done.stdout and done.omitted_bytes == done.usage.output_bytes - 1000
+    assert len(done.stdout_bytes) == 1000 + len(note)
+
+
+def test_a_timeout_is_an_outcome(session: Session) -> None:
+    done = session.processes.run("echo before; sleep 60", timeout_s=0.3)
+    assert (done.outcome, done.stdout) == ("timeout", "before\n")
+
+
+def test_a_command_that_there_is_none_of_is_refused_by_name(session: Session) -> None:
+    with pytest.raises(ExecutorClientError) as caught:
+        session.processes.run(["no-such-program"])
+    assert caught.value.reason == "COMMAND_NOT_FOUND"
+
+
+def test_output_is_reported_as_it_arrives(session: Session) -> None:
+    seen: list[tuple[str, bytes]] = []
+    session.processes.run("echo a; sleep 0.1; echo b >&2", on_output=lambda stream, data: seen.append((stream, data)))
+    assert seen == [("stdout", b"a\n"), ("stderr", b"b\n")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_run_that_is_left_early_kills_its_process(session: Session, error: type[BaseException]) -> None:
+    def fail(stream: str, data: bytes) -> None:
+        raise error
+
+    with pytest.raises(error):
+        session.processes.run("trap '' INT; echo go; sleep 600 & wait", on_output=fail)
+    last = session.processes.list()[-1]
+    assert eventually(lambda: session.processes.list()[-1].result is not None)
+    assert session.processes.list()[-1].process_id == last.process_id
+
+
+def test_interrupted_run_lets_the_process_end_by_itself(session: Session) -> None:
+    def interrupt(stream: str, data: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.processes.run("trap 'exit 7' INT; echo go; while :; do sleep 0.05; done", on_output=interrupt)
+    result = session.processes.list()[-1].result
+    assert result is not None and result.exit_code == 7
+
+
+# -- start, and what a handle can do
+
+
+def test_handle_gives_output_and_the_end(session: Session) -> None:
+    process = session.processes.start("echo a; echo b >&2; exit 4")
+    assert process.pid > 0 and process.result is None
+    events = list(process)
+    assert [(each.stream, each.data) for each in events if isinstance(each, ProcessOutput)] == [
+        ("stdout", b"a\n"),
+        ("stderr", b"b\n"),
+    ]
+    assert process.result is not None and process.result.exit_code == 4
+    assert process.wait() is process.result
+    assert list(process) == []
+
+
+def test_iterating_begins_where_it_was_left(session: Session) -> None:
+    process = session.processes.start("for i in 1 2 3; do echo $i; sleep 0.05; done")
+    first = next(iter(process))
+    assert isinstance(first, ProcessOutput) and first.data.startswith(b"1\n")
+    rest = b"".join(each.data for each in process if isinstance(each, ProcessOutput))
+    assert first.data + rest == b"1\n2\n3\n"
+
+
+def test_conversation_with_a_process(session: Session) -> None:
+    process = session.processes.start(["cat"], stdin=True)
+    events = iter(process)
+    for text in ("one\n", "two\n"):
+        process.write(text)
+        event = next(events)
+        assert isinstance(event, ProcessOutput) and event.data == text.encode()
+    process.close_stdin()
+    process.close_stdin()
+    assert list(events) == [] and process.wait().succeeded
+    with pytest.raises(PreconditionError):
+        process.write("three")
+
+
+def test_terminal_has_its_size_and_can_be_resized(session: Session) -> None:
+    process = session.processes.start("stty size; read x; stty size", pty=TerminalSize(81, 25))
+    events = iter(process)
+    event = next(events)
+    assert isinstance(event, ProcessOutput) and event.data == b"25 81\r\n"
+    process.resize(TerminalSize(100, 30))
+    process.write("\n")
+    rest = b"".join(each.data for each in events if isinstance(each, ProcessOutput))
+    assert b"30 100" in rest
+
+
+def test_wait_ends_in_time_and_at_the_end(session: Session) -> None:
+    process = session.processes.start("sleep 600")
+    begun_s = time.monotonic()
+    with pytest.raises(CallTimeoutError):
+        process.wait(0.2)
+    assert time.monotonic() - begun_s < 5
+    process.terminate()
+    result = process.wait(20)
+    assert (result.outcome, result.signal, result.exit_code) == ("signalled", 15, 143)
+
+
+def test_kill_ends_all_that_a_process_started(session: Session) -> None:
+    process = session.processes.start("trap '' TERM; sleep 600 & wait; sleep 600")
+    process.signal(signal.SIGTERM, "process")
+    process.kill()
+    assert process.wait(20).signal == 9
+
+
+def test_started_process_goes_on_without_its_client_and_is_found_again(daemon: Daemon, session: Session) -> None:
+    made = session.processes.start("echo first; read line; echo got $line", stdin=True, process_id="server")
+    assert made.process_id == "server"
+    assert (
+        session.processes.start("echo first; read line; echo got $line", stdin=True, process_id="server").pid
+        == made.pid
+    )
+    with daemon.client() as other:
+        found = other.get_session(session.session_id).processes.attach("server")
+        found.write("it\n")
+        text = b"".join(each.data for each in found if isinstance(each, ProcessOutput))
+    assert text == b"first\ngot it\n"
+    info = next(each for each in session.processes.list() if each.process_id == "server")
+    assert info.result is not None and info.written_bytes == 3 and info.has_stdin and not info.has_pty
+    with pytest.raises(NotFoundError):
+        session.processes.attach("nobody")
+
+
+def test_close_ends_an_iteration_in_another_thread(session: Session) -> None:
+    process = session.processes.start("echo a; sleep 600")
+    begun, seen = threading.Event(), []
+
+    def read() -> None:
+        for event in process:
+            seen.append(event)
+            begun.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(20)
+    process.close()
+    reader.join(20)
+    assert not reader.is_alive() and len(seen) == 1 and process.result is None
+    process.kill()
+
+
+def test_values_of_variables_are_in_no_error(session: Session) -> None:
+    for env in ({"A": "geheim\ud800"}, {"A": "geheim\0"}, {"A": "geheim" * 20_000}, {"A-B": "geheim"}):
+        with pytest.raises(ExecutorClientError) as caught:
+            session.processes.run("true", env=env)
+        seen: BaseException | None = caught.value
+        while seen is not None:
+            assert "geheim" not in f"{seen!r}{seen}"
+            seen = seen.__cause__ or seen.__context__
+
+
+@pytest.mark.parametrize("command", ["", [], ["a\0b"], [""], ["x" * 200_000]])
+def test_command_that_is_none_is_refused(session: Session, command: str | list[str]) -> None:
+    with pytest.raises(InvalidRequest):
+        session.processes.run(command)
+
+
+# -- asyncio
+
+
+def test_asyncio_client_does_the_same(daemon: Daemon) -> None:
+    async def main() -> None:
+        async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
+            done = await session.processes.run(["cat"], input=b"y" * 1_000_000, max_output_bytes=2_000_000)
+            assert done.stdout_bytes == b"y" * 1_000_000
+            process = await session.processes.start(["cat"], stdin=True)
+            await process.write("hi")
+            await process.close_stdin()
+            assert [each.data async for each in process if isinstance(each, ProcessOutput)] == [b"hi"]
+            assert (await process.wait()).succeeded
+            many = await asyncio.gather(*(session.processes.run(f"echo {number}") for number in range(8)))
+            assert [each.stdout for each in many] == [f"{number}\n" for number in range(8)]
+
+    asyncio.run(main())
+
+
+def test_cancelled_run_kills_its_process(daemon: Daemon) -> None:
+    async def main() -> None:
+        async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
+            begun = asyncio.Event()
+            running = asyncio.create_task(
+                session.processes.run("echo go; sleep 600", on_output=lambda stream, data: begun.set())
+            )
+            await asyncio.wait_for(begun.wait(), 20)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            [info] = await session.processes.list()
+            process = await session.processes.attach(info.process_id)
+            assert (await process.wait(20)).signal == 9
+
+    asyncio.run(main())
+
+
+# -- the daemon is gone in between
+
+
+def test_run_goes_on_over_a_killed_daemon_and_gets_each_byte_once() -> None:
+    with tempfile.TemporaryDirectory(prefix="d-") as name:
+        directory = Path(name)
+        with running_daemon(directory) as first, ExecutorClient(**first.access) as client:
+            session = client.create_session()
+            restarted = threading.Event()
+            seen: list[bytes] = []
+
+            def kill_once(stream: str, data: bytes) -> None:
+                seen.append(data)
+                if len(seen) == 1:
+                    first.kill()
+                    restarted.set()
+
+            done: list[str] = []
+            command = "for i in $(seq 1 400); do echo $i; sleep 0.005; done"
+            runner = threading.Thread(
+                target=lambda: done.append(session.processes.run(command, on_output=kill_once).check().stdout)
+            )
+            runner.start()
+            assert restarted.wait(20)
+            with running_daemon(directory):
+                runner.join(60)
+                session.close()
+            assert done == ["".join(f"{number}\n" for number in range(1, 401))]
+            assert b"".join(seen).decode() == done[0]

@@ -201,22 +201,17 @@ class AsyncExecutorClient:
         It is made with `keep`: it outlives this client. One that is found is as it is, whatever the arguments say. In
         the place of one that is lost another is made.
         """
-        for attempt in range(NAME_RACES_MAX):
-            try:
+        for _ in range(NAME_RACES_MAX):
+            with contextlib.suppress(NotFoundError):
                 found = await self.get_session(name=name)
                 if found.info.state is not SessionState.LOST:
                     return found
-            except NotFoundError as error:
-                if attempt == NAME_RACES_MAX - 1:
-                    raise PreconditionError(
-                        f"session {name!r} is made and ended all the time by others", reason="NAME_TAKEN"
-                    ) from error
             try:
                 return await self.create_session(**{**arguments, "name": name, "keep": True})
             except PreconditionError as error:
                 if error.reason != "NAME_TAKEN":  # else another client was faster
                     raise
-        raise AssertionError("unreachable")
+        raise PreconditionError(f"session {name!r} is made and ended all the time by others", reason="NAME_TAKEN")
 
     async def get_session(self, session_id: str | None = None, *, name: str | None = None) -> AsyncSession:
         """Finds a session made earlier, by its id or name, perhaps by another process. Host tools must be registered

@@ -23,6 +23,11 @@ def short_id(session_id: str, digits: int = 8) -> str:
     return f"{found[1] or ''}{found[2][:digits]}" if found else session_id
 
 
+def is_id(text: str) -> bool:
+    """True for a text in the form of a session's id; another one can be a name."""
+    return _LONG_ID.fullmatch(text) is not None
+
+
 def begins(session_id: str, prefix: str) -> bool:
     """True when a person who writes the prefix may mean this session. What comes before the random digits may be left
     out."""

@@ -100,7 +100,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     `labels` are the session's, `node_labels` those that its node of a fleet must have. Each session begins with
     `state`, a result of `Session.export_state`, and with `files` in its workspace: local paths, or a mapping from paths
     of the workspace to local paths or bytes. `session`, a `Session` or the id of one, is used instead of a new session:
-    it is neither ended nor replaced, and arguments for creating a session can't be combined with it.
+    it is neither ended nor replaced, and arguments for creating a session can't be combined with it. With a name
+    it goes on in the session of that name, or makes it with those arguments; that one is not ended either.
 
     `tool_placement` is "host": tools run in this process; "sandbox": tools that can run there do; or a mapping from
     tool names to one of the two, with "*" for all other names ("host" by default).

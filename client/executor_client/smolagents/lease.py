@@ -7,6 +7,7 @@ session of the caller's own is never replaced.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,12 +30,17 @@ from executor_client import (
     ReentrantExecution,
     Session,
     SessionInfo,
+    SessionState,
     Tool,
     VariablesState,
 )
 from executor_client._core import missing_modules
+from executor_client._core.limits import NAME_RACES_MAX
+from executor_client._core.session_base import is_id
 from executor_client._core.status import is_session_gone
-from executor_client.smolagents.session_request import SessionRequest, refuse_beginnings
+from executor_client.smolagents.session_request import SessionRequest, beginnings_of, refuse_beginnings
+
+_log = logging.getLogger(__name__)
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
@@ -61,7 +67,8 @@ class _Contents:
 class SessionLease:
     """Owns the session, and the client if it was created here. Used by one thread at a time, except for `close`.
 
-    `existing`, a session or the id of one, is the caller's: it is neither ended nor replaced.
+    `existing`, a session, or the id or name of one, is the caller's: it is neither ended nor replaced. Where there is
+    no session of that name, one is made.
     """
 
     def __init__(
@@ -73,7 +80,8 @@ class SessionLease:
         existing: Session | str | None = None,
     ) -> None:
         """Raises ValueError for an existing session with arguments for a new one."""
-        if existing is not None:
+        self._name = existing if isinstance(existing, str) and not is_id(existing) else None
+        if existing is not None and self._name is None:
             refuse_beginnings(request)
         self._connect = connect
         self._owns_client = owns_client
@@ -122,7 +130,9 @@ class SessionLease:
             else:
                 if self._client is None:
                     self._client = self._connect()
-                if self._existing is not None:
+                if self._name is not None:
+                    session = self._named(self._client, self._name, on_failure)
+                elif self._existing is not None:
                     session = self._client.get_session(self._existing)
                 else:
                     session = self._request.make(self._client, self._contents.tool_modules)
@@ -138,6 +148,33 @@ class SessionLease:
         self._has_run = False
         self._warned.clear()
         return session
+
+    def _named(self, client: ExecutorClient, name: str, on_failure: ExitStack) -> Session:
+        """Returns the session of a name, or makes it. Says in the log how one that was there differs."""
+        for _ in range(NAME_RACES_MAX):
+            with suppress(NotFoundError):
+                session = client.get_session(name=name)
+                if session.info.state is not SessionState.LOST:
+                    self._say_differences(session, name)
+                    return session
+            try:
+                session = self._request.make(client, self._contents.tool_modules, name)
+            except PreconditionError as error:
+                if error.reason != "NAME_TAKEN":  # else another client was faster
+                    raise
+            else:
+                on_failure.enter_context(session)
+                self._require_modules(client, session.info)
+                return session
+        raise PreconditionError(f"session {name!r} is made and ended all the time by others", reason="NAME_TAKEN")
+
+    def _say_differences(self, session: Session, name: str) -> None:
+        if given := beginnings_of(self._request):
+            _log.warning("session %r is there already; %s can be of a new one only", name, ", ".join(given))
+        authorized = set(session.info.authorized_imports)
+        missing = [each for each in self._request.authorized_imports if not authorized & {each, "*"}]
+        if missing:
+            _log.warning("session %r is there already, and does not authorize %s", name, ", ".join(missing))
 
     def _require_modules(self, client: ExecutorClient, info: SessionInfo) -> None:
         """Raises InterpreterError for authorized modules that the image lacks, as smolagents' local executor does."""

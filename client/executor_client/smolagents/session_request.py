@@ -34,8 +34,11 @@ class SessionRequest:
     files: tuple[StartFile, ...] = ()
     """The initial files of each session's workspace."""
 
-    def make(self, client: ExecutorClient, modules: Iterable[str] = ()) -> Session:
-        """Makes a session; `modules` are those that its tools are known to need."""
+    def make(self, client: ExecutorClient, modules: Iterable[str] = (), name: str | None = None) -> Session:
+        """Makes a session; `modules` are those that its tools are known to need. One with a name outlives the client.
+
+        Raises PreconditionError (NAME_TAKEN) when another session has the name.
+        """
         with ExitStack() as on_failure:
             session = on_failure.enter_context(
                 client.create_session(
@@ -50,6 +53,8 @@ class SessionRequest:
                     modules=modules,
                     node_labels=self.node_labels,
                     state=self.state,
+                    name=name,
+                    keep=name is not None,
                 )
             )
             for file in self.files:
@@ -82,9 +87,13 @@ def packages_of(packages: Iterable[str]) -> tuple[str, ...]:
     return tuple(packages)
 
 
+def beginnings_of(request: SessionRequest) -> list[str]:
+    """Returns the names of the given arguments that only a new session can have."""
+    names = ("image", "limits", "prelude", "backend", "network", "packages", "labels", "node_labels", "state", "files")
+    return [name for name in names if getattr(request, name)]
+
+
 def refuse_beginnings(request: SessionRequest) -> None:
     """Raises ValueError for arguments of a new session that are combined with `session=`."""
-    names = ("image", "limits", "prelude", "backend", "network", "packages", "labels", "node_labels", "state", "files")
-    given = [name for name in names if getattr(request, name)]
-    if given:
+    if given := beginnings_of(request):
         raise ValueError(f"session= goes on in a session that there is; {', '.join(given)} can be of a new one only")

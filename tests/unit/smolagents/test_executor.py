@@ -67,7 +67,7 @@ def test_labels_of_the_node_are_asked_for_with_the_session_and_saved(daemon: Fak
         assert executor.saved_kwargs() == {"address": daemon.address, "node_labels": labels}
     assert [dict(request.node_labels) for name, request in daemon.requests if name == "CreateSession"] == [labels]
     with pytest.raises(ValueError, match="node_labels can be of a new one only"):
-        RemoteExecutor(node_labels=labels, session="x")
+        RemoteExecutor(node_labels=labels, session="0" * 32)
 
 
 def test_packages_are_asked_for_with_the_session_and_saved(daemon: FakeDaemon) -> None:
@@ -80,7 +80,7 @@ def test_packages_are_asked_for_with_the_session_and_saved(daemon: FakeDaemon) -
     with pytest.raises(ValueError, match="packages is a list of packages, not one string"):
         RemoteExecutor(packages="polars")
     with pytest.raises(ValueError, match="packages can be of a new one only"):
-        RemoteExecutor(packages=["polars"], session="x")
+        RemoteExecutor(packages=["polars"], session="0" * 32)
 
 
 def test_what_is_authorized_and_missing_is_said_before_the_model_is_asked(daemon: FakeDaemon) -> None:
@@ -156,7 +156,7 @@ def test_hosts_are_asked_for_with_the_session(daemon: FakeDaemon) -> None:
     with pytest.raises(ValueError, match="network is a list of hosts, not one string"):
         RemoteExecutor(network="pypi.org")
     with pytest.raises(ValueError, match="network can be of a new one only"):
-        RemoteExecutor(network=["pypi.org"], session="x")
+        RemoteExecutor(network=["pypi.org"], session="0" * 32)
 
 
 def test_near_end_of_a_limit_is_shown_to_the_watcher_once(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
@@ -19,7 +21,7 @@ def followed(request: pb.StartProcessRequest | None = None) -> FollowedProcess:
     return FollowedProcess("s", "p", request, retries, (), NO_WAITS, "address")
 
 
-def event(number: int, **kind: object) -> pb.AttachProcessResponse:
+def event(number: int, **kind: Any) -> pb.AttachProcessResponse:
     return pb.AttachProcessResponse(event=types.ProcessEvent(number=number, **kind))
 
 

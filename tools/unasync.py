@@ -42,7 +42,6 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
             "on the client's\n    event loop; it is no coroutine function. It must not block.",
             "in a thread\n    of the client. The end of the call waits for it, so it must not block.",
         ),
-        ("A call that is\n        interrupted or cancelled leaves", "A call that is\n        interrupted leaves"),
     ),
     "aio_session.py": (
         ("A session of the asyncio client", "A session of the blocking client"),

@@ -115,26 +115,20 @@ class ExecutorClient:
     ) -> Session:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
 
-        What is not asked for is as the policy has it. `network` names hosts that the code wants to reach besides the
-        policy's default ones: `"pypi.org"` (ports 443 and 80), `"*.example.com:443"`. The node of a fleet that makes it
-        has all `node_labels`.
+        What is not asked for is as the policy has it. `network` names hosts to reach besides the policy's default ones:
+        `"pypi.org"` (ports 443 and 80), `"*.example.com:443"`. Its node in a fleet has all `node_labels`.
 
         `packages` are requirements, such as `"scikit-learn>=1.5"`, that its sandbox has beside the image's packages.
-        The daemon makes an environment of them, once for all sessions that ask for the same, and the call waits for it
-        as for an image. Raises EnvironmentFailed when it can't be made. A policy may add packages by itself
-        (`packages.auto`): those of authorized modules, and of `modules`, which its tools need, that the image lacks.
+        The call waits for their environment as for an image. Raises EnvironmentFailed when it can't be made. A policy
+        may add packages by itself: those of authorized modules, and of `modules`, which its tools need.
 
-        `state` is the result of `Session.export_state`, of a session of any backend: the new session begins with
-        it, and `Session.restored` says what was restored. If nothing of it can be restored, no session is made.
-        Raises InvalidRequest for bytes that are no state, AuthorizationError for the state of another daemon or tenant.
+        `state` is the result of `Session.export_state`: the new session begins with it, and
+        `Session.restored` says what was restored. Raises InvalidRequest for bytes that are no state,
+        AuthorizationError for the state of another daemon or tenant.
 
-        `name` is unique among the caller's sessions: `session(name)` finds it again. Raises PreconditionError
-        (NAME_TAKEN) when another one has it. `env` are environment variables of its interpreter and processes; their
-        values are in no log, and no answer has them. `keep` is another word for `detached`.
-
-        A `detached` session has no owner: it outlives this client, and ends by its idle time, its age or `close` only.
-        Any other ends with the client, or when its `Session` is collected; see the class. A call that is
-        interrupted leaves no session behind.
+        `name` is unique among the caller's sessions; PreconditionError (NAME_TAKEN) says that another has it. `env` are
+        variables of its interpreter and processes; their values are in no log. A `detached` session (`keep` means the
+        same) outlives this client; any other ends with it, or when its `Session` is collected.
         """
         lease = self._own_lease()
         request = requests.create_session(

@@ -18,6 +18,7 @@ from executor_server.audit import (
     AuditKind,
     AuditLog,
     of_code,
+    of_command,
     of_execution,
     of_names,
     of_request,
@@ -28,6 +29,7 @@ from executor_server.audit import (
 from executor_server.core import (
     ExecutionLimits,
     Principal,
+    ProcessFacts,
     Reason,
     SessionFacts,
     SessionSpec,
@@ -119,6 +121,12 @@ class Admission(AdmissionController):
 
     async def file_get(self, session: SessionFacts, path: str, *, tar: bool) -> None:
         await self._record_in(session, AuditKind.FILE_REQUESTED, {"path": path, "archive": tar})
+
+    async def process(self, session: SessionFacts, process: ProcessFacts) -> None:
+        await self._record_in(session, AuditKind.PROCESS_REQUESTED, of_command(session, process))
+
+    async def port(self, session: SessionFacts, port: int) -> None:
+        await self._record_in(session, AuditKind.PORT_REQUESTED, {"port": port})
 
     async def _record_in(self, session: SessionFacts, kind: AuditKind, fields: Mapping[str, Any]) -> None:
         await self._record(kind, {**of_session(session), **fields}, fail_closed=session.audit.fail_closed)

@@ -43,6 +43,7 @@ from executor_server.admission.usage_store import MinuteUse, UsageStore
 from executor_server.admission.window import Window
 from executor_server.core import (
     ExecutionLimits,
+    ProcessResult,
     Result,
     SessionFacts,
     TooManySessions,
@@ -320,6 +321,10 @@ class Quotas(Observer):
         return min(ended.may_use_s, max(0.0, self._clock() - ended.began_s) * self._processors)
 
     # -- counting ------------------------------------------------------------------------------------------------
+
+    def process_ended(self, session: SessionFacts, process_id: str, result: ProcessResult) -> None:
+        """Charges its output. Its CPU time is a part of what the sandbox uses between executions (background_used)."""
+        self._charge(session.owner.tenant, output_bytes=result.output_bytes)
 
     def _charge(self, tenant: str, *, cpu_time_s: float = 0.0, output_bytes: int = 0, egress_bytes: int = 0) -> None:
         bounded = (min(cpu_time_s, _MAX_CPU_TIME_S), min(output_bytes, _MAX_BYTES), min(egress_bytes, _MAX_BYTES))

@@ -7,7 +7,16 @@ to write is enforced: that is admission.
 from executor_server.audit.chain import AuditKind, Position, as_ascii, read_fields
 from executor_server.audit.connections import ConnectionTrail
 from executor_server.audit.directory import file_numbers, file_path, read_lines
-from executor_server.audit.fields import of_code, of_execution, of_names, of_request, of_session, of_state, of_tools
+from executor_server.audit.fields import (
+    of_code,
+    of_command,
+    of_execution,
+    of_names,
+    of_request,
+    of_session,
+    of_state,
+    of_tools,
+)
 from executor_server.audit.files import AuditDirError, AuditFiles
 from executor_server.audit.fleet import FleetTrail
 from executor_server.audit.log import AuditLog, AuditSettings, AuditStats

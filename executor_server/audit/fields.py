@@ -20,6 +20,7 @@ from executor_server.core import (
     PackagesSpec,
     Payload,
     Principal,
+    ProcessFacts,
     SessionFacts,
     SessionSpec,
     ShippedTool,
@@ -116,6 +117,22 @@ def of_code(session: SessionFacts, execution_id: str, code: str, limits: Executi
         fields["code_sha256"] = hashlib.sha256(source).hexdigest()
     if session.audit.code == "full":
         fields["code"] = code
+    return fields
+
+
+def of_command(session: SessionFacts, process: ProcessFacts) -> dict[str, Any]:
+    """A process, with as much of its command line as the profile records of code. Never a value of a variable."""
+    line = "\0".join(process.argv).encode("utf-8", "surrogatepass")
+    fields: dict[str, Any] = {
+        "process": process.process_id,
+        "pty": process.has_pty,
+        "env_names": [clipped(name, SHORT_CHARS) for name in process.env_names[:MAX_LISTED]],
+        "command_bytes": len(line),
+    }
+    if session.audit.code != "none":
+        fields["command_sha256"] = hashlib.sha256(line).hexdigest()
+    if session.audit.code == "full":
+        fields["command"] = list(process.argv)
     return fields
 
 

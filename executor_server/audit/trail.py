@@ -24,7 +24,10 @@ from executor_server.core import (
     LimitWarning,
     Outcome,
     PolicyViolation,
+    PortUse,
     Principal,
+    ProcessFacts,
+    ProcessResult,
     Result,
     SessionFacts,
     Unavailable,
@@ -129,6 +132,30 @@ class AuditTrail(Observer, PolicyListener):
 
     def file_got(self, session: SessionFacts, file: FileInfo) -> None:
         self._log.write(AuditKind.FILE_GOT, {**of_session(session), "path": file.path, "bytes": file.size_bytes})
+
+    def process_started(self, session: SessionFacts, process: ProcessFacts) -> None:
+        self._log.write(AuditKind.PROCESS_STARTED, {**of_session(session), "process": process.process_id})
+
+    def process_ended(self, session: SessionFacts, process_id: str, result: ProcessResult) -> None:
+        fields = {
+            "process": process_id,
+            "outcome": result.outcome.value,
+            "exit_code": result.exit_code,
+            "bytes": result.output_bytes,
+            "wall_time_s": round(result.wall_time_s, 6),
+            "cpu_time_s": round(result.cpu_time_s, 6),
+        }
+        known = {name: value for name, value in fields.items() if value is not None}
+        self._log.write(AuditKind.PROCESS_ENDED, {**of_session(session), **known})
+
+    def port_closed(self, session: SessionFacts, use: PortUse) -> None:
+        fields = {
+            "port": use.port,
+            "received_bytes": use.received_bytes,
+            "sent_bytes": use.sent_bytes,
+            "wall_time_s": round(use.wall_time_s, 6),
+        }
+        self._log.write(AuditKind.PORT_CLOSED, {**of_session(session), **fields})
 
     def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
         known = of_session(session) if session is not None else {}

@@ -6,6 +6,14 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+ARGUMENTS_MAX = 1024
+ARGUMENTS_BYTES_MAX = 128 * 1024
+ENVIRONMENT_VARIABLES_MAX = 64
+ENVIRONMENT_BYTES_MAX = 64 * 1024
+"""Bytes of the names and values of a session's environment variables, and of a process's own."""
+TERMINAL_CHARS_MAX = 1000
+"""Columns, or rows, of a terminal."""
+
 
 @dataclass(frozen=True)
 class ProcessRules:

@@ -21,10 +21,9 @@ import re
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import structlog
 
@@ -43,6 +42,7 @@ from executor_server.core import (
 )
 from executor_server.guest.wire.frames import PROTOCOL_VERSION
 from executor_server.journal import segments
+from executor_server.journal.typed_json import as_json, from_json
 
 # Behind a session's id: the directory of its processes' journal, which no session id can be.
 _OF_PROCESSES = "+processes"
@@ -281,8 +281,8 @@ class Registry:
             **vars(record),
             "tenant": record.owner.tenant,
             "principal": record.owner.name,
-            "spec": _json(record.spec),
-            "network": _json(record.network),
+            "spec": as_json(record.spec),
+            "network": as_json(record.network),
         }
         try:
             with transaction(self._database):
@@ -318,7 +318,7 @@ class Registry:
 
     def note_spec(self, session_id: str, spec: SessionSpec) -> None:
         """Notes another spec that was approved for a session."""
-        self._try("UPDATE sessions SET spec = ? WHERE session_id = ?", [(_json(spec), session_id)])
+        self._try("UPDATE sessions SET spec = ? WHERE session_id = ?", [(as_json(spec), session_id)])
 
     def note_holder(self, session_id: str, lease_id: str) -> None:
         """Notes one more lease that holds a session."""
@@ -339,7 +339,7 @@ class Registry:
 
         Returns False when that fails.
         """
-        rows = [(_json(usage), session_id) for session_id, usage in used.items()]
+        rows = [(as_json(usage), session_id) for session_id, usage in used.items()]
         return self._try("UPDATE sessions SET network = ? WHERE session_id = ?", rows)
 
     def _try(self, statement: str, rows: Sequence[tuple[object, ...]]) -> bool:
@@ -374,7 +374,7 @@ def _record(row: Mapping[str, Any]) -> SessionRecord:
     if not _SESSION_ID.fullmatch(row["session_id"]):
         raise ValueError("a session id that is none")
     simple = {name: row[name] for name in row.keys() - {"tenant", "principal", "spec", "network", "warm"}}
-    record: SessionRecord = _value(
+    record: SessionRecord = from_json(
         SessionRecord,
         {
             **simple,
@@ -385,25 +385,3 @@ def _record(row: Mapping[str, Any]) -> SessionRecord:
         },
     )
     return record
-
-
-def _json(value: Any) -> str:
-    """Returns a dataclass as JSON objects; `asdict` would take ten times as long, since it copies every string."""
-    return json.dumps(value, default=vars)
-
-
-def _value(kind: Any, value: Any) -> Any:
-    """Reads a value of this type from JSON: dataclasses are objects, tuples are arrays."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        types = get_type_hints(kind)
-        if not isinstance(value, dict):
-            raise ValueError(f"a {type(value).__name__} where {kind.__name__} was written")
-        return kind(**{name: _value(types[name], each) for name, each in value.items()})
-    origin, arguments = get_origin(kind) or kind, get_args(kind)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_value(arguments[0], each) for each in value)
-    if origin is UnionType:
-        return None if value is None else _value(arguments[0], value)
-    if not isinstance(value, (float, int) if origin is float else origin):
-        raise ValueError(f"a {type(value).__name__} where {kind} was written")
-    return value

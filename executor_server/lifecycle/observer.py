@@ -106,6 +106,9 @@ class Observer:
     def process_started(self, session: SessionFacts, process: ProcessFacts) -> None:
         """A process runs in the sandbox."""
 
+    def process_recovered(self, session: SessionFacts, process: ProcessFacts) -> None:
+        """A process that an earlier daemon started runs in the sandbox."""
+
     def process_ended(self, session: SessionFacts, process_id: str, result: ProcessResult) -> None:
         """Such a process has ended, or is lost with its session."""
 

@@ -13,18 +13,23 @@ from collections.abc import Mapping
 
 from executor_api.limits import (
     CODE_BYTES_MAX,
-    ENVIRONMENT_BYTES_MAX,
-    ENVIRONMENT_VARIABLES_MAX,
     IDENTIFIER_CHARS_MAX,
     PATH_BYTES_MAX,
+    SESSION_NAME_CHARS_MAX,
 )
 from executor_server.config import is_name
-from executor_server.core import InvalidRequest, Reason, ResourceExhausted
+from executor_server.core import (
+    ENVIRONMENT_BYTES_MAX,
+    ENVIRONMENT_VARIABLES_MAX,
+    InvalidRequest,
+    Reason,
+    ResourceExhausted,
+)
 
 MAX_PATH_PART_BYTES = 255
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SESSION_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{SESSION_NAME_CHARS_MAX - 1}}}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -43,7 +48,9 @@ def identifier(text: str, field: str) -> str:
 def session_name(text: str) -> str:
     """Checks the name of a session."""
     if not _SESSION_NAME.fullmatch(text):
-        raise invalid("name", "must be 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or digit")
+        raise invalid(
+            "name", f"must be 1 to {SESSION_NAME_CHARS_MAX} of A-Z a-z 0-9 . _ -, the first a letter or digit"
+        )
     return text
 
 

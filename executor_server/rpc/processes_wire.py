@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from executor_api.limits import ARGUMENTS_BYTES_MAX, ARGUMENTS_MAX, PATH_BYTES_MAX, TERMINAL_CHARS_MAX, WRITE_BYTES_MAX
+from executor_api.limits import PATH_BYTES_MAX, WRITE_BYTES_MAX
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.core import (
+    ARGUMENTS_BYTES_MAX,
+    ARGUMENTS_MAX,
+    TERMINAL_CHARS_MAX,
     ProcessEvent,
     ProcessOutcome,
     ProcessOutput,

@@ -32,6 +32,7 @@ from executor_server.policy import Policy
 from executor_server.pool import WarmPool
 from executor_server.sessions.creations import Creations, withdrawn
 from executor_server.sessions.leases import Leases, Released, Renewal, SessionKey
+from executor_server.sessions.names import SessionNames
 from executor_server.sessions.notes import UseNotes
 from executor_server.sessions.own_sessions import no_room, with_own_sessions
 from executor_server.sessions.policy_changes import End, Keep, Tighten, decide
@@ -67,6 +68,8 @@ class SessionManager:
             backend, pool, registry, settings, self._hooks, self._share, lambda: self._policy
         )
         self._creations = Creations()
+        self._names = SessionNames(self._sessions, self._creations)
+        self.named, self.rename = self._names.named, self._names.rename
         self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
         self.requests_under_way = self._creations.under_way
         self.restart_leases, self.lease_of = self._leases.restart_all, self._leases.holder
@@ -124,40 +127,9 @@ class SessionManager:
         creation = self._creations.find(key)
         if creation is None:
             self._require_room(principal)
-            self._require_free(principal.tenant, request.spec.name)
+            self._names.require_free(principal.tenant, request.spec.name)
             creation = self._creations.begin(key, self._create(principal, request), request.lease_id, request.spec.name)
         return await self._made(creation)
-
-    def _require_free(self, tenant: str, name: str) -> None:
-        """Raises PreconditionFailed when a session of the tenant has the name, or is being made with it.
-
-        A lost session has no use for its name, and gives it up.
-        """
-        if not name:
-            return
-        holder = self._holder(tenant, name)
-        if self._creations.names(tenant, name) or (holder is not None and holder.state != "lost"):
-            raise PreconditionFailed(Reason.NAME_TAKEN, f"another session of yours has the name {name!r}")
-        if holder is not None:
-            holder.rename("")
-
-    def _holder(self, tenant: str, name: str) -> Session | None:
-        return next(
-            (each for each in self._sessions.values() if (each.owner.tenant, each.spec.name) == (tenant, name)), None
-        )
-
-    def named(self, principal: Principal, name: str) -> Session:
-        """Returns the caller's session of a name. Raises NotFound."""
-        session = self._holder(principal.tenant, name)
-        if session is None:
-            raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session named {name!r}")
-        return session
-
-    def rename(self, session: Session, name: str) -> None:
-        """Gives a session another name; an empty one takes it away. Raises PreconditionFailed when it is taken."""
-        if name != session.spec.name:
-            self._require_free(session.owner.tenant, name)
-            session.rename(name)
 
     async def prepare_environment(self, principal: Principal, spec: SandboxSpec) -> Environment:
         """Does what the function `prepare_environment` does; raises Unavailable while the daemon drains, too."""

@@ -271,6 +271,9 @@ class Processes:
     def resume(self) -> None:
         """Grants the guest what it may send; the daemon before may have died before it could."""
         self._journal.grant_all()
+        for log in self._journal.running:
+            if log.pid:
+                self._observer.process_recovered(self._session.facts, facts_of(log))
         if any(not log.pid for log in self._journal.running):
             self._unstarted_until_s = time.monotonic() + _START_TIME_S
 

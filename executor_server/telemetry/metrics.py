@@ -24,7 +24,10 @@ from executor_server.core import (
     Limits,
     LimitWarning,
     PolicyViolation,
+    PortUse,
     Principal,
+    ProcessFacts,
+    ProcessResult,
     Result,
     SessionFacts,
     ToolCall,
@@ -112,6 +115,17 @@ class Metrics(Observer, PolicyListener):
         self._files = book.counter("files_got", "Files and archives got out of sessions.", "profile")
         self._file_bytes = book.counter(
             "files_got_bytes", "Bytes of files and archives got out of sessions.", "profile"
+        )
+        self._processes = book.counter(
+            "processes", "Processes that calls started and that ended.", "outcome", "profile"
+        )
+        self._running_processes = book.gauge("processes_running", "Processes that calls have started and that run.")
+        self._process_bytes = book.counter(
+            "process_output_bytes", "Bytes that processes printed, those left out included.", "profile"
+        )
+        self._ports = book.counter("port_connections", "Connections to ports of sandboxes that ended.", "profile")
+        self._port_bytes = book.counter(
+            "port_bytes", "Bytes over such connections; `way`: `received` by the program, or `sent`.", "way", "profile"
         )
         self._states = book.counter("states", "States of sessions; `way`: `exported` or `restored`.", "way", "profile")
         self._state_bytes = book.counter(
@@ -209,6 +223,24 @@ class Metrics(Observer, PolicyListener):
         profile = self._profile(session)
         self._files.labels(profile).inc()
         self._file_bytes.labels(profile).inc(max(file.size_bytes, 0))
+
+    def process_started(self, session: SessionFacts, process: ProcessFacts) -> None:
+        self._running_processes.inc()
+
+    def process_recovered(self, session: SessionFacts, process: ProcessFacts) -> None:
+        self._running_processes.inc()
+
+    def process_ended(self, session: SessionFacts, process_id: str, result: ProcessResult) -> None:
+        profile = self._profile(session)
+        self._running_processes.dec()
+        self._processes.labels(result.outcome.value, profile).inc()
+        self._process_bytes.labels(profile).inc(result.output_bytes)
+
+    def port_closed(self, session: SessionFacts, use: PortUse) -> None:
+        profile = self._profile(session)
+        self._ports.labels(profile).inc()
+        self._port_bytes.labels("received", profile).inc(use.received_bytes)
+        self._port_bytes.labels("sent", profile).inc(use.sent_bytes)
 
     def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
         self._states.labels("exported", self._profile(session)).inc()

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from executor_server.core import ExecutionLimits, Principal, SessionFacts, SessionSpec, ToolCall, ToolSpec
+from executor_server.core import ExecutionLimits, Principal, ProcessFacts, SessionFacts, SessionSpec, ToolCall, ToolSpec
 from executor_server.lifecycle import AdmissionController, Answer, StateFacts
 from executor_server.telemetry.metrics import Metrics
 
@@ -81,3 +81,11 @@ class TimedAdmission(AdmissionController):
     async def file_get(self, session: SessionFacts, path: str, *, tar: bool) -> None:
         with self._timed():
             await self._admission.file_get(session, path, tar=tar)
+
+    async def process(self, session: SessionFacts, process: ProcessFacts) -> None:
+        with self._timed():
+            await self._admission.process(session, process)
+
+    async def port(self, session: SessionFacts, port: int) -> None:
+        with self._timed():
+            await self._admission.port(session, port)

@@ -49,15 +49,8 @@ EXECUTION_BLOBS_OPEN_MAX = TOOL_CALLS_OPEN_MAX
 ARTIFACTS_MAX = 256
 
 # Processes.
-ARGUMENTS_MAX = 1024
-ARGUMENTS_BYTES_MAX = 128 * 1024
-ENVIRONMENT_VARIABLES_MAX = 64
-ENVIRONMENT_BYTES_MAX = 64 * 1024
-"""Bytes of the names and values of a session's variables, and of a process's own."""
 WRITE_BYTES_MAX = 64 * 1024
 """Bytes of one message to a process's input."""
-TERMINAL_CHARS_MAX = 1000
-"""Columns, or rows, of a terminal."""
 SESSION_NAME_CHARS_MAX = 64
 
 # Answers.

@@ -393,12 +393,6 @@ PROMISES = (
         "They outlive an interpreter that is replaced; everything else in the sandbox ends with it.",
         {"fake": _NO_SYSTEM},
     ),
-    Promise(
-        "processes-restart",
-        "Processes",
-        "What a process prints while the daemon is dead is delivered, each byte once.",
-        {"fake": _NO_SYSTEM},
-    ),
     # -- Limits
     Promise(
         "limit-disk",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from executor_api.limits import TERMINAL_CHARS_MAX
-
 from .frames import Kind
 from .schema import Message, boolean, identifier, integer, number, one_of, text
 
@@ -12,13 +10,14 @@ if TYPE_CHECKING:
     from typing import Optional
 
 _MAX_PATH_CHARS = 4096
+_MAX_TERMINAL_CHARS = 1000  # columns or rows
 OUTPUT_OVERHEAD_BYTES = 256
 """Bytes that a frame of a process's output costs the daemon, beside what the frame carries."""
 TAIL_BYTES = 64 * 1024
 """Bytes, overhead included, that a process whose output passed its limit sends at its end, granted or not."""
 PORT_WINDOW_BYTES = 2 * 1024 * 1024
 """Bytes that either end of a forwarded connection lets the other send ahead of what it has passed on."""
-MAX_ARGUMENTS_BYTES = 256 * 1024  # a command and its environment, as JSON
+MAX_COMMAND_BYTES = 256 * 1024  # a command and its environment, as JSON
 MAX_SIGNAL = 64
 PROCESS_OUTCOMES = ("exited", "signalled", "timeout")
 
@@ -35,10 +34,10 @@ class StartProcess(Message, kind=Kind.START_PROCESS):
 
     op: int = integer()
     id: str = identifier()
-    argv: int = integer(0, MAX_ARGUMENTS_BYTES)
+    argv: int = integer(0, MAX_COMMAND_BYTES)
     cwd: str = text(_MAX_PATH_CHARS)
-    columns: Optional[int] = integer(1, TERMINAL_CHARS_MAX, default=None)
-    rows: Optional[int] = integer(1, TERMINAL_CHARS_MAX, default=None)
+    columns: Optional[int] = integer(1, _MAX_TERMINAL_CHARS, default=None)
+    rows: Optional[int] = integer(1, _MAX_TERMINAL_CHARS, default=None)
     stdin: bool = boolean()
     timeout_s: Optional[float] = number(0.001, default=None)
     output_bytes: int = integer(1)
@@ -57,8 +56,8 @@ class WriteProcess(Message, kind=Kind.WRITE_PROCESS):
 class ResizeProcess(Message, kind=Kind.RESIZE_PROCESS):
     op: int = integer()
     id: str = identifier()
-    columns: int = integer(1, TERMINAL_CHARS_MAX)
-    rows: int = integer(1, TERMINAL_CHARS_MAX)
+    columns: int = integer(1, _MAX_TERMINAL_CHARS)
+    rows: int = integer(1, _MAX_TERMINAL_CHARS)
 
 
 class SignalProcess(Message, kind=Kind.SIGNAL_PROCESS):

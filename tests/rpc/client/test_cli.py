@@ -199,7 +199,7 @@ def test_cp_copies_to_a_session_by_the_beginning_of_its_id(daemon: FakeDaemon, t
         (("here", "there"), "one of SRC and DST must be SESSION:PATH"),
         ((f"{SESSION}:a", f"{SESSION}:b"), "one of SRC and DST must be SESSION:PATH"),
         (("./a:b", "c"), "one of SRC and DST must be SESSION:PATH"),
-        (("x:a", "b"), "there is no session 'x'; `executor ps` lists"),
+        (("x:a", "b"), "there is no session 'x'; there are the-session"),
         ((":a", "b"), "one of SRC and DST must be SESSION:PATH"),
         (("/does/not/exist", f"{SESSION}:b"), "No such file or directory: '/does/not/exist'"),
         ((f"{SESSION}:a", "/does/not/exist"), "No such file or directory"),
@@ -223,7 +223,7 @@ def test_ps_says_why_a_session_is_lost(daemon: FakeDaemon, capsys: Captured) -> 
     reason = "its container was removed\n"
     daemon.sessions = [types.Session(session_id="s", state=types.SESSION_STATE_LOST, lost_reason=reason)]
     assert cli.main(["ps"]) == 0
-    assert "s        lost (its container was removed\\n)" in capsys.readouterr().out
+    assert "s        -     lost (its container was removed\\n)" in capsys.readouterr().out
 
 
 def test_repl_executes_whole_statements_and_shows_values(
@@ -373,10 +373,10 @@ def test_without_a_command_there_is_help(capsys: Captured) -> None:
 def test_ps_lists_sessions_one_a_line(daemon: FakeDaemon, capsys: Captured) -> None:
     assert cli.main(["ps"]) == 0
     header, row = capsys.readouterr().out.splitlines()
-    assert header.split()[:4] == ["SESSION", "STATE", "IMAGE", "BACKEND"]
+    assert header.split()[:5] == ["SESSION", "NAME", "STATE", "IMAGE", "BACKEND"]
     assert row[header.index("NETWORK") :].startswith("pypi.org:443  ")
     assert row[header.index("MOVED") :].startswith("1,234 B  ")
-    assert row.split()[:4] == [SESSION[:12], "idle", "base", "fake"] and row.endswith("team=a\\x1b[31m")
+    assert row.split()[:5] == [SESSION[:12], "-", "idle", "base", "fake"] and row.endswith("team=a\\x1b[31m")
 
 
 def test_version_is_the_distributions(capsys: Captured) -> None:

@@ -25,7 +25,9 @@ RUFF = Path(sys.executable).with_name("ruff")
 TARGETS = {
     "aio.py": "client.py",
     "aio_session.py": "session.py",
+    "aio_driving.py": "driving.py",
     "aio_files.py": "files.py",
+    "aio_process.py": "process.py",
     "aio_processes.py": "processes.py",
     "_aio/transport.py": "_sync/transport.py",
     "_aio/transports.py": "_sync/transports.py",
@@ -61,10 +63,12 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
             'waits, on threads. Those with the placement "sandbox" run in the\n        session\'s interpreter,',
         ),
     ),
+    "aio_driving.py": (("of the asyncio client to its result", "of the blocking client to its result"),),
     "aio_files.py": (
         ("of the asyncio client", "of the blocking client"),
         ("workspace. The disk's work is done in threads.", "workspace. Thread-safe."),
     ),
+    "aio_process.py": (("of the asyncio client: its output", "of the blocking client: its output"),),
     "aio_processes.py": (
         ("of the asyncio client: commands", "of the blocking client: commands"),
         ("(an interrupt, a cancelled task, an exception", "(an interrupt, an exception"),
@@ -85,8 +89,10 @@ RENAMED = {
     "aclosing": "closing",
     "asynccontextmanager": "contextmanager",
     "aio": "client",
+    "aio_driving": "driving",
     "aio_files": "files",
     "aio_ports": "ports",
+    "aio_process": "process",
     "aio_processes": "processes",
     "aio_session": "session",
 }

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from executor_client.aio import AsyncExecutorClient
     from executor_client.aio_files import AsyncSessionFiles
     from executor_client.aio_ports import AsyncPortForward, AsyncSessionPorts
-    from executor_client.aio_processes import AsyncProcess, AsyncSessionProcesses
+    from executor_client.aio_process import AsyncProcess
+    from executor_client.aio_processes import AsyncSessionProcesses
     from executor_client.aio_session import AsyncSession
     from executor_client.checkpoint import Checkpoint
     from executor_client.client import ExecutorClient
@@ -59,8 +60,10 @@ if TYPE_CHECKING:
     )
     from executor_client.files import SessionFiles
     from executor_client.ports import PortForward, SessionPorts
+    from executor_client.process import Process
     from executor_client.process_results import (
         CompletedProcess,
+        PortRules,
         ProcessInfo,
         ProcessOutput,
         ProcessOutputCut,
@@ -68,7 +71,7 @@ if TYPE_CHECKING:
         ProcessUsage,
         TerminalSize,
     )
-    from executor_client.processes import Process, SessionProcesses
+    from executor_client.processes import SessionProcesses
     from executor_client.results import (
         EnvironmentInfo,
         ErrorDetail,
@@ -85,8 +88,6 @@ if TYPE_CHECKING:
         PackagesPolicy,
         Policy,
         PolicyRef,
-        PortRules,
-        ProcessRules,
         Quotas,
         SessionInfo,
         SessionState,
@@ -198,7 +199,8 @@ _HOMES = {
     "executor_client.aio": "AsyncExecutorClient",
     "executor_client.aio_files": "AsyncSessionFiles",
     "executor_client.aio_ports": "AsyncPortForward AsyncSessionPorts",
-    "executor_client.aio_processes": "AsyncProcess AsyncSessionProcesses",
+    "executor_client.aio_process": "AsyncProcess",
+    "executor_client.aio_processes": "AsyncSessionProcesses",
     "executor_client.aio_session": "AsyncSession",
     "executor_client.checkpoint": "Checkpoint",
     "executor_client.client": "ExecutorClient",
@@ -215,12 +217,13 @@ _HOMES = {
     "executor_client.files": "SessionFiles",
     "executor_client.ports": "PortForward SessionPorts",
     "executor_client.process_results": (
-        "CompletedProcess ProcessInfo ProcessOutput ProcessOutputCut ProcessResult ProcessUsage TerminalSize"
+        "CompletedProcess PortRules ProcessRules ProcessInfo ProcessOutput ProcessOutputCut ProcessResult ProcessUsage TerminalSize"
     ),
-    "executor_client.processes": "Process SessionProcesses",
+    "executor_client.process": "Process",
+    "executor_client.processes": "SessionProcesses",
     "executor_client.results": (
         "EnvironmentInfo ErrorDetail ExecutionResult FileInfo FileLimits FileList Image Limits NetworkRules "
-        "NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef PortRules ProcessRules Quotas SessionInfo "
+        "NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo "
         "SessionState "
         "StateManifest StateRules Usage VariablesState"
     ),

@@ -116,16 +116,14 @@ class AsyncExecutorClient:
     ) -> AsyncSession:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
 
-        What is not asked for is as the policy has it. `network` names hosts to reach besides the policy's default ones:
-        `"pypi.org"` (ports 443 and 80), `"*.example.com:443"`. Its node in a fleet has all `node_labels`.
+        `network` names hosts to reach besides the policy's default ones: `"pypi.org"` (ports 443 and 80),
+        `"*.example.com:443"`. Its node in a fleet has all `node_labels`.
+        `packages` are requirements, such as `"scikit-learn>=1.5"`, beside the image's packages; the call waits for
+        their environment, and raises EnvironmentFailed when there can be none. A policy may add those of authorized
+        modules, and of `modules`, which its tools need.
 
-        `packages` are requirements, such as `"scikit-learn>=1.5"`, that its sandbox has beside the image's packages.
-        The call waits for their environment as for an image. Raises EnvironmentFailed when it can't be made. A policy
-        may add packages by itself: those of authorized modules, and of `modules`, which its tools need.
-
-        `state` is the result of `AsyncSession.export_state`: the new session begins with it, and
-        `AsyncSession.restored` says what was restored. Raises InvalidRequest for bytes that are no state,
-        AuthorizationError for the state of another daemon or tenant.
+        `state` is the result of `AsyncSession.export_state`; `AsyncSession.restored` says what was restored. Raises
+        InvalidRequest for bytes that are no state, AuthorizationError for that of another daemon or tenant.
 
         `name` is unique among the caller's sessions; PreconditionError (NAME_TAKEN) says that another has it. `env` are
         variables of its interpreter and processes; their values are in no log. A `detached` session (`keep` means the

@@ -7,7 +7,6 @@ meanwhile. Left in any other way (a cancelled task, an exception out of `on_even
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -15,23 +14,21 @@ from typing import Any, Literal, Self
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client._aio import ALLOWS_COROUTINES, AsyncSessionTransport, AsyncToolCalls, AsyncToolPool, Lock, notify
+from executor_client._aio import ALLOWS_COROUTINES, AsyncSessionTransport, AsyncToolCalls, AsyncToolPool, Lock
 from executor_client._aio import OnEvent as OnEvent
 from executor_client._core import convert, requests, shipped_tools
 from executor_client._core import tools as host_tools
-from executor_client._core.assembler import EventGap, ToolRequest
 from executor_client._core.blobs import IncomingBlobs
 from executor_client._core.execution import Execution
-from executor_client._core.limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
-from executor_client._core.quiet_grpc import grpc
+from executor_client._core.limits import CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.requests import InlineBudget, LimitsLike
 from executor_client._core.session_base import SessionBase
-from executor_client._core.status import SessionElsewhere
 from executor_client._core.suggest import names_arguments
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
 from executor_client._sync import ClientLease
+from executor_client.aio_driving import abandon, drive
 from executor_client.aio_files import AsyncSessionFiles
 from executor_client.aio_ports import AsyncSessionPorts
 from executor_client.aio_processes import AsyncSessionProcesses
@@ -40,7 +37,6 @@ from executor_client.errors import (
     ConnectionLost,
     ExecutorClientError,
     NotFoundError,
-    PreconditionError,
     ProtocolError,
     UnavailableError,
 )
@@ -110,7 +106,7 @@ class AsyncSession(SessionBase):
         Raises PreconditionError (NAME_TAKEN) when another session of the caller has it.
         """
         request = requests.rename(self.session_id, name)
-        response = await self._transport.call(self._transport.stub.RenameSession, request)
+        response = await self._transport.call_front("RenameSession", request)
         return self._described(response.session)
 
     @property
@@ -170,67 +166,15 @@ class AsyncSession(SessionBase):
         self._running.add(execution.execution_id)
         try:
             async with AsyncToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
-                result = await self._drive(execution, calls, on_event)
+                result = await drive(self._transport, execution, calls, on_event, self._generation)
         except BaseException as error:
             if not (execution.refused or isinstance(error, ConnectionLost)):
-                await self._abandon(execution, wait=isinstance(error, KeyboardInterrupt))
+                await abandon(self._transport, execution, wait=isinstance(error, KeyboardInterrupt))
             raise
         finally:
             self._running.discard(execution.execution_id)
         self._generation = result.generation
         return result
-
-    async def _drive(self, execution: Execution, calls: AsyncToolCalls, on_event: OnEvent | None) -> ExecutionResult:
-        """Reads streams of the execution's events, one after the other, until one brings the result."""
-        while True:
-            stream = self._transport.open(execution.opening(), execution.trace)
-            calls.watch(stream)
-            cause: grpc.RpcError | EventGap | None = None
-            try:
-                async for message in stream:
-                    self._transport.current.answered = True
-                    fed = execution.feed(message)
-                    if execution.assembler.result is not None:
-                        await stream.finish()
-                        return execution.assembler.result
-                    if isinstance(fed, ToolRequest):
-                        calls.start(fed)
-                        fed = fed.event
-                    if fed is not None and on_event is not None:
-                        await notify(on_event, fed)
-            except (grpc.RpcError, EventGap) as error:
-                cause = error
-            finally:
-                stream.cancel()
-            if calls.failure is not None:
-                raise calls.failure
-            lost = await self._await_next(execution, cause)
-            if lost is not None:
-                return lost
-
-    async def _await_next(self, execution: Execution, cause: grpc.RpcError | EventGap | None) -> ExecutionResult | None:
-        """Waits before the next stream. Returns the result instead when the execution was lost with its node."""
-        try:
-            delay_s = execution.interrupted(cause, time.monotonic())
-            await self._transport.pause(delay_s, is_away=execution.is_away)
-        except SessionElsewhere as elsewhere:
-            self._transport.follow(elsewhere, execution.redirected())
-        except (NotFoundError, PreconditionError) as error:
-            lost = await self._transport.loss(error)
-            if lost is None or not execution.may_have_begun:
-                raise lost or error from error
-            return execution.assembler.lost(lost.why, self._generation)
-        return None
-
-    async def _abandon(self, execution: Execution, *, wait: bool) -> None:
-        """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
-
-        Drops its own failures: the caller is about to get the error that led here.
-        """
-        with contextlib.suppress(ExecutorClientError, grpc.RpcError):
-            await self._transport.once(self._transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
-            if wait:
-                await self._transport.open(execution.attachment(), execution.trace, CANCEL_GRACE_S).read_to_end()
 
     async def cancel(self, execution_id: str | None = None) -> None:
         """Asks an execution to end, by default every one that this object is running. Does not wait for the end."""

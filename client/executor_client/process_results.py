@@ -102,6 +102,29 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProcessRules:
+    """Rules for the processes of a session."""
+
+    allowed: bool = True
+    pty: bool = True
+    """True when they may have terminals."""
+    max: int = 0
+    """Processes of one session at one time."""
+    max_output_bytes: int = 0
+    """Bytes of one process's output that leave the sandbox."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortRules:
+    """Rules for the ports of a session that may be forwarded."""
+
+    allowed: tuple[str, ...] = ()
+    """Ports and ranges of them: "8000", "3000-3999"."""
+    max_connections: int = 0
+    """Connections of one session at one time."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompletedProcess:
     """A command that has ended, with its output."""
 

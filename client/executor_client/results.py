@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from executor_client._core.suggest import names_fields
 from executor_client.errors import ExecutionFailed
+from executor_client.process_results import PortRules, ProcessRules
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -285,29 +286,6 @@ class StateRules:
     restore: bool
     max_bytes: int
     allow_foreign: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessRules:
-    """Rules for the processes of a session."""
-
-    allowed: bool = True
-    pty: bool = True
-    """True when they may have terminals."""
-    max: int = 0
-    """Processes of one session at one time."""
-    max_output_bytes: int = 0
-    """Bytes of one process's output that leave the sandbox."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PortRules:
-    """Rules for the ports of a session that may be forwarded."""
-
-    allowed: tuple[str, ...] = ()
-    """Ports and ranges of them: "8000", "3000-3999"."""
-    max_connections: int = 0
-    """Connections of one session at one time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ It reads in the caller's own thread, and starts no other unless the program call
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,26 +18,23 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client._core import convert, requests, shipped_tools
 from executor_client._core import tools as host_tools
-from executor_client._core.assembler import EventGap, ToolRequest
 from executor_client._core.blobs import IncomingBlobs
 from executor_client._core.execution import Execution
-from executor_client._core.limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
-from executor_client._core.quiet_grpc import grpc
+from executor_client._core.limits import CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.requests import InlineBudget, LimitsLike
 from executor_client._core.session_base import SessionBase
-from executor_client._core.status import SessionElsewhere
 from executor_client._core.suggest import names_arguments
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
-from executor_client._sync import ALLOWS_COROUTINES, ClientLease, Lock, SessionTransport, ToolCalls, ToolPool, notify
+from executor_client._sync import ALLOWS_COROUTINES, ClientLease, Lock, SessionTransport, ToolCalls, ToolPool
 from executor_client._sync import OnEvent as OnEvent
 from executor_client.checkpoint import Checkpoint, StateReader
+from executor_client.driving import abandon, drive
 from executor_client.errors import (
     ConnectionLost,
     ExecutorClientError,
     NotFoundError,
-    PreconditionError,
     ProtocolError,
     UnavailableError,
 )
@@ -110,7 +106,7 @@ class Session(SessionBase):
         Raises PreconditionError (NAME_TAKEN) when another session of the caller has it.
         """
         request = requests.rename(self.session_id, name)
-        response = self._transport.call(self._transport.stub.RenameSession, request)
+        response = self._transport.call_front("RenameSession", request)
         return self._described(response.session)
 
     @property
@@ -168,67 +164,15 @@ class Session(SessionBase):
         self._running.add(execution.execution_id)
         try:
             with ToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
-                result = self._drive(execution, calls, on_event)
+                result = drive(self._transport, execution, calls, on_event, self._generation)
         except BaseException as error:
             if not (execution.refused or isinstance(error, ConnectionLost)):
-                self._abandon(execution, wait=isinstance(error, KeyboardInterrupt))
+                abandon(self._transport, execution, wait=isinstance(error, KeyboardInterrupt))
             raise
         finally:
             self._running.discard(execution.execution_id)
         self._generation = result.generation
         return result
-
-    def _drive(self, execution: Execution, calls: ToolCalls, on_event: OnEvent | None) -> ExecutionResult:
-        """Reads streams of the execution's events, one after the other, until one brings the result."""
-        while True:
-            stream = self._transport.open(execution.opening(), execution.trace)
-            calls.watch(stream)
-            cause: grpc.RpcError | EventGap | None = None
-            try:
-                for message in stream:
-                    self._transport.current.answered = True
-                    fed = execution.feed(message)
-                    if execution.assembler.result is not None:
-                        stream.finish()
-                        return execution.assembler.result
-                    if isinstance(fed, ToolRequest):
-                        calls.start(fed)
-                        fed = fed.event
-                    if fed is not None and on_event is not None:
-                        notify(on_event, fed)
-            except (grpc.RpcError, EventGap) as error:
-                cause = error
-            finally:
-                stream.cancel()
-            if calls.failure is not None:
-                raise calls.failure
-            lost = self._await_next(execution, cause)
-            if lost is not None:
-                return lost
-
-    def _await_next(self, execution: Execution, cause: grpc.RpcError | EventGap | None) -> ExecutionResult | None:
-        """Waits before the next stream. Returns the result instead when the execution was lost with its node."""
-        try:
-            delay_s = execution.interrupted(cause, time.monotonic())
-            self._transport.pause(delay_s, is_away=execution.is_away)
-        except SessionElsewhere as elsewhere:
-            self._transport.follow(elsewhere, execution.redirected())
-        except (NotFoundError, PreconditionError) as error:
-            lost = self._transport.loss(error)
-            if lost is None or not execution.may_have_begun:
-                raise lost or error from error
-            return execution.assembler.lost(lost.why, self._generation)
-        return None
-
-    def _abandon(self, execution: Execution, *, wait: bool) -> None:
-        """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
-
-        Drops its own failures: the caller is about to get the error that led here.
-        """
-        with contextlib.suppress(ExecutorClientError, grpc.RpcError):
-            self._transport.once(self._transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
-            if wait:
-                self._transport.open(execution.attachment(), execution.trace, CANCEL_GRACE_S).read_to_end()
 
     def cancel(self, execution_id: str | None = None) -> None:
         """Asks an execution to end, by default every one that this object is running. Does not wait for the end."""

@@ -68,8 +68,7 @@ class SessionManager:
             backend, pool, registry, settings, self._hooks, self._share, lambda: self._policy
         )
         self._creations = Creations()
-        self._names = SessionNames(self._sessions, self._creations)
-        self.named, self.rename = self._names.named, self._names.rename
+        self.names = SessionNames(self._sessions, self._creations)
         self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
         self.requests_under_way = self._creations.under_way
         self.restart_leases, self.lease_of = self._leases.restart_all, self._leases.holder
@@ -78,8 +77,10 @@ class SessionManager:
         self._stopping = False
         self._sweeper: asyncio.Task[None] | None = None
         self._notes = UseNotes(registry)
-        self._reading = ReadingShares()
-        self._memory = JournalMemory(settings.journal_total_bytes, settings.max_sessions)
+        self._reading, self._memory = (
+            ReadingShares(),
+            JournalMemory(settings.journal_total_bytes, settings.max_sessions),
+        )
 
     async def recover(self) -> None:
         """Brings back the sessions of an earlier daemon; those whose time is over end at once.
@@ -120,15 +121,15 @@ class SessionManager:
     async def create(self, principal: Principal, request: SessionRequest) -> Session:
         """Makes a session, or finds the one that this request already made.
 
-        Raises ResourceExhausted (too many sessions, or sandboxes), Unavailable (draining, no sandbox can be made, or
-        the policy has changed meanwhile), InvalidRequest (the prelude fails), and what admission refuses with.
+        Raises ResourceExhausted (too many sessions, or sandboxes), Unavailable (draining, no sandbox can be made, a new
+        policy), InvalidRequest (the prelude), PreconditionFailed (the name), and what admission refuses with.
         """
         key = (principal.tenant, request.request_id)
         creation = self._creations.find(key)
         if creation is None:
             self._require_room(principal)
-            self._names.require_free(principal.tenant, request.spec.name)
-            creation = self._creations.begin(key, self._create(principal, request), request.lease_id, request.spec.name)
+            name = self.names.require_free(principal.tenant, request.spec.name)
+            creation = self._creations.begin(key, self._create(principal, request), request.lease_id, name)
         return await self._made(creation)
 
     async def prepare_environment(self, principal: Principal, spec: SandboxSpec) -> Environment:
@@ -213,31 +214,27 @@ class SessionManager:
 
     def find(self, session_id: str) -> Session:
         """Returns a session of any tenant, for an administrator. Raises NotFound."""
-        session = next((each for each in self._sessions.values() if each.session_id == session_id), None)
-        if session is None:
-            raise _not_found(session_id)
-        return session
+        for session in self._sessions.values():
+            if session.session_id == session_id:
+                return session
+        raise _not_found(session_id)
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
     async def delete(self, principal: Principal, session_id: str) -> None:
         """Ends a session; returns when its sandbox is gone. Raises NotFound."""
-        if self._registry.unbelieved.pop(session_id, ""):
-            return  # its sandbox is gone already
-        await self._end(self.get(principal, session_id), SessionEnd.DELETED)
+        if not self._registry.unbelieved.pop(session_id, ""):  # else its sandbox is gone already
+            await asyncio.shield(self._begin_end(self.get(principal, session_id), SessionEnd.DELETED))
 
     async def delete_by_request(self, principal: Principal, request_id: str) -> None:
         """Ends the session that a request made or is making; refuses the request if it comes later. Raises NotFound."""
         session = await self._creations.withdraw((principal.tenant, request_id))
         if session is not None and _key(session) in self._sessions:
-            await self._end(session, SessionEnd.DELETED)
+            await asyncio.shield(self._begin_end(session, SessionEnd.DELETED))
 
     async def kill(self, session_id: str) -> None:
-        """Ends a session of any tenant; returns when its sandbox is gone. Raises NotFound."""
-        await self._end(self.find(session_id), SessionEnd.KILLED)
-
-    async def _end(self, session: Session, reason: str) -> None:
-        await asyncio.shield(self._begin_end(session, reason))
+        """Ends a session as `delete`, of any tenant. Raises NotFound."""
+        await asyncio.shield(self._begin_end(self.find(session_id), SessionEnd.KILLED))
 
     def _begin_end(self, session: Session, reason: str) -> asyncio.Task[None]:
         """Removes a session, so that no second caller finds and ends it, and begins its teardown."""
@@ -273,21 +270,19 @@ class SessionManager:
 
     def stop_executions(self, concerned: Callable[[SessionFacts], bool], reason: str) -> None:
         """Cancels what runs or waits in the sessions for which `concerned` returns True."""
-        for session in self._sessions.values():
-            if concerned(session.facts):
-                session.executions.cancel_all(reason)
+        for session in (each for each in self._sessions.values() if concerned(each.facts)):
+            session.executions.cancel_all(reason)
 
     def set_cpu_share(self, facts: SessionFacts, share: float) -> None:
         """Sets the part of a whole sandbox's share of the processors that a session gets."""
-        session = self._sessions.get((facts.owner.tenant, facts.session_id))
-        if session is not None:
+        if (session := self._sessions.get((facts.owner.tenant, facts.session_id))) is not None:
             session.set_cpu_share(share)
 
     def renew_windows(self, tenant: str | None = None) -> None:
         """Has the sessions of a tenant, or of all, ask admission again how much they may move over the network."""
-        for session in (*self._sessions.values(), *self._factory.in_set_up):
-            if tenant in (None, session.owner.tenant):
-                session.network.renew_window()
+        sessions = (*self._sessions.values(), *self._factory.in_set_up)
+        for session in (each for each in sessions if tenant in (None, each.owner.tenant)):
+            session.network.renew_window()
 
     def follow(self, policy: Policy) -> Counter[str]:
         """Puts a policy in force. Returns how many sessions of other policies were kept, tightened and ended."""

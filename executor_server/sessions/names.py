@@ -29,18 +29,19 @@ class SessionNames:
             self.require_free(session.owner.tenant, name)
             session.rename(name)
 
-    def require_free(self, tenant: str, name: str) -> None:
-        """Raises PreconditionFailed when a session of the tenant has the name, or is being made with it.
+    def require_free(self, tenant: str, name: str) -> str:
+        """Returns the name. Raises PreconditionFailed when a session of the tenant has it, or is being made with it.
 
         A lost session has no use for its name, and gives it up.
         """
         if not name:
-            return
+            return name
         holder = self._holder(tenant, name)
         if self._creations.names(tenant, name) or (holder is not None and holder.state != "lost"):
             raise PreconditionFailed(Reason.NAME_TAKEN, f"another session of yours has the name {name!r}")
         if holder is not None:
             holder.rename("")
+        return name
 
     def _holder(self, tenant: str, name: str) -> Session | None:
         owned = (each for (owner, _), each in self._sessions.items() if owner == tenant)

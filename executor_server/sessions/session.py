@@ -25,9 +25,11 @@ from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk
 from executor_server.guest.wire.process_messages import PortOutput
 from executor_server.guest.wire.schema import message_of
 from executor_server.journal import JournalMemory, Registry, SegmentError, SessionRecord, SessionUse
+from executor_server.sessions.background_charge import BackgroundCharge
 from executor_server.sessions.checkpoints import Checkpoints
 from executor_server.sessions.connection import ConnectionState, GuestConnection
 from executor_server.sessions.executions import Executions, facts_of
+from executor_server.sessions.labels import label_soon
 from executor_server.sessions.lifetime import SessionLife
 from executor_server.sessions.liveness import GuestLiveness
 from executor_server.sessions.network import SessionNetwork
@@ -35,9 +37,6 @@ from executor_server.sessions.ports import Ports
 from executor_server.sessions.processes import Processes
 from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionSettings
-
-# Seconds before a new sandbox is labelled: renaming a container costs milliseconds, and the caller's answer goes first.
-_LABEL_PAUSE_S = 0.1
 
 _log = structlog.get_logger(__name__)
 
@@ -60,26 +59,20 @@ class Session:
         self.owner = record.owner
         self.facts = facts_of(record)
         self.spec = record.spec
-        self.backend_name = record.backend
-        self.warm = record.warm
+        self.backend_name, self.warm = record.backend, record.warm
         self.leased = False  # True when leases of clients hold it; set by the manager
-        self.python_version = record.python_version
-        self.create_time_s = record.create_time_s
+        self.python_version, self.create_time_s = record.python_version, record.create_time_s
         self.missing_modules: tuple[str, ...] = ()  # needed or authorized, and not in the sandbox
         self.images_with_missing: tuple[str, ...] = ()  # those that are known to have all of these
         self.node, self.address = hooks.ids.node, hooks.ids.address
         self.environment_id = hooks.environment_of(record.sandbox_id) if record.spec.sandbox.packages else ""
-        self._admission = hooks.admission
-        self._observer = hooks.observer
-        self._sandbox = sandbox
-        self._channel = channel
+        self._admission, self._observer = hooks.admission, hooks.observer
+        self._sandbox, self._channel = sandbox, channel
         self._registry = registry
         self._life = SessionLife(record.create_time_s, record.last_used_s)
         self._lost: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        # Highest sum of CPU seconds used between executions that the guest reported; None until the first report, when
-        # an earlier daemon has charged a part that this one does not know.
-        self._background_cpu_s: float | None = None
+        self._background = BackgroundCharge(lambda cpu_s: self._observer.background_used(self.facts, cpu_s))
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
         self._connection = GuestConnection(record.session_id, sandbox, channel, registry, self)
         self._liveness = GuestLiveness(channel, self._connection, settings.ping_interval_s, settings.silence_s)
@@ -108,14 +101,14 @@ class Session:
     def begin(self) -> None:
         """Starts it on a guest that has just been connected to. `configure` must follow."""
         self.requests.number_from_here()
-        self._background_cpu_s = 0.0
+        self._background.begin()
         self._channel.on_send = self.executions.journal.note_sent
         self._listen()
         if not self._channel.connected:  # the guest hung up before anyone listened
             self._on_channel_lost("the guest closed the channel")
 
     def _listen(self) -> None:
-        self._channel.on_background_cpu = self._on_background_cpu
+        self._channel.on_background_cpu = self._background.note
         self._channel.on_frame = self._on_frame
         self._channel.on_lost = self._on_channel_lost
 
@@ -128,11 +121,7 @@ class Session:
 
     def _begin_segments(self) -> None:
         self.executions.journal.begin_segments()
-        self.spawn(self._label())
-
-    async def _label(self) -> None:
-        await asyncio.sleep(_LABEL_PAUSE_S)
-        await self._sandbox.label(self.session_id)
+        self.spawn(label_soon(self._sandbox, self.session_id))
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -300,12 +289,6 @@ class Session:
         else:
             self.executions.journal.take(frame)
 
-    def _on_background_cpu(self, cpu_time_s: float) -> None:
-        """Charges what was added to the guest's sum. The sum never falls, so a lost report loses nothing."""
-        charged_s, self._background_cpu_s = self._background_cpu_s, max(cpu_time_s, self._background_cpu_s or 0.0)
-        if charged_s is not None and cpu_time_s > charged_s:
-            self._observer.background_used(self.facts, cpu_time_s - charged_s)
-
     def _on_channel_lost(self, reason: str) -> None:
         if self._channel.violated:
             self._observer.guest_misbehaved(self.facts, reason)
@@ -359,7 +342,7 @@ class Session:
         self.spawn(self.network.reopen())
         self.executions.resume()
         self.processes.resume()
-        self.spawn(self._label())
+        self.spawn(label_soon(self._sandbox, self.session_id))
 
     # -- the end -------------------------------------------------------------------------------------------------
 

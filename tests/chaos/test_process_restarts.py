@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from executor_client import ProcessOutput, ProcessOutputCut
-from executor_client.processes import Process
+from executor_client.process import Process
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import WAIT_S
 from tests.support.backends import DOCKER_IMAGE, require

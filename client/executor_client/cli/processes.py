@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.session_base import short_id
 from executor_client.aio import AsyncExecutorClient
-from executor_client.aio_processes import AsyncProcess
+from executor_client.aio_process import AsyncProcess
 from executor_client.aio_session import AsyncSession
 from executor_client.cli import EXIT_REFUSED, EXIT_SUCCEEDED
 from executor_client.cli.console import Console

@@ -1,7 +1,7 @@
 """ExecutorService of a front: it places sessions, and answers for lost ones; everything else is a node's to answer.
 
 Methods whose request names a session are not here but in proxy.py, except the two that an old or a curious client may
-ask about any session: GetSession and DeleteSession.
+ask about any session, GetSession and DeleteSession, and RenameSession, which concerns the other nodes too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import structlog
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_api.v1 import types_pb2 as pb
-from executor_server.core import Reason, Unavailable
+from executor_server.core import PreconditionFailed, Reason, Unavailable
 from executor_server.fleet import Tombstone
 from executor_server.policy import Policy
 from executor_server.rpc import checks, to_wire
@@ -24,10 +24,11 @@ from executor_server.rpc.fleet.creations import FrontCreations
 from executor_server.rpc.fleet.front_fleet import FrontFleet
 from executor_server.rpc.fleet.front_link import FrontLink
 from executor_server.rpc.fleet.front_sessions import in_order, lost_session, of_node
+from executor_server.rpc.fleet.names import FrontNames
 from executor_server.rpc.fleet.node_calls import RETRY_S, time_left_s
 from executor_server.rpc.handlers import Context
 
-BY_HAND = frozenset({"GetSession", "DeleteSession"})
+BY_HAND = frozenset({"GetSession", "RenameSession", "DeleteSession"})
 """Methods for a session that are not passed on as bytes."""
 
 
@@ -39,11 +40,14 @@ class FrontService(service_grpc.ExecutorServiceServicer):
         self._policy = policy
         self._fleet = fleet
         self._creations = creations
+        self._names = FrontNames(fleet)
 
     async def CreateSession(
         self, request: service_pb.CreateSessionRequest, context: Context
     ) -> service_pb.CreateSessionResponse:
-        session = await self._creations.create(current_principal.get(), request)
+        principal = current_principal.get()
+        async with self._names.giving(principal, checks.session_name(request.name) if request.name else ""):
+            session = await self._creations.create(principal, request)
         return service_pb.CreateSessionResponse(session=self._shown(session))
 
     async def PrepareEnvironment(
@@ -54,11 +58,31 @@ class FrontService(service_grpc.ExecutorServiceServicer):
     async def GetSession(
         self, request: service_pb.GetSessionRequest, context: Context
     ) -> service_pb.GetSessionResponse:
-        found, principal = self._find(request.session_id), current_principal.get()
+        principal = current_principal.get()
+        if bool(request.session_id) == bool(request.name):
+            raise checks.invalid("session_id", "or name must be given, and not both")
+        if request.name:
+            named = await self._names.named(principal, checks.session_name(request.name))
+            request = service_pb.GetSessionRequest(session_id=named.session_id, lease_id=request.lease_id)
+        found = self._find(request.session_id)
         if isinstance(found, Tombstone):
             return service_pb.GetSessionResponse(session=lost_session(found))
         answer: service_pb.GetSessionResponse = await ask(found, "GetSession", request, principal, time_left_s(context))
         return service_pb.GetSessionResponse(session=self._shown(answer.session))
+
+    async def RenameSession(
+        self, request: service_pb.RenameSessionRequest, context: Context
+    ) -> service_pb.RenameSessionResponse:
+        principal = current_principal.get()
+        name = checks.session_name(request.name) if request.name else ""
+        found = self._find(request.session_id)
+        if isinstance(found, Tombstone):
+            raise PreconditionFailed(Reason.SESSION_LOST, f"the session is lost: {found.reason}")
+        async with self._names.giving(principal, name, request.session_id):
+            answer: service_pb.RenameSessionResponse = await ask(
+                found, "RenameSession", request, principal, time_left_s(context)
+            )
+        return service_pb.RenameSessionResponse(session=self._shown(answer.session))
 
     async def ListSessions(
         self, request: service_pb.ListSessionsRequest, context: Context

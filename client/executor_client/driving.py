@@ -1,0 +1,82 @@
+# Made of aio_driving.py by tools/unasync.py: change that, and run `make unasync`.
+"""Follows an execution of the blocking client to its result, however often its stream breaks; or gives it up."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from executor_client._core.assembler import EventGap, ToolRequest
+from executor_client._core.execution import Execution
+from executor_client._core.limits import CANCEL_GRACE_S
+from executor_client._core.quiet_grpc import grpc
+from executor_client._core.status import SessionElsewhere
+from executor_client._sync import OnEvent, SessionTransport, ToolCalls, notify
+from executor_client.errors import ExecutorClientError, NotFoundError, PreconditionError
+from executor_client.results import ExecutionResult
+
+
+def drive(
+    transport: SessionTransport,
+    execution: Execution,
+    calls: ToolCalls,
+    on_event: OnEvent | None,
+    generation: int,
+) -> ExecutionResult:
+    """Reads streams of the execution's events, one after the other, until one brings the result.
+
+    `generation` is that of the session's interpreter, for a result that says that it is lost.
+    """
+    while True:
+        stream = transport.open(execution.opening(), execution.trace)
+        calls.watch(stream)
+        cause: grpc.RpcError | EventGap | None = None
+        try:
+            for message in stream:
+                transport.current.answered = True
+                fed = execution.feed(message)
+                if execution.assembler.result is not None:
+                    stream.finish()
+                    return execution.assembler.result
+                if isinstance(fed, ToolRequest):
+                    calls.start(fed)
+                    fed = fed.event
+                if fed is not None and on_event is not None:
+                    notify(on_event, fed)
+        except (grpc.RpcError, EventGap) as error:
+            cause = error
+        finally:
+            stream.cancel()
+        if calls.failure is not None:
+            raise calls.failure
+        lost = _await_next(transport, execution, cause, generation)
+        if lost is not None:
+            return lost
+
+
+def _await_next(
+    transport: SessionTransport, execution: Execution, cause: grpc.RpcError | EventGap | None, generation: int
+) -> ExecutionResult | None:
+    """Waits before the next stream. Returns the result instead when the execution was lost with its node."""
+    try:
+        delay_s = execution.interrupted(cause, time.monotonic())
+        transport.pause(delay_s, is_away=execution.is_away)
+    except SessionElsewhere as elsewhere:
+        transport.follow(elsewhere, execution.redirected())
+    except (NotFoundError, PreconditionError) as error:
+        lost = transport.loss(error)
+        if lost is None or not execution.may_have_begun:
+            raise lost or error from error
+        return execution.assembler.lost(lost.why, generation)
+    return None
+
+
+def abandon(transport: SessionTransport, execution: Execution, *, wait: bool) -> None:
+    """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
+
+    Drops its own failures: the caller is about to get the error that led here.
+    """
+    with contextlib.suppress(ExecutorClientError, grpc.RpcError):
+        transport.once(transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
+        if wait:
+            transport.open(execution.attachment(), execution.trace, CANCEL_GRACE_S).read_to_end()

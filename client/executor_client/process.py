@@ -1,0 +1,249 @@
+# Made of aio_process.py by tools/unasync.py: change that, and run `make unasync`.
+"""A process of a session, of the blocking client: its output, its input, its end.
+
+A process belongs to the daemon. Reading its events resumes by itself after a lost connection or a restart of the
+daemon, with the event after the last one, so each byte arrives once. A caller that stops reading leaves the process
+as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Generator
+from types import TracebackType
+from typing import Self
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._core import process as core
+from executor_client._core.assembler import EventGap
+from executor_client._core.limits import CANCEL_GRACE_S, INTERRUPT_GRACE_S
+from executor_client._core.process import FollowedProcess
+from executor_client._core.quiet_grpc import grpc
+from executor_client._core.status import SessionElsewhere
+from executor_client._sync import EventStream, Lock, SessionTransport
+from executor_client.errors import (
+    CallTimeoutError,
+    NotFoundError,
+    PreconditionError,
+    ProtocolError,
+)
+from executor_client.process_results import (
+    ProcessEvent,
+    ProcessOutput,
+    ProcessResult,
+    TerminalSize,
+)
+
+_SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
+
+
+class Process:
+    """A process of a session, made by `start` and `attach`. Iterating yields its output, once.
+
+    One reader at a time. As a context manager it stops following at the end; the process goes on.
+    """
+
+    def __init__(
+        self, transport: SessionTransport, followed: FollowedProcess, session: object, written_bytes: int = 0
+    ) -> None:
+        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+        self._session = session
+        self._transport = transport
+        self._followed = followed
+        self._written_bytes = written_bytes
+        self._stream: EventStream | None = None
+        self._stream_ends_s = math.inf
+        self._write_lock = Lock()
+
+    @property
+    def process_id(self) -> str:
+        """The id by which `attach` finds it."""
+        return self._followed.process_id
+
+    @property
+    def pid(self) -> int:
+        """Its id in the sandbox."""
+        return self._followed.pid
+
+    @property
+    def last_event(self) -> int:
+        """Number of the last event that was read here; `attach` goes on after it."""
+        return self._followed.last_number
+
+    @property
+    def result(self) -> ProcessResult | None:
+        """Its end; None until all of its events were read here."""
+        return self._followed.result
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Reading
+
+    def __iter__(self) -> Generator[ProcessEvent, None]:
+        """Yields its output, as far as it was not read here, up to its end.
+
+        Left early it stops following: a process that is followed waits for its reader once the buffers are full.
+        Raises ConnectionLost when the daemon goes away and does not come back.
+        """
+        try:
+            while (event := self._next(math.inf)) is not None:
+                yield event
+        finally:
+            self.close()
+
+    def wait(self, timeout_s: float | None = None) -> ProcessResult:
+        """Waits for the end. Output that was not read before is dropped.
+
+        Raises CallTimeoutError when the process still runs after `timeout_s`; it goes on.
+        """
+        ends_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._followed.has_ended():
+            self._next(ends_s)
+        assert self._followed.result is not None, "the events ended without a result"
+        return self._followed.result
+
+    def close(self) -> None:
+        """Stops following it. The process goes on; iterating again goes on with the next event. Idempotent."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
+
+    def _begin(self) -> None:
+        """Starts the process: returns when it runs."""
+        while self._followed.last_number == 0:
+            event = self._next(math.inf, only_one=True)
+            if isinstance(event, ProcessOutput):
+                raise ProtocolError("a process printed before its start")
+
+    def _next(self, ends_s: float, *, only_one: bool = False) -> ProcessEvent | None:
+        """Returns the next event to report; None after the result, and when it was closed meanwhile.
+
+        With `only_one` it returns after every event, with None for one that is not reported.
+        """
+        while not self._followed.has_ended():
+            stream = self._open(ends_s)
+            cause: grpc.RpcError | EventGap | None = None
+            try:
+                for message in stream:
+                    self._transport.current.answered = True
+                    event = self._followed.feed(message)
+                    if self._followed.has_ended():
+                        self._stream = None
+                        stream.finish()
+                        return None
+                    if event is not None or only_one:
+                        return event
+            except (grpc.RpcError, EventGap) as error:
+                cause = error
+            except BaseException:
+                self.close()
+                raise
+            if self._stream is not stream:
+                return None  # another task or thread has closed it
+            self.close()
+            if time.monotonic() >= ends_s:
+                raise CallTimeoutError(f"process {self.process_id} still runs")
+            self._await_next(cause)
+        return None
+
+    def _open(self, ends_s: float) -> EventStream:
+        if self._stream is not None and self._stream_ends_s > ends_s:
+            self.close()  # it would not end in time
+        if self._stream is None:
+            timeout_s = None if ends_s == math.inf else max(0.001, ends_s - time.monotonic())
+            self._stream = self._transport.open(self._followed.opening(), self._followed.trace, timeout_s)
+            self._stream_ends_s = ends_s
+        return self._stream
+
+    def _await_next(self, cause: grpc.RpcError | EventGap | None) -> None:
+        """Waits before the next stream. Raises the error for the caller when another stream cannot help."""
+        try:
+            delay_s = self._followed.interrupted(cause, time.monotonic())
+            self._transport.pause(delay_s, is_away=self._followed.is_away)
+        except SessionElsewhere as elsewhere:
+            self._transport.follow(elsewhere, self._followed.redirected())
+        except (NotFoundError, PreconditionError) as error:
+            lost = self._transport.loss(error)
+            if lost is None or not self._followed.may_have_begun:
+                raise lost or error from error
+            self._followed.lost(lost.why)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Steering
+
+    def write(self, data: bytes | bytearray | memoryview | str) -> None:
+        """Writes to its standard input or its terminal; a text in UTF-8. Waits while the process does not read.
+
+        Raises PreconditionError when it has ended or closed its input (reason PROCESS_ENDED), and when another client
+        has written to it meanwhile; InvalidRequest when it was started without one; CallTimeoutError when it does not
+        read for `call_timeout_s`. The same data may be written again then, and arrives once.
+        """
+        self._write(core.as_bytes(data), eof=False)
+
+    def close_stdin(self) -> None:
+        """Ends its input. On a terminal: sends the end-of-file character. One that has ended has no input to end."""
+        try:
+            self._write(b"", eof=True)
+        except PreconditionError as error:
+            if error.reason != "PROCESS_ENDED":
+                raise
+
+    def _write(self, data: bytes, *, eof: bool) -> None:
+        # Two writers of this object would use the same offset, and the bytes of one would be skipped as repeated ones.
+        with self._write_lock:
+            offset = self._written_bytes
+            for request in core.write_requests(self._followed.session_id, self.process_id, offset, data, eof=eof):
+                response = self._transport.call(self._transport.stub.WriteProcess, request)
+                if response.written_bytes > request.offset + len(request.data):
+                    self._written_bytes = response.written_bytes
+                    raise PreconditionError("another client has written to this process: its input is not yours alone")
+            # Not before all of it has arrived: data that is written again after an error begins at the same offset.
+            self._written_bytes = offset + len(data)
+
+    def resize(self, size: TerminalSize) -> None:
+        """Sets the size of its terminal."""
+        request = pb.ResizeProcessRequest(
+            session_id=self._followed.session_id, process_id=self.process_id, size=core.size_to_wire(size)
+        )
+        self._transport.call(self._transport.stub.ResizeProcess, request)
+
+    def signal(self, number: int, target: str = "group") -> None:
+        """Sends a signal: to its process group, to the "process" alone, or to the "tree" of all that it started.
+
+        After its end it has no effect.
+        """
+        request = core.signal_request(self._followed.session_id, self.process_id, number, target)
+        self._transport.call(self._transport.stub.SignalProcess, request)
+
+    def terminate(self) -> None:
+        """Sends SIGTERM to its process group."""
+        self.signal(_SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it with all that it started (SIGKILL)."""
+        self.signal(_SIGKILL, "tree")
+
+    def _end(self, *, gently: bool) -> None:
+        """Ends it with all that it started, in a bounded time; `gently` with a SIGINT and a moment to end before."""
+        self.close()
+        try:
+            if gently:
+                self._send(_SIGINT, "group")
+                with contextlib.suppress(CallTimeoutError):
+                    self.wait(INTERRUPT_GRACE_S)
+        finally:
+            self._send(_SIGKILL, "tree")
+
+    def _send(self, number: int, target: str) -> None:
+        """Sends a signal in one attempt."""
+        request = core.signal_request(self._followed.session_id, self.process_id, number, target)
+        self._transport.once(self._transport.stub.SignalProcess, request, CANCEL_GRACE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -217,7 +217,8 @@ _HOMES = {
     "executor_client.files": "SessionFiles",
     "executor_client.ports": "PortForward SessionPorts",
     "executor_client.process_results": (
-        "CompletedProcess PortRules ProcessRules ProcessInfo ProcessOutput ProcessOutputCut ProcessResult ProcessUsage TerminalSize"
+        "CompletedProcess PortRules ProcessInfo ProcessOutput ProcessOutputCut ProcessResult ProcessRules ProcessUsage "
+        "TerminalSize"
     ),
     "executor_client.process": "Process",
     "executor_client.processes": "SessionProcesses",

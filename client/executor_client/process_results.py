@@ -124,6 +124,10 @@ class PortRules:
     """Connections of one session at one time."""
 
 
+NO_RULES, NO_PORTS = ProcessRules(), PortRules()
+"""Rules that a daemon did not send: it is older than they are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompletedProcess:
     """A command that has ended, with its output."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from executor_client._core.suggest import names_fields
 from executor_client.errors import ExecutionFailed
-from executor_client.process_results import PortRules, ProcessRules
+from executor_client.process_results import NO_PORTS, NO_RULES, PortRules, ProcessRules
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -48,8 +48,7 @@ class SessionState(enum.Enum):
     IDLE = "idle"
     BUSY = "busy"
     LOST = "lost"
-    PAUSED = "paused"
-    """Its sandbox is frozen; the next request resumes it."""
+    PAUSED = "paused"  # its sandbox is frozen; the next request resumes it
 
 
 @names_fields
@@ -212,8 +211,7 @@ class SessionInfo:
     denied_imports: tuple[str, ...] = ()
     refused_language: tuple[str, ...] = ()
     missing_modules: tuple[str, ...] = ()  # authorized, but not in the sandbox, as far as the daemon has looked
-    detached: bool = False
-    """The session belongs to no client: only its idle time, its age and `close` end it."""
+    detached: bool = False  # it belongs to no client: only its idle time, its age and `close` end it
     network: tuple[str, ...] = ()
     denied_network: tuple[str, ...] = ()
     network_usage: NetworkUsage = NetworkUsage()
@@ -223,8 +221,7 @@ class SessionInfo:
     node: str = ""  # empty: the daemon belongs to no fleet
     address: str = ""  # empty: that of the client
     name: str = ""  # unique among the caller's sessions; empty: it has none
-    env_names: tuple[str, ...] = ()
-    """Names of its environment variables. Their values stay in its sandbox."""
+    env_names: tuple[str, ...] = ()  # names of its environment variables; their values stay in its sandbox
 
 
 @dataclass(frozen=True)
@@ -235,8 +232,7 @@ class EnvironmentInfo:
     pins: tuple[str, ...]
     """The packages in it, dependencies included, as "numpy==2.5.5"."""
     size_bytes: int
-    modules: tuple[str, ...] = ()
-    """The top-level modules in it."""
+    modules: tuple[str, ...] = ()  # the top-level modules in it
 
 
 @dataclass(frozen=True)
@@ -400,5 +396,5 @@ class Policy:
     packages: PackagesPolicy = PackagesPolicy()
     quotas: Quotas
     state: StateRules
-    processes: ProcessRules = ProcessRules()
-    ports: PortRules = PortRules()
+    processes: ProcessRules = NO_RULES
+    ports: PortRules = NO_PORTS

@@ -77,6 +77,11 @@ SHOWS = {
         r"smolagents' own class: Unsupported executor type: remote",
     ],
     "interpreter_tool": [r"The answer: warmer than usual: 14\.0, 13\.0"],
+    "coding_agent": [
+        r"The answer: median took the wrong two numbers of an even count: one place too far\.",
+        r"-    return \(ordered\[middle\] \+ ordered\[middle \+ 1\]\) / 2",
+        r"\+    return \(ordered\[middle - 1\] \+ ordered\[middle\]\) / 2",
+    ],
     "gradio_chat": [
         r"Toss three dice, please\. -> \*\*Final answer:\*\* \d+",
         r"And what did they show\? -> \*\*Final answer:\*\*",

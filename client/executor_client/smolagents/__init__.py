@@ -32,6 +32,7 @@ from executor_client.smolagents.agent import (
     register,
     unregister,
 )
+from executor_client.smolagents.computer_tools import FileTools, SessionSource, ShellTool
 from executor_client.smolagents.executor import RemoteCodeOutput, RemoteExecutor
 from executor_client.smolagents.failures import CodeExecutionError, CodeTimeoutError, DaemonLost
 from executor_client.smolagents.images import capture_images
@@ -44,10 +45,13 @@ __all__ = [
     "CodeExecutionError",
     "CodeTimeoutError",
     "DaemonLost",
+    "FileTools",
     "RemoteCodeAgent",
     "RemoteCodeOutput",
     "RemoteExecutor",
     "RemotePythonInterpreterTool",
+    "SessionSource",
+    "ShellTool",
     "capture_images",
     "register",
     "unregister",

@@ -236,6 +236,11 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         return RemoteCodeOutput(output=_writable(result.output), logs=logs, is_final_answer=result.is_final_answer)
 
     @property
+    def session(self) -> Session:
+        """The session that the code runs in. Creates it if there is none; another may replace it when it is lost."""
+        return self._lease.session()
+
+    @property
     def files(self) -> SessionFiles:
         """The files of the session's workspace: put, get, list, directories. Creates the session if there is none.
 

@@ -69,8 +69,8 @@ demo: $(STAMP)  ## Run a CodeAgent in a sandbox, start to end (BACKEND=local|doc
 	@$(BIN)/python examples/demo.py --backend $(BACKEND)
 
 .PHONY: demo-coding
-demo-coding: $(STAMP)  ## Run a coding agent that mends a bug in its sandbox (BACKEND=local|docker|e2b|e2b-double)
-	@$(BIN)/python examples/coding_agent.py --backend $(BACKEND)
+demo-coding: $(STAMP)  ## Run a coding agent that mends a bug in its sandbox
+	@$(BIN)/python examples/coding_agent.py
 
 .PHONY: demo-fleet
 demo-fleet: $(RAY_STAMP)  ## Run three agents on a fleet of three nodes on a local Ray, of which one dies

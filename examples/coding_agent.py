@@ -1,15 +1,13 @@
 """A coding agent: it gets a repository, runs its tests, finds a bug, mends it, and shows the difference.
 
 It has a shell and tools for files that work in its sandbox, and needs no network: the repository travels as a
-directory. Without arguments it gets a small one with a bug, and its model is a script that reads what the tools say.
-`--repo FOLDER --task TEXT --model ID` gives a language model a repository of yours.
+directory. This one is small and has a bug, and its model is a script that reads what the tools say. `work` does the same
+with a repository of yours and with a language model.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -122,25 +120,6 @@ def main() -> None:
         assert model.finished, "the script was not played to its end"
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--backend", default="local", help="local, docker, e2b, e2b-double")
-    parser.add_argument("--repo", type=Path, help="a folder with your repository")
-    parser.add_argument("--task", default=TASK)
-    parser.add_argument("--model", help="the id of a model for smolagents' InferenceClientModel")
-    return parser.parse_args()
-
-
-def _with_a_model(options: argparse.Namespace) -> None:
-    from smolagents import InferenceClientModel
-
-    with ExecutorClient() as client, client.create_session() as session:
-        print(work(session, options.repo, options.task, InferenceClientModel(options.model)))
-
-
 if __name__ == "__main__":
-    given = _arguments()
-    if bool(given.repo) != bool(given.model):
-        sys.exit("--repo and --model go together")
-    with own_daemon(given.backend):  # not needed where a daemon runs already
-        _with_a_model(given) if given.repo else main()
+    with own_daemon("local"):  # not needed where a daemon runs already
+        main()

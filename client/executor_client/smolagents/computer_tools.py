@@ -25,6 +25,7 @@ FILE_BYTES_MAX = 4 << 20
 """Bytes of a file that is read, edited or searched."""
 LINES_SHOWN_MAX = 2_000
 LINE_CHARS_MAX = 1_000
+SHOWN_CHARS_MAX = 60_000
 MATCHES_MAX = 200
 ENTRIES_MAX = 500
 TIMEOUT_S = 120
@@ -80,11 +81,16 @@ class _SessionTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is unty
             raise ValueError(f"{path!r} can't be read: {error.message}") from error
         if b"\0" in data[:8192]:
             raise ValueError(f"{path!r} is no text: a binary file of {len(data):,} bytes.")
-        return data.decode("utf-8", "replace")
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path!r} is no UTF-8 text, at byte {error.start}: use the shell for it.") from error
 
     def _write(self, path: str, text: str) -> None:
         try:
             self._source().files.write(path, text.encode())
+        except UnicodeEncodeError as error:
+            raise ValueError("the text has half a surrogate pair, which no file can hold") from error
         except ExecutorClientError as error:
             raise ValueError(f"{path!r} can't be written: {error.message}") from error
 
@@ -137,18 +143,21 @@ class ReadFileTool(_SessionTool):
     }
 
     def forward(self, path: str, first_line: int | None = None, last_line: int | None = None) -> str:
-        lines = self._read(path).splitlines()
-        first = max(first_line or 1, 1)
-        last = min(last_line or len(lines), len(lines), first + LINES_SHOWN_MAX - 1)
-        if first > len(lines) > 0:
-            raise ValueError(f"{path!r} has {len(lines)} lines.")
+        # Only "\\n" ends a line, as for the line numbers of edit_file and search_files.
+        lines = self._read(path).removesuffix("\n").split("\n")
+        first, last = first_line or 1, last_line or len(lines)
+        if not 1 <= first <= min(last, len(lines)):
+            raise ValueError(f"{path!r} has the lines 1 to {len(lines)}, and {first} to {last} were asked for.")
+        last = min(last, len(lines), first + LINES_SHOWN_MAX - 1)
+        while first < last and sum(map(len, lines[first - 1 : last])) > SHOWN_CHARS_MAX:
+            last = first + (last - first) // 2
         width = len(str(last))
         shown = [
             f"{number:>{width}}  {_short(line)}" for number, line in enumerate(lines[first - 1 : last], start=first)
         ]
         if last < len(lines):
             shown.append(f"[lines {last + 1} to {len(lines)} are not shown]")
-        return "\n".join(shown) or "[the file is empty]"
+        return "\n".join(shown)
 
 
 class WriteFileTool(_SessionTool):
@@ -178,7 +187,7 @@ class EditFileTool(_SessionTool):
 
     def forward(self, path: str, old: str, new: str) -> str:
         text = self._read(path)
-        count = text.count(old) if old else 0
+        count = len(re.findall(f"(?={re.escape(old)})", text)) if old else 0  # overlapping ones too
         if count != 1:
             raise ValueError(_why_not_once(path, text, old, count))
         line = text[: text.index(old)].count("\n") + 1
@@ -190,11 +199,13 @@ def _why_not_once(path: str, text: str, old: str, count: int) -> str:
     if not old:
         return "`old` is empty. write_file makes a new file."
     if count:
-        lines = [text[: found.start()].count("\n") + 1 for found in re.finditer(re.escape(old), text)]
+        lines = [text[: found.start()].count("\n") + 1 for found in re.finditer(f"(?={re.escape(old)})", text)]
         where = ", ".join(map(str, lines[:20]))
         return f"`old` is {count} times in {path!r}, at the lines {where}: include more around it."
     first = old.strip().splitlines()[0].strip() if old.strip() else ""
     near = [number for number, line in enumerate(text.splitlines(), start=1) if first and first in line]
+    if "\r\n" in text and "\r\n" not in old and old.replace("\n", "\r\n") in text:
+        return f"`old` is not in {path!r}: its lines end in \\r\\n, and those of `old` in \\n."
     hint = f" Its first line is at line {near[0]}; the rest differs, perhaps in spaces." if near else ""
     return f"`old` is not in {path!r}.{hint} read_file shows the file."
 
@@ -216,6 +227,8 @@ class ListFilesTool(_SessionTool):
         lines = [f"{each.path}  {each.size_bytes:,} B" for each in files[:ENTRIES_MAX]]
         if len(files) > ENTRIES_MAX:
             lines.append(f"[{len(files) - ENTRIES_MAX} more]")
+        if listed.truncated:
+            lines.append("[there are more than can be listed at once: list a directory]")
         return "\n".join(lines) or "[no files]"
 
 
@@ -237,7 +250,7 @@ class SearchFilesTool(_SessionTool):
             raise ValueError(f"{expression!r} is no regular expression: {error}") from error
         # In the sandbox: files need not travel, and a hostile expression costs the sandbox its own time.
         given = [expression, path or ".", pattern or "", str(MATCHES_MAX), str(LINE_CHARS_MAX), str(FILE_BYTES_MAX)]
-        done = self._source().processes.run(["python3", "-c", _SEARCH, *given], timeout_s=TIMEOUT_S)
+        done = self._source().processes.run(["python3", "-I", "-c", _SEARCH, *given], timeout_s=TIMEOUT_S)
         if not done.succeeded:
             raise ValueError(f"the search failed: {done.stderr.strip()[-500:] or done.outcome}")
         return done.stdout.rstrip("\n") or "[no matches]"
@@ -246,7 +259,9 @@ class SearchFilesTool(_SessionTool):
 _SEARCH = """
 import fnmatch, os, re, sys
 expression, root, pattern, most, chars, size = sys.argv[1:]
-found = 0
+found = shown = 0
+if not os.path.isdir(root):
+    sys.exit(f"there is no directory {root!r}")
 for folder, folders, names in os.walk(root):
     folders[:] = sorted(each for each in folders if each not in (".git", "__pycache__", "node_modules"))
     for name in sorted(names):
@@ -261,12 +276,13 @@ for folder, folders, names in os.walk(root):
             continue
         if b"\\0" in data[:8192]:
             continue
-        for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), start=1):
+        for number, line in enumerate(data.decode("utf-8", "replace").split("\\n"), start=1):
             if re.search(expression, line):
                 print(f"{path}:{number}: {line[:int(chars)]}")
                 found += 1
-                if found >= int(most):
-                    print(f"[the first {most} matches]")
+                shown += min(len(line), int(chars))
+                if found >= int(most) or shown > 60000:
+                    print(f"[the first {found} matches]")
                     sys.exit()
 """
 

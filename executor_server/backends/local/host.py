@@ -159,6 +159,10 @@ def _confinement(seen: dict[str, Any], uid: int | None) -> Iterator[Confinement]
     expected = os.geteuid() if uid is None else uid
     whose = "a user of its own" if uid is not None else "the daemon's own user"
     host_uid = seen["host_uid"]
+    if uid is None and host_uid == 0:
+        # An ordinary user can be no other user on the host. bubblewrap needs a namespace in between, in which that user
+        # is root, to mount /dev/pts; the sandbox sees that one.
+        host_uid = expected
     yield "user", host_uid == expected != 0, f"Code runs in a user namespace, on the host as user {host_uid}, {whose}."
     yield from confinement_findings(
         is_alone=seen["processes"] == ["1"],

@@ -1,8 +1,8 @@
 """A coding agent: it gets a repository, runs its tests, finds a bug, mends it, and shows the difference.
 
 It has a shell and tools for files that work in its sandbox, and needs no network: the repository travels as a
-directory. This one is small and has a bug, and its model is a script that reads what the tools say. `work` does the same
-with a repository of yours and with a language model.
+directory. This one is small and has a bug, and its model is a script that reads what the tools say. `work` does it
+with a repository of yours and a language model, too.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ from executor_client.smolagents.agent import (
     register,
     unregister,
 )
+from executor_client.smolagents.code_output import RemoteCodeOutput
 from executor_client.smolagents.computer_tools import FileTools, SessionSource, ShellTool
-from executor_client.smolagents.executor import RemoteCodeOutput, RemoteExecutor
+from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import CodeExecutionError, CodeTimeoutError, DaemonLost
 from executor_client.smolagents.images import capture_images
 from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool

@@ -6,17 +6,15 @@ after another, keeps the prints of code that failed (`state["_print_outputs"]`),
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import PIL.Image
 from rich.text import Text
-from smolagents.local_python_executor import CodeOutput, PythonExecutor
+from smolagents.local_python_executor import PythonExecutor
 from smolagents.monitoring import LogLevel
 
-from executor_api.values import OpaqueValue, ValueLimits
 from executor_client import (
     AuthenticationError,
     AuthorizationError,
@@ -43,7 +41,7 @@ from executor_client._core.convert import limits_to_wire, named_limits
 from executor_client._core.local import LocalPath
 from executor_client._core.requests import state_of
 from executor_client._core.suggest import names_arguments
-from executor_client._core.value_text import holds_values, text_chars, value_text
+from executor_client.smolagents.code_output import RemoteCodeOutput, writable
 from executor_client.smolagents.console import LogStream, WaitLog, escape
 from executor_client.smolagents.failures import (
     CodeExecutionError,
@@ -69,19 +67,8 @@ _log = logging.getLogger(__name__)
 MAX_PRINT_OUTPUTS_LENGTH = 50_000
 """Characters of logs that an observation holds; smolagents' own default for its local executor."""
 
-WRITTEN_CHARS_MAX = 1 << 30
-"""Characters of a step's value as text, before smolagents cuts it. Only values with shared parts can have more."""
-
 _DAEMON_GONE_REASONS = ("", "DRAINING", "NODE_FENCED")
 _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
-
-
-@dataclasses.dataclass
-class RemoteCodeOutput(CodeOutput):  # type: ignore[misc]  # smolagents is untyped
-    """smolagents' `CodeOutput`, which can also be unpacked as (output, logs, is_final_answer)."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.output, self.logs, self.is_final_answer))
 
 
 class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is untyped
@@ -233,7 +220,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         if not result.succeeded and not result.is_final_answer:
             text = describe(result, code_action, self._lease.limits, self._restored)
             raise code_failure(text, result.outcome)
-        return RemoteCodeOutput(output=_writable(result.output), logs=logs, is_final_answer=result.is_final_answer)
+        return RemoteCodeOutput(output=writable(result.output), logs=logs, is_final_answer=result.is_final_answer)
 
     @property
     def session(self) -> Session:
@@ -391,14 +378,3 @@ def _check_access(client: ExecutorClient | None, session: Session | str | None, 
         raise ValueError("address, token and tls belong to the client: pass either them or client")
     if isinstance(session, Session) and any(each is not None for each in (client, *access)):
         raise ValueError("a session has a client already: pass neither client nor address, token and tls with it")
-
-
-def _writable(value: Any) -> Any:
-    """Returns the value, or an `OpaqueValue` for it if its text would exhaust the memory.
-
-    smolagents takes `str` of each step's value. The codec keeps shared parts shared, so a small message can hold a list
-    with a million references to one text of 100 MB. Values without parts are bounded by their bytes and are left alone.
-    """
-    if not holds_values(value) or text_chars(value) <= WRITTEN_CHARS_MAX:
-        return value
-    return OpaqueValue(type(value).__name__, value_text(value, ValueLimits().repr_chars))

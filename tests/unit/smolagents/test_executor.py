@@ -256,7 +256,7 @@ def test_value_too_large_to_write_out_is_replaced(
 
     The codec's own limit is lower; this one does not depend on it.
     """
-    monkeypatch.setattr("executor_client.smolagents.executor.WRITTEN_CHARS_MAX", 1 << 20)
+    monkeypatch.setattr("executor_client.smolagents.code_output.WRITTEN_CHARS_MAX", 1 << 20)
     daemon.journal = [result([b"x" * 10_000] * 200)]
     output = executor("1").output
     assert (type(output), output.type_name) == (OpaqueValue, "list") and str(output).startswith("[b'xxx")

@@ -133,7 +133,7 @@ class GuestRequests:
         """
         rules = _rules(self._session.spec)
         request: Request[None] = Request(nothing, self._session.hold_reading)
-        variables = json.dumps(dict(env)).encode()
+        variables = json.dumps(dict(env)).encode() if env else b""
         body = rules + variables + self._session.spec.prelude.encode()
         with self.asking(request, lambda op: Configure(op=op, settings=len(rules), env=len(variables)), body):
             await asyncio.sleep(0)  # lets the frame leave first

@@ -42,7 +42,7 @@ class Job:
     def needs_interpreter(self) -> bool:
         """False for RESTRICT, and for CONFIGURE without a prelude: they are settings that the supervisor keeps."""
         if isinstance(self.request, Configure):
-            return self.request.settings < len(self.body)
+            return self.request.settings + self.request.env < len(self.body)
         return not isinstance(self.request, Restrict)
 
 

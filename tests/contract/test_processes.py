@@ -410,6 +410,7 @@ async def test_a_process_beside_it_costs_an_execution_no_cpu_time(harness: Harne
     assert (await read(log)).ended.cpu_time_s > 0.2
 
 
+@promise("processes")
 async def test_a_process_starts_with_its_first_event(harness: Harness) -> None:
     session = await harness.session()
     log = await session.processes.start(shell("p", "echo $$"))

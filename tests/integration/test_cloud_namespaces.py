@@ -247,7 +247,7 @@ import os
     seen = await ask(harness, session, code)
     variables = seen.pop("variables")
     assert seen.pop("devices") == sorted(
-        ["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"]
+        ["fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"]
     )
     assert all(name.startswith(("/dev/null", "pipe:")) for name in seen.pop("descriptors"))
     assert (seen.pop("run"), seen.pop("ours")) == (["executor"], ["guest.pyz", "hosts"])

@@ -35,6 +35,7 @@ from tests.support.specs import session_spec
 TIMEOUT_S = 60.0
 EXECUTION = "the-execution"
 CALL = "the-call"
+PROCESS = "the-process"
 METHODS = {method.name for method in pb.DESCRIPTOR.services_by_name["ExecutorService"].methods}
 # A lease of another tenant is answered like one that there is not (tests/unit/sessions/test_owners.py).
 NAME_NOTHING = {"CreateSession", "PrepareEnvironment", "ListSessions", "GetPolicy", "RenewLease", "EndLease"}
@@ -65,6 +66,16 @@ CALLS: dict[str, Callable[[str], Any]] = {
     ],
     "GetFile": lambda s: pb.GetFileRequest(session_id=s, path="f"),
     "ListFiles": lambda s: pb.ListFilesRequest(session_id=s),
+    "RenameSession": lambda s: pb.RenameSessionRequest(session_id=s, name="mine"),
+    "StartProcess": lambda s: pb.StartProcessRequest(session_id=s, process_id=PROCESS, argv=["true"]),
+    "AttachProcess": lambda s: pb.AttachProcessRequest(session_id=s, process_id=PROCESS),
+    "ListProcesses": lambda s: pb.ListProcessesRequest(session_id=s),
+    "WriteProcess": lambda s: pb.WriteProcessRequest(session_id=s, process_id=PROCESS, data=b"x"),
+    "ResizeProcess": lambda s: pb.ResizeProcessRequest(
+        session_id=s, process_id=PROCESS, size=types.TerminalSize(columns=80, rows=24)
+    ),
+    "SignalProcess": lambda s: pb.SignalProcessRequest(session_id=s, process_id=PROCESS, signal=15),
+    "ForwardPort": lambda s: [pb.ForwardPortRequest(open=pb.OpenPort(session_id=s, port=8000))],
     "ExportState": lambda s: pb.ExportStateRequest(session_id=s),
     "RestoreState": lambda s: [pb.RestoreStateRequest(session_id=s), pb.RestoreStateRequest(data=b"x")],
 }

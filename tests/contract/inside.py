@@ -68,6 +68,7 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
         "test_unused_sessions_end": _PROBE,
         "test_the_daemons_memory_stays_flat_under_output": "it measures its own process, which is the daemon's",
     },
+    "test_ports.py": {"test_the_policy_decides_which_ports": _APPROVED},
     "test_processes.py": {
         "test_what_is_past_its_limit_is_counted_and_the_end_is_kept": _APPROVED,
         "test_the_policy_decides_and_bounds_them": _APPROVED,

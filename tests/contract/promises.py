@@ -393,6 +393,12 @@ PROMISES = (
         "They outlive an interpreter that is replaced; everything else in the sandbox ends with it.",
         {"fake": _NO_SYSTEM},
     ),
+    Promise(
+        "ports",
+        "Processes",
+        "A port on a sandbox's loopback is reached from outside, both ways, without a network.",
+        {"fake": _NO_SYSTEM},
+    ),
     # -- Limits
     Promise(
         "limit-disk",

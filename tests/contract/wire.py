@@ -32,6 +32,7 @@ from executor_server.policy.requests import RequestedLimits
 from executor_server.sessions import VariablesReply
 from tests.contract import wire_values as values
 from tests.contract.harness import LIMITS, Running
+from tests.contract.wire_ports import WirePorts
 from tests.contract.wire_processes import WireProcesses
 from tests.support.backends import require
 from tests.support.fleet_daemon import NODES
@@ -139,6 +140,11 @@ class WireSession:
         self._executions: dict[str, WireExecution] = {}
         self.session_id = session.session_id
         self.processes = WireProcesses(self)
+        self.ports = WirePorts(self)
+
+    @property
+    def transport(self) -> Any:
+        return self._transport
 
     @property
     def state(self) -> str:

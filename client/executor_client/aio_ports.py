@@ -198,8 +198,8 @@ async def _pass_on(
     finally:
         opened.call.cancel()
         sending.cancel()
+        writer.close()  # before anything is awaited: a cancellation there must not leave it open
         await asyncio.gather(sending, return_exceptions=True)
-        writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 

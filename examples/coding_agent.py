@@ -1,23 +1,29 @@
 """A coding agent: it gets a repository, runs its tests, finds a bug, mends it, and shows the difference.
 
 It has a shell and tools for files that work in its sandbox, and needs no network: the repository travels as a
-directory. This one is small and has a bug, and its model is a script that reads what the tools say. `work` does it
-with a repository of yours and a language model, too.
+directory. This one is small and has a bug, and its model is a script that reads what the tools say. With a repository
+of yours, a directory or an address for git, and a language model by its name for LiteLLM:
+
+    python examples/coding_agent.py --repo . --model anthropic/claude-sonnet-4-5 --task "The tests fail. Mend the code."
 """
 
 from __future__ import annotations
 
+import argparse
 import difflib
+import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from own_daemon import own_daemon
 from scripted import Reply, ScriptedModel
-from smolagents import ToolCallingAgent
+from smolagents import LiteLLMModel, ToolCallingAgent
 
 from executor_client import ExecutorClient, Session
-from executor_client.smolagents import FileTools, ShellTool
+from executor_client.smolagents import FileTools, ShellTools
 
 REPOSITORY = {
     "stats/__init__.py": "from stats.middle import median\n",
@@ -89,7 +95,7 @@ SCRIPT = [
 def work(session: Session, repository: Path, task: str, model: Any) -> str:
     """Has an agent work on a repository in a session; returns the difference that it made."""
     session.files.put_directory(repository, "")
-    agent = ToolCallingAgent(tools=[ShellTool(session=session), *FileTools(session=session)], model=model)
+    agent = ToolCallingAgent(tools=[*ShellTools(session=session), *FileTools(session=session)], model=model)
     print("The answer:", agent.run(task))
     with tempfile.TemporaryDirectory() as changed:
         session.files.get_directory("", changed)
@@ -109,17 +115,36 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines(keepends=True) if path.is_file() else []
 
 
-def main() -> None:
-    """Runs the scripted agent on the small repository, with the daemon that the environment names."""
+def fetched(repository: str, folder: Path) -> Path:
+    """Returns the directory of a repository; one with an address is cloned into `folder` first."""
+    if Path(repository).is_dir():
+        return Path(repository)
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", "--", repository, str(folder)], check=True)
+    return folder
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Runs the agent with the daemon that the environment names; without `--repo` the script, on its own repository."""
+    parser = argparse.ArgumentParser(description="A coding agent in a sandbox.")
+    parser.add_argument("--repo", help="a directory, or an address for git; else a small one that is made here")
+    parser.add_argument("--model", help="a language model, by its name for LiteLLM; it needs pip install litellm")
+    parser.add_argument("--task", default=TASK)
+    options = parser.parse_args(arguments)
+    if options.repo and not options.model:
+        parser.error("--repo needs --model: the script knows its own repository only")
     with tempfile.TemporaryDirectory() as folder, ExecutorClient() as client, client.create_session() as session:
-        for path, text in REPOSITORY.items():
-            Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
-            Path(folder, path).write_text(text)
-        model = ScriptedModel(SCRIPT)
-        print(work(session, Path(folder), TASK, model))
-        assert model.finished, "the script was not played to its end"
+        model = LiteLLMModel(options.model) if options.model else ScriptedModel(SCRIPT)
+        if options.repo:
+            repository = fetched(options.repo, Path(folder))
+        else:
+            repository = Path(folder)
+            for path, text in REPOSITORY.items():
+                (repository / path).parent.mkdir(parents=True, exist_ok=True)
+                (repository / path).write_text(text)
+        print(work(session, repository, options.task, model))
+        assert options.model or model.finished, "the script was not played to its end"
 
 
 if __name__ == "__main__":
     with own_daemon("local"):  # not needed where a daemon runs already
-        main()
+        main(sys.argv[1:])

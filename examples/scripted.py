@@ -31,8 +31,8 @@ class Reply:
     thought: str
     code: str = ""
     expects: Sequence[str] = ()
-    reads: Mapping[str, str] = field(default_factory=dict)
-    calls: Sequence[tuple[str, Mapping[str, str]]] = ()
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
 
 
 class ScriptedModel(Model):  # type: ignore[misc]  # smolagents is untyped
@@ -104,7 +104,10 @@ class _Filling:
                 raise ScriptError(f"nothing like {pattern!r} is in the observation:\n{observation}")
             self._found[name] = found[1]
 
-    def __call__(self, text: str) -> str:
+    def __call__(self, text: Any) -> Any:
+        """Fills them into a text; another value stays as it is."""
+        if not isinstance(text, str):
+            return text
         for name, value in self._found.items():
             text = text.replace(f"<<{name}>>", value)
         return text

@@ -25,6 +25,7 @@ RUFF = Path(sys.executable).with_name("ruff")
 TARGETS = {
     "aio.py": "client.py",
     "aio_session.py": "session.py",
+    "aio_computer.py": "computer.py",
     "aio_driving.py": "driving.py",
     "aio_files.py": "files.py",
     "aio_process.py": "process.py",
@@ -63,6 +64,7 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
             'waits, on threads. Those with the placement "sandbox" run in the\n        session\'s interpreter,',
         ),
     ),
+    "aio_computer.py": (("computer, of the asyncio client", "computer, of the blocking client"),),
     "aio_driving.py": (("of the asyncio client to its result", "of the blocking client to its result"),),
     "aio_files.py": (
         ("of the asyncio client", "of the blocking client"),
@@ -89,6 +91,7 @@ RENAMED = {
     "aclosing": "closing",
     "asynccontextmanager": "contextmanager",
     "aio": "client",
+    "aio_computer": "computer",
     "aio_driving": "driving",
     "aio_files": "files",
     "aio_ports": "ports",

@@ -36,6 +36,9 @@ from executor_client.process_results import (
     TerminalSize,
 )
 
+READ_BYTES_MAX = 4 << 20
+"""Bytes after which `read` returns."""
+
 _SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 
 
@@ -91,6 +94,23 @@ class Process:
                 yield event
         finally:
             self.close()
+
+    def read(self, timeout_s: float) -> list[ProcessEvent]:
+        """Returns the output that comes within `timeout_s`, as far as it was not read here; sooner at its end.
+
+        At most `READ_BYTES_MAX` at once. Stops following then: what it prints meanwhile is for the next call.
+        """
+        ends_s = time.monotonic() + timeout_s
+        events: list[ProcessEvent] = []
+        size_bytes = 0
+        try:
+            while size_bytes < READ_BYTES_MAX and (event := self._next(ends_s)) is not None:
+                events.append(event)
+                size_bytes += len(event.data) if isinstance(event, ProcessOutput) else 0
+        except CallTimeoutError:
+            pass  # it still runs
+        self.close()
+        return events
 
     def wait(self, timeout_s: float | None = None) -> ProcessResult:
         """Waits for the end. Output that was not read before is dropped.

@@ -291,3 +291,39 @@ def test_tools_say_what_they_are_for(host: McpHost) -> None:
 def test_the_daemon_knows_whose_sessions_these_are(host: McpHost, client: ExecutorClient) -> None:
     host.run("1")
     assert session_of(host, client).info.labels == {"client": "executor-mcp", "name": "default"}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A shell, and edits
+
+
+def test_a_command_runs_beside_the_code_in_the_same_place(host: McpHost) -> None:
+    host.run("open('made.txt', 'w').write('by code')")
+    assert text_of(host.call("shell", command="cat made.txt; exit 3")) == "[exit code 3]\nby code"
+    assert "timeout of 0.5 seconds" in text_of(host.call("shell", command="sleep 100", timeout_s=0.5))
+    host.call("shell", command="echo as it comes")
+    assert eventually(lambda: [log.data for log in host.logs] == ["as it comes\n"])
+
+
+def test_a_process_in_the_background_is_looked_at_and_ended(host: McpHost) -> None:
+    started = text_of(host.call("shell", command="echo up; cat", background=True))
+    (process,) = re.findall(r"Process (\S+) has been started", started)
+    assert "echoed" in text_of(host.call("shell_output", process=process, text="echoed\n", wait_s=2))
+    assert "signal 9" in text_of(host.call("shell_kill", process=process))
+    assert "Those that run: none" in host.refusal("shell_output", process="p-none")
+
+
+def test_a_cancelled_command_is_ended(host: McpHost, client: ExecutorClient) -> None:
+    call = host.start("shell", command="echo begun; sleep 1000")
+    assert eventually(lambda: bool(host.logs))
+    call.cancel()
+    session = session_of(host, client)
+    assert eventually(lambda: not any(each.running for each in session.processes.list()))
+
+
+def test_files_are_edited_searched_and_read_by_lines(host: McpHost) -> None:
+    host.call("write_file", path="a.py", content="one\ntwo\nthree\n")
+    assert text_of(host.call("edit_file", path="a.py", old="two", new="2")) == "a.py was changed at line 2."
+    assert "not in 'a.py'" in host.refusal("edit_file", path="a.py", old="two", new="2")
+    assert text_of(host.call("search_files", expression="th", pattern="*.py")) == "a.py:3: three"
+    assert text_of(host.call("read_file", path="a.py", first_line=2)) == "2  2\n3  three"

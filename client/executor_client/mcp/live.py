@@ -30,8 +30,10 @@ def show_wait(wait: Wait) -> None:
 class Live:
     """The live output of one call. A context manager around the call."""
 
-    def __init__(self, ctx: Any) -> None:
+    def __init__(self, ctx: Any, tool: str = "") -> None:
+        """`tool` is the name under which the host's log shows output."""
         self._ctx = ctx
+        self._tool = tool
         self._events = 0
         self._chars = 0
         self._open = True
@@ -48,7 +50,7 @@ class Live:
         self._chars += len(event.text)
         self._open = self._events < OUTPUT_EVENTS_MAX and self._chars <= OUTPUT_CHARS_MAX
         text = event.text if self._open else "[more output comes with the result]"
-        await send_log(self._ctx, "info" if event.stream == "stdout" else "warning", text, logger="run_python")
+        await send_log(self._ctx, "info" if event.stream == "stdout" else "warning", text, logger=self._tool)
         await self._progress(text.rstrip().rpartition("\n")[2])
 
     def show_wait(self, wait: Wait) -> None:

@@ -19,13 +19,12 @@ from pydantic import Field
 from executor_client._core.policy_text import policy_lines
 from executor_client._core.terminal import aligned
 from executor_client.aio import AsyncExecutorClient
-from executor_client.errors import ExecutorClientError
 from executor_client.events import ExecutionEvent
-from executor_client.mcp import sdk
+from executor_client.mcp import computer_tools, sdk
+from executor_client.mcp.calls import FilePath, SessionName, call, sessions_of
 from executor_client.mcp.content import Transcript, execution_content, file_content
-from executor_client.mcp.live import Live
 from executor_client.mcp.sdk import CallToolResult, Ctx, ResourceError, ToolAnnotations, ToolError, tool_hints
-from executor_client.mcp.sessions import DEFAULT_NAME, SessionRefused, SessionRequest, Sessions
+from executor_client.mcp.sessions import DEFAULT_NAME, SessionRequest, Sessions
 
 FILE_READ_BYTES_MAX = 4 << 20
 FILE_WRITE_BYTES_MAX = 8 << 20
@@ -37,15 +36,14 @@ Runs Python in a sandbox: an isolated, limited interpreter that keeps variables,
 run_python runs code. The value of a trailing expression, what is printed, and images and figures that are displayed
 (display(image), plt.show()) come back. Files are written to and read from the sandbox's working directory.
 
+shell runs a command beside it, in the same place: tests, compilers, git, servers in the background.
+
 Calls go to the session "default"; another session name makes another, separate sandbox. When a result says that the
 interpreter was restarted, define again what is needed. When it says that a session is gone, call reset_session.
 
 Which modules can be imported, and which limits there are, get_policy tells; list_sessions tells which hosts a sandbox
 may reach. A refused import or connection names what is authorized.
 """
-
-SessionName = Annotated[str, Field(description="which sandbox; another name makes another one, with its own variables")]
-FilePath = Annotated[str, Field(description="relative to the sandbox's working directory")]
 
 READ_ONLY = tool_hints(read_only=True)
 DESTROYS = tool_hints(read_only=False)
@@ -69,6 +67,11 @@ def make_server(
         list_files: READ_ONLY,
         read_file: READ_ONLY,
         write_file: DESTROYS,
+        computer_tools.edit_file: DESTROYS,
+        computer_tools.search_files: READ_ONLY,
+        computer_tools.shell: DESTROYS,
+        computer_tools.shell_output: DESTROYS,
+        computer_tools.shell_kill: DESTROYS,
         list_sessions: READ_ONLY,
         reset_session: DESTROYS,
         close_session: DESTROYS,
@@ -109,8 +112,8 @@ async def run_python(
         transcript.add(event)
         await live.show(event)
 
-    async with _call(ctx) as live:
-        named = await _sessions(ctx).get(session, make=True)
+    async with call(ctx, "run_python") as live:
+        named = await sessions_of(ctx).get(session, make=True)
         limits = None if timeout_s is None else {"wall_time_s": timeout_s}
         result, replaced = await named.run(code, on_event, limits)
     # In a thread, because formatting a large value and scaling an image take time.
@@ -129,8 +132,8 @@ async def list_files(
     session: SessionName = DEFAULT_NAME,
 ) -> str:
     """List the files in a sandbox's working directory, or in a directory of it and below."""
-    async with _call(ctx):
-        named = await _sessions(ctx).get(session, make=False)
+    async with call(ctx):
+        named = await sessions_of(ctx).get(session, make=False)
         with named.watched() as open_session:
             listed = await open_session.list_files(path)
     lines = [
@@ -142,12 +145,20 @@ async def list_files(
     return "\n".join(lines) or "no files"
 
 
-async def read_file(ctx: Ctx, path: FilePath, session: SessionName = DEFAULT_NAME) -> CallToolResult:
+async def read_file(
+    ctx: Ctx,
+    path: FilePath,
+    first_line: Annotated[int | None, Field(ge=1, description="of a text: the first line to read, from 1 on")] = None,
+    last_line: Annotated[int | None, Field(ge=1, description="of a text: the last line to read")] = None,
+    session: SessionName = DEFAULT_NAME,
+) -> CallToolResult:
     """Read a file from a sandbox's working directory: text, an image (PNG, JPEG), or the bytes of anything else.
 
-    Long text comes without its middle; read parts of it with run_python.
+    Long text comes without its middle; with first_line or last_line, lines come with their numbers.
     """
-    async with _call(ctx):
+    if first_line is not None or last_line is not None:
+        return await computer_tools.read_lines(ctx, path, first_line, last_line, session)
+    async with call(ctx):
         data = await _read(ctx, session, path)
     return await asyncio.to_thread(file_content, session, path, data)
 
@@ -163,8 +174,8 @@ async def write_file(
     data = _bytes_of(content, encoding)
     if len(data) > FILE_WRITE_BYTES_MAX:
         raise ToolError(f"the content has {len(data):,} bytes; at most {FILE_WRITE_BYTES_MAX:,} can be written at once")
-    async with _call(ctx):
-        named = await _sessions(ctx).get(session, make=True)
+    async with call(ctx):
+        named = await sessions_of(ctx).get(session, make=True)
         with named.watched() as open_session:
             written = await open_session.put_file(path, data)
     return f"wrote {written.path!r} ({written.size_bytes:,} bytes)"
@@ -182,14 +193,14 @@ def _bytes_of(content: str, encoding: Literal["utf-8", "base64"]) -> bytes:
 async def file_resource(ctx: Ctx, session: str, path: str) -> bytes:
     """Returns a file in a sandbox's working directory, as an MCP resource."""
     try:
-        async with _call(ctx):
+        async with call(ctx):
             return await _read(ctx, session, path)
     except ToolError as error:
         raise ResourceError(str(error)) from error
 
 
 async def _read(ctx: Ctx, session: str, path: str) -> bytes:
-    named = await _sessions(ctx).get(session, make=False)
+    named = await sessions_of(ctx).get(session, make=False)
     with named.watched() as open_session:
         return await open_session.files.read(path, max_bytes=FILE_READ_BYTES_MAX)
 
@@ -200,8 +211,8 @@ async def _read(ctx: Ctx, session: str, path: str) -> bytes:
 
 async def list_sessions(ctx: Ctx) -> str:
     """List the sandboxes of this connection, and how they are."""
-    async with _call(ctx):
-        described = await _sessions(ctx).described()
+    async with call(ctx):
+        described = await sessions_of(ctx).described()
     if not described:
         return "no sessions yet; run_python makes one"
     rows: list[tuple[str, ...]] = [("SESSION", "STATE", "PYTHON", "IMAGE", "IMPORTS", "NETWORK")]
@@ -216,40 +227,20 @@ async def list_sessions(ctx: Ctx) -> str:
 
 async def reset_session(ctx: Ctx, session: SessionName = DEFAULT_NAME) -> str:
     """End a sandbox, with all its variables, files and what runs in it, and start an empty one under its name."""
-    async with _call(ctx):
-        await _sessions(ctx).reset(session)
+    async with call(ctx):
+        await sessions_of(ctx).reset(session)
     return f"the session {session!r} is new and empty"
 
 
 async def close_session(ctx: Ctx, session: Annotated[str, Field(description="which sandbox")]) -> str:
     """End a sandbox, with all its variables, files and what runs in it."""
-    async with _call(ctx):
-        await _sessions(ctx).close(session)
+    async with call(ctx):
+        await sessions_of(ctx).close(session)
     return f"the session {session!r} was closed"
 
 
 async def get_policy(ctx: Ctx) -> str:
     """Report what the sandboxes may do: imports, limits, images, files, network."""
-    async with _call(ctx):
-        policy = await _sessions(ctx).policy()
+    async with call(ctx):
+        policy = await sessions_of(ctx).policy()
     return "\n".join(policy_lines(policy))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _sessions(ctx: Ctx) -> Sessions:
-    sessions: Sessions = ctx.request_context.lifespan_context
-    return sessions
-
-
-@asynccontextmanager
-async def _call(ctx: Ctx) -> AsyncIterator[Live]:
-    """Wraps the requests of a call to the daemon: shows the host its waits, and turns refusals into ToolErrors."""
-    async with Live(ctx) as live:
-        try:
-            yield live
-        except ExecutorClientError as error:
-            raise ToolError(error.message) from error
-        except SessionRefused as refused:
-            raise ToolError(str(refused)) from refused

@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import anyio
 
+from executor_client._core.computer import ToolRefusal
 from executor_client._core.limits import CANCEL_GRACE_S
 from executor_client._core.package_modules import patterns_of, without_refused
 from executor_client._core.requests import LimitsLike
 from executor_client._core.status import is_session_gone
 from executor_client.aio import AsyncExecutorClient
+from executor_client.aio_computer import AsyncComputer
 from executor_client.aio_session import AsyncSession, OnEvent
 from executor_client.errors import NotFoundError, PolicyViolationError, PreconditionError
 from executor_client.results import ExecutionResult, Policy, SessionInfo, VariablesState
@@ -32,6 +34,8 @@ _log = logging.getLogger(__name__)
 DEFAULT_NAME = "default"
 END_TIMEOUT_S = 5.0
 """Seconds that the end of the connection waits for its sessions to end; the daemon ends the rest when they are idle."""
+
+_Result = TypeVar("_Result")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -59,6 +63,7 @@ class NamedSession:
         self.session = session
         self.lost = ""
         self._generation = session.generation
+        self._computer = AsyncComputer(self._find)
 
     @contextmanager
     def watched(self) -> Iterator[AsyncSession]:
@@ -84,21 +89,26 @@ class NamedSession:
         When cancelled, it cancels the execution before it returns.
         """
         with self.watched() as session:
-            # In a task of its own, because anyio's cancellation is raised again at every await of the SDK's task, also
-            # while the execution is being cancelled there.
-            running = asyncio.create_task(session.execute(code, on_event=on_event, limits=limits))
-            try:
-                result = await asyncio.shield(running)
-            except asyncio.CancelledError:
-                running.cancel()
-                with anyio.CancelScope(shield=True):
-                    await asyncio.wait({running}, timeout=2 * CANCEL_GRACE_S)
-                raise
+            result = await _cancelled_in_order(session.execute(code, on_event=on_event, limits=limits))
         replaced = result.generation != self._generation
         self._generation = result.generation
         if result.state is VariablesState.LOST:
             self.lose((result.error.message if result.error else "") or "its sandbox ended")
         return result, replaced
+
+    async def use(self, work: Callable[[AsyncComputer], Coroutine[Any, Any, str]]) -> str:
+        """Works with the shell and the files. When cancelled, it ends what `work` has begun before it returns.
+
+        Raises SessionRefused with what the model is to be told of a call that can't be done.
+        """
+        with self.watched():
+            try:
+                return await _cancelled_in_order(work(self._computer))
+            except ToolRefusal as refusal:
+                raise SessionRefused(str(refusal)) from refusal
+
+    async def _find(self) -> AsyncSession:
+        return self.session
 
     def lose(self, why: str) -> None:
         """Marks the session as lost. The first reason is kept."""
@@ -237,6 +247,21 @@ class Sessions:
             problems = await asyncio.gather(*ending, return_exceptions=True)
         for problem in filter(None, problems):
             _log.error("a session could not be ended; the daemon does so when it is idle: %r", problem)
+
+
+async def _cancelled_in_order(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Runs it in a task of its own; when cancelled, waits until that has ended.
+
+    anyio's cancellation is raised again at every await of the SDK's task, also while the work is being cancelled there.
+    """
+    running = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        running.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({running}, timeout=2 * CANCEL_GRACE_S)
+        raise
 
 
 async def _authorize(session: AsyncSession, modules: Sequence[str]) -> None:

@@ -33,7 +33,13 @@ from executor_client.smolagents.agent import (
     unregister,
 )
 from executor_client.smolagents.code_output import RemoteCodeOutput
-from executor_client.smolagents.computer_tools import FileTools, SessionSource, ShellTool
+from executor_client.smolagents.computer_tools import (
+    FileTools,
+    SandboxUnavailable,
+    SessionSource,
+    ShellTool,
+    ShellTools,
+)
 from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import CodeExecutionError, CodeTimeoutError, DaemonLost
 from executor_client.smolagents.images import capture_images
@@ -51,8 +57,10 @@ __all__ = [
     "RemoteCodeOutput",
     "RemoteExecutor",
     "RemotePythonInterpreterTool",
+    "SandboxUnavailable",
     "SessionSource",
     "ShellTool",
+    "ShellTools",
     "capture_images",
     "register",
     "unregister",

@@ -3,34 +3,27 @@
 They run in this process, as clients of the session, beside the agent's code: with the executor of a `CodeAgent` they
 work in the session of its code, with a session in that, and else in one of their own, which begins with the first call.
 
-What they return is bounded and made for a model: line numbers to refer to, head and tail of what is too long, and
-errors that say what is there instead. What comes from the sandbox is text as any other; the model decides about it.
+`executor_client.computer` says what they return. What comes from the sandbox is text as any other; the model decides
+about it.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import smolagents
 
-from executor_client import ExecutorClientError, NotFoundError, Session
+from executor_client import ExecutorClientError, Session
+from executor_client._core.computer import TIMEOUT_S, WAIT_S
+from executor_client.computer import Computer
 from executor_client.smolagents.executor import RemoteExecutor
 
-OUTPUT_BYTES = 30_000
-"""Bytes of each stream of a command that the model sees, head and tail."""
-FILE_BYTES_MAX = 4 << 20
-"""Bytes of a file that is read, edited or searched."""
-LINES_SHOWN_MAX = 2_000
-LINE_CHARS_MAX = 1_000
-SHOWN_CHARS_MAX = 60_000
-MATCHES_MAX = 200
-ENTRIES_MAX = 500
-TIMEOUT_S = 120
-
 _HOST_ONLY = "it is a client of the daemon, and works in the session of the agent"
+
+
+class SandboxUnavailable(RuntimeError):
+    """The session is lost, or the daemon can't be reached: no other argument of a tool would help."""
 
 
 class SessionSource:
@@ -40,24 +33,33 @@ class SessionSource:
         """`kwargs` are those of `RemoteExecutor`, for a session of their own. Raises ValueError for two of these."""
         if (session is not None) + (executor is not None) + bool(kwargs) > 1:
             raise ValueError("pass a session, an executor, or the arguments of one: the tools work in one session")
-        self._session = session
-        self._executor = executor or (RemoteExecutor(**kwargs) if session is None else None)
-        self._is_own = executor is None and session is None
+        self._own = RemoteExecutor(**kwargs) if session is None and executor is None else None
+        self._find = _finder(session, executor or self._own)
+        self.computer = Computer(self._find)
 
     def __call__(self) -> Session:
-        if self._session is not None:
-            return self._session
-        assert self._executor is not None
-        return self._executor.session
+        return self._find()
 
     def cleanup(self) -> None:
         """Ends the session when it is the tools' own. Idempotent."""
-        if self._is_own and self._executor is not None:
-            self._executor.cleanup()
+        if self._own is not None:
+            self._own.cleanup()
+
+
+def _finder(session: Session | None, executor: RemoteExecutor | None) -> Callable[[], Session]:
+    """Returns a function that refers to no `SessionSource`: a reference cycle would keep its session alive."""
+    if session is not None:
+        return lambda: session
+    assert executor is not None
+    return lambda: executor.session
 
 
 class _SessionTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is untyped
-    """A tool in a session. The arguments are those of `SessionSource`, or such a source that several tools share."""
+    """A tool in a session. The arguments are those of `SessionSource`, or such a source that several tools share.
+
+    A call raises ValueError, with a sentence for the model, for what can't be done as it was asked for, and
+    SandboxUnavailable when the session or the daemon is gone.
+    """
 
     output_type = "string"
     host_only_because = _HOST_ONLY
@@ -71,28 +73,11 @@ class _SessionTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is unty
         """Ends the session when it is the tool's own. Idempotent."""
         self._source.cleanup()
 
-    def _read(self, path: str) -> str:
-        """Returns the text of a file. Raises ValueError with a sentence for the model."""
+    def _do(self, work: Callable[[Computer], str]) -> str:
         try:
-            data = self._source().files.read(path, max_bytes=FILE_BYTES_MAX)
-        except NotFoundError:
-            raise ValueError(f"There is no file {path!r}. list_files shows what there is.") from None
+            return work(self._source.computer)
         except ExecutorClientError as error:
-            raise ValueError(f"{path!r} can't be read: {error.message}") from error
-        if b"\0" in data[:8192]:
-            raise ValueError(f"{path!r} is no text: a binary file of {len(data):,} bytes.")
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path!r} is no UTF-8 text, at byte {error.start}: use the shell for it.") from error
-
-    def _write(self, path: str, text: str) -> None:
-        try:
-            self._source().files.write(path, text.encode())
-        except UnicodeEncodeError as error:
-            raise ValueError("the text has half a surrogate pair, which no file can hold") from error
-        except ExecutorClientError as error:
-            raise ValueError(f"{path!r} can't be written: {error.message}") from error
+            raise SandboxUnavailable(f"the sandbox can't be used: {error.message}") from error
 
 
 class ShellTool(_SessionTool):
@@ -102,35 +87,66 @@ class ShellTool(_SessionTool):
     description = (
         "Runs a command with /bin/sh in the sandbox and returns its exit code and output. Every call is a new shell "
         "that begins in the workspace: chain with `cd dir && ...`. Output is cut in the middle when it is long. There "
-        "is no terminal and no input; a command that does not end is ended after its timeout. Start servers in the "
-        "background with `nohup cmd > log 2>&1 &`."
+        "is no terminal and no input; a command that does not end is ended after its timeout. With background=True, "
+        "for servers and long work, it goes on by itself and the call returns its process id at once."
     )
     inputs = {  # noqa: RUF012
         "command": {"type": "string", "description": "The command line, such as `python -m pytest -q`."},
         "timeout": {
             "type": "integer",
-            "description": f"Seconds after which the command is ended; {TIMEOUT_S} by default.",
+            "description": f"Seconds after which the command is ended; {TIMEOUT_S} by default. Not for the background.",
+            "nullable": True,
+        },
+        "background": {
+            "type": "boolean",
+            "description": "True to start it and go on; shell_output shows then what it prints.",
             "nullable": True,
         },
     }
 
-    def forward(self, command: str, timeout: int | None = None) -> str:
-        try:
-            done = self._source().processes.run(
-                command, timeout_s=timeout or TIMEOUT_S, max_output_bytes=OUTPUT_BYTES, env={"TERM": "dumb"}
-            )
-        except ExecutorClientError as error:
-            raise ValueError(f"the command could not be run: {error.message}") from error
-        how = {
-            "exited": f"exit code {done.exit_code}",
-            "signalled": f"ended by signal {done.result.signal}",
-            "timeout": f"ended after its timeout of {timeout or TIMEOUT_S} seconds",
-            "lost": f"lost: {done.result.lost_reason}",
-        }[done.outcome]
-        parts = [f"[{how}]", done.stdout.rstrip("\n")]
-        if done.stderr.strip():
-            parts += ["[stderr]", done.stderr.rstrip("\n")]
-        return "\n".join(part for part in parts if part)
+    def forward(self, command: str, timeout: int | None = None, background: bool | None = None) -> str:
+        if background:
+            return self._do(lambda computer: computer.start(command))
+        return self._do(lambda computer: computer.run(command, timeout))
+
+
+class ShellOutputTool(_SessionTool):
+    """Shows what a process in the background has printed, and gives it input."""
+
+    name = "shell_output"
+    description = (
+        "Returns what a process in the background has printed since the last look, and whether it still runs. Waits "
+        "until it ends or the seconds are over; text is written to its input before."
+    )
+    inputs = {  # noqa: RUF012
+        "process": {"type": "string", "description": "The id that shell has returned."},
+        "wait": {
+            "type": "number",
+            "description": f"Seconds to wait for its end; {WAIT_S:g} by default.",
+            "nullable": True,
+        },
+        "text": {
+            "type": "string",
+            "description": "Text for its standard input; end a line with a line break.",
+            "nullable": True,
+        },
+    }
+
+    def forward(self, process: str, wait: float | None = None, text: str | None = None) -> str:
+        return self._do(lambda computer: computer.output(process, wait, text))
+
+
+class ShellKillTool(_SessionTool):
+    """Ends a process in the background."""
+
+    name = "shell_kill"
+    description = "Ends a process in the background, with all that it started, and returns what it printed last."
+    inputs = {  # noqa: RUF012
+        "process": {"type": "string", "description": "The id that shell has returned."},
+    }
+
+    def forward(self, process: str) -> str:
+        return self._do(lambda computer: computer.kill(process))
 
 
 class ReadFileTool(_SessionTool):
@@ -143,21 +159,7 @@ class ReadFileTool(_SessionTool):
     }
 
     def forward(self, path: str, first_line: int | None = None, last_line: int | None = None) -> str:
-        # Only "\\n" ends a line, as for the line numbers of edit_file and search_files.
-        lines = self._read(path).removesuffix("\n").split("\n")
-        first, last = first_line or 1, last_line or len(lines)
-        if not 1 <= first <= min(last, len(lines)):
-            raise ValueError(f"{path!r} has the lines 1 to {len(lines)}, and {first} to {last} were asked for.")
-        last = min(last, len(lines), first + LINES_SHOWN_MAX - 1)
-        while first < last and sum(map(len, lines[first - 1 : last])) > SHOWN_CHARS_MAX:
-            last = first + (last - first) // 2
-        width = len(str(last))
-        shown = [
-            f"{number:>{width}}  {_short(line)}" for number, line in enumerate(lines[first - 1 : last], start=first)
-        ]
-        if last < len(lines):
-            shown.append(f"[lines {last + 1} to {len(lines)} are not shown]")
-        return "\n".join(shown)
+        return self._do(lambda computer: computer.read_file(path, first_line, last_line))
 
 
 class WriteFileTool(_SessionTool):
@@ -169,8 +171,7 @@ class WriteFileTool(_SessionTool):
     }
 
     def forward(self, path: str, content: str) -> str:
-        self._write(path, content)
-        return f"{path} has {len(content.splitlines())} lines now."
+        return self._do(lambda computer: computer.write_file(path, content))
 
 
 class EditFileTool(_SessionTool):
@@ -186,28 +187,7 @@ class EditFileTool(_SessionTool):
     }
 
     def forward(self, path: str, old: str, new: str) -> str:
-        text = self._read(path)
-        count = len(re.findall(f"(?={re.escape(old)})", text)) if old else 0  # overlapping ones too
-        if count != 1:
-            raise ValueError(_why_not_once(path, text, old, count))
-        line = text[: text.index(old)].count("\n") + 1
-        self._write(path, text.replace(old, new))
-        return f"{path} was changed at line {line}."
-
-
-def _why_not_once(path: str, text: str, old: str, count: int) -> str:
-    if not old:
-        return "`old` is empty. write_file makes a new file."
-    if count:
-        lines = [text[: found.start()].count("\n") + 1 for found in re.finditer(f"(?={re.escape(old)})", text)]
-        where = ", ".join(map(str, lines[:20]))
-        return f"`old` is {count} times in {path!r}, at the lines {where}: include more around it."
-    first = old.strip().splitlines()[0].strip() if old.strip() else ""
-    near = [number for number, line in enumerate(text.splitlines(), start=1) if first and first in line]
-    if "\r\n" in text and "\r\n" not in old and old.replace("\n", "\r\n") in text:
-        return f"`old` is not in {path!r}: its lines end in \\r\\n, and those of `old` in \\n."
-    hint = f" Its first line is at line {near[0]}; the rest differs, perhaps in spaces." if near else ""
-    return f"`old` is not in {path!r}.{hint} read_file shows the file."
+        return self._do(lambda computer: computer.edit_file(path, old, new))
 
 
 class ListFilesTool(_SessionTool):
@@ -219,17 +199,7 @@ class ListFilesTool(_SessionTool):
     }
 
     def forward(self, path: str | None = None, pattern: str | None = None) -> str:
-        try:
-            listed = self._source().files.list(path or "")
-        except ExecutorClientError as error:
-            raise ValueError(f"{path or 'the workspace'!r} can't be listed: {error.message}") from error
-        files = [each for each in listed if not each.is_directory and _matches(each.path, pattern)]
-        lines = [f"{each.path}  {each.size_bytes:,} B" for each in files[:ENTRIES_MAX]]
-        if len(files) > ENTRIES_MAX:
-            lines.append(f"[{len(files) - ENTRIES_MAX} more]")
-        if listed.truncated:
-            lines.append("[there are more than can be listed at once: list a directory]")
-        return "\n".join(lines) or "[no files]"
+        return self._do(lambda computer: computer.list_files(path, pattern))
 
 
 class SearchFilesTool(_SessionTool):
@@ -244,76 +214,37 @@ class SearchFilesTool(_SessionTool):
     }
 
     def forward(self, expression: str, path: str | None = None, pattern: str | None = None) -> str:
-        try:
-            re.compile(expression)
-        except re.error as error:
-            raise ValueError(f"{expression!r} is no regular expression: {error}") from error
-        # In the sandbox: files need not travel, and a hostile expression costs the sandbox its own time.
-        given = [expression, path or ".", pattern or "", str(MATCHES_MAX), str(LINE_CHARS_MAX), str(FILE_BYTES_MAX)]
-        done = self._source().processes.run(["python3", "-I", "-c", _SEARCH, *given], timeout_s=TIMEOUT_S)
-        if not done.succeeded:
-            raise ValueError(f"the search failed: {done.stderr.strip()[-500:] or done.outcome}")
-        return done.stdout.rstrip("\n") or "[no matches]"
+        return self._do(lambda computer: computer.search_files(expression, path, pattern))
 
 
-_SEARCH = """
-import fnmatch, os, re, sys
-expression, root, pattern, most, chars, size = sys.argv[1:]
-found = shown = 0
-if not os.path.isdir(root):
-    sys.exit(f"there is no directory {root!r}")
-for folder, folders, names in os.walk(root):
-    folders[:] = sorted(each for each in folders if each not in (".git", "__pycache__", "node_modules"))
-    for name in sorted(names):
-        path = os.path.normpath(os.path.join(folder, name))
-        if pattern and not (fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(name, pattern)):
-            continue
-        try:
-            if not os.path.isfile(path) or os.path.getsize(path) > int(size):
-                continue
-            data = open(path, "rb").read()
-        except OSError:
-            continue
-        if b"\\0" in data[:8192]:
-            continue
-        for number, line in enumerate(data.decode("utf-8", "replace").split("\\n"), start=1):
-            if re.search(expression, line):
-                print(f"{path}:{number}: {line[:int(chars)]}")
-                found += 1
-                shown += min(len(line), int(chars))
-                if found >= int(most) or shown > 60000:
-                    print(f"[the first {found} matches]")
-                    sys.exit()
-"""
+class _Tools(list[smolagents.Tool]):
+    """Several tools that share one session. The arguments are those of `SessionSource`."""
 
-
-class FileTools(list[smolagents.Tool]):
-    """The tools for files, which share one session: read, write, edit by exact replacement, list, search.
-
-    The arguments are those of `SessionSource`. `CodeAgent(tools=[ShellTool(executor=e), *FileTools(executor=e)],
-    executor=e)` works in the session of its code.
-    """
+    _KINDS: Sequence[Callable[..., _SessionTool]] = ()
 
     def __init__(self, source: SessionSource | None = None, **kwargs: Any) -> None:
         self._source = source or SessionSource(**kwargs)
-        kinds: tuple[Callable[..., _SessionTool], ...] = (
-            ReadFileTool,
-            WriteFileTool,
-            EditFileTool,
-            ListFilesTool,
-            SearchFilesTool,
-        )
-        super().__init__(kind(self._source) for kind in kinds)
+        super().__init__(kind(self._source) for kind in self._KINDS)
 
     def cleanup(self) -> None:
         """Ends the session when it is the tools' own. Idempotent."""
         self._source.cleanup()
 
 
-def _short(line: str) -> str:
-    return line if len(line) <= LINE_CHARS_MAX else f"{line[:LINE_CHARS_MAX]} [… {len(line) - LINE_CHARS_MAX} more]"
+class ShellTools(_Tools):
+    """A shell with processes in the background: shell, shell_output, shell_kill.
+
+    The arguments are those of `SessionSource`, as for a single tool.
+    """
+
+    _KINDS = (ShellTool, ShellOutputTool, ShellKillTool)
 
 
-def _matches(path: str, pattern: str | None) -> bool:
-    name = path.rpartition("/")[2]
-    return not pattern or fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(name, pattern)
+class FileTools(_Tools):
+    """The tools for files, which share one session: read, write, edit by exact replacement, list, search.
+
+    The arguments are those of `SessionSource`. `CodeAgent(tools=[*ShellTools(executor=e), *FileTools(executor=e)],
+    executor=e)` works in the session of its code.
+    """
+
+    _KINDS = (ReadFileTool, WriteFileTool, EditFileTool, ListFilesTool, SearchFilesTool)

@@ -1,0 +1,153 @@
+"""A session as a model's computer, of the asyncio client: a shell and files, with answers in text.
+
+The tools for smolagents and those of the MCP server are made of it. Everything that it returns is bounded. A call that
+can't be done raises ToolRefusal, with a sentence for the model; a lost session or daemon raises the client's own error.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+
+from executor_client._aio import OnOutput
+from executor_client._core import computer as core
+from executor_client._core.computer import ToolRefusal
+from executor_client._core.process import HeadAndTail
+from executor_client.aio_session import AsyncSession
+from executor_client.errors import NotFoundError
+from executor_client.process_results import ProcessOutput
+
+# Processes whose last seen output is remembered; a session has at most as many.
+_SEEN_MAX = 1_024
+# No pager, no colours.
+_ENVIRONMENT = {"TERM": "dumb", "PAGER": "cat"}
+_KILL_WAIT_S = 5.0
+
+
+class AsyncComputer:
+    """A shell and the files of a session. `find` returns the session that each call works in."""
+
+    def __init__(self, find: Callable[[], Awaitable[AsyncSession]]) -> None:
+        self._find = find
+        self._seen: dict[str, int] = {}  # by process, the number of the last event that was shown
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    async def run(self, command: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> str:
+        """Runs a command by `/bin/sh` and returns its exit code and output. Left early, it ends the command."""
+        timeout_s = timeout_s or core.TIMEOUT_S
+        session = await self._find()
+        with core.refusals("the command could not be run"):
+            done = await session.processes.run(
+                command,
+                timeout_s=timeout_s,
+                max_output_bytes=core.OUTPUT_BYTES,
+                env=_ENVIRONMENT,
+                on_output=on_output,
+            )
+        return core.output_text(core.how_ended(done.result, timeout_s), done.stdout, done.stderr)
+
+    async def start(self, command: str) -> str:
+        """Starts a command that goes on by itself, and returns its id and first output."""
+        process_id = f"p-{secrets.token_hex(3)}"
+        session = await self._find()
+        with core.refusals("the command could not be started"):
+            await session.processes.start(command, env=_ENVIRONMENT, stdin=True, process_id=process_id)
+        said = await self.output(process_id)
+        return f"Process {process_id} has been started.\n{said}"
+
+    async def output(self, process_id: str, wait_s: float | None = None, text: str | None = None) -> str:
+        """Returns what a process printed since the last look: once it has ended, or when `wait_s` are over.
+
+        `text` is written to its input before.
+        """
+        if wait_s is None:
+            wait_s = core.WAIT_S
+        if not 0 <= wait_s <= core.WAIT_S_MAX:
+            raise ToolRefusal(f"a look waits 0 to {core.WAIT_S_MAX:g} seconds")
+        kept = {"stdout": HeadAndTail(core.OUTPUT_BYTES), "stderr": HeadAndTail(core.OUTPUT_BYTES)}
+        session = await self._find()
+        with core.refusals(f"process {process_id} can't be looked at"):
+            await self._check(session, process_id)
+            process = await session.processes.attach(process_id, after_event=self._seen.get(process_id, 0))
+            if text:
+                await process.write(text)
+            for event in await process.read(wait_s):
+                if isinstance(event, ProcessOutput):
+                    kept[event.stream].add(event.data)
+                else:
+                    kept["stdout"].omit(event.omitted_bytes)
+        self._note_seen(process_id, process.last_event)
+        how = f"{process_id} runs" if process.result is None else f"{process_id}: {core.how_ended(process.result)}"
+        stdout, stderr = (stream.finish().decode("utf-8", "replace") for stream in kept.values())
+        return core.output_text(how, stdout, stderr)
+
+    async def kill(self, process_id: str) -> str:
+        """Ends a process with all that it started, and returns what it printed last."""
+        session = await self._find()
+        with core.refusals(f"process {process_id} can't be ended"):
+            await self._check(session, process_id)
+            await (await session.processes.attach(process_id)).kill()
+        return await self.output(process_id, _KILL_WAIT_S)
+
+    async def _check(self, session: AsyncSession, process_id: str) -> None:
+        """Raises ToolRefusal with the processes that there are, when this is none of them."""
+        known = await session.processes.list()
+        if all(each.process_id != process_id for each in known):
+            running = ", ".join(each.process_id for each in known if each.running) or "none"
+            raise ToolRefusal(f"There is no process {process_id[:100]!r}. Those that run: {running}.")
+
+    def _note_seen(self, process_id: str, number: int) -> None:
+        if len(self._seen) >= _SEEN_MAX and process_id not in self._seen:
+            del self._seen[next(iter(self._seen))]
+        self._seen[process_id] = number
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    async def read_file(self, path: str, first_line: int | None = None, last_line: int | None = None) -> str:
+        """Returns lines of a text file with their numbers."""
+        return core.numbered(path, await self._text_of(path), first_line, last_line)
+
+    async def write_file(self, path: str, content: str) -> str:
+        """Writes a text file, whole."""
+        await self._write(path, content)
+        return f"{path} has {len(content.splitlines())} lines now."
+
+    async def edit_file(self, path: str, old: str, new: str) -> str:
+        """Replaces a piece of text that is in a file exactly once."""
+        text, line = core.replaced_once(path, await self._text_of(path), old, new)
+        await self._write(path, text)
+        return f"{path} was changed at line {line}."
+
+    async def list_files(self, path: str | None = None, pattern: str | None = None) -> str:
+        """Lists the files of the workspace, or of a directory in it, with everything below."""
+        session = await self._find()
+        with core.refusals(f"{path or 'the workspace'!r} can't be listed"):
+            return core.listing(await session.files.list(path or ""), pattern)
+
+    async def search_files(self, expression: str, path: str | None = None, pattern: str | None = None) -> str:
+        """Searches the text files of the workspace for a regular expression; returns path, line number and line."""
+        command = core.search_command(expression, path, pattern)
+        session = await self._find()
+        with core.refusals("the search could not be run"):
+            done = await session.processes.run(command, timeout_s=core.TIMEOUT_S)
+        if not done.succeeded:
+            raise ToolRefusal(f"the search failed: {done.stderr.strip()[-500:] or done.outcome}")
+        return done.stdout.rstrip("\n") or "[no matches]"
+
+    async def _text_of(self, path: str) -> str:
+        session = await self._find()
+        with core.refusals(f"{path!r} can't be read"):
+            try:
+                data = await session.files.read(path, max_bytes=core.FILE_BYTES_MAX)
+            except NotFoundError as error:
+                if error.reason != "FILE_NOT_FOUND":
+                    raise
+                raise ToolRefusal(f"There is no file {path!r}. list_files shows what there is.") from None
+        return core.file_text(path, data)
+
+    async def _write(self, path: str, text: str) -> None:
+        data = core.encoded(text)
+        session = await self._find()
+        with core.refusals(f"{path!r} can't be written"):
+            await session.files.write(path, data)

@@ -1,0 +1,107 @@
+"""The tools of `executor mcp` that work as on a computer: a shell, and edits and searches of files.
+
+`executor_client.aio_computer` does the work, for smolagents' tools, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from executor_client._core.computer import TIMEOUT_S, WAIT_S, WAIT_S_MAX
+from executor_client.aio_computer import AsyncComputer
+from executor_client.events import LogEvent
+from executor_client.mcp.calls import FilePath, SessionName, call, sessions_of
+from executor_client.mcp.live import Live
+from executor_client.mcp.sdk import CallToolResult, Ctx, text_block, tool_result
+from executor_client.mcp.sessions import DEFAULT_NAME
+
+ProcessId = Annotated[str, Field(description="the id that shell has returned")]
+
+
+async def shell(
+    ctx: Ctx,
+    command: Annotated[str, Field(description="the command line, such as `python -m pytest -q`")],
+    timeout_s: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="seconds after which it is ended; not for the background")
+    ] = TIMEOUT_S,
+    background: Annotated[bool, Field(description="start it and return at once, for servers and long work")] = False,
+    session: SessionName = DEFAULT_NAME,
+) -> str:
+    """Run a command with /bin/sh in a sandbox; returns its exit code and output, cut in the middle when it is long.
+
+    Every call is a new shell that begins in the working directory: chain with `cd dir && ...`. There is no terminal and
+    no input. In the background it goes on by itself, and its process id is returned.
+    """
+
+    async def work(computer: AsyncComputer, live: Live) -> str:
+        if background:
+            return await computer.start(command)
+
+        async def show(stream: Any, data: bytes) -> None:
+            await live.show(LogEvent(0, stream, data.decode("utf-8", "replace")))
+
+        return await computer.run(command, timeout_s, show)
+
+    async with call(ctx, "shell") as live:
+        named = await sessions_of(ctx).get(session, make=True)
+        return _sendable(await named.use(lambda computer: work(computer, live)))
+
+
+async def shell_output(
+    ctx: Ctx,
+    process: ProcessId,
+    wait_s: Annotated[float, Field(ge=0, le=WAIT_S_MAX, description="seconds to wait for its end")] = WAIT_S,
+    text: Annotated[str | None, Field(description="written to its standard input before")] = None,
+    session: SessionName = DEFAULT_NAME,
+) -> str:
+    """Return what a process in the background has printed since the last look, and whether it still runs."""
+    return await _use(ctx, session, lambda computer: computer.output(process, wait_s, text))
+
+
+async def shell_kill(ctx: Ctx, process: ProcessId, session: SessionName = DEFAULT_NAME) -> str:
+    """End a process in the background, with all that it started; returns what it printed last."""
+    return await _use(ctx, session, lambda computer: computer.kill(process))
+
+
+async def edit_file(
+    ctx: Ctx,
+    path: FilePath,
+    old: Annotated[str, Field(description="the text to be replaced, exactly as it is in the file, there once")],
+    new: Annotated[str, Field(description="the text in its place")],
+    session: SessionName = DEFAULT_NAME,
+) -> str:
+    """Replace a piece of text in a file by another. It must be there exactly once, with its spaces and line breaks."""
+    return await _use(ctx, session, lambda computer: computer.edit_file(path, old, new))
+
+
+async def search_files(
+    ctx: Ctx,
+    expression: Annotated[str, Field(description="a regular expression of Python")],
+    path: Annotated[str, Field(description="a directory in the working directory; empty for itself")] = "",
+    pattern: Annotated[str, Field(description="a glob that paths must match, such as *.py; empty for all")] = "",
+    session: SessionName = DEFAULT_NAME,
+) -> str:
+    """Search the text files of a sandbox for a regular expression; returns path, line number and line."""
+    return await _use(ctx, session, lambda computer: computer.search_files(expression, path, pattern))
+
+
+async def read_lines(
+    ctx: Ctx, path: str, first_line: int | None, last_line: int | None, session: str
+) -> CallToolResult:
+    """Returns lines of a file with their numbers: `read_file` with a range."""
+    text = await _use(ctx, session, lambda computer: computer.read_file(path, first_line, last_line))
+    return tool_result([text_block(text)])
+
+
+async def _use(ctx: Ctx, session: str, work: Callable[[AsyncComputer], Coroutine[Any, Any, str]]) -> str:
+    async with call(ctx):
+        named = await sessions_of(ctx).get(session, make=False)
+        return _sendable(await named.use(work))
+
+
+def _sendable(text: str) -> str:
+    """Returns the text with lone surrogates, which file names may contain and JSON cannot, escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()

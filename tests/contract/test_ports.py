@@ -137,7 +137,7 @@ async def test_megabytes_arrive_whole_both_ways_and_others_go_on_meanwhile(harne
     await serve(session)
     data = hashlib.sha256(b"seed").digest() * 524_288  # 16 MiB
     async with AsyncExitStack() as stack:
-        for kind in (b"i", b"f"):  # one that reads nothing, and one whose flood nobody reads
+        for kind in (b"i", b"f"):  # one that reads nothing, and one whose flood no client reads
             idle = await stack.enter_async_context(session.ports.open(9000))
             await idle.write(kind)
         digest, echo = await asyncio.gather(asked(session, b"d", data), _echoed(session, data[: 4 * 2**20]))

@@ -1,4 +1,4 @@
-"""What every tool of the server needs: its sessions, and the daemon's refusals as errors that a model reads."""
+"""The common parts of the tools: their sessions, and the refusals of the daemon as errors that a model reads."""
 
 from __future__ import annotations
 

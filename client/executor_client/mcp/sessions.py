@@ -99,7 +99,7 @@ class NamedSession:
     async def use(self, work: Callable[[AsyncComputer], Coroutine[Any, Any, str]]) -> str:
         """Works with the shell and the files. When cancelled, it ends what `work` has begun before it returns.
 
-        Raises SessionRefused with what the model is to be told of a call that can't be done.
+        Raises SessionRefused with the reason, for the model, of a call that can't be done.
         """
         with self.watched():
             try:

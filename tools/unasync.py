@@ -28,6 +28,7 @@ TARGETS = {
     "aio_computer.py": "computer.py",
     "aio_driving.py": "driving.py",
     "aio_files.py": "files.py",
+    "aio_watch.py": "watch.py",
     "aio_process.py": "process.py",
     "aio_processes.py": "processes.py",
     "_aio/transport.py": "_sync/transport.py",
@@ -70,6 +71,7 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
         ("of the asyncio client", "of the blocking client"),
         ("workspace. The disk's work is done in threads.", "workspace. Thread-safe."),
     ),
+    "aio_watch.py": (("files, of the asyncio client", "files, of the blocking client"),),
     "aio_process.py": (("of the asyncio client: its output", "of the blocking client: its output"),),
     "aio_processes.py": (
         ("of the asyncio client: commands", "of the blocking client: commands"),
@@ -98,6 +100,7 @@ RENAMED = {
     "aio_process": "process",
     "aio_processes": "processes",
     "aio_session": "session",
+    "aio_watch": "watch",
 }
 _ASYNC_NAME = re.compile(r"\bAsync(?=[A-Z])")
 _AWAITABLE = re.compile(r"\bAwaitable\[(\w+)\]")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from executor_client.aio_process import AsyncProcess
     from executor_client.aio_processes import AsyncSessionProcesses
     from executor_client.aio_session import AsyncSession
+    from executor_client.aio_watch import AsyncFileWatch
     from executor_client.checkpoint import Checkpoint
     from executor_client.client import ExecutorClient
     from executor_client.errors import (
@@ -76,6 +77,8 @@ if TYPE_CHECKING:
         EnvironmentInfo,
         ErrorDetail,
         ExecutionResult,
+        FileChange,
+        FileChanges,
         FileInfo,
         FileLimits,
         FileList,
@@ -98,9 +101,11 @@ if TYPE_CHECKING:
     )
     from executor_client.session import Session
     from executor_client.waits import OnWait, Progress, Wait, WaitKind
+    from executor_client.watch import FileWatch
 
 __all__ = [
     "AsyncExecutorClient",
+    "AsyncFileWatch",
     "AsyncPortForward",
     "AsyncProcess",
     "AsyncSession",
@@ -127,9 +132,12 @@ __all__ = [
     "ExecutionResult",
     "ExecutorClient",
     "ExecutorClientError",
+    "FileChange",
+    "FileChanges",
     "FileInfo",
     "FileLimits",
     "FileList",
+    "FileWatch",
     "Image",
     "ImageEvent",
     "InvalidRequest",
@@ -223,12 +231,14 @@ _HOMES = {
     "executor_client.process": "Process",
     "executor_client.processes": "SessionProcesses",
     "executor_client.results": (
-        "EnvironmentInfo ErrorDetail ExecutionResult FileInfo FileLimits FileList Image Limits NetworkRules "
-        "NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo "
+        "EnvironmentInfo ErrorDetail ExecutionResult FileChange FileChanges FileInfo FileLimits FileList Image Limits "
+        "NetworkRules NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo "
         "SessionState "
         "StateManifest StateRules Usage VariablesState"
     ),
     "executor_client.session": "Session",
+    "executor_client.watch": "FileWatch",
+    "executor_client.aio_watch": "AsyncFileWatch",
     "executor_client.waits": "OnWait Progress Wait WaitKind",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -16,6 +16,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
+from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import archives, convert, requests
 from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
@@ -24,6 +25,7 @@ from executor_client._core.requests import Upload
 from executor_client._sync import SessionTransport, blocking_items, run_blocking
 from executor_client.errors import ExecutorClientError
 from executor_client.results import FileInfo, FileList
+from executor_client.watch import FileWatch
 
 
 class SessionFiles:
@@ -111,6 +113,16 @@ class SessionFiles:
         request = requests.list_files(self._session_id, path)
         response = self._transport.call(self._transport.stub.ListFiles, request)
         return FileList(tuple(map(convert.file_from_wire, response.files)), response.truncated)
+
+    def watch(self, path: str = "", *, recursive: bool = True) -> FileWatch:
+        """Watches a directory of the workspace ("" is the workspace itself), with those below it; returns when it does.
+
+        Raises NotFoundError when there is none, ResourceExhaustedError for too many watches or directories.
+        """
+        request = pb.WatchFilesRequest(session_id=self._session_id, path=path, recursive=recursive)
+        made = FileWatch(self._transport, request, self._session)
+        made._begin()  # a part of making it
+        return made
 
     def _put(self, content: Content, path: str, *, tar: bool) -> FileInfo:
         header = requests.put_file_header(self._session_id, path, content.size_bytes, tar=tar)

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from executor_client._core.suggest import names_fields
 from executor_client.errors import ExecutionFailed
@@ -257,6 +257,30 @@ class FileList:
 
     def __len__(self) -> int:
         return len(self.files)
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A change in the workspace; `path` is relative to it. A rename is a deletion and a creation."""
+
+    path: str
+    kind: Literal["created", "changed", "deleted"]
+    is_directory: bool
+
+
+@dataclass(frozen=True)
+class FileChanges:
+    """Changes that came together: one for each path, however often it has changed."""
+
+    changes: tuple[FileChange, ...] = ()
+    overflowed: bool = False
+    """Changes before these are lost: there were too many, or the daemon was away. A listing shows how the files are."""
+
+    def __iter__(self) -> Iterator[FileChange]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from executor_server.channel.process_events import PROCESS_EVENTS, read_process_
 from executor_server.channel.requests import (
     Request,
     VariablesReply,
+    changes_part,
     file_part,
     listing,
     missing_modules,

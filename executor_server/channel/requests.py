@@ -24,6 +24,8 @@ from executor_server.channel.events import (
 from executor_server.core import (
     BlobChunk,
     ExecutorError,
+    FileChange,
+    FileChanges,
     FileInfo,
     InvalidRequest,
     ModulesMissing,
@@ -33,10 +35,11 @@ from executor_server.core import (
     Reason,
     ResourceExhausted,
 )
+from executor_server.guest.wire.file_changes import MAX_CHANGES, ChangedFile, FilesChanged
 from executor_server.guest.wire.frames import Frame, FrameError
 from executor_server.guest.wire.messages import BlobChunk as BlobPiece
 from executor_server.guest.wire.messages import Done, FileChunk
-from executor_server.guest.wire.schema import message_of
+from executor_server.guest.wire.schema import message_of, read_listed
 
 T = TypeVar("T")
 
@@ -189,6 +192,17 @@ def file_part(frame: Frame) -> FileInfo | bytes | None:
         return frame.body if chunk.file is None else read_file_info(chunk.file)
     _require_done(frame)
     return None
+
+
+def changes_part(frame: Frame) -> FileChanges | None:
+    """Reads the changes that a watch reports; the first ones are none."""
+    changed = message_of(frame)
+    if not isinstance(changed, FilesChanged):
+        _require_done(frame)
+        return None
+    listed = read_listed(ChangedFile, frame.body, MAX_CHANGES, "changes")
+    changes = tuple(FileChange(each.path, each.kind, each.directory) for each in listed)
+    return FileChanges(changes, changed.overflowed)
 
 
 def variables_part(frame: Frame) -> BlobChunk | VariablesReply:

@@ -93,6 +93,8 @@ from executor_server.core.processes import (
     ENVIRONMENT_BYTES_MAX,
     ENVIRONMENT_VARIABLES_MAX,
     TERMINAL_CHARS_MAX,
+    FileChange,
+    FileChanges,
     PortRules,
     PortUse,
     ProcessEvent,

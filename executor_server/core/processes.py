@@ -46,6 +46,23 @@ ANY_PORT = PortRules()
 
 
 @dataclass(frozen=True)
+class FileChange:
+    """A change of a file of the workspace; `kind` is created, changed or deleted."""
+
+    path: str
+    kind: str
+    is_directory: bool
+
+
+@dataclass(frozen=True)
+class FileChanges:
+    """Changes that a watch reports together. `overflowed`: there were more before them, which are lost."""
+
+    changes: tuple[FileChange, ...] = ()
+    overflowed: bool = False
+
+
+@dataclass(frozen=True)
 class TerminalSize:
     columns: int
     rows: int

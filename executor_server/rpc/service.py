@@ -23,6 +23,7 @@ from executor_server.journal import Execution
 from executor_server.policy import Policy, check_tools
 from executor_server.rpc import checks, from_wire, processes_wire, to_wire
 from executor_server.rpc.auth import current_principal
+from executor_server.rpc.file_watching import watch_files
 from executor_server.rpc.handlers import Context
 from executor_server.rpc.port_forwarding import forward_port
 from executor_server.rpc.upload import Upload
@@ -297,6 +298,9 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         path = checks.workspace_path(request.path, "path", may_be_empty=True)
         files, truncated = await session.list_files(path)
         return to_wire.files_to(files, truncated=truncated)
+
+    async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Context) -> None:
+        await watch_files(request, context, self._session(request.session_id))
 
     # -- the state of a session
 

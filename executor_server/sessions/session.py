@@ -20,6 +20,7 @@ from executor_server.backends import Sandbox
 from executor_server.channel import PROCESS_EVENTS, GuestChannel
 from executor_server.core import ErrorDetail, Outcome, PreconditionFailed, Reason, SandboxFailure, SessionSpec
 from executor_server.fairness import ReadingShares
+from executor_server.guest.wire.file_changes import FilesChanged
 from executor_server.guest.wire.frames import Frame
 from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk
 from executor_server.guest.wire.process_messages import PortOutput
@@ -37,6 +38,7 @@ from executor_server.sessions.ports import Ports
 from executor_server.sessions.processes import Processes
 from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionSettings
+from executor_server.sessions.watches import Watches
 
 _log = structlog.get_logger(__name__)
 
@@ -57,8 +59,7 @@ class Session:
         self.record = record
         self.session_id = record.session_id
         self.owner = record.owner
-        self.facts = facts_of(record)
-        self.spec = record.spec
+        self.facts, self.spec = facts_of(record), record.spec
         self.backend_name, self.warm = record.backend, record.warm
         self.leased = False  # True when leases of clients hold it; set by the manager
         self.python_version, self.create_time_s = record.python_version, record.create_time_s
@@ -80,6 +81,7 @@ class Session:
         self.network = SessionNetwork(self, record, self._connection, channel, self.executions.journal, hooks)
         self.requests = GuestRequests(self, channel, settings, hooks, puts=record.puts, gets=record.gets)
         self.ports = Ports(self, self.requests, channel, hooks)
+        self.watches = Watches(self, self.requests, channel)
         self.processes = Processes(self, record.session_id, self.requests, channel, registry, hooks)
         self.checkpoints = Checkpoints(self, self.requests, hooks, record.python_version)
         # The calls of clients, by the names under which the RPC layer knows them.
@@ -87,11 +89,9 @@ class Session:
         self.execution = self.executions.execution
         self.submit_tool_result = self.executions.submit_tool_result
         self.register_tools = self.requests.register_tools
-        self.set_variables = self.requests.set_variables
-        self.get_variables = self.requests.get_variables
+        self.set_variables, self.get_variables = self.requests.set_variables, self.requests.get_variables
         self.upload_blob = self.requests.upload_blob
-        self.put_file = self.requests.put_file
-        self.get_file = self.requests.get_file
+        self.put_file, self.get_file = self.requests.put_file, self.requests.get_file
         self.list_files = self.requests.list_files
         self.export_state = self.checkpoints.export_state
         self.restore_state = self.checkpoints.restore_state
@@ -282,7 +282,7 @@ class Session:
 
     def _on_frame(self, frame: Frame) -> None:
         message = message_of(frame)
-        if isinstance(message, (Done, FileChunk, BlobChunk, PortOutput)) and message.op is not None:
+        if isinstance(message, (Done, FileChunk, BlobChunk, PortOutput, FilesChanged)) and message.op is not None:
             self.requests.take(message.op, frame)
         elif frame.kind in PROCESS_EVENTS:
             self.processes.take(frame)

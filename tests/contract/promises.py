@@ -379,6 +379,12 @@ PROMISES = (
         {"fake": _NO_SYSTEM},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
+    Promise(
+        "files-watched",
+        "Files",
+        "Changes of files are reported as they come, each once, or that some were lost.",
+        {"fake": _NO_SYSTEM},
+    ),
     # -- Processes
     Promise(
         "processes",

@@ -13,13 +13,20 @@ from executor_client._core.quiet_grpc import executor_service_pb2_grpc, grpc
 from executor_client._core.tracing import Metadata, current_trace
 from executor_client.errors import AuthenticationError, ExecutorClientError, UnavailableError
 
-EventsRequest = pb.ExecuteRequest | pb.AttachExecutionRequest | pb.StartProcessRequest | pb.AttachProcessRequest
+EventsRequest = (
+    pb.ExecuteRequest
+    | pb.AttachExecutionRequest
+    | pb.StartProcessRequest
+    | pb.AttachProcessRequest
+    | pb.WatchFilesRequest
+)
 """A request that a stream of numbered events answers."""
 _METHODS: dict[type, str] = {
     pb.ExecuteRequest: "Execute",
     pb.AttachExecutionRequest: "AttachExecution",
     pb.StartProcessRequest: "StartProcess",
     pb.AttachProcessRequest: "AttachProcess",
+    pb.WatchFilesRequest: "WatchFiles",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from executor_api.sizes import bytes_of
 from executor_api.v1 import executor_service_pb2 as service_pb
@@ -20,6 +20,8 @@ from executor_client.process_results import PortRules, ProcessRules
 from executor_client.results import (
     EnvironmentInfo,
     ErrorDetail,
+    FileChange,
+    FileChanges,
     FileInfo,
     FileLimits,
     Limits,
@@ -51,6 +53,12 @@ SESSION_STATES = {pb.SessionState.Value(f"SESSION_STATE_{each.name}"): each for 
 OUTPUT_MODES = {
     "trailing_expression": pb.OUTPUT_MODE_TRAILING_EXPRESSION,
     "last_statement": pb.OUTPUT_MODE_LAST_STATEMENT,
+}
+
+_CHANGE_KINDS: dict[int, Literal["created", "changed", "deleted"]] = {
+    pb.FILE_CHANGE_KIND_CREATED: "created",
+    pb.FILE_CHANGE_KIND_CHANGED: "changed",
+    pb.FILE_CHANGE_KIND_DELETED: "deleted",
 }
 
 
@@ -136,6 +144,17 @@ def policy_ref_from_wire(wire: pb.PolicyRef) -> PolicyRef:
 
 def file_from_wire(wire: pb.FileInfo) -> FileInfo:
     return FileInfo(wire.path, wire.size_bytes, wire.is_directory, time_from_wire(wire.modify_time))
+
+
+def changes_from_wire(wire: service_pb.WatchFilesResponse) -> FileChanges:
+    return FileChanges(tuple(map(_change_from_wire, wire.changes)), wire.overflowed)
+
+
+def _change_from_wire(wire: pb.FileChange) -> FileChange:
+    kind = _CHANGE_KINDS.get(wire.kind)
+    if kind is None:
+        raise ProtocolError(f"unknown kind {wire.kind} of a change")
+    return FileChange(wire.path, kind, wire.is_directory)
 
 
 def state_manifest_from_wire(wire: service_pb.StateManifest) -> StateManifest:

@@ -34,6 +34,7 @@ from ..files.transfers import Transfers
 from ..ports import connections
 from ..processes import table
 from ..processes.environment import process_environment, read_variables
+from ..watches import on_demand
 from ..wire import link, link_messages, messages
 from ..wire.channel import Channel
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
@@ -89,6 +90,7 @@ class Supervisor:
             self._channel, self._loop, lambda pipes: self._runner.adopt(pipes), self._process_environment
         )
         self._ports = connections.Connections(self._channel, self._loop)
+        self._watches = on_demand.WatchesOnDemand(self._channel, self._loop, config.workspace)
         self._cpu.aside_s = self._processes.cpu_s
         self._child_processes = ChildProcesses(config, self._loop, programs, self, self._processes)
         self._runner = Runner(
@@ -152,7 +154,12 @@ class Supervisor:
         if self._transfers.busy:
             return 0.0
         due = min(
-            self._orphan_time.ends_at, self._runner.due(), self._rests_at, self._requests.due, self._processes.due
+            self._orphan_time.ends_at,
+            self._runner.due(),
+            self._rests_at,
+            self._requests.due,
+            self._processes.due,
+            self._watches.due,
         )
         # In quarters of the orphan time: a freeze is noticed by a turn that takes too long.
         return max(0.0, min(_POLL_TIME_S, self._orphan_time.limit_s / 4, due - time.monotonic()))
@@ -173,6 +180,7 @@ class Supervisor:
             self._requests.postpone()
         self._transfers.expire_blobs(now)
         self._processes.on_time(now)
+        self._watches.on_time(now)
         if now >= self._orphan_time.ends_at:
             self._stop = True
         elif now >= self._requests.due or self._runner.on_time(now):
@@ -191,10 +199,12 @@ class Supervisor:
         self._requests.close_all()
         self._processes.close_all()
         self._ports.close_all()
+        self._watches.close_all()
 
     def _on_new_daemon(self) -> None:
         self._transfers.on_new_daemon()
         self._ports.reset_all()
+        self._watches.end_all()
 
     def _process_environment(self, own: dict[str, str]) -> dict[str, str]:
         return process_environment(own, self._session_env, has_environment=self._has_environment)
@@ -235,6 +245,8 @@ class Supervisor:
             self._processes.take(message, frame.body)
         elif isinstance(message, connections.REQUESTS):
             self._ports.take(message, frame.body)
+        elif isinstance(message, on_demand.REQUESTS):
+            self._watches.take(message)
         elif isinstance(message, messages.Shutdown):
             self._stop = True
         else:

@@ -77,6 +77,9 @@ class Kind:
     PORT_INPUT = 32
     GRANT_PORT = 33
     CLOSE_PORT = 34
+    WATCH_FILES = 35
+    UNWATCH_FILES = 36
+    NEXT_CHANGES = 37
 
     READY = 64
     LOG = 65
@@ -95,6 +98,7 @@ class Kind:
     PROCESS_OUTPUT_CUT = 78
     PROCESS_ENDED = 79
     PORT_OUTPUT = 80
+    FILES_CHANGED = 81
 
 
 _KINDS = frozenset(value for name, value in vars(Kind).items() if name.isupper())

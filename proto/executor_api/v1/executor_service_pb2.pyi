@@ -382,6 +382,24 @@ class ListFilesResponse(_message.Message):
     truncated: bool
     def __init__(self, files: _Optional[_Iterable[_Union[_types_pb2.FileInfo, _Mapping]]] = ..., truncated: bool = ...) -> None: ...
 
+class WatchFilesRequest(_message.Message):
+    __slots__ = ("session_id", "path", "recursive")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    RECURSIVE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    path: str
+    recursive: bool
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., recursive: bool = ...) -> None: ...
+
+class WatchFilesResponse(_message.Message):
+    __slots__ = ("changes", "overflowed")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOWED_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[_types_pb2.FileChange]
+    overflowed: bool
+    def __init__(self, changes: _Optional[_Iterable[_Union[_types_pb2.FileChange, _Mapping]]] = ..., overflowed: bool = ...) -> None: ...
+
 class ExportStateRequest(_message.Message):
     __slots__ = ("session_id",)
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]

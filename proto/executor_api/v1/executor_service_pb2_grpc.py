@@ -141,6 +141,11 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesResponse.FromString,
                 _registered_method=True)
+        self.WatchFiles = channel.unary_stream(
+                '/executor_api.v1.ExecutorService/WatchFiles',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.FromString,
+                _registered_method=True)
         self.ExportState = channel.unary_stream(
                 '/executor_api.v1.ExecutorService/ExportState',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ExportStateRequest.SerializeToString,
@@ -387,6 +392,18 @@ class ExecutorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchFiles(self, request, context):
+        """Reports changes below a directory of the workspace while the call lasts. The first response, without changes, says
+        that it watches. Changes are gathered for some milliseconds, and while the caller reads nothing: of many to one
+        path the outcome is reported. A rename is a deletion and a creation. NOT_FOUND (the session, the directory, which
+        may end the call later, too), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too many watches of the session or of the host,
+        too many directories), FAILED_PRECONDITION (the session is lost). Repeated: another watch, which reports nothing
+        of what happened between them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExportState(self, request, context):
         """Exports the state of a session: the variables that can be pickled, and the workspace. First the
         archive in pieces, then the manifest. The archive is opaque and signed by the daemon. Waits for the executions
@@ -595,6 +612,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.ListFiles,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesResponse.SerializeToString,
+            ),
+            'WatchFiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchFiles,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.SerializeToString,
             ),
             'ExportState': grpc.unary_stream_rpc_method_handler(
                     servicer.ExportState,
@@ -1199,6 +1221,33 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/ListFiles',
             executor__api_dot_v1_dot_executor__service__pb2.ListFilesRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.ListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/WatchFiles',
+            executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

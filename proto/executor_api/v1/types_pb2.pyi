@@ -82,6 +82,13 @@ class FileFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FILE_FORMAT_UNSPECIFIED: _ClassVar[FileFormat]
     FILE_FORMAT_PLAIN: _ClassVar[FileFormat]
     FILE_FORMAT_TAR: _ClassVar[FileFormat]
+
+class FileChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FILE_CHANGE_KIND_UNSPECIFIED: _ClassVar[FileChangeKind]
+    FILE_CHANGE_KIND_CREATED: _ClassVar[FileChangeKind]
+    FILE_CHANGE_KIND_CHANGED: _ClassVar[FileChangeKind]
+    FILE_CHANGE_KIND_DELETED: _ClassVar[FileChangeKind]
 SESSION_STATE_UNSPECIFIED: SessionState
 SESSION_STATE_IDLE: SessionState
 SESSION_STATE_BUSY: SessionState
@@ -128,6 +135,10 @@ PROCESS_OUTCOME_LOST: ProcessOutcome
 FILE_FORMAT_UNSPECIFIED: FileFormat
 FILE_FORMAT_PLAIN: FileFormat
 FILE_FORMAT_TAR: FileFormat
+FILE_CHANGE_KIND_UNSPECIFIED: FileChangeKind
+FILE_CHANGE_KIND_CREATED: FileChangeKind
+FILE_CHANGE_KIND_CHANGED: FileChangeKind
+FILE_CHANGE_KIND_DELETED: FileChangeKind
 
 class BlobRef(_message.Message):
     __slots__ = ("blob_id", "size_bytes")
@@ -587,6 +598,16 @@ class FileInfo(_message.Message):
     is_directory: bool
     modify_time: _timestamp_pb2.Timestamp
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_directory: bool = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class FileChange(_message.Message):
+    __slots__ = ("path", "kind", "is_directory")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    IS_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    kind: FileChangeKind
+    is_directory: bool
+    def __init__(self, path: _Optional[str] = ..., kind: _Optional[_Union[FileChangeKind, str]] = ..., is_directory: bool = ...) -> None: ...
 
 class FileLimits(_message.Message):
     __slots__ = ("max_put_bytes", "max_get_bytes", "max_puts", "max_gets")

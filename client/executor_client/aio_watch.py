@@ -1,0 +1,89 @@
+"""A watch of a session's files, of the asyncio client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Any, Self
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._aio import AsyncEventStream, AsyncSessionTransport
+from executor_client._core.convert import changes_from_wire
+from executor_client._core.tracing import current_trace
+from executor_client.errors import ExecutorClientError, ProtocolError, UnavailableError
+from executor_client.results import FileChanges
+
+
+class AsyncFileWatch:
+    """Changes of files below a directory. Iterating yields them, from the moment on when `watch` returned.
+
+    Made by `session.files.watch`, and ended as a context manager or by `close`. Changes gather in the sandbox, one for
+    each path, while the last ones are not taken.
+    """
+
+    def __init__(self, transport: AsyncSessionTransport, request: pb.WatchFilesRequest, session: object = None) -> None:
+        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+        self._session = session
+        self._transport = transport
+        self._request = request
+        self._stream: AsyncEventStream | None = None
+        self._closed = False
+
+    async def _begin(self) -> None:
+        """Returns when it watches."""
+        await self._transport.repeat(self._attempt)
+
+    async def _attempt(self) -> None:
+        stream = self._transport.open(self._request, current_trace(), None)
+        try:
+            if await self._next(stream) is None:
+                raise ProtocolError("a watch ended before it began")
+        except BaseException:
+            stream.cancel()
+            raise
+        self._stream = stream
+
+    async def _next(self, stream: AsyncEventStream) -> Any:
+        """Returns the next message; None after the last."""
+        with self._transport.current.calling():
+            async for message in stream:
+                self._transport.current.answered = True
+                return message
+        return None
+
+    async def __aiter__(self) -> AsyncGenerator[FileChanges, None]:
+        """Yields changes until the watch is closed. After a lost connection it watches again: `overflowed` says so.
+
+        Raises NotFoundError when the directory or the session is gone, and what `watch` raises.
+        """
+        while (stream := self._stream) is not None:
+            try:
+                message = await self._next(stream)
+            except UnavailableError:
+                if self._closed:
+                    return
+                await self._begin()
+                yield FileChanges(overflowed=True)
+                continue
+            except ExecutorClientError:
+                if self._closed:
+                    return
+                raise
+            if message is None:
+                return
+            yield changes_from_wire(message)
+
+    def close(self) -> None:
+        """Ends the watch. Idempotent."""
+        self._closed = True
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,60 @@
+"""inotify(7), which the standard library does not have."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator
+
+MODIFY, MOVED_FROM, MOVED_TO = 0x2, 0x40, 0x80
+CREATE, DELETE, DELETE_SELF, MOVE_SELF = 0x100, 0x200, 0x400, 0x800
+OVERFLOW, IGNORED, IS_DIRECTORY = 0x4000, 0x8000, 0x40000000
+ONLY_DIRECTORIES = 0x01000000
+_MASK = MODIFY | MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF | MOVE_SELF | ONLY_DIRECTORIES
+
+_EVENT = struct.Struct("iIII")
+_READ_BYTES = 64 * 1024
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Inotify:
+    """One inotify descriptor. Raises OSError where the host's limits of such descriptors and watches are reached."""
+
+    def __init__(self) -> None:
+        self.fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def add(self, directory: int) -> int:
+        """Watches an open directory, and returns the number of the watch; the same for one that is watched."""
+        # By its descriptor: a path could lead elsewhere by now.
+        return _checked(_libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % directory, _MASK))
+
+    def remove(self, watch: int) -> None:
+        """Ends a watch; one whose directory is gone has ended already."""
+        _libc.inotify_rm_watch(self.fd, watch)
+
+    def read(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yields watch, events and name of what has come, as much as one read takes."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        place = 0
+        while place < len(data):
+            watch, events, _cookie, length = _EVENT.unpack_from(data, place)
+            place += _EVENT.size
+            yield watch, events, data[place : place + length].rstrip(b"\0")
+            place += length
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result

@@ -1,0 +1,51 @@
+"""The messages of the guest channel about watches of files; messages.py says what holds for all of them."""
+
+from __future__ import annotations
+
+from .frames import Kind
+from .schema import Message, Record, boolean, integer, one_of, text
+
+MAX_CHANGES = 1000
+"""Changes in one message."""
+MAX_CHANGES_CHARS = 256 * 1024
+"""Characters of all paths in one message."""
+_MAX_PATH_CHARS = 1025
+
+
+class ChangedFile(Record):
+    """A change in the body of FILES_CHANGED."""
+
+    path: str = text(_MAX_PATH_CHARS)
+    kind: str = one_of("created", "changed", "deleted")
+    directory: bool = boolean()
+
+
+class WatchFiles(Message, kind=Kind.WATCH_FILES):
+    """Watches a directory of the workspace; `op` names the watch.
+
+    FILES_CHANGED without changes says that it has begun, and one more may follow. DONE ends it, not ok: it was refused,
+    or the directory is gone.
+    """
+
+    op: int = integer()
+    path: str = text(_MAX_PATH_CHARS)
+    recursive: bool = boolean()
+
+
+class NextChanges(Message, kind=Kind.NEXT_CHANGES):
+    """One more FILES_CHANGED may be sent. Until then changes are gathered."""
+
+    op: int = integer()
+
+
+class UnwatchFiles(Message, kind=Kind.UNWATCH_FILES):
+    """Ends a watch. Nothing answers it."""
+
+    op: int = integer()
+
+
+class FilesChanged(Message, kind=Kind.FILES_CHANGED):
+    """Body: a list of ChangedFile. `overflowed`: changes were missed before these."""
+
+    op: int = integer()
+    overflowed: bool = boolean(default=False)

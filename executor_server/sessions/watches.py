@@ -1,0 +1,55 @@
+"""Watches of a session's files: the guest gathers changes, and sends more when the caller has taken the last ones.
+
+So a caller that takes nothing costs the daemon nothing, and each path is reported once, however often it has changed.
+A watch ends with its call, with the session, or with the daemon; none is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from executor_server.channel import GuestChannel, Request, changes_part
+from executor_server.core import FileChanges, Reason, ResourceExhausted
+from executor_server.guest.wire.file_changes import NextChanges, UnwatchFiles, WatchFiles
+from executor_server.sessions.requests import GuestRequests
+from executor_server.sessions.shared import SessionServices
+
+MAX_WATCHES = 8
+"""Watches of one session at one time; the guest has no more."""
+
+
+class Watches:
+    """The watches of one session."""
+
+    def __init__(self, session: SessionServices, requests: GuestRequests, channel: GuestChannel) -> None:
+        self._session = session
+        self._requests = requests
+        self._channel = channel
+        self._count = 0
+
+    async def changes(self, path: str, *, recursive: bool) -> AsyncGenerator[FileChanges, None]:
+        """Yields no changes once it watches, then those that come. Ends when the caller leaves it.
+
+        Raises ResourceExhausted (too many watches, here or on the host), NotFound (the directory, at once or later),
+        InvalidRequest, PreconditionFailed (the session is lost).
+        """
+        if self._count >= MAX_WATCHES:
+            raise ResourceExhausted(
+                Reason.TOO_MANY_WATCHES, f"{MAX_WATCHES} watches of this session are open", retry_after_s=1.0
+            )
+        self._count += 1
+        request = Request(changes_part, self._session.hold_reading)
+        try:
+            with self._requests.asking(
+                request, lambda op: WatchFiles(op=op, path=path, recursive=recursive), counts=False
+            ) as op:
+                try:
+                    yield await request.next() or FileChanges()
+                    while (changes := await request.next()) is not None:
+                        yield changes
+                        self._channel.send(NextChanges(op=op))
+                finally:
+                    if not request.ended:
+                        self._channel.send(UnwatchFiles(op=op))
+        finally:
+            self._count -= 1

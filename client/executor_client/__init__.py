@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         QueuedEvent,
         ToolCallEvent,
     )
+    from executor_client.file_results import FileChange, FileChanges, FileInfo, FileList
     from executor_client.files import SessionFiles
     from executor_client.ports import PortForward, SessionPorts
     from executor_client.process import Process
@@ -77,11 +78,7 @@ if TYPE_CHECKING:
         EnvironmentInfo,
         ErrorDetail,
         ExecutionResult,
-        FileChange,
-        FileChanges,
-        FileInfo,
         FileLimits,
-        FileList,
         Image,
         Limits,
         NetworkRules,
@@ -222,6 +219,7 @@ _HOMES = {
     "executor_client.events": (
         "ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"
     ),
+    "executor_client.file_results": "FileChange FileChanges FileInfo FileList",
     "executor_client.files": "SessionFiles",
     "executor_client.ports": "PortForward SessionPorts",
     "executor_client.process_results": (
@@ -231,7 +229,7 @@ _HOMES = {
     "executor_client.process": "Process",
     "executor_client.processes": "SessionProcesses",
     "executor_client.results": (
-        "EnvironmentInfo ErrorDetail ExecutionResult FileChange FileChanges FileInfo FileLimits FileList Image Limits "
+        "EnvironmentInfo ErrorDetail ExecutionResult FileLimits Image Limits "
         "NetworkRules NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo "
         "SessionState "
         "StateManifest StateRules Usage VariablesState"

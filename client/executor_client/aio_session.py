@@ -40,7 +40,8 @@ from executor_client.errors import (
     ProtocolError,
     UnavailableError,
 )
-from executor_client.results import ExecutionResult, FileInfo, FileList, SessionInfo
+from executor_client.file_results import FileInfo, FileList
+from executor_client.results import ExecutionResult, SessionInfo
 
 
 class AsyncSession(SessionBase):

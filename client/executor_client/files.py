@@ -24,7 +24,7 @@ from executor_client._core.local import Content, LocalPath, NewFile, content_of
 from executor_client._core.requests import Upload
 from executor_client._sync import SessionTransport, blocking_items, run_blocking
 from executor_client.errors import ExecutorClientError
-from executor_client.results import FileInfo, FileList
+from executor_client.file_results import FileInfo, FileList
 from executor_client.watch import FileWatch
 
 

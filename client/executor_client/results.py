@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from executor_client._core.suggest import names_fields
 from executor_client.errors import ExecutionFailed
+from executor_client.file_results import FileInfo
 from executor_client.process_results import NO_PORTS, NO_RULES, PortRules, ProcessRules
 
 if TYPE_CHECKING:
@@ -233,54 +234,6 @@ class EnvironmentInfo:
     """The packages in it, dependencies included, as "numpy==2.5.5"."""
     size_bytes: int
     modules: tuple[str, ...] = ()  # the top-level modules in it
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """An entry of the workspace; `path` is relative to it."""
-
-    path: str
-    size_bytes: int
-    is_directory: bool
-    modify_time: datetime
-
-
-@dataclass(frozen=True)
-class FileList:
-    """Entries of the workspace; `truncated` if there are more than the daemon lists."""
-
-    files: tuple[FileInfo, ...]
-    truncated: bool = False
-
-    def __iter__(self) -> Iterator[FileInfo]:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-
-@dataclass(frozen=True)
-class FileChange:
-    """A change in the workspace; `path` is relative to it. A rename is a deletion and a creation."""
-
-    path: str
-    kind: Literal["created", "changed", "deleted"]
-    is_directory: bool
-
-
-@dataclass(frozen=True)
-class FileChanges:
-    """Changes that came together: one for each path, however often it has changed."""
-
-    changes: tuple[FileChange, ...] = ()
-    overflowed: bool = False
-    """Changes before these are lost: there were too many, or the daemon was away. A listing shows how the files are."""
-
-    def __iter__(self) -> Iterator[FileChange]:
-        return iter(self.changes)
-
-    def __len__(self) -> int:
-        return len(self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)

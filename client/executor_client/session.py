@@ -38,10 +38,11 @@ from executor_client.errors import (
     ProtocolError,
     UnavailableError,
 )
+from executor_client.file_results import FileInfo, FileList
 from executor_client.files import SessionFiles
 from executor_client.ports import SessionPorts
 from executor_client.processes import SessionProcesses
-from executor_client.results import ExecutionResult, FileInfo, FileList, SessionInfo
+from executor_client.results import ExecutionResult, SessionInfo
 
 
 class Session(SessionBase):

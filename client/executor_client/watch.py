@@ -12,7 +12,7 @@ from executor_client._core.convert import changes_from_wire
 from executor_client._core.tracing import current_trace
 from executor_client._sync import EventStream, SessionTransport
 from executor_client.errors import ExecutorClientError, ProtocolError, UnavailableError
-from executor_client.results import FileChanges
+from executor_client.file_results import FileChanges
 
 
 class FileWatch:

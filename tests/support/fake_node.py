@@ -232,6 +232,12 @@ class _Service(service_grpc.ExecutorServiceServicer):
             size_bytes += len(request.data)
         return service_pb.PutFileResponse(file=pb.FileInfo(path=first.header.path, size_bytes=size_bytes))
 
+    async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Any) -> None:
+        """Reports that the file of the request has changed."""
+        principal = _noted(self._node, "WatchFiles", request, context)
+        self._node.owned(request.session_id, principal)
+        await context.write(service_pb.WatchFilesResponse(changes=[pb.FileChange(path=request.path)]))
+
     async def ForwardPort(self, requests: AsyncIterator[service_pb.ForwardPortRequest], context: Any) -> None:
         """Sends back what comes. Port 1 is closed, and what listens on port 2 ends its connections at once."""
         first = await anext(requests)

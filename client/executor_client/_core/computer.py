@@ -19,8 +19,8 @@ from executor_client.errors import (
     PreconditionError,
     ResourceExhaustedError,
 )
+from executor_client.file_results import FileInfo, FileList
 from executor_client.process_results import ProcessResult
-from executor_client.results import FileInfo, FileList
 
 OUTPUT_BYTES = 30_000
 """Bytes of each stream of a command that a model sees, head and tail."""

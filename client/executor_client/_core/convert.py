@@ -16,13 +16,11 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client._core.limits import NAMES_LISTED_MAX
 from executor_client._core.suggest import nearest
 from executor_client.errors import InvalidRequest, ProtocolError
+from executor_client.file_results import FileChange, FileChanges, FileInfo
 from executor_client.process_results import PortRules, ProcessRules
 from executor_client.results import (
     EnvironmentInfo,
     ErrorDetail,
-    FileChange,
-    FileChanges,
-    FileInfo,
     FileLimits,
     Limits,
     NetworkRules,

@@ -11,7 +11,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import convert
 from executor_client._core.limits import FILE_BYTES_MAX
 from executor_client.errors import InvalidRequest, ProtocolError
-from executor_client.results import FileInfo
+from executor_client.file_results import FileInfo
 
 
 class FileReader:

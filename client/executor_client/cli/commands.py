@@ -21,7 +21,8 @@ from executor_client.cli.naming import find_session, located, matching_id, names
 from executor_client.cli.script_header import ScriptHeader, read_header
 from executor_client.client import ExecutorClient
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError
-from executor_client.results import ExecutionResult, FileInfo, StateManifest
+from executor_client.file_results import FileInfo
+from executor_client.results import ExecutionResult, StateManifest
 from executor_client.session import Session
 
 _MODULES_FOR_ARGUMENTS = ("sys",)

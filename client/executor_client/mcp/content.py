@@ -18,6 +18,7 @@ from executor_client._core.images import decode_image
 from executor_client._core.limits import IMAGE_PIXELS_MAX
 from executor_client._core.value_text import value_text
 from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent
+from executor_client.file_results import FileInfo
 from executor_client.mcp.sdk import (
     CallToolResult,
     ContentBlock,
@@ -27,7 +28,7 @@ from executor_client.mcp.sdk import (
     text_block,
     tool_result,
 )
-from executor_client.results import ExecutionResult, FileInfo, Image, Limits, VariablesState
+from executor_client.results import ExecutionResult, Image, Limits, VariablesState
 
 if TYPE_CHECKING:
     import PIL.Image

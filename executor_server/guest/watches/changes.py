@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Optional
 
 MAX_WAITING = 4096
-"""Paths whose changes wait; past it, all are forgotten, and the reader is told to look for itself."""
+"""Paths whose changes wait; past it, all are forgotten, and the next report says so."""
 
 # By what was to be reported and what has happened then. None: nothing is left to report.
 _MERGED: dict[tuple[str, str], Optional[str]] = {
@@ -21,7 +21,7 @@ _MERGED: dict[tuple[str, str], Optional[str]] = {
 
 
 class Changes:
-    """What has changed since the last report."""
+    """The changes since the last report."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[str, bool]] = {}

@@ -67,7 +67,7 @@ class Tree:
             return
         parent = self._paths.get(watch)
         if parent is None:
-            return  # of a directory that was moved away
+            return  # its directory was moved away
         if mask & inotify.IGNORED:
             del self._paths[watch]
         elif mask & (inotify.DELETE_SELF | inotify.MOVE_SELF):

@@ -41,7 +41,7 @@ class Watches:
         self._channel = channel
         self._loop = loop
         self._root = root
-        self._open: dict[int, _Watch] = {}
+        self._open: dict[int, _Reporter] = {}
 
     @property
     def due(self) -> float:
@@ -84,7 +84,7 @@ class Watches:
         except OSError as error:
             self._channel.fail(op, "queue_full" if error.errno in _FULL else "path_refused", _why(error))
         else:
-            self._open[op] = _Watch(op, tree, changes, self._channel)
+            self._open[op] = _Reporter(op, tree, changes, self._channel)
             self._loop.watch(tree.fd, READ, lambda _events: self._on_events(op))
             self._channel.send(FilesChanged(op=op), b"[]")
 
@@ -113,7 +113,7 @@ class Watches:
             os.close(watch.tree.fd)
 
 
-class _Watch:
+class _Reporter:
     def __init__(self, op: int, tree: Tree, changes: Changes, channel: Channel) -> None:
         self.tree = tree
         self.due = math.inf

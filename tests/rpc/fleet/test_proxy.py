@@ -123,6 +123,14 @@ async def test_a_port_that_the_node_refuses_is_refused_with_its_reason(fleet: Fl
     assert await refused(call) == ("FAILED_PRECONDITION", "PORT_CLOSED")
 
 
+async def test_a_watch_passes(fleet: Fleet) -> None:
+    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    session = await front.create()
+    watch = service_pb.WatchFilesRequest(session_id=session.session_id, path="a")
+    answers = [answer async for answer in front.service.WatchFiles(watch, metadata=front.auth)]
+    assert [change.path for answer in answers for change in answer.changes] == ["a"]
+
+
 async def test_ports_of_a_front_that_is_no_proxy_are_at_the_node(fleet: Fleet) -> None:
     front = await fleet.front(await fleet.node("alpha", address="127.0.0.1:7001"))
     session = await front.create()

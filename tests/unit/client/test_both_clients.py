@@ -13,11 +13,13 @@ import pytest
 import executor_client
 from executor_client import (
     AsyncExecutorClient,
+    AsyncFileWatch,
     AsyncProcess,
     AsyncSession,
     AsyncSessionFiles,
     AsyncSessionProcesses,
     ExecutorClient,
+    FileWatch,
     Process,
     Session,
     SessionFiles,
@@ -31,6 +33,7 @@ PAIRS = [
     (SessionFiles, AsyncSessionFiles),
     (SessionProcesses, AsyncSessionProcesses),
     (Process, AsyncProcess),
+    (FileWatch, AsyncFileWatch),
 ]
 MEMBERS = [
     pytest.param(blocking, asynchronous, name, id=f"{blocking.__name__}.{name}")
@@ -38,7 +41,7 @@ MEMBERS = [
     for name in sorted({*vars(blocking), *vars(asynchronous)})
     if not name.startswith("_")
 ]
-AT_ONCE = {(AsyncProcess, "close")}  # methods of the asyncio client that wait for nothing
+AT_ONCE = {(AsyncProcess, "close"), (AsyncFileWatch, "close")}  # methods of the asyncio client that wait for nothing
 DUNDERS = {"__iter__": "__aiter__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 
@@ -55,6 +58,7 @@ def _sync_words(annotation: Any) -> str:
         str(annotation)
         .replace("AsyncSession", "Session")
         .replace("AsyncProcess", "Process")
+        .replace("AsyncFileWatch", "FileWatch")
         .replace("AsyncIterable", "Iterable")
     )
 

@@ -1,0 +1,56 @@
+"""The values about files of the workspace that the client returns. All are frozen, and none does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """An entry of the workspace; `path` is relative to it."""
+
+    path: str
+    size_bytes: int
+    is_directory: bool
+    modify_time: datetime
+
+
+@dataclass(frozen=True)
+class FileList:
+    """Entries of the workspace; `truncated` if there are more than the daemon lists."""
+
+    files: tuple[FileInfo, ...]
+    truncated: bool = False
+
+    def __iter__(self) -> Iterator[FileInfo]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A change in the workspace; `path` is relative to it. A rename is a deletion and a creation."""
+
+    path: str
+    kind: Literal["created", "changed", "deleted"]
+    is_directory: bool
+
+
+@dataclass(frozen=True)
+class FileChanges:
+    """Changes that came together: one for each path, however often it has changed."""
+
+    changes: tuple[FileChange, ...] = ()
+    overflowed: bool = False
+    """Changes before these are lost: there were too many, or the daemon was away. A listing shows how the files are."""
+
+    def __iter__(self) -> Iterator[FileChange]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)

@@ -1,0 +1,64 @@
+"""A watch that the host or the kernel does not give, and events that the kernel drops."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from executor_server.guest.watches import inotify, tree
+from executor_server.guest.watches.changes import Changes
+from executor_server.guest.watches.watches import Watches
+from executor_server.guest.wire.file_changes import WatchFiles
+from executor_server.guest.wire.loop import Loop
+
+
+class Channel:
+    """Notes what is sent."""
+
+    def __init__(self) -> None:
+        self.refused: list[tuple[int, str, str]] = []
+
+    def fail(self, op: int, reason: str, message: str) -> None:
+        self.refused.append((op, reason, message))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_a_full_limit_of_the_host_refuses_the_watch_and_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(number, "full")
+
+    monkeypatch.setattr(inotify.Inotify, "add", full)
+    loop, channel = Loop(), Channel()
+    watches = Watches(channel, loop, str(tmp_path))  # type: ignore[arg-type]
+    watches.take(WatchFiles(op=1, path="", recursive=True))
+    loop.close()
+    ((op, reason, message),) = channel.refused
+    assert (op, reason) == (1, "queue_full") and "fs.inotify" in message
+
+
+def test_dropped_events_are_said_and_directories_that_came_meanwhile_are_watched(tmp_path: Path) -> None:
+    changes = Changes()
+    watched = tree.Tree(str(tmp_path), "", changes, recursive=True)
+    (tmp_path / "sub").mkdir()
+    watched._take(-1, inotify.OVERFLOW, b"")
+    assert changes.take(1000, 10_000)[1]
+    watched.read()
+    changes.take(1000, 10_000)
+    (tmp_path / "sub" / "file").touch()
+    watched.read()
+    watched.close()
+    assert [each.path for each in changes.take(1000, 10_000)[0]] == ["sub/file"]
+
+
+def test_a_name_that_is_no_text_is_left_out_as_in_listings(tmp_path: Path) -> None:
+    changes = Changes()
+    watched = tree.Tree(str(tmp_path), "", changes, recursive=True)
+    Path(str(tmp_path) + "/bad-\udcff").touch()
+    (tmp_path / "good").touch()
+    watched.read()
+    watched.close()
+    assert [each.path for each in changes.take(1000, 10_000)[0]] == ["good"]

@@ -201,7 +201,10 @@ class AsyncProcess:
         await self._write(core.as_bytes(data), eof=False)
 
     async def close_stdin(self) -> None:
-        """Ends its input. On a terminal: sends the end-of-file character. One that has ended has no input to end."""
+        """Ends its input. On a terminal: sends the end-of-file character, once after the same bytes.
+
+        One that has ended has no input to end.
+        """
         try:
             await self._write(b"", eof=True)
         except PreconditionError as error:

@@ -202,7 +202,10 @@ class Process:
         self._write(core.as_bytes(data), eof=False)
 
     def close_stdin(self) -> None:
-        """Ends its input. On a terminal: sends the end-of-file character. One that has ended has no input to end."""
+        """Ends its input. On a terminal: sends the end-of-file character, once after the same bytes.
+
+        One that has ended has no input to end.
+        """
         try:
             self._write(b"", eof=True)
         except PreconditionError as error:

@@ -34,6 +34,7 @@ class Inflow:
         self._buffer = bytearray()
         self._writes: deque[tuple[WriteProcess, bytes]] = deque()
         self._closes = False
+        self._ended_at = -1  # bytes before the last end of a terminal's input
         self.fd: Optional[int] = fd  # None once it is closed
         self.taken_bytes = 0  # bytes that were accepted, from the first write on
 
@@ -83,7 +84,7 @@ class Inflow:
             if write.offset > self.taken_bytes:
                 problem = f"offset {write.offset} leaves a gap after the {self.taken_bytes} bytes before it"
                 self._channel.fail(write.op, "input_gap", problem)
-            elif write.offset + len(data) <= self.taken_bytes and (not write.eof or self._closes):
+            elif write.offset + len(data) <= self.taken_bytes and not self._adds_an_end(write.eof):
                 self._channel.done(write.op, written=self.taken_bytes)  # repeated, or only asked how far it is
             elif self.fd is None or (self._closes and data[self.taken_bytes - write.offset :]):
                 self._channel.fail(write.op, "input_closed", "the process has closed its input, or has ended")
@@ -93,13 +94,18 @@ class Inflow:
                     return
                 self._buffer += new
                 self.taken_bytes += len(new)
-                if write.eof and not self._closes:
-                    self._closes = True
-                    if self._is_terminal:
+                if self._adds_an_end(write.eof):
+                    self._ended_at = self.taken_bytes
+                    if self._is_terminal:  # which can be written to again
                         self._buffer += _end_of_input(self.fd)
-                        self._closes = False  # a terminal can be written to again
+                    else:
+                        self._closes = True
                 self._channel.done(write.op, written=self.taken_bytes)
             self._writes.popleft()
+
+    def _adds_an_end(self, eof: bool) -> bool:
+        """True for an end of the input that is new: one after the same bytes as the last one is a repeated one."""
+        return eof and not self._closes and not (self._is_terminal and self._ended_at == self.taken_bytes)
 
 
 def _end_of_input(terminal: int) -> bytes:

@@ -206,6 +206,17 @@ def test_a_terminal_ends_its_input_by_the_character_that_it_has_for_it(sandbox: 
     assert b"ended" in sandbox.output
 
 
+def test_an_end_of_a_terminals_input_that_is_repeated_is_sent_once(sandbox: Sandbox) -> None:
+    sandbox.start("cat; echo first; cat; echo second", stdin=True, columns=80, rows=24)
+    for _ in range(3):
+        sandbox.write(0, b"", eof=True)
+    while b"first" not in sandbox.output:
+        sandbox.turn()
+    sandbox.write(0, b"word\n", eof=True)
+    sandbox.until(ProcessEnded)
+    assert sandbox.output.count(b"word") == 2, "the second program has read a line: its echo, and its copy"
+
+
 def test_a_known_id_starts_nothing_until_it_is_forgotten(sandbox: Sandbox) -> None:
     sandbox.start("echo once")
     sandbox.until(ProcessEnded)

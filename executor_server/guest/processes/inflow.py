@@ -96,7 +96,7 @@ class Inflow:
                 self.taken_bytes += len(new)
                 if self._adds_an_end(write.eof):
                     self._ended_at = self.taken_bytes
-                    if self._is_terminal:  # which can be written to again
+                    if self._is_terminal:  # it can be written to again
                         self._buffer += _end_of_input(self.fd)
                     else:
                         self._closes = True

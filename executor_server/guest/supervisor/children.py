@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 
-from ..processes import sessions
 from ..wire import link
 from ..wire.lean import deque, signal, socket
 
@@ -178,6 +177,8 @@ def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object]) -> N
 
     `on_exit` gets what was reaped meanwhile. A program that can't be ended so costs those sessions their lives, too.
     """
+
+    from ..processes import sessions
 
     def reap_ended() -> bool:
         while True:

@@ -31,10 +31,6 @@ import time
 
 from ..checks.rules import Rules
 from ..files.transfers import Transfers
-from ..ports import connections
-from ..processes import table
-from ..processes.environment import process_environment, read_variables
-from ..watches import on_demand
 from ..wire import link, link_messages, messages
 from ..wire.channel import Channel
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
@@ -44,6 +40,7 @@ from ..wire.messages import Configure, Execute, Restrict
 from ..wire.schema import message_of, read_object
 from ..wire.session_rules import SessionRules
 from . import usage
+from .beside import Beside
 from .child_processes import ChildProcesses
 from .children import kill_everything
 from .jobs import KINDS, MAX_JOBS, Job, JobQueue
@@ -86,13 +83,16 @@ class Supervisor:
         )
         self._cpu = usage.SandboxCpu(config.cpu_counter)
         self._orphan_time = OrphanTime(self._channel, config.orphan_time_s)
-        self._processes = table.Processes(
-            self._channel, self._loop, lambda pipes: self._runner.adopt(pipes), self._process_environment
+        self._beside = Beside(
+            self._channel,
+            self._loop,
+            config.workspace,
+            adopt=lambda pipes: self._runner.adopt(pipes),
+            environment=self._process_environment,
+            on_process=lambda: self._background_cpu.begin(),
         )
-        self._ports = connections.Connections(self._channel, self._loop)
-        self._watches = on_demand.WatchesOnDemand(self._channel, self._loop, config.workspace)
-        self._cpu.aside_s = self._processes.cpu_s
-        self._child_processes = ChildProcesses(config, self._loop, programs, self, self._processes)
+        self._cpu.aside_s = self._beside.cpu_s
+        self._child_processes = ChildProcesses(config, self._loop, programs, self, self._beside)
         self._runner = Runner(
             config, self._loop, self._channel, self._child_processes, self._transfers, self._cpu, self._on_run_end
         )
@@ -138,8 +138,7 @@ class Supervisor:
             # While the daemon does not take events, the program waits.
             self._child_processes.pause(self._channel.full)
             self._runner.pause(self._channel.full)
-            self._processes.pause(self._channel.full)
-            self._ports.pause(self._channel.full)
+            self._beside.pause(self._channel.full)
         if self._channel.broken:
             sys.stderr.write(f"the daemon broke the protocol: {self._channel.broken}\n")
         kill_everything()
@@ -153,14 +152,7 @@ class Supervisor:
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         if self._transfers.busy:
             return 0.0
-        due = min(
-            self._orphan_time.ends_at,
-            self._runner.due(),
-            self._rests_at,
-            self._requests.due,
-            self._processes.due,
-            self._watches.due,
-        )
+        due = min(self._orphan_time.ends_at, self._runner.due(), self._rests_at, self._requests.due, self._beside.due)
         # In quarters of the orphan time: a freeze is noticed by a turn that takes too long.
         return max(0.0, min(_POLL_TIME_S, self._orphan_time.limit_s / 4, due - time.monotonic()))
 
@@ -179,8 +171,7 @@ class Supervisor:
         if self._channel.full:
             self._requests.postpone()
         self._transfers.expire_blobs(now)
-        self._processes.on_time(now)
-        self._watches.on_time(now)
+        self._beside.on_time(now)
         if now >= self._orphan_time.ends_at:
             self._stop = True
         elif now >= self._requests.due or self._runner.on_time(now):
@@ -197,16 +188,15 @@ class Supervisor:
         self._cpu.close()
         self._runner.close_all()
         self._requests.close_all()
-        self._processes.close_all()
-        self._ports.close_all()
-        self._watches.close_all()
+        self._beside.close_all()
 
     def _on_new_daemon(self) -> None:
         self._transfers.on_new_daemon()
-        self._ports.reset_all()
-        self._watches.end_all()
+        self._beside.on_new_daemon()
 
     def _process_environment(self, own: dict[str, str]) -> dict[str, str]:
+        from ..processes.environment import process_environment
+
         return process_environment(own, self._session_env, has_environment=self._has_environment)
 
     # -- frames of the daemon ------------------------------------------------------------------------------------
@@ -221,6 +211,8 @@ class Supervisor:
         )
 
     def _on_frame(self, frame: Frame) -> None:
+        if self._beside.take(frame):
+            return
         message = message_of(frame)
         if isinstance(message, KINDS):
             self._add_job(message, frame.body)
@@ -240,13 +232,6 @@ class Supervisor:
             self._transfers.drop_blob(message.blob)
         elif isinstance(message, (messages.FilePut, messages.FileGet, messages.FileList)):
             self._transfers.begin_file(message)
-        elif isinstance(message, table.REQUESTS):
-            self._background_cpu.begin()
-            self._processes.take(message, frame.body)
-        elif isinstance(message, connections.REQUESTS):
-            self._ports.take(message, frame.body)
-        elif isinstance(message, on_demand.REQUESTS):
-            self._watches.take(message)
         elif isinstance(message, messages.Shutdown):
             self._stop = True
         else:
@@ -311,6 +296,8 @@ class Supervisor:
         self._hold_to(body[: request.settings])
         env = body[request.settings : request.settings + request.env]
         if env:
+            from ..processes.environment import read_variables
+
             self._session_env = read_variables(env)
             self._post_environment()
         self._prelude.configure(request.op, body[request.settings + request.env :].decode("utf-8", "replace"))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     WatchRequest = Union[WatchFiles, NextChanges, UnwatchFiles]
 
+REQUESTS = (WatchFiles, NextChanges, UnwatchFiles)
 MAX_WATCHES = 8
 # Seconds for which changes are gathered: a program that writes a file does so in several calls.
 _GATHER_S = 0.05

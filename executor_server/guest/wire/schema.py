@@ -240,7 +240,10 @@ class Message(Record):
 def message_of(frame: Frame) -> Message:
     """Returns the message in a frame's head, which is read once. Raises FrameError."""
     if frame.message is None:
-        frame.message = Message.by_kind[frame.kind].read(frame.head)
+        cls = Message.by_kind.get(frame.kind)
+        if cls is None:
+            raise FrameError(f"frame kind {frame.kind} is not expected here")
+        frame.message = cls.read(frame.head)
     return frame.message
 
 

@@ -1,0 +1,142 @@
+"""Processes, ports and watches of files: all that goes on beside executions, and that most sessions never have.
+
+Each of the three is imported and made with its first request, since their modules take 4 ms of the start of a sandbox.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..wire.frames import Kind
+from ..wire.schema import message_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional
+
+    from ..ports.connections import Connections
+    from ..processes.pipe import Pipe
+    from ..processes.table import Processes
+    from ..watches.watches import Watches
+    from ..wire.channel import Channel
+    from ..wire.frames import Frame
+    from ..wire.loop import Loop
+
+_FIRST, _LAST = Kind.START_PROCESS, Kind.NEXT_CHANGES
+_NO_LEADERS: frozenset[int] = frozenset()
+
+
+class Beside:
+    """Passes frames on, and asks those of the three that are there."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        loop: Loop,
+        workspace: str,
+        adopt: Callable[[list[Pipe]], None],
+        environment: Callable[[dict[str, str]], dict[str, str]],
+        on_process: Callable[[], object],
+    ) -> None:
+        """`adopt` and `environment` are those of `Processes`; `on_process` is called before a request for one."""
+        self._channel = channel
+        self._loop = loop
+        self._workspace = workspace
+        self._adopt = adopt
+        self._environment = environment
+        self._on_process = on_process
+        self._processes: Optional[Processes] = None
+        self._ports: Optional[Connections] = None
+        self._watches: Optional[Watches] = None
+
+    def take(self, frame: Frame) -> bool:
+        """Does what a frame asks for; false when it is none of these. Raises FrameError."""
+        kind = frame.kind
+        if not _FIRST <= kind <= _LAST:
+            return False
+        if kind <= Kind.FORGET_PROCESS:
+            self._on_process()
+            self._take_process(frame)
+        elif kind <= Kind.CLOSE_PORT:
+            self._take_port(frame)
+        else:
+            self._take_watch(frame)
+        return True
+
+    def _take_process(self, frame: Frame) -> None:
+        from ..processes import table
+
+        if self._processes is None:
+            self._processes = table.Processes(self._channel, self._loop, self._adopt, self._environment)
+            self._processes.pause(self._channel.full)
+        request = message_of(frame)
+        assert isinstance(request, table.REQUESTS)
+        self._processes.take(request, frame.body)
+
+    def _take_port(self, frame: Frame) -> None:
+        from ..ports import connections
+
+        if self._ports is None:
+            self._ports = connections.Connections(self._channel, self._loop)
+            self._ports.pause(self._channel.full)
+        request = message_of(frame)
+        assert isinstance(request, connections.REQUESTS)
+        self._ports.take(request, frame.body)
+
+    def _take_watch(self, frame: Frame) -> None:
+        from ..watches import watches
+
+        if self._watches is None:
+            self._watches = watches.Watches(self._channel, self._loop, self._workspace)
+        request = message_of(frame)
+        assert isinstance(request, watches.REQUESTS)
+        self._watches.take(request)
+
+    # -- the supervisor's turns ----------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:
+        """The time of the next call of `on_time`."""
+        processes_due = math.inf if self._processes is None else self._processes.due
+        return processes_due if self._watches is None else min(processes_due, self._watches.due)
+
+    def on_time(self, now: float) -> None:
+        if self._processes is not None:
+            self._processes.on_time(now)
+        if self._watches is not None:
+            self._watches.on_time(now)
+
+    def pause(self, paused: bool) -> None:
+        """Stops reading while the daemon does not take it, or starts again."""
+        if self._processes is not None:
+            self._processes.pause(paused)
+        if self._ports is not None:
+            self._ports.pause(paused)
+
+    def on_new_daemon(self) -> None:
+        """Ends what belongs to the last daemon; processes go on."""
+        if self._ports is not None:
+            self._ports.reset_all()
+        if self._watches is not None:
+            self._watches.end_all()
+
+    def close_all(self) -> None:
+        """In a forked child: closes the descriptors, which belong to the supervisor."""
+        for part in (self._processes, self._ports, self._watches):
+            if part is not None:
+                part.close_all()
+
+    # -- processes, as the parts that count and end others know them ----------------------------------------------
+
+    @property
+    def leaders(self) -> frozenset[int]:
+        """The kernel sessions of the processes that run."""
+        return _NO_LEADERS if self._processes is None else self._processes.leaders
+
+    def cpu_s(self) -> float:
+        """Returns the CPU seconds that all processes have spent so far."""
+        return 0.0 if self._processes is None else self._processes.cpu_s()
+
+    def note_exit(self, pid: int, status: int, usage: Any) -> bool:
+        """Notes that a process of the sandbox was reaped; true when it is one of these."""
+        return self._processes is not None and self._processes.note_exit(pid, status, usage)

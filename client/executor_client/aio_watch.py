@@ -42,6 +42,8 @@ class AsyncFileWatch:
             stream.cancel()
             raise
         self._stream = stream
+        if self._closed:  # meanwhile, by another task or thread
+            self.close()
 
     async def _next(self, stream: AsyncEventStream) -> Any:
         """Returns the next message; None after the last."""
@@ -63,7 +65,8 @@ class AsyncFileWatch:
                 if self._closed:
                     return
                 await self._begin()
-                yield FileChanges(overflowed=True)
+                if self._stream is not None:  # else it was closed meanwhile
+                    yield FileChanges(overflowed=True)
                 continue
             except ExecutorClientError:
                 if self._closed:

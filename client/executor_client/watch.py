@@ -43,6 +43,8 @@ class FileWatch:
             stream.cancel()
             raise
         self._stream = stream
+        if self._closed:  # meanwhile, by another task or thread
+            self.close()
 
     def _next(self, stream: EventStream) -> Any:
         """Returns the next message; None after the last."""
@@ -64,7 +66,8 @@ class FileWatch:
                 if self._closed:
                     return
                 self._begin()
-                yield FileChanges(overflowed=True)
+                if self._stream is not None:  # else it was closed meanwhile
+                    yield FileChanges(overflowed=True)
                 continue
             except ExecutorClientError:
                 if self._closed:

@@ -1,10 +1,15 @@
-"""inotify(7), which the standard library does not have."""
+"""inotify(7), which the standard library does not have.
+
+This module is imported after agent code has run, which may own the image's standard library: so it takes only what the
+supervisor has loaded before (wire/libc.py), and not ctypes.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
+
+from ..wire.libc import checked_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,23 +23,28 @@ _MASK = MODIFY | MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF | MOVE_SE
 
 _EVENT = struct.Struct("iIII")
 _READ_BYTES = 64 * 1024
-_libc = ctypes.CDLL(None, use_errno=True)
+_init = checked_function("inotify_init1")
+_add_watch = checked_function("inotify_add_watch")
+_rm_watch = checked_function("inotify_rm_watch")
 
 
 class Inotify:
     """One inotify descriptor. Raises OSError where the host's limits of such descriptors and watches are reached."""
 
     def __init__(self) -> None:
-        self.fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self.fd = _init(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def add(self, directory: int) -> int:
         """Watches an open directory, and returns the number of the watch; the same for one that is watched."""
         # By its descriptor: a path could lead elsewhere by now.
-        return _checked(_libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % directory, _MASK))
+        return _add_watch(self.fd, b"/proc/self/fd/%d" % directory, _MASK)
 
     def remove(self, watch: int) -> None:
         """Ends a watch; one whose directory is gone has ended already."""
-        _libc.inotify_rm_watch(self.fd, watch)
+        try:
+            _rm_watch(self.fd, watch)
+        except OSError:
+            pass  # its directory was deleted
 
     def read(self) -> Iterator[tuple[int, int, bytes]]:
         """Yields watch, events and name of what has come, as much as one read takes."""
@@ -51,10 +61,3 @@ class Inotify:
 
     def close(self) -> None:
         os.close(self.fd)
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result

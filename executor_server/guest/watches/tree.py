@@ -63,7 +63,7 @@ class Tree:
     def _take(self, watch: int, mask: int, raw_name: bytes) -> None:
         if mask & inotify.OVERFLOW:
             self._changes.overflow()
-            self._adopt(self._path)
+            self._look_again()
             return
         parent = self._paths.get(watch)
         if parent is None:
@@ -106,6 +106,19 @@ class Tree:
             self._changes.overflow()
         except PathRefused:
             pass  # gone again, or no directory any more, which its own events say
+
+    def _look_again(self) -> None:
+        """Finds the directories again after lost events. A listing shows what is in them: no event says what is new."""
+        known, self._paths = self._paths, {}
+        try:
+            self._look(self._path, new=False)
+        except (TooManyDirectories, OSError):
+            pass  # the overflow has been noted
+        except PathRefused:
+            self.gone = True
+        for watch in known:
+            if watch not in self._paths:  # deleted meanwhile, and the event that said so is lost
+                self._inotify.remove(watch)
 
     def _look(self, path: str, *, new: bool) -> None:
         waiting, looked_at = [path], 0

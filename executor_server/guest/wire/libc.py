@@ -1,16 +1,17 @@
 """Functions of the C library, without ctypes.
 
-A sandbox needs two of them, and ctypes around its C core would cost every one of its processes memory, and its start
+A sandbox needs a few of them, and ctypes around its C core would cost every one of its processes memory, and its start
 6 ms. The core calls a function with integers and None, as the C types int and pointer, and returns an int.
 """
 
 from __future__ import annotations
 
 import _ctypes
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from typing import Callable, Optional, Union
 
 PR_SET_DUMPABLE = 4
 
@@ -22,5 +23,28 @@ def function(name: str) -> Callable[..., int]:
 
     def called(*arguments: Optional[int]) -> int:
         return call(address, arguments)
+
+    return called
+
+
+class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]  # as ctypes.c_int
+    _type_ = "i"
+
+
+class _Function(_ctypes.CFuncPtr):
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = _Int
+
+
+def checked_function(name: str) -> Callable[..., int]:
+    """A function of the C library that takes integers and bytes; for its -1 the returned one raises OSError."""
+    call = _Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), name))  # type: ignore[arg-type]
+
+    def called(*arguments: Union[int, bytes]) -> int:
+        result: int = call(*arguments)
+        if result == -1:
+            number = _ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return result
 
     return called

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,37 @@ def test_a_name_that_is_no_text_is_left_out_as_in_listings(tmp_path: Path) -> No
     watched.read()
     watched.close()
     assert [each.path for each in changes.take(1000, 10_000)[0]] == ["good"]
+
+
+def test_after_dropped_events_no_file_is_called_new_and_no_dead_directory_counts(tmp_path: Path) -> None:
+    """No event says what is new then; and each overflow used to leave the numbers of deleted directories behind."""
+    (tmp_path / "old").touch()
+    (tmp_path / "sub").mkdir()
+    changes = Changes()
+    watched = tree.Tree(str(tmp_path), "", changes, recursive=True)
+    (tmp_path / "sub").rmdir()
+    watched._take(-1, inotify.OVERFLOW, b"")
+    found, overflowed = changes.take(1000, 10_000)
+    paths = list(watched._paths.values())
+    watched.close()
+    assert overflowed and found == [] and paths == [""]
+
+
+def test_a_watched_directory_that_is_gone_after_dropped_events_ends_the_watch(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    watched = tree.Tree(str(tmp_path), "sub", Changes(), recursive=True)
+    (tmp_path / "sub").rmdir()
+    watched._take(-1, inotify.OVERFLOW, b"")
+    watched.close()
+    assert watched.gone
+
+
+def test_the_first_watch_imports_nothing_of_the_images_library() -> None:
+    """It is imported after agent code has run, which may be able to write to that library."""
+    program = (
+        "import sys; import executor_server.guest.main; before = set(sys.modules);"
+        "import executor_server.guest.watches.watches;"
+        "print(sorted(n for n in set(sys.modules) - before if not n.startswith('executor_')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout.strip() == "[]"

@@ -32,7 +32,7 @@ _PRINTER = f"head -c {_OUTPUT_BYTES} /dev/zero"
 
 def run(bench: Bench) -> Iterator[Figure]:
     """`true`, beside the same by `subprocess.run` in the sandbox, as timed there, and an execution of `1+1`."""
-    with bench.local.cold_session() as session:
+    with bench.local.cold_session("subprocess") as session:
         took_ms, add_ms, inside_ms = in_turns(
             _ROUNDS,
             lambda: timed(lambda: session.processes.run("true").check()),
@@ -44,8 +44,9 @@ def run(bench: Bench) -> Iterator[Figure]:
 
 
 def _number(session: Session, program: str) -> float:
-    output = session.execute(program).output
-    assert isinstance(output, float)
+    result = session.execute(program)
+    assert isinstance(result.output, float), result.error
+    output = result.output
     return output
 
 

@@ -95,7 +95,7 @@ def output(bench: Bench) -> Iterator[Figure]:
         reference = Reference("echo, 256 KiB pieces", echoed_mb_s)
         yield Figure("100 MB of output", "MB/s", ours_mb_s, reference, AtLeast(80))
         grown = (_growth(bench, session),)
-        yield Figure("the daemon's growth by output that nobody reads", "MiB", grown, None, AtMost(32))
+        yield Figure("the daemon's growth by output without a reader", "MiB", grown, None, AtMost(32))
 
 
 def _growth(bench: Bench, session: Session) -> float:

@@ -46,8 +46,7 @@ def run(bench: Bench) -> Iterator[Figure]:
 def _number(session: Session, program: str) -> float:
     result = session.execute(program)
     assert isinstance(result.output, float), result.error
-    output = result.output
-    return output
+    return result.output
 
 
 def echo(bench: Bench) -> Iterator[Figure]:

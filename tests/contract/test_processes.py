@@ -418,3 +418,15 @@ async def test_a_process_starts_with_its_first_event(harness: Harness) -> None:
         first = await anext(events)
         assert isinstance(first.kind, ProcessStarted) and first.kind.pid == log.pid > 1
         assert await until(events, b"\n") == b"%d\n" % log.pid
+
+
+@promise("processes")
+async def test_a_process_has_the_limits_of_the_interpreter(harness: Harness) -> None:
+    session = await harness.session()
+    log = await session.processes.start(shell("p", "read line; cat /proc/self/limits", stdin=True))
+    await session.processes.write("p", 0, b"now\n", eof=True)  # it runs, and so it is limited
+    of_process = (await read(log)).stdout.decode()
+    of_interpreter = (await harness.run(session, "print(open('/proc/self/limits').read())")).stdout
+    for name in ("processes", "core file size", "open files", "file size", "locked memory"):
+        row = next(line for line in of_interpreter.splitlines() if line.startswith(f"Max {name}"))
+        assert row in of_process, name

@@ -84,7 +84,7 @@ class Inflow:
             if write.offset > self.taken_bytes:
                 problem = f"offset {write.offset} leaves a gap after the {self.taken_bytes} bytes before it"
                 self._channel.fail(write.op, "input_gap", problem)
-            elif write.offset + len(data) <= self.taken_bytes and not self._adds_an_end(write.eof):
+            elif write.offset + len(data) <= self.taken_bytes and not self._adds_an_end(write, data):
                 self._channel.done(write.op, written=self.taken_bytes)  # repeated, or only asked how far it is
             elif self.fd is None or (self._closes and data[self.taken_bytes - write.offset :]):
                 self._channel.fail(write.op, "input_closed", "the process has closed its input, or has ended")
@@ -94,7 +94,7 @@ class Inflow:
                     return
                 self._buffer += new
                 self.taken_bytes += len(new)
-                if self._adds_an_end(write.eof):
+                if self._adds_an_end(write, data):
                     self._ended_at = self.taken_bytes
                     if self._is_terminal:  # it can be written to again
                         self._buffer += _end_of_input(self.fd)
@@ -103,9 +103,9 @@ class Inflow:
                 self._channel.done(write.op, written=self.taken_bytes)
             self._writes.popleft()
 
-    def _adds_an_end(self, eof: bool) -> bool:
-        """True for an end of the input that is new: one after the same bytes as the last one is a repeated one."""
-        return eof and not self._closes and not (self._is_terminal and self._ended_at == self.taken_bytes)
+    def _adds_an_end(self, write: WriteProcess, data: bytes) -> bool:
+        """True for an end of the input that is new: one that is not after the bytes of the last one is repeated."""
+        return bool(write.eof) and not self._closes and write.offset + len(data) > self._ended_at
 
 
 def _end_of_input(terminal: int) -> bytes:

@@ -87,12 +87,16 @@ class Process:
 
     # -- beginning -----------------------------------------------------------------------------------------------
 
-    def start(self, command: Command) -> None:
-        """Starts it. Raises NotStarted; OSError when there is no process, descriptor or terminal for it."""
+    def start(self, command: Command, limit: Callable[[int], None]) -> None:
+        """Starts it; `limit` gets its pid then.
+
+        Raises NotStarted; OSError when there is no process, descriptor or terminal for it.
+        """
         opened: list[int] = []
         try:
             self.pid = start_command(command, self._make_streams(opened))
             _offer_to_oom_killer(self.pid)
+            limit(self.pid)
         except BaseException:
             self._close_sources()
             raise

@@ -33,7 +33,7 @@ SIGKILL = 9
 class Processes:
     """Owns the processes. `adopt` takes pipes that others still hold when a process has ended.
 
-    `environment` makes a process's environment variables of those that it was given.
+    `environment` makes a process's environment variables of those that it was given; `limit` limits one that runs.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class Processes:
         loop: Loop,
         adopt: Callable[[list[Pipe]], None],
         environment: Callable[[dict[str, str]], dict[str, str]],
+        limit: Callable[[int], None],
     ) -> None:
         self._channel = channel
         self._loop = loop
         self._adopt = adopt
         self._environment = environment
+        self._limit = limit
         self._known: dict[str, Optional[Process]] = {}  # None: it has ended
         self._live: dict[str, Process] = {}  # those that have not ended
         self._running: dict[int, Process] = {}  # those of them that were not reaped, by pid
@@ -122,7 +124,7 @@ class Processes:
             return
         process = Process(request, self._channel, self._loop, self)
         try:
-            process.start(command)
+            process.start(command, self._limit)
         except NotStarted as failure:
             self._channel.fail(request.op, failure.reason, failure.message)
             return

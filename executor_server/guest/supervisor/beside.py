@@ -36,14 +36,16 @@ class Beside:
         workspace: str,
         adopt: Callable[[list[Pipe]], None],
         environment: Callable[[dict[str, str]], dict[str, str]],
+        limit: Callable[[int], None],
         on_process: Callable[[], object],
     ) -> None:
-        """`adopt` and `environment` are those of `Processes`; `on_process` is called before a request for one."""
+        """`adopt`, `environment` and `limit` are those of `Processes`; `on_process` is called before a request."""
         self._channel = channel
         self._loop = loop
         self._workspace = workspace
         self._adopt = adopt
         self._environment = environment
+        self._limit = limit
         self._on_process = on_process
         self._processes: Optional[Processes] = None
         self._ports: Optional[Connections] = None
@@ -67,7 +69,7 @@ class Beside:
         from ..processes import table
 
         if self._processes is None:
-            self._processes = table.Processes(self._channel, self._loop, self._adopt, self._environment)
+            self._processes = table.Processes(self._channel, self._loop, self._adopt, self._environment, self._limit)
             self._processes.pause(self._channel.full)
         request = message_of(frame)
         assert isinstance(request, table.REQUESTS)

@@ -89,6 +89,7 @@ class Supervisor:
             config.workspace,
             adopt=lambda pipes: self._runner.adopt(pipes),
             environment=self._process_environment,
+            limit=lambda pid: _limit_process(config, pid),
             on_process=lambda: self._background_cpu.begin(),
         )
         self._cpu.aside_s = self._beside.cpu_s
@@ -376,3 +377,9 @@ class Supervisor:
         else:
             self._prelude.end(outcome, detail)
         self._next_job()
+
+
+def _limit_process(config: Config, pid: int) -> None:
+    from ..processes.limits import limit_process
+
+    limit_process(config, pid)

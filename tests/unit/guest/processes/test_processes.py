@@ -42,7 +42,9 @@ class Sandbox:
         self.failed: dict[int, str] = {}
         self.left: list[Any] = []
         self.loop = Loop()
-        self.table = Processes(cast(Any, self), self.loop, self.left.extend, lambda own: {**os.environ, **own})
+        self.table = Processes(
+            cast(Any, self), self.loop, self.left.extend, lambda own: {**os.environ, **own}, lambda _: None
+        )
         self._ops = 0
 
     def send(self, message: Any, body: bytes = b"") -> None:

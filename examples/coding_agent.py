@@ -14,7 +14,6 @@ import difflib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +122,13 @@ def fetched(repository: str, folder: Path) -> Path:
     return folder
 
 
-def main(arguments: Sequence[str] = ()) -> None:
+def main() -> None:
     """Runs the agent with the daemon that the environment names; without `--repo` the script, on its own repository."""
     parser = argparse.ArgumentParser(description="A coding agent in a sandbox.")
     parser.add_argument("--repo", help="a directory, or an address for git; else a small one that is made here")
     parser.add_argument("--model", help="a language model, by its name for LiteLLM; it needs pip install litellm")
     parser.add_argument("--task", default=TASK)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(sys.argv[1:] if sys.argv[0].endswith("coding_agent.py") else [])
     if options.repo and not options.model:
         parser.error("--repo needs --model: the script knows its own repository only")
     with tempfile.TemporaryDirectory() as folder, ExecutorClient() as client, client.create_session() as session:
@@ -147,4 +146,4 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 if __name__ == "__main__":
     with own_daemon("local"):  # not needed where a daemon runs already
-        main(sys.argv[1:])
+        main()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 READ_BYTES = 65_536
+# Makes standard input the controlling terminal, so that a new size is reported by SIGWINCH. Not as a `preexec_fn`:
+# that is run after a fork, in which gRPC starts its threads again, and one of them aborts once Python has closed its
+# descriptors (https://github.com/grpc/grpc/pull/43157).
+_TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 TIMEOUT_S = 30.0
 
 
@@ -77,13 +85,12 @@ def on_terminal(
     try:
         termios.tcsetwinsize(program, (rows, columns))
         process = subprocess.Popen(
-            list(command),
+            [sys.executable, "-I", "-S", "-c", _TAKE_TERMINAL, *command],
             stdin=program,
             stdout=program,
             stderr=program,
             env=inherited,
             start_new_session=True,
-            preexec_fn=_take_terminal,
         )
         yield TypedTerminal(process, person, program)
     finally:
@@ -93,8 +100,3 @@ def on_terminal(
             process.wait()
         for descriptor in (person, program):
             os.close(descriptor)
-
-
-def _take_terminal() -> None:
-    """Makes standard input the controlling terminal, so that a new size is reported by SIGWINCH."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

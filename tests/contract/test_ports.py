@@ -34,6 +34,8 @@ MANY = 40
 SERVER = """
 import hashlib, os, socket, threading
 
+threading.stack_size(256 * 1024)  # a limit on memory counts what stacks reserve, where no control group is the wall
+
 def serve(connection):
     kind = connection.recv(1)
     if kind == b"e":  # echoes, up to the end

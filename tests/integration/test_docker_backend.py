@@ -348,7 +348,7 @@ async def _timed(awaitable: Awaitable[Any]) -> Any:
 async def test_an_engine_that_hangs_costs_bounded_waits_and_then_works_again(state_dir: Path) -> None:
     async with (
         engine_line(state_dir / "line") as line,
-        started(state_dir, host=line.host, request_timeout_s=1.5) as ready,
+        started(state_dir, host=line.host, request_timeout_s=3.0) as ready,
     ):
         sandbox = await ready.create(SPEC)
         line.hangs = True

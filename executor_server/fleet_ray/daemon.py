@@ -32,6 +32,14 @@ class DaemonError(FleetError):
     """A daemon could not be started."""
 
 
+class EndedAtOnce(DaemonError):
+    """A daemon was started and has ended by now; `pid` was its own, and is the number of its session (setsid)."""
+
+    def __init__(self, message: str, pid: int) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
 @dataclass(frozen=True)
 class Started:
     identity: ProcessIdentity
@@ -66,7 +74,7 @@ class OwnDaemon:
         return read_pid_file(self.pid_file)
 
     def start(self, command: Sequence[str]) -> Started:
-        """Starts the command, or adopts the process that runs already. Raises DaemonError."""
+        """Starts the command, or adopts the process that runs already. Raises DaemonError, EndedAtOnce."""
         helper = [sys.executable, "-m", "executor_server.fleet_ray.detach", str(self.pid_file), str(self.log_file)]
         try:
             answer = subprocess.run(
@@ -74,11 +82,15 @@ class OwnDaemon:
             )
         except subprocess.TimeoutExpired as error:
             raise DaemonError(f"The process of {self.folder} was not started within {START_TIME_S:g} s.") from error
-        identity = self.identity()
-        if answer.returncode != 0 or identity is None:
-            text = answer.stderr[-LOG_TAIL_BYTES:] or self.log_tail()
+        if answer.returncode != 0:
+            text = answer.stderr[-LOG_TAIL_BYTES:]
             raise DaemonError(f"The process of {self.folder} could not be started:\n{text}")
-        return Started(identity, adopted=answer.stdout.startswith("adopted"))
+        done, _, pid = answer.stdout.partition(" ")
+        identity = self.identity()
+        if identity is None:
+            message = f"The process of {self.folder} has ended at its start:\n{self.log_tail()}"
+            raise EndedAtOnce(message, int(pid))
+        return Started(identity, adopted=done == "adopted")
 
     def stop(self, time_s: float = STOP_TIME_S) -> bool:
         """Asks the daemon to stop, twice, and kills it after `time_s`. False when it had to be killed. Idempotent."""

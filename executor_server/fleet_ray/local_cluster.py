@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor_server.fleet_ray.daemon import FleetError, OwnDaemon
+from executor_server.fleet_ray.daemon import EndedAtOnce, FleetError, OwnDaemon
 from executor_server.fleet_ray.layout import NAME_LABEL, RESOURCE
 from executor_server.fleet_ray.processes import ProcessIdentity, identity_of, session_members, write_whole
 
@@ -167,9 +167,12 @@ def _start_node(cluster: LocalCluster, index: int, options: Sequence[str]) -> No
     """Returns when the node runs. Raises ClusterError when it did not start in several attempts."""
     node = cluster.nodes[index]
     for _ in range(START_ATTEMPTS):
-        leader = node.start(_command(cluster, index, options)).identity
-        if _runs_in_time(node):
-            return
+        try:
+            leader = node.start(_command(cluster, index, options)).identity.pid
+            if _runs_in_time(node):
+                return
+        except EndedAtOnce as error:
+            leader = error.pid
         _kill_session(leader)
     raise ClusterError(
         f"Ray's node {node.name} ({index + 1} of {cluster.number}) did not start in {START_ATTEMPTS} attempts. Where "
@@ -198,10 +201,10 @@ def _runs_in_time(node: OwnDaemon) -> bool:
     return True
 
 
-def _kill_session(leader: ProcessIdentity) -> None:
+def _kill_session(leader: int) -> None:
     """Ends what a failed start has left, so that the next attempt meets none of it."""
     deadline = time.monotonic() + STOP_TIME_S
-    while (left := _alive(session_members(leader.pid))) and time.monotonic() < deadline:
+    while (left := _alive(session_members(leader))) and time.monotonic() < deadline:
         for process in left:
             process.send(signal.SIGKILL)
         time.sleep(POLL_S)

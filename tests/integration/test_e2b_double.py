@@ -159,6 +159,7 @@ async def test_a_paused_sandbox_stands_still_and_goes_on(double: Double, sandbox
     count = "n=0; while :; do n=$((n+1)); echo $n > /tmp/m; mv /tmp/m /tmp/n; done"
     await sandbox.commands.run(count, background=True, timeout=0)
     machine = double.sandboxes[sandbox.sandbox_id].machine
+    await run(sandbox, "until test -e /tmp/n; do :; done")
     await sandbox.pause()
     assert not await sandbox.is_running()
     first = machine.first_pid

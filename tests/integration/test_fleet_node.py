@@ -88,11 +88,8 @@ class Direct:
 
     async def state(self, session_id: str) -> tuple[str, str]:
         """The status of GetSession: OK, or code and reason."""
-        try:
-            await self.get(session_id)
-        except grpc.aio.AioRpcError:
-            return await refused(self.get(session_id))
-        return ("OK", "")
+        call = self.get(session_id)
+        return ("OK", "") if await call.code() is grpc.StatusCode.OK else await refused(call)
 
 
 @asynccontextmanager

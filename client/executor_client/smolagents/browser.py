@@ -43,6 +43,8 @@ _options = _ChromeOptions()
 _options.add_argument("--window-size={width},{height}")
 _options.add_argument("--force-device-scale-factor=1")
 _options.add_argument("--disable-pdf-viewer")
+# Else the page of a refused address loads itself again, and comes in between when the next page is loaded.
+_options.add_argument("--disable-auto-reload")
 _options.unhandled_prompt_behavior = "ignore"
 start_chrome(headless=True, options=_options).set_page_load_timeout({page_load_timeout_s})
 del _ChromeOptions, _options

@@ -59,6 +59,9 @@ def kill_session(leader: int) -> None:
         members = {pid for pid, stat in _processes() if int(stat[_SESSION]) == leader}
         if members <= killed:
             return
+        if leader in members:
+            # First and as one: a shell whose child is killed before it would go on, and end as if all were well.
+            send_group(leader, signal.SIGKILL)
         for pid in members - killed:
             send(pid, signal.SIGKILL)
         killed |= members

@@ -23,20 +23,21 @@ if failures.exists() and int(failures.read_text()) > 0:
     if os.fork() == 0:
         time.sleep(600)  # as a raylet that outlives its starter
     print("The current node timed out during startup.", flush=True)
-    time.sleep(0.5)
+    time.sleep({lives_s!r})
     sys.exit(1)
 print("Ray runtime started.", flush=True)
 time.sleep(600)
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+@pytest.fixture(params=[0.0, 0.5], ids=["at-once", "later"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The program's folder; a node that fails ends after some seconds, as its starter looks or after that."""
     package = tmp_path / "modules" / "ray" / "scripts"
     package.mkdir(parents=True)
     for path in (package.parent / "__init__.py", package / "__init__.py"):
         path.touch()
-    (package / "scripts.py").write_text(PROGRAM.format(folder=str(tmp_path)))
+    (package / "scripts.py").write_text(PROGRAM.format(folder=str(tmp_path), lives_s=request.param))
     monkeypatch.setenv("PYTHONPATH", str(package.parent.parent))
     yield tmp_path
     stop_cluster(tmp_path / "cluster.json")

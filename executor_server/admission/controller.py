@@ -116,6 +116,12 @@ class Admission(AdmissionController):
     async def state_restore(self, session: SessionFacts, state: StateFacts) -> None:
         await self._record_in(session, AuditKind.STATE_RESTORED, of_state(state))
 
+    async def savepoint(self, session: SessionFacts, back_to: int | None) -> None:
+        if back_to is None:
+            await self._record_in(session, AuditKind.SAVEPOINT_REQUESTED, {})
+        else:
+            await self._record_in(session, AuditKind.ROLLBACK_REQUESTED, {"savepoint": back_to})
+
     async def file_put(self, session: SessionFacts, path: str, size_bytes: int, *, tar: bool) -> None:
         await self._record_in(session, AuditKind.FILE_PUT, {"path": path, "bytes": size_bytes, "archive": tar})
 

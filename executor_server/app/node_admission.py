@@ -73,6 +73,10 @@ class LeasedAdmission(AdmissionController):
         await self._admission.state_restore(session, state)
         self._require()
 
+    async def savepoint(self, session: SessionFacts, back_to: int | None) -> None:
+        await self._admission.savepoint(session, back_to)
+        self._require()
+
     async def file_put(self, session: SessionFacts, path: str, size_bytes: int, *, tar: bool) -> None:
         await self._admission.file_put(session, path, size_bytes, tar=tar)
         self._require()

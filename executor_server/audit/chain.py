@@ -75,6 +75,8 @@ class AuditKind(enum.StrEnum):
     PORT_CLOSED = "port_closed"
     STATE_REQUESTED = "state_requested"
     STATE_EXPORTED = "state_exported"
+    SAVEPOINT_REQUESTED = "savepoint_requested"
+    ROLLBACK_REQUESTED = "rollback_requested"
     STATE_RESTORED = "state_restored"
     CONNECTION_OPENED = "connection_opened"
     CONNECTION_CLOSED = "connection_closed"

@@ -16,6 +16,7 @@ from executor_server.channel.requests import (
     listing,
     missing_modules,
     nothing,
+    told_savepoints,
     variables_part,
     written_bytes,
     written_file,

@@ -66,7 +66,7 @@ def read_result(frame: Frame) -> Result:
         output = payload_of(result, body[result.error + artifacts_bytes :])
     return Result(
         outcome=_outcome(result.outcome),
-        variables_state=VariablesState.RESET if result.variables == "reset" else VariablesState.KEPT,
+        variables_state=_VARIABLES_STATES.get(result.variables, VariablesState.KEPT),
         generation=result.generation,
         usage=Usage(
             operations=result.operations,
@@ -80,12 +80,16 @@ def read_result(frame: Frame) -> Result:
         final_answer_call_id=result.final,
         artifacts=tuple(_read_files(listed, ARTIFACTS_MAX)) if listed else (),
         artifacts_truncated=bool(result.artifacts_truncated),
+        savepoint=result.savepoint or 0,
         imports=_imports(result.imports or []),
     )
 
 
+_VARIABLES_STATES = {"reset": VariablesState.RESET, "rolled_back": VariablesState.ROLLED_BACK}
+
+
 def _imports(listed: list[str]) -> tuple[str, ...]:
-    names = sorted({_clean(name) for name in listed})
+    names = sorted({clean(name) for name in listed})
     if sum(len(name.encode()) for name in names) > _MAX_IMPORTS_BYTES:
         raise FrameError("too many imports")
     if any(character <= " " for name in names for character in name):
@@ -120,16 +124,16 @@ def _outcome(name: str) -> Outcome:
 def _read_error(data: bytes) -> ErrorDetail:
     error = read_object(wire.ErrorDetail, data, "an error detail")
     return ErrorDetail(
-        type=_clean(error.type),
-        message=_clean(error.message),
-        traceback=_clean(error.traceback),
+        type=clean(error.type),
+        message=clean(error.message),
+        traceback=clean(error.traceback),
         line=error.line,
-        statement=_clean(error.statement),
+        statement=clean(error.statement),
         exit_code=error.exit_code,
     )
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Returns the text with lone surrogates replaced, which no UTF-8 message can carry."""
     return text.encode("utf-8", "replace").decode()
 

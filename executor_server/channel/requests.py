@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from executor_server.channel.events import (
+    clean,
     read_event,
     read_file_info,
     read_listing,
@@ -34,12 +35,15 @@ from executor_server.core import (
     PreconditionFailed,
     Reason,
     ResourceExhausted,
+    Savepoint,
+    Savepoints,
 )
 from executor_server.guest.wire.file_changes import MAX_CHANGES, ChangedFile, FilesChanged
 from executor_server.guest.wire.frames import Frame, FrameError
 from executor_server.guest.wire.messages import BlobChunk as BlobPiece
 from executor_server.guest.wire.messages import Done, FileChunk
-from executor_server.guest.wire.schema import message_of, read_listed
+from executor_server.guest.wire.savepoint_messages import SavepointsTold
+from executor_server.guest.wire.schema import message_of, read_listed, read_object
 
 T = TypeVar("T")
 
@@ -51,6 +55,9 @@ _REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound] | type[Precondi
     "value_refused": (InvalidRequest, Reason.VALUE_REFUSED),
     "tool_refused": (InvalidRequest, Reason.TOOL_REFUSED),
     "state_refused": (InvalidRequest, Reason.STATE_REFUSED),
+    "savepoint_refused": (PreconditionFailed, Reason.SAVEPOINT_REFUSED),
+    "savepoint_not_found": (NotFound, Reason.SAVEPOINT_NOT_FOUND),
+    "savepoint_lost": (PreconditionFailed, Reason.SAVEPOINT_LOST),
     "session_used": (PreconditionFailed, Reason.SESSION_USED),
     "prelude_failed": (InvalidRequest, Reason.INVALID_FIELD),
     "path_refused": (InvalidRequest, Reason.PATH_REFUSED),
@@ -183,6 +190,26 @@ def missing_modules(frame: Frame) -> Sequence[str]:
     """Reads the names of the modules that the image lacks."""
     _require_done(frame)
     return read_missing(frame)
+
+
+def told_savepoints(frame: Frame) -> Savepoints:
+    """Reads the savepoints that a session has."""
+    _require_done(frame)
+    told = read_object(SavepointsTold, frame.body, "savepoints")
+    return Savepoints(
+        savepoints=tuple(
+            Savepoint(each.savepoint, each.made, each.files, each.file_bytes, _cleaned(each.left_out))
+            for each in told.savepoints
+        ),
+        dropped=told.dropped,
+        generation=told.generation,
+        taken=told.taken or 0,
+        left_out=_cleaned(told.left_out),
+    )
+
+
+def _cleaned(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(clean(line) for line in lines)
 
 
 def file_part(frame: Frame) -> FileInfo | bytes | None:

@@ -63,6 +63,8 @@ from executor_server.core.model import (
     Queued,
     Result,
     SandboxSpec,
+    Savepoint,
+    Savepoints,
     SessionFacts,
     SessionSpec,
     ShippedTool,

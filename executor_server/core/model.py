@@ -40,6 +40,7 @@ class VariablesState(enum.Enum):
 
     KEPT = "kept"
     RESET = "reset"
+    ROLLED_BACK = "rolled_back"
     LOST = "lost"
 
 
@@ -153,6 +154,8 @@ class StateRules:
     restore: bool = True
     max_bytes: int = 256 * 2**20
     allow_foreign: bool = False  # accept states that another daemon or tenant exported
+    savepoints: int = 8  # of a session at one time
+    savepoint_file_bytes: int = 32 * 2**20  # of the workspace, in one savepoint
 
 
 @dataclass(frozen=True)
@@ -364,7 +367,30 @@ class Result:
     artifacts: tuple[FileInfo, ...] = ()
     artifacts_truncated: bool = False  # more files were made or changed than are listed
     policy_fingerprint: str = ""  # the policy in force when the execution began
+    savepoint: int = 0  # the one that was taken before it; 0: none
     imports: tuple[str, ...] = ()  # modules that the checked part of its source imports, sorted
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """A point of a session to go back to. `left_out` says in words what a rollback does not restore."""
+
+    number: int
+    made_s: float  # Unix time
+    files: int
+    file_bytes: int
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Savepoints:
+    """The savepoints of a session, the oldest first, as the answer to a request about them."""
+
+    savepoints: tuple[Savepoint, ...]
+    dropped: int  # how many were dropped for the request, or have ended since the last
+    generation: int
+    taken: int = 0  # the number of the one that was asked for; 0: none was
+    left_out: tuple[str, ...] = ()  # what a rollback did not restore
 
 
 EventKind = Queued | Log | OutputCut | Image | ToolCall | BlobChunk | LimitWarning | Result

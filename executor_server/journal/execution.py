@@ -52,6 +52,7 @@ class ExecutionRequest:
     code: str
     mode: OutputMode
     limits: RequestedLimits
+    savepoint: bool = False  # one is taken before it begins
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from executor_server.core import (
     Payload,
     Reason,
     Result,
+    StateRules,
     ToolCall,
 )
 from executor_server.guest.wire.frames import Frame, encode_frame
@@ -177,8 +178,13 @@ class Journal:
             )
         return known
 
-    def execute(self, request: ExecutionRequest, limits: ExecutionLimits, policy: str) -> Execution:
-        """Starts an execution, with these limits and under the policy of this fingerprint."""
+    def execute(
+        self, request: ExecutionRequest, limits: ExecutionLimits, policy: str, savepoints: StateRules | None = None
+    ) -> Execution:
+        """Starts an execution, with these limits and under the policy of this fingerprint.
+
+        With `savepoints`, one is taken first, under these rules.
+        """
         source = request.code.encode()
         execute = Execute(
             id=request.execution_id,
@@ -189,6 +195,8 @@ class Journal:
             operations=limits.operations,
             output_bytes=limits.output_bytes,
             policy=policy,
+            savepoints=savepoints.savepoints if savepoints is not None else 0,
+            savepoint_file_bytes=savepoints.savepoint_file_bytes if savepoints is not None else 0,
         )
         self._owner.send(execute, source)
         return self._state.begin(execute, source)
@@ -358,4 +366,5 @@ class Journal:
 
 def _asked(request: ExecutionRequest) -> dict[str, Any]:
     """Returns the limits that a client asks for; EXECUTE carries them beside those that are granted."""
-    return {name: value for name, value in vars(request.limits).items() if value is not None}
+    asked = {name: value for name, value in vars(request.limits).items() if value is not None}
+    return {**asked, "savepoint": True} if request.savepoint else asked

@@ -85,6 +85,9 @@ class AdmissionController:
     async def state_restore(self, session: SessionFacts, state: StateFacts) -> None:
         """Asked before a state is restored in a session."""
 
+    async def savepoint(self, session: SessionFacts, back_to: int | None) -> None:
+        """Asked before a savepoint is taken (None), or a session goes back to one."""
+
     async def file_put(self, session: SessionFacts, path: str, size_bytes: int, *, tar: bool) -> None:
         """Asked before a file goes into the workspace."""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from executor_api.limits import SAVEPOINTS_MAX
 from executor_server.config import (
     GIB,
     MIB,
@@ -163,6 +164,11 @@ class StateTable(Section):
     allow_foreign: Flag = False
     """True when the state may be one that another daemon or another tenant has exported. Its content can run code in
     the sandbox when it is restored."""
+    savepoints: Annotated[int, Field(strict=True, ge=0, le=SAVEPOINTS_MAX)] = 8
+    """Savepoints of a session at one time, in its sandbox; the oldest are dropped beyond them, and when its memory is
+    short. 0: none may be taken."""
+    savepoint_file_bytes: Bytes = 32 * MIB
+    """Bytes of the workspace that a savepoint holds, in the sandbox's memory. A larger workspace is left out of it."""
 
 
 class QuotasTable(Section):

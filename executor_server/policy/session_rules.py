@@ -78,6 +78,12 @@ def check_state_restore(spec: SessionSpec) -> None:
     _check_state(spec, "restore", allowed=spec.state.restore)
 
 
+def check_savepoint(spec: SessionSpec) -> None:
+    """Raises PolicyViolation when the session may have no savepoints."""
+    if not spec.state.savepoints:
+        _refuse([_denied(spec, "savepoint", "a savepoint", "state.savepoints")])
+
+
 def check_process(spec: SessionSpec, *, pty: bool) -> None:
     """Raises PolicyViolation for a process that may not be started."""
     rules = spec.processes

@@ -15,6 +15,7 @@ from executor_api.limits import (
     CODE_BYTES_MAX,
     IDENTIFIER_CHARS_MAX,
     PATH_BYTES_MAX,
+    SAVEPOINT_NUMBER_MAX,
     SESSION_NAME_CHARS_MAX,
 )
 from executor_server.config import is_name
@@ -129,6 +130,12 @@ def workspace_path(path: str, field: str, *, may_be_empty: bool = False) -> str:
 def count(number: int, most: int, field: str) -> None:
     if number > most:
         raise invalid(field, f"has {number} entries; at most {most:,} are allowed")
+
+
+def savepoint(number: int, field: str) -> int:
+    if not 0 < number <= SAVEPOINT_NUMBER_MAX:
+        raise invalid(field, "is not the number of a savepoint, which are 1 and higher")
+    return number
 
 
 def size(size_bytes: int, most: int, what: str) -> int:

@@ -153,6 +153,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
             code=checks.source(request.code, "code"),
             mode=from_wire.output_mode_from(request.output_mode),
             limits=from_wire.requested_limits_from(request.limits),
+            savepoint=request.savepoint,
         )
         async with _closing(execution.events()) as events:
             async for event in events:
@@ -302,7 +303,29 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Context) -> None:
         await watch_files(request, context, self._session(request.session_id))
 
-    # -- the state of a session
+    # -- savepoints, and the state of a session
+
+    async def TakeSavepoint(
+        self, request: service_pb.TakeSavepointRequest, context: Context
+    ) -> service_pb.TakeSavepointResponse:
+        told = await self._session(request.session_id).savepoints.take()
+        return service_pb.TakeSavepointResponse(savepoints=to_wire.savepoints_to(told), dropped=told.dropped)
+
+    async def Rollback(self, request: service_pb.RollbackRequest, context: Context) -> service_pb.RollbackResponse:
+        session = self._session(request.session_id)
+        told = await session.savepoints.roll_back(checks.savepoint(request.savepoint, "savepoint"))
+        return service_pb.RollbackResponse(
+            savepoints=to_wire.savepoints_to(told),
+            dropped=told.dropped,
+            generation=told.generation,
+            left_out=told.left_out,
+        )
+
+    async def ListSavepoints(
+        self, request: service_pb.ListSavepointsRequest, context: Context
+    ) -> service_pb.ListSavepointsResponse:
+        told = await self._session(request.session_id).savepoints.listed()
+        return service_pb.ListSavepointsResponse(savepoints=to_wire.savepoints_to(told))
 
     async def ExportState(self, request: service_pb.ExportStateRequest, context: Context) -> None:
         session = self._session(request.session_id)

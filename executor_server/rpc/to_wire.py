@@ -35,6 +35,7 @@ from executor_server.core import (
     PolicyRef,
     Queued,
     Result,
+    Savepoints,
     StateManifest,
     StateOmission,
     ToolCall,
@@ -231,7 +232,21 @@ def _result_to(result: Result) -> pb.ExecutionResult:
         artifacts=[file_to(file) for file in result.artifacts],
         artifacts_truncated=result.artifacts_truncated,
         policy_fingerprint=result.policy_fingerprint,
+        savepoint=result.savepoint,
     )
+
+
+def savepoints_to(told: Savepoints) -> list[service_pb.Savepoint]:
+    return [
+        service_pb.Savepoint(
+            number=each.number,
+            made_time=timestamp_to(each.made_s),
+            files=each.files,
+            file_bytes=each.file_bytes,
+            left_out=each.left_out,
+        )
+        for each in told.savepoints
+    ]
 
 
 def _usage_to(result: Result) -> pb.Usage:

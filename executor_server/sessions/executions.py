@@ -46,7 +46,7 @@ from executor_server.journal import (
     ToolFailure,
 )
 from executor_server.lifecycle import Answer
-from executor_server.policy import RequestedLimits, check_tools, execution_limits
+from executor_server.policy import RequestedLimits, check_savepoint, check_tools, execution_limits
 from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
 
 _log = structlog.get_logger(__name__)
@@ -83,17 +83,21 @@ class Executions:
 
     # -- calls of clients ----------------------------------------------------------------------------------------
 
-    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits) -> Execution:
-        """Starts an execution, or finds the one that this id already names.
+    async def execute(
+        self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits, *, savepoint: bool = False
+    ) -> Execution:
+        """Starts an execution, or finds the one that this id already names. With `savepoint`, takes one before.
 
         Raises InvalidRequest (the id names other code), PreconditionFailed (the session is lost), Unavailable (the
         daemon drains), ResourceExhausted (the queue is full), PolicyViolation, and what admission refuses with.
         """
-        request = ExecutionRequest(execution_id, code, mode, limits)
+        request = ExecutionRequest(execution_id, code, mode, limits, savepoint)
         known = self.journal.known_as(request)
         if known is not None:
             return known
         self._require_room()
+        if savepoint:
+            check_savepoint(self._session.spec)
         granted = execution_limits(self._session.spec, limits)
         give_back = await self._admission.execution(self._session.facts, execution_id, code, granted)
         try:
@@ -103,7 +107,8 @@ class Executions:
                 return known
             self._require_room()
             granted = execution_limits(self._session.spec, limits)
-            execution = self.journal.execute(request, granted, self._session.spec.policy.fingerprint)
+            rules = self._session.spec.state if savepoint else None
+            execution = self.journal.execute(request, granted, self._session.spec.policy.fingerprint, rules)
             self._begun_s[execution_id] = time.monotonic()
             self._observer.execution_started(self._session.facts, execution_id)
         finally:

@@ -37,6 +37,7 @@ from executor_server.sessions.network import SessionNetwork
 from executor_server.sessions.ports import Ports
 from executor_server.sessions.processes import Processes
 from executor_server.sessions.requests import GuestRequests
+from executor_server.sessions.savepoints import SessionSavepoints
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from executor_server.sessions.watches import Watches
 
@@ -84,6 +85,7 @@ class Session:
         self.watches = Watches(self, self.requests, channel)
         self.processes = Processes(self, record.session_id, self.requests, channel, registry, hooks)
         self.checkpoints = Checkpoints(self, self.requests, hooks, record.python_version)
+        self.savepoints = SessionSavepoints(self, self.requests, hooks)
         # The calls of clients, by the names under which the RPC layer knows them.
         self.execute = self.executions.execute
         self.execution = self.executions.execution

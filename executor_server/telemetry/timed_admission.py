@@ -74,6 +74,10 @@ class TimedAdmission(AdmissionController):
         with self._timed():
             await self._admission.state_restore(session, state)
 
+    async def savepoint(self, session: SessionFacts, back_to: int | None) -> None:
+        with self._timed():
+            await self._admission.savepoint(session, back_to)
+
     async def file_put(self, session: SessionFacts, path: str, size_bytes: int, *, tar: bool) -> None:
         with self._timed():
             await self._admission.file_put(session, path, size_bytes, tar=tar)

@@ -60,3 +60,7 @@ VARIABLES_MAX = 2048
 """Variables of a GetVariables answer when the request names none."""
 VARIABLES_BYTES_MAX = 512 * _MIB
 """Bytes of all values of a GetVariables answer."""
+
+SAVEPOINTS_MAX = 64
+"""Savepoints that a session may have at one time, whatever the policy says."""
+SAVEPOINT_NUMBER_MAX = 2**31 - 1

@@ -151,9 +151,12 @@ class Running:
     def __init__(self) -> None:
         self._names = itertools.count(1)
 
-    async def begin(self, session: Session, code: str, *, last_statement: bool = False, **limits: Any) -> Execution:
+    async def begin(
+        self, session: Session, code: str, *, last_statement: bool = False, savepoint: bool = False, **limits: Any
+    ) -> Execution:
         mode = OutputMode.LAST_STATEMENT if last_statement else OutputMode.TRAILING_EXPRESSION
-        return await session.execute(f"execution-{next(self._names)}", code, mode, RequestedLimits(**limits))
+        asked = RequestedLimits(**limits)
+        return await session.execute(f"execution-{next(self._names)}", code, mode, asked, savepoint=savepoint)
 
     async def run(self, session: Session, code: str, **options: Any) -> Transcript:
         return await follow(await self.begin(session, code, **options))

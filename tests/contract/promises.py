@@ -385,6 +385,13 @@ PROMISES = (
         "Changes of files are reported as they come, each once, or that some were lost.",
         {"fake": _NO_SYSTEM},
     ),
+    # -- Savepoints
+    Promise(
+        "savepoints",
+        "State",
+        "A session goes back to a savepoint with all that its memory held, and says what it could not take back.",
+        {"fake": _NO_SYSTEM},
+    ),
     # -- Processes
     Promise(
         "processes",

@@ -164,7 +164,9 @@ class WireSession:
     def missing_modules(self) -> tuple[str, ...]:
         return self._session.info.missing_modules
 
-    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits) -> WireExecution:
+    async def execute(
+        self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits, *, savepoint: bool = False
+    ) -> WireExecution:
         """Returns when the daemon has the execution. Raises its refusal."""
         request = service_pb.ExecuteRequest(
             session_id=self.session_id,
@@ -172,6 +174,7 @@ class WireSession:
             code=code,
             output_mode=values.mode_to(mode),
             limits=values.limits_to(vars(limits)),
+            savepoint=savepoint,
         )
         execution = WireExecution(self, execution_id, request)
         repeated = execution_id in self._executions

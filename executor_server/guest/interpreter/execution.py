@@ -53,6 +53,19 @@ class Executions:
         if self._in_agent_code and not self._inbox.defer_interrupt():
             raise ExecutionInterrupted
 
+    @property
+    def has_loop(self) -> bool:
+        """True when a program has used the session's event loop."""
+        return self._loop is not None
+
+    def forget_loop(self) -> None:
+        """In a copy of the interpreter: the event loop waits on descriptors that are not there any more."""
+        if self._loop is not None:
+            import asyncio
+
+            self._loop = None
+            asyncio.set_event_loop(None)
+
     def on_run(self, program: RunProgram, packet: link.Packet) -> None:
         body = link.read_body(packet)
         source = body[: program.source].decode("utf-8", "surrogatepass")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Optional, Union
 
+    from .process import OwnProcess
+
 MAX_VALUE_BYTES = BLOB_BYTES_MAX
 # Seconds between two looks of the waiting main thread for an interrupt, while another thread reads.
 _INTERRUPT_POLL_S = 0.05
@@ -72,6 +74,14 @@ class Inbox:
             return self._wait(lambda: self._commands.popleft() if self._commands else None, mine)
         finally:
             self._leave(mine)
+
+    def forget(self) -> None:
+        """Drops all that was read from a link which this process has no more."""
+        for packet in (*self._commands, *self._replies.values()):
+            packet.close()
+        self._commands.clear()
+        self._replies.clear()
+        self._expected.clear()
 
     def ask(self, call_id: str, send: Callable[[], None]) -> link.Packet:
         """Sends a request and waits for its reply. A reply that an interrupted request left behind is dropped."""
@@ -166,10 +176,10 @@ class Inbox:
 class ToolBox:
     """Makes the stubs of host tools and carries their calls."""
 
-    def __init__(self, sock: socket.socket, inbox: Inbox) -> None:
+    def __init__(self, sock: socket.socket, inbox: Inbox, process: OwnProcess) -> None:
         self._sock = sock
         self._inbox = inbox
-        self._pid = os.getpid()
+        self._process = process
         self._calls = 0
         self._lock = threading.Lock()
 
@@ -200,7 +210,7 @@ class ToolBox:
             print(f"[an image of {len(data)} bytes is not shown: {reply.left_out}]", file=sys.stderr)
 
     def _next_call_id(self, what: str) -> str:
-        if os.getpid() != self._pid:
+        if not self._process.is_here():
             raise RuntimeError(f"{what} speaks to the client and can only be called in the session's own process")
         with self._lock:
             self._calls += 1

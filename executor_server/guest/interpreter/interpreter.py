@@ -34,6 +34,7 @@ from ..wire.link_messages import (
     SetEnvironment,
     SetRules,
     ShipTools,
+    TakeSavepoint,
     ToolPart,
     Unfit,
     Variable,
@@ -89,17 +90,25 @@ class Interpreter:
         self._sock = sock
         self._send_message = link.send  # captured: agent code may replace the name in its module
         self._inbox = Inbox(sock)
-        self._tools = ToolBox(sock, self._inbox)
+        self._process = OwnProcess()
+        self._tools = ToolBox(sock, self._inbox, self._process)
         self._runtime = runtime = Runtime(config)
         display.connect(self._tools.show)
         self._session_tools = SessionTools(self._tools.stub, runtime.guarded, runtime.builtins, runtime.main)
-        self._process = OwnProcess()
         self._streams = Streams()
         self._executions = Executions(runtime, self._streams, self._process, self._inbox, self._send)
         self._variables = Variables(runtime, self._send)
         self._states = States(runtime, self._streams, self._process, sock, self._send)
-        os.register_at_fork(after_in_child=sock.close)  # a process that agent code forked must not use the link
+        self._keeps_link = False  # true while this process forks savepoints
+        os.register_at_fork(after_in_child=self._leave_link)
+        self._file_cache: Any = None
+        self._config = config
         threading.excepthook = unless_final_answer(threading.excepthook)
+
+    def _leave_link(self) -> None:
+        """A process that agent code forked must not use the link."""
+        if not self._keeps_link:
+            self._sock.close()
 
     def import_ahead(self, modules: list[str]) -> None:
         """Imports modules of the image before the first program asks for them. Their output is dropped."""
@@ -131,6 +140,7 @@ class Interpreter:
             FindModules: self._on_find,
             ExportState: self._states.on_export,
             RestoreState: self._states.on_restore,
+            TakeSavepoint: self._on_savepoint,
         }
         while True:
             try:
@@ -162,6 +172,20 @@ class Interpreter:
         self._process.end_forks()
         self._streams.settle()  # output of the tools' own code belongs to no program
         self._send(answer, body)
+
+    def _on_savepoint(self, request: TakeSavepoint, packet: link.Packet) -> None:
+        from . import savepoint, workspace_copies  # not at the start: most sessions have none
+
+        if self._file_cache is None:
+            self._file_cache = workspace_copies.WorkspaceCopies(self._config.workspace)
+        parts = savepoint.Parts(self._sock, self._inbox, self._executions, self._streams, self._process)
+        self._keeps_link = True
+        try:
+            answer = savepoint.take(request, packet, parts, self._file_cache)
+        finally:
+            self._keeps_link = False
+            packet.close_fds()
+        self._send(*answer)
 
     def _on_find(self, _command: FindModules, packet: link.Packet) -> None:
         """Answers which modules the image lacks, before any program has run."""

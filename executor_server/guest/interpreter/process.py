@@ -12,6 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+OOM_SCORE = 900
+"""The kernel should take this process when memory runs out, not the supervisor; before it, what has 1000: savepoints,
+and the processes that calls have started."""
+
 # Bytes of data kept from each program for what is done between two: one that ran out of memory keeps all that it has.
 _HEADROOM_BYTES = 2 * 1024 * 1024
 
@@ -27,7 +31,7 @@ def settle(config: Any) -> None:
         if number not in kept and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # the kernel should take this process, not the supervisor
+        file.write(str(OOM_SCORE))
     # A little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is kept. Where
     # a control group is the wall, this is a convenience, and a program that reserves much more memory than it uses, as
     # a browser does, may lift it.
@@ -72,6 +76,10 @@ class OwnProcess:
         # Captured: agent code may replace these names in their modules.
         self._getpid, self._exit = os.getpid, os._exit
         self._pid = os.getpid()
+
+    def move_here(self) -> None:
+        """This process, a fork, is the interpreter's from now on."""
+        self._pid = self._getpid()
 
     def is_here(self) -> bool:
         return self._getpid() == self._pid

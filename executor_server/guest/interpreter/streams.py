@@ -58,6 +58,13 @@ class Streams:
         for fd, number in zip(self._idle, (1, 2)):
             _dup2(fd, number)
 
+    def forget_idle(self) -> None:
+        """In a copy of the interpreter: the idle pipes are another's; the first run here brings new ones."""
+        for fd in self._idle:
+            if fd != self.null:
+                _close(fd)
+        self._idle = (self.null, self.null)
+
     def flush(self) -> None:
         """Flushes each of the streams that is still open."""
         for stream in (sys.stdout, sys.stderr, self._stdout, self._stderr, sys.__stdout__, sys.__stderr__):

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
         @property
         def leaders(self) -> frozenset[int]: ...
+        @property
+        def copies(self) -> frozenset[int]: ...
         def note_exit(self, pid: int, status: int, usage: Any) -> bool: ...
 
 
@@ -107,6 +109,11 @@ class ChildProcesses:
         return self._interpreter is not None
 
     @property
+    def copies(self) -> frozenset[int]:
+        """The interpreter and its savepoints, which share memory; empty without a savepoint."""
+        return self._spared.copies
+
+    @property
     def imports_ahead(self) -> bool:
         """True while a warm interpreter may still take the place of this one, which is unused."""
         return self.started and not self._used and self._warm.useful
@@ -127,6 +134,11 @@ class ChildProcesses:
         self._held = False
         self._warm.forget()
         kill_but(self._spared.leaders, self._spared.note_exit)
+
+    def adopt(self, child: Child) -> None:
+        """Makes a process the interpreter that a savepoint has started; after `stop`."""
+        self._used = True
+        self._set_interpreter(child)
 
     def pause(self, paused: bool) -> None:
         """Stops reading the interpreter's link, so that it waits once the link is full, or starts again."""

@@ -14,36 +14,49 @@ from ..wire.messages import (
     Restrict,
     SetVariables,
 )
+from ..wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional, Union
 
     JobRequest = Union[
-        Configure, Restrict, Execute, RegisterTools, SetVariables, GetVariables, ExportState, RestoreState, FindModules
+        Configure,
+        Restrict,
+        Execute,
+        RegisterTools,
+        SetVariables,
+        GetVariables,
+        ExportState,
+        RestoreState,
+        FindModules,
+        TakeSavepoint,
+        RollBack,
+        ListSavepoints,
     ]
 
 # Jobs that may wait, besides executions, which the daemon sends one at a time.
 MAX_JOBS = 64
 KINDS = (
     *(Execute, Configure, Restrict, RegisterTools, SetVariables, GetVariables),
-    *(ExportState, RestoreState, FindModules),
+    *(ExportState, RestoreState, FindModules, TakeSavepoint, RollBack, ListSavepoints),
 )
 
 
 class Job:
-    __slots__ = ("body", "request")
+    __slots__ = ("body", "request", "saved")
 
     def __init__(self, request: JobRequest, body: bytes) -> None:
         self.request = request
         self.body = body
+        self.saved = False  # the savepoint before it was taken, or refused
 
     @property
     def needs_interpreter(self) -> bool:
-        """False for RESTRICT, and for CONFIGURE without a prelude: they are settings that the supervisor keeps."""
+        """False for what the supervisor does by itself: RESTRICT, CONFIGURE without a prelude, going back, a list."""
         if isinstance(self.request, Configure):
             return self.request.settings + self.request.env < len(self.body)
-        return not isinstance(self.request, Restrict)
+        return not isinstance(self.request, (Restrict, RollBack, ListSavepoints))
 
 
 class JobQueue:

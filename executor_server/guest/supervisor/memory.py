@@ -16,6 +16,10 @@ import stat
 
 from .usage import kilobytes, pids
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Set
+
 # The sandbox's own file systems in memory; every backend makes them.
 _IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
 _SEGMENTS = "/proc/sysvipc/shm"
@@ -27,8 +31,11 @@ _UNEXPLAINED_BYTES = 64 * 1024 * 1024
 _ANONYMOUS = b"/dev/zero (deleted)"
 
 
-def sandbox_memory_bytes() -> int:
+def sandbox_memory_bytes(copies: Set[int] = frozenset()) -> int:
     """Returns the bytes of all processes in the pid namespace but the supervisor: their own, shared, and in files.
+
+    `copies` are processes that share their own memory with each other: the interpreter, and its savepoints. Of such a
+    page each is charged with its part, which costs time.
 
     Shared memory is counted once, as far as that is cheap: the larger of the most that one process shares and all that
     lies in files, since either may contain the other.
@@ -42,12 +49,22 @@ def sandbox_memory_bytes() -> int:
                 status = file.read()
         except OSError:
             continue  # it ended meanwhile
-        own += kilobytes(status, b"RssAnon:")
+        own += _share_kilobytes(pid, status) if pid in copies else kilobytes(status, b"RssAnon:")
         shared = max(shared, kilobytes(status, b"RssShmem:"))
         _add_open_files(pid, nameless, named)
         if _unexplained_bytes(status) > _UNEXPLAINED_BYTES:
             _add_shared_mappings(pid, nameless)
     return own * 1024 + max(shared * 1024, _files_bytes() + _segments_bytes() + sum(nameless.values()))
+
+
+def _share_kilobytes(pid: int, status: bytes) -> int:
+    """Returns the process's part of the pages that it shares with its copies; all of them where none can be told."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb", buffering=0) as file:
+            rollup = file.read()
+    except OSError:
+        rollup = b""
+    return kilobytes(rollup, b"Pss_Anon:") or kilobytes(status, b"RssAnon:")
 
 
 def _files_bytes() -> int:

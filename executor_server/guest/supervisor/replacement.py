@@ -25,12 +25,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional
 
+    from .undo import Undo
+
 # Interpreters that die before they have started, after which none is tried again: the next would die, too.
 _MAX_BOOT_FAILURES = 3
 
 
 class Replacement:
-    """Knows which interpreter has started and what has used it. `start` starts the children."""
+    """Knows which interpreter has started and what has used it.
+
+    `start` starts the children; `equip` gives an interpreter that goes on from a savepoint the rules and tools of now.
+    """
 
     def __init__(
         self,
@@ -41,6 +46,8 @@ class Replacement:
         prelude: Prelude,
         jobs: JobQueue,
         start: Callable[[], None],
+        undo: Undo,
+        equip: Callable[[], None],
     ) -> None:
         self._child_processes = child_processes
         self._runner = runner
@@ -49,8 +56,11 @@ class Replacement:
         self._prelude = prelude
         self._jobs = jobs
         self._start = start
+        self._undo = undo
+        self._equip = equip
         self._boot_failures = 0
         self._booted = False
+        self._resumed = False  # this interpreter goes on from a savepoint
         self.restored = False  # prelude or tools were put into this interpreter, and no job has used it since
         self.failed = False  # no interpreter starts any more
 
@@ -78,7 +88,7 @@ class Replacement:
             if self._prelude.source:
                 self._results.notify("the interpreter died when the prelude had run; it is left out in this one\n")
             self._requests.give_up_tools()
-        self._prelude.due = bool(self._prelude.source) and not (over_prelude or over_both)
+        self._prelude.due = self._needs_prelude and not (over_prelude or over_both)
 
     def replace_unfit(self, run: Run, why: str) -> None:
         """Replaces an interpreter in which no other run is possible after this one, whose result will say so."""
@@ -88,12 +98,37 @@ class Replacement:
             self._results.notify(f"the prelude is left out, since the interpreter can't be used after it: {why}\n")
         if self._renew():
             self._requests.on_interpreter_replaced()
-            self._prelude.due = bool(self._prelude.source) and run.visible
+            self._prelude.due = self._needs_prelude and run.visible
+
+    def go_back(self, savepoint: int) -> bool:
+        """Goes back to a savepoint, between two runs. False when that failed: then variables were reset."""
+        self._undo.before_run = savepoint
+        if not self._renew():
+            return False
+        self._undo.before_run = None
+        self._requests.on_interpreter_replaced()
+        self._prelude.due = self._needs_prelude
+        if self._resumed:
+            self._results.note_asked_back()
+        return self._resumed
+
+    @property
+    def _needs_prelude(self) -> bool:
+        return bool(self._prelude.source) and not self._resumed
 
     def _renew(self) -> bool:
-        """Kills everything in the sandbox and starts another interpreter; false when none starts any more."""
+        """Kills everything in the sandbox and starts another interpreter; false when none starts any more.
+
+        After a savepoint was taken for the run at hand, the new one goes on from there.
+        """
         self._child_processes.stop()
         self._results.note_replaced()
+        self._resumed = self._undo.resume(self._undo.before_run)
+        if self._resumed:
+            self._results.note_rolled_back()
+            self._booted = True
+            self._equip()
+            return True
         if not self._booted:
             self._boot_failures += 1
             if self._boot_failures >= _MAX_BOOT_FAILURES:

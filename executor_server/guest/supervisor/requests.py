@@ -34,6 +34,7 @@ from ..wire.messages import (
     SetVariable,
     SetVariables,
 )
+from ..wire.savepoint_messages import TakeSavepoint
 from ..wire.schema import read_listed, read_texts
 from ..wire.tools import listed_tools, places
 from .child_processes import ChildProcesses
@@ -67,6 +68,7 @@ class _Request:
         self.tools = tools
         self.again = again
         self.deadline = time.monotonic() + REQUEST_TIME_S
+        self.on_answer: Optional[Callable[[Answered, bytes], None]] = None  # gets the answer, in place of all else
         self.gathered: list[tuple[str, Union[bytes, int], int]] = []
         self.digest = ""  # digest of the state to restore
 
@@ -154,6 +156,17 @@ class Requests:
             assert isinstance(request, GetVariables)
             self._current = _Request(GetVariables, request.op)
             self._child_processes.post(link_messages.GetVariables(), body)
+
+    def ask(
+        self, message: link_messages.LinkMessage, fds: tuple[int, ...], on_answer: Callable[[Answered, bytes], None]
+    ) -> None:
+        """Sends the interpreter a message; takes over the descriptors.
+
+        `on_answer` gets its answer; one that is not ok when the interpreter has died or hung. It may raise FrameError.
+        """
+        self._current = _Request(TakeSavepoint, 0)
+        self._current.on_answer = on_answer
+        self._child_processes.post(message, fds=fds)
 
     # -- variables -----------------------------------------------------------------------------------------------
 
@@ -314,6 +327,10 @@ class Requests:
         if self._current is None:
             raise FrameError("the end of a request that was not made")
         request, ok, message = self._current, answer.ok, answer.message
+        if request.on_answer is not None:
+            request.on_answer(answer, body)
+            self._current = None
+            return
         if ok and request.kind in _OF_STATES:
             self._end_state(request, body)
             self._current = None
@@ -351,7 +368,9 @@ class Requests:
         request, self._current = self._current, None
         if request is not None:
             request.close()
-            if request.again:
+            if request.on_answer is not None:
+                request.on_answer(Answered(ok=False, message="the interpreter died or hung over it"), b"")
+            elif request.again:
                 self.give_up_tools()
             elif request.tools is not None:
                 message = "the interpreter died or hung while these tools were made"

@@ -25,7 +25,7 @@ class Results:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._notices: list[str] = []
-        self._variables_reset = False
+        self._variables = "kept"
         self.generation = 1
 
     def notify(self, notice: str) -> None:
@@ -40,7 +40,15 @@ class Results:
     def note_replaced(self) -> None:
         """The interpreter was replaced: the next result says that variables were reset."""
         self.generation += 1
-        self._variables_reset = True
+        self._variables = "reset"
+
+    def note_rolled_back(self) -> None:
+        """The interpreter that replaced another has the variables of a savepoint."""
+        self._variables = "rolled_back"
+
+    def note_asked_back(self) -> None:
+        """The session went back to a savepoint because its client asked for it."""
+        self._variables = "kept"
 
     def send(self, run: Run, outcome: str, detail: Optional[ErrorDetail]) -> None:
         wall_time_s = run.wall_time_s()  # first: looking for artifacts and sending the value can take long
@@ -55,7 +63,7 @@ class Results:
             id=run.execution_id,
             outcome=outcome,
             error=len(error_body),
-            variables="reset" if self._variables_reset else "kept",
+            variables=self._variables,
             generation=self.generation,
             final=run.final_call_id,
             operations=run.operations,
@@ -67,9 +75,10 @@ class Results:
             artifacts=len(listed) if listed or truncated else None,
             artifacts_truncated=truncated if listed or truncated else None,
             imports=run.imports or None,
+            savepoint=run.savepoint,
             **payload,
         )
-        self._variables_reset = False
+        self._variables = "kept"
         self._channel.send(result, error_body + listed + output)
 
     def _output_of(self, run: Run) -> tuple[dict[str, Any], bytes]:

@@ -197,10 +197,13 @@ class Runner:
         run.settle_pause()
         if spent_s > run.settings.cpu_time_s:
             self.interrupt(run, "cpu_limit")
-        elif self._config.watch_memory and memory.sandbox_memory_bytes() > self._config.memory_bytes:
+        elif self._config.watch_memory and self._memory_bytes() > self._config.memory_bytes:
             run.ended_by = "out_of_memory"
             return True
         return False
+
+    def _memory_bytes(self) -> int:
+        return memory.sandbox_memory_bytes(self._child_processes.copies)
 
     def interrupt(self, run: Run, outcome: str) -> None:
         """Interrupts the program; `on_time` demands the kill if it has not ended after GRACE_S."""

@@ -39,7 +39,7 @@ from ..wire.loop import READ, Loop
 from ..wire.messages import Configure, Execute, Restrict
 from ..wire.schema import message_of, read_object
 from ..wire.session_rules import SessionRules
-from . import usage
+from . import undo, usage
 from .beside import Beside
 from .child_processes import ChildProcesses
 from .children import kill_everything
@@ -51,6 +51,7 @@ from .requests import Requests
 from .results import Results
 from .run import Run, Settings
 from .runner import Runner
+from .undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,16 +94,20 @@ class Supervisor:
             on_process=lambda: self._background_cpu.begin(),
         )
         self._cpu.aside_s = self._beside.cpu_s
-        self._child_processes = ChildProcesses(config, self._loop, programs, self, self._beside)
+        self._results = Results(self._channel)
+        self._undo = Undo(
+            config, self._channel, self._beside, self._results, lambda number: self._replacement.go_back(number)
+        )
+        self._child_processes = ChildProcesses(config, self._loop, programs, self, self._undo)
         self._runner = Runner(
             config, self._loop, self._channel, self._child_processes, self._transfers, self._cpu, self._on_run_end
         )
         self._background_cpu = usage.BackgroundCpu(self._cpu, self._runner.charged_cpu_s)
-        self._results = Results(self._channel)
         self._prelude = Prelude(self._channel, self._runner, self._results)
         self._requests = Requests(
             self._channel, self._child_processes, self._transfers, self._runner, self._results.notify
         )
+        self._undo.connect(self._child_processes, self._requests)
         self._jobs = JobQueue()
         self._replacement = Replacement(
             self._child_processes,
@@ -112,6 +117,8 @@ class Supervisor:
             self._prelude,
             self._jobs,
             self._start_child_processes,
+            self._undo,
+            self._equip,
         )
         self._has_environment = config.has_environment
         self._session_env: dict[str, str] = {}
@@ -190,6 +197,7 @@ class Supervisor:
         self._runner.close_all()
         self._requests.close_all()
         self._beside.close_all()
+        self._undo.close_all()
 
     def _on_new_daemon(self) -> None:
         self._transfers.on_new_daemon()
@@ -258,8 +266,12 @@ class Supervisor:
 
     def _start_child_processes(self) -> None:
         self._child_processes.start()
-        self._post_settings()
         self._post_environment()
+        self._equip()
+
+    def _equip(self) -> None:
+        """Gives the interpreter the rules and tools that hold now."""
+        self._post_settings()
         self._requests.post_tools()
 
     def _next_job(self) -> None:
@@ -282,7 +294,9 @@ class Supervisor:
                     self._background_cpu.begin()
             request = job.request
             if isinstance(request, Execute):
-                self._runner.begin(request.id, job.body.decode("utf-8", "replace"), Settings.of(request))
+                self._execute(request, job)
+            elif isinstance(request, undo.REQUESTS):
+                self._undo.begin(request)
             elif isinstance(request, Configure):
                 self._configure(request, job.body)
             elif isinstance(request, Restrict):
@@ -290,6 +304,18 @@ class Supervisor:
                 self._channel.done(request.op)
             else:
                 self._requests.begin(request, job.body)
+
+    def _execute(self, request: Execute, job: Job) -> None:
+        if request.savepoints and not job.saved:
+            job.saved = True
+            self._jobs.put_back(job)
+            self._undo.take_before(request)
+            return
+        if not request.savepoints:
+            self._undo.before_run = None
+        self._runner.begin(request.id, job.body.decode("utf-8", "replace"), Settings.of(request))
+        if self._runner.run is not None:
+            self._runner.run.savepoint = self._undo.before_run
 
     def _configure(self, request: Configure, body: bytes) -> None:
         if request.settings + request.env > len(body):

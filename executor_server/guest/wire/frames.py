@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .schema import Message
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 # Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -80,6 +80,9 @@ class Kind:
     WATCH_FILES = 35
     UNWATCH_FILES = 36
     NEXT_CHANGES = 37
+    TAKE_SAVEPOINT = 38
+    ROLL_BACK = 39
+    LIST_SAVEPOINTS = 40
 
     READY = 64
     LOG = 65

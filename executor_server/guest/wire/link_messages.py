@@ -15,6 +15,7 @@ from executor_api.limits import TOOL_MODULES_MAX, TOOL_PARAMETERS_MAX, TOOLS_MAX
 
 from .frames import MAX_BODY_BYTES, FrameError
 from .messages import IMAGE_SOURCES, IMAGE_TYPES, MAX_IMPORT_CHARS, MAX_IMPORTS, MAX_NAME_CHARS, ErrorDetail
+from .savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS
 from .schema import Record, boolean, integer, one_of, read_listed, record, text, texts
 
 TYPE_CHECKING = False
@@ -33,6 +34,7 @@ PROGRAM_OUTCOMES = (
 LIMITS_WITH_WARNINGS = ("operations", "session_operations")
 TOOL_PARTS = ("source", "bindings", "value")
 _CALL_CHARS = 64
+_MAX_PID = 2**31 - 1
 _FILENAME_CHARS = 64
 _MODULE_CHARS = 4096
 _DESCRIPTION_CHARS = 16 * 1024
@@ -87,6 +89,15 @@ class RefusedSource(Record):
 
     outcome: str = one_of("exception", "import_denied", "policy_denied")
     error: ErrorDetail = record(ErrorDetail)
+
+
+class SavepointMade(Record):
+    """The interpreter's answer: the process that waits, and what it holds of the workspace."""
+
+    pid: int = integer(2, _MAX_PID)
+    files: int = integer()
+    file_bytes: int = integer()
+    left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)
 
 
 def placed_tools(body: bytes) -> list[PlacedTool]:
@@ -194,6 +205,16 @@ class RestoreState(LinkMessage, kind="restore"):
     """Payload: the state, a memory file. ANSWERED, whose body is its manifest, answers it."""
 
 
+class TakeSavepoint(LinkMessage, kind="savepoint"):
+    """The link of the copy to be made comes as a descriptor. ANSWERED, whose body is SavepointMade, answers it."""
+
+    file_bytes: int = integer()
+
+
+class Resume(LinkMessage, kind="resume"):
+    """To a savepoint's process: it starts an interpreter, with the link that comes as a descriptor."""
+
+
 class ToolReply(LinkMessage, kind="reply"):
     """Payload: the message of an exception of this type or, when `ok`, the packed value."""
 
@@ -229,6 +250,13 @@ class NotImported(LinkMessage, kind="not_imported"):
 
 class Booted(LinkMessage, kind="booted"):
     """The interpreter serves."""
+
+
+class Resumed(LinkMessage, kind="resumed"):
+    """An interpreter that a savepoint started serves; `left_out` says what is not as it was."""
+
+    pid: int = integer(2, _MAX_PID)
+    left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)
 
 
 class Unfit(LinkMessage, kind="unfit"):

@@ -145,7 +145,10 @@ class Restrict(Message, kind=Kind.RESTRICT):
 
 
 class Execute(Message, kind=Kind.EXECUTE):
-    """Body: the source. `asked` and `policy` are for the daemon's journal; the guest does not use them."""
+    """Body: the source. `asked` and `policy` are for the daemon's journal; the guest does not use them.
+
+    With `savepoints`, one is taken first, as by TAKE_SAVEPOINT; a program that ends the interpreter goes back to it.
+    """
 
     id: str = text(_ID_CHARS)
     mode: str = text(32)
@@ -155,6 +158,8 @@ class Execute(Message, kind=Kind.EXECUTE):
     operations: int = integer(1)
     output_bytes: int = integer(2)
     policy: str = text(64)
+    savepoints: int = integer(0, 64, default=0)
+    savepoint_file_bytes: int = integer(default=0)
 
 
 class Cancel(Message, kind=Kind.CANCEL):
@@ -349,6 +354,7 @@ class Result(Message, kind=Kind.RESULT):
     artifacts: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)
     artifacts_truncated: Optional[bool] = boolean(default=None)
     imports: Optional[list[str]] = texts(MAX_IMPORTS, MAX_IMPORT_CHARS, default=None)
+    savepoint: Optional[int] = integer(1, _MAX_GENERATION, default=None)
     blob: Optional[str] = identifier(default=None)
     size: Optional[int] = integer(0, MAX_PAYLOAD_BYTES, default=None)
     output: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)

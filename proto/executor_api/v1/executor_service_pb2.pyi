@@ -1,4 +1,7 @@
+import datetime
+
 from executor_api.v1 import types_pb2 as _types_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -179,18 +182,20 @@ class AuthorizeImportsResponse(_message.Message):
     def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("session_id", "execution_id", "code", "output_mode", "limits")
+    __slots__ = ("session_id", "execution_id", "code", "output_mode", "limits", "savepoint")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_MODE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     execution_id: str
     code: str
     output_mode: _types_pb2.OutputMode
     limits: _types_pb2.Limits
-    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., code: _Optional[str] = ..., output_mode: _Optional[_Union[_types_pb2.OutputMode, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ...) -> None: ...
+    savepoint: bool
+    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., code: _Optional[str] = ..., output_mode: _Optional[_Union[_types_pb2.OutputMode, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., savepoint: bool = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("event",)
@@ -399,6 +404,66 @@ class WatchFilesResponse(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[_types_pb2.FileChange]
     overflowed: bool
     def __init__(self, changes: _Optional[_Iterable[_Union[_types_pb2.FileChange, _Mapping]]] = ..., overflowed: bool = ...) -> None: ...
+
+class Savepoint(_message.Message):
+    __slots__ = ("number", "made_time", "files", "file_bytes", "left_out")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MADE_TIME_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    made_time: _timestamp_pb2.Timestamp
+    files: int
+    file_bytes: int
+    left_out: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., made_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., files: _Optional[int] = ..., file_bytes: _Optional[int] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TakeSavepointRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class TakeSavepointResponse(_message.Message):
+    __slots__ = ("savepoints", "dropped")
+    SAVEPOINTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    savepoints: _containers.RepeatedCompositeFieldContainer[Savepoint]
+    dropped: int
+    def __init__(self, savepoints: _Optional[_Iterable[_Union[Savepoint, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("session_id", "savepoint")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    savepoint: int
+    def __init__(self, session_id: _Optional[str] = ..., savepoint: _Optional[int] = ...) -> None: ...
+
+class RollbackResponse(_message.Message):
+    __slots__ = ("savepoints", "dropped", "generation", "left_out")
+    SAVEPOINTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    savepoints: _containers.RepeatedCompositeFieldContainer[Savepoint]
+    dropped: int
+    generation: int
+    left_out: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, savepoints: _Optional[_Iterable[_Union[Savepoint, _Mapping]]] = ..., dropped: _Optional[int] = ..., generation: _Optional[int] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListSavepointsRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ListSavepointsResponse(_message.Message):
+    __slots__ = ("savepoints",)
+    SAVEPOINTS_FIELD_NUMBER: _ClassVar[int]
+    savepoints: _containers.RepeatedCompositeFieldContainer[Savepoint]
+    def __init__(self, savepoints: _Optional[_Iterable[_Union[Savepoint, _Mapping]]] = ...) -> None: ...
 
 class ExportStateRequest(_message.Message):
     __slots__ = ("session_id",)

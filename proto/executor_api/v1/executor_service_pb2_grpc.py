@@ -146,6 +146,21 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.FromString,
                 _registered_method=True)
+        self.TakeSavepoint = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/TakeSavepoint',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.TakeSavepointRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.TakeSavepointResponse.FromString,
+                _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/Rollback',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RollbackResponse.FromString,
+                _registered_method=True)
+        self.ListSavepoints = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/ListSavepoints',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListSavepointsRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListSavepointsResponse.FromString,
+                _registered_method=True)
         self.ExportState = channel.unary_stream(
                 '/executor_api.v1.ExecutorService/ExportState',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ExportStateRequest.SerializeToString,
@@ -404,6 +419,33 @@ class ExecutorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeSavepoint(self, request, context):
+        """Takes a savepoint: a copy of the interpreter with all that its memory holds, and of the files of the workspace, as far
+        as the policy allows. It stays in the sandbox, and ends with it. Waits for the executions ahead of it. NOT_FOUND,
+        PERMISSION_DENIED (the policy), FAILED_PRECONDITION (the program has threads, no process or memory is left for it, or
+        the session is lost). Repeated: one more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollback(self, request, context):
+        """Goes back to a savepoint: a new interpreter goes on from it, under the policy, the tools and the budgets of now, and
+        the later savepoints are dropped. Everything else that runs in the sandbox ends, but processes that calls have
+        started. Waits for the executions ahead of it. NOT_FOUND (it was dropped), FAILED_PRECONDITION (its process has
+        ended: variables are reset; or the session is lost). Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSavepoints(self, request, context):
+        """Lists the savepoints of a session, the oldest first. NOT_FOUND, FAILED_PRECONDITION. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExportState(self, request, context):
         """Exports the state of a session: the variables that can be pickled, and the workspace. First the
         archive in pieces, then the manifest. The archive is opaque and signed by the daemon. Waits for the executions
@@ -617,6 +659,21 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.WatchFiles,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.SerializeToString,
+            ),
+            'TakeSavepoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeSavepoint,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.TakeSavepointRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.TakeSavepointResponse.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RollbackRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.RollbackResponse.SerializeToString,
+            ),
+            'ListSavepoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSavepoints,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListSavepointsRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListSavepointsResponse.SerializeToString,
             ),
             'ExportState': grpc.unary_stream_rpc_method_handler(
                     servicer.ExportState,
@@ -1248,6 +1305,87 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/WatchFiles',
             executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.WatchFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeSavepoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/TakeSavepoint',
+            executor__api_dot_v1_dot_executor__service__pb2.TakeSavepointRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.TakeSavepointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/Rollback',
+            executor__api_dot_v1_dot_executor__service__pb2.RollbackRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.RollbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSavepoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/ListSavepoints',
+            executor__api_dot_v1_dot_executor__service__pb2.ListSavepointsRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.ListSavepointsResponse.FromString,
             options,
             channel_credentials,
             insecure,

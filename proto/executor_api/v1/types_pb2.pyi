@@ -49,6 +49,7 @@ class VariablesState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VARIABLES_STATE_KEPT: _ClassVar[VariablesState]
     VARIABLES_STATE_RESET: _ClassVar[VariablesState]
     VARIABLES_STATE_LOST: _ClassVar[VariablesState]
+    VARIABLES_STATE_ROLLED_BACK: _ClassVar[VariablesState]
 
 class OutputMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -117,6 +118,7 @@ VARIABLES_STATE_UNSPECIFIED: VariablesState
 VARIABLES_STATE_KEPT: VariablesState
 VARIABLES_STATE_RESET: VariablesState
 VARIABLES_STATE_LOST: VariablesState
+VARIABLES_STATE_ROLLED_BACK: VariablesState
 OUTPUT_MODE_UNSPECIFIED: OutputMode
 OUTPUT_MODE_TRAILING_EXPRESSION: OutputMode
 OUTPUT_MODE_LAST_STATEMENT: OutputMode
@@ -434,7 +436,7 @@ class LimitWarningEvent(_message.Message):
     def __init__(self, limit: _Optional[str] = ..., used: _Optional[int] = ..., budget: _Optional[int] = ...) -> None: ...
 
 class ExecutionResult(_message.Message):
-    __slots__ = ("outcome", "output", "error", "usage", "variables_state", "generation", "final_answer_call_id", "artifacts", "artifacts_truncated", "policy_fingerprint")
+    __slots__ = ("outcome", "output", "error", "usage", "variables_state", "generation", "final_answer_call_id", "artifacts", "artifacts_truncated", "policy_fingerprint", "savepoint")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -445,6 +447,7 @@ class ExecutionResult(_message.Message):
     ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
     ARTIFACTS_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     POLICY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     output: Value
     error: ErrorDetail
@@ -455,7 +458,8 @@ class ExecutionResult(_message.Message):
     artifacts: _containers.RepeatedCompositeFieldContainer[FileInfo]
     artifacts_truncated: bool
     policy_fingerprint: str
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., output: _Optional[_Union[Value, _Mapping]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., variables_state: _Optional[_Union[VariablesState, str]] = ..., generation: _Optional[int] = ..., final_answer_call_id: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[FileInfo, _Mapping]]] = ..., artifacts_truncated: bool = ..., policy_fingerprint: _Optional[str] = ...) -> None: ...
+    savepoint: int
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., output: _Optional[_Union[Value, _Mapping]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., variables_state: _Optional[_Union[VariablesState, str]] = ..., generation: _Optional[int] = ..., final_answer_call_id: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[FileInfo, _Mapping]]] = ..., artifacts_truncated: bool = ..., policy_fingerprint: _Optional[str] = ..., savepoint: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("number", "queued", "log", "output_cut", "image", "tool_call", "blob_chunk", "result", "limit_warning")
@@ -622,16 +626,20 @@ class FileLimits(_message.Message):
     def __init__(self, max_put_bytes: _Optional[int] = ..., max_get_bytes: _Optional[int] = ..., max_puts: _Optional[int] = ..., max_gets: _Optional[int] = ...) -> None: ...
 
 class StateRules(_message.Message):
-    __slots__ = ("export", "restore", "max_bytes", "allow_foreign")
+    __slots__ = ("export", "restore", "max_bytes", "allow_foreign", "savepoints", "savepoint_file_bytes")
     EXPORT_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     ALLOW_FOREIGN_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINTS_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
     export: bool
     restore: bool
     max_bytes: int
     allow_foreign: bool
-    def __init__(self, export: bool = ..., restore: bool = ..., max_bytes: _Optional[int] = ..., allow_foreign: bool = ...) -> None: ...
+    savepoints: int
+    savepoint_file_bytes: int
+    def __init__(self, export: bool = ..., restore: bool = ..., max_bytes: _Optional[int] = ..., allow_foreign: bool = ..., savepoints: _Optional[int] = ..., savepoint_file_bytes: _Optional[int] = ...) -> None: ...
 
 class Quotas(_message.Message):
     __slots__ = ("sessions", "executions", "creations_per_minute", "cpu_time_s_per_hour", "output_bytes_per_hour", "calls", "calls_per_second", "egress_bytes_per_hour")

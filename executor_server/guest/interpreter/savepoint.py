@@ -1,0 +1,255 @@
+"""Savepoints: copies of the interpreter, made by fork, that wait until the session goes back to them.
+
+`take` forks a process that waits on a link of its own. RESUME has it fork once more: that copy goes on as the
+interpreter, and the savepoint stays as it was, so a session can go back to it any number of times.
+
+Each fork is a double one. The process in between ends at once, so the copy is a child of process 1, the supervisor:
+agent code that waits for its own children never meets it, and the supervisor gets its exit. It leads a kernel session
+of its own, by which the supervisor spares it when it kills everything else.
+
+A copy has one thread, so a program with threads gets no savepoint: a lock that one held would be held for ever. Threads
+of native libraries are counted after the fork: those of OpenBLAS end before one, and begin again when needed.
+
+A copy shares open files with the program. A socket or a pipe that it kept would stay open when the program closes its
+own: a port would stay taken, a reader would wait. So a copy puts /dev/null in their place, and says so.
+
+Agent code can kill its savepoints, or take part in the messages here; it has the interpreter's memory. It gains nothing
+but the loss of its own state.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import sys
+import threading
+
+from ..wire import link
+from ..wire.lean import dumps, socket
+from ..wire.link_messages import Answered, Resume, Resumed, SavepointMade, message_of
+from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS
+from .process import OOM_SCORE
+from .workspace_copies import TooMany, WorkspaceCopies
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+    from ..wire.link_messages import LinkMessage, TakeSavepoint
+    from .execution import Executions
+    from .host_tools import Inbox
+    from .process import OwnProcess
+    from .streams import Streams
+    from .workspace_copies import Copy
+
+    Answer = tuple[LinkMessage, bytes]
+
+_OOM_SCORE_OF_COPIES = 1000
+_MAX_NAMED = 3  # threads that a refusal names
+
+
+class Parts:
+    """The parts of the interpreter that a copy of it has to change."""
+
+    def __init__(
+        self, sock: socket.socket, inbox: Inbox, executions: Executions, streams: Streams, process: OwnProcess
+    ) -> None:
+        self.sock = sock
+        self.inbox = inbox
+        self.executions = executions
+        self.streams = streams
+        self.process = process
+
+
+class _Kept:
+    """All that a copy needs to be what the interpreter was."""
+
+    def __init__(self, files: Optional[Copy], random_state: Any) -> None:
+        self.files = files
+        self.random_state = random_state
+        self.positions: list[tuple[int, int]] = []  # of open files: descriptor, offset
+
+
+def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: WorkspaceCopies) -> Answer:
+    """Makes a savepoint. Returns the answer in the interpreter, and another one in each that goes on from it."""
+    if len(packet.fds) != 1:
+        raise ValueError(f"a savepoint with {len(packet.fds)} descriptors")
+    why_not = _why_not()
+    if why_not:
+        return _refusal(why_not)
+    left_out = _left_out(parts)
+    files: Optional[Copy] = None
+    try:
+        files = copies.save(request.file_bytes)
+    except TooMany as reason:
+        left_out.append(f"files of the workspace: {reason}")
+    except OSError as error:
+        left_out.append(f"files of the workspace: {error.strerror}")
+    module = sys.modules.get("random")
+    kept = _Kept(files, module.getstate() if module is not None else None)
+    try:
+        pid = _fork()
+    except OSError as error:
+        return _refusal(f"no process could be made for it: {error.strerror}")
+    if pid == 0:
+        return _serve(packet.fds.pop(), parts, copies, kept)
+    packet.close_fds()
+    native = len(os.listdir("/proc/self/task")) - 1
+    if native > 0:
+        os.kill(pid, signal.SIGKILL)
+        return _refusal(f"{native} threads of a native library run, which a copy of the process would not have")
+    data = [entry.data for entry in (files or {}).values()]
+    made = SavepointMade(
+        pid=pid,
+        files=len(data),
+        file_bytes=sum(len(each) for each in data if isinstance(each, bytes)),
+        left_out=[each[:MAX_LEFT_OUT_CHARS] for each in left_out[:MAX_LEFT_OUT]],
+    )
+    return Answered(ok=True), dumps(made.head())
+
+
+def _refusal(why: str) -> Answer:
+    return Answered(ok=False, message=why), b""
+
+
+def _why_not() -> str:
+    """Returns the reason why the program can't be copied now; empty when it can."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if others:
+        names = ", ".join(str(thread.name)[:40] for thread in others[:_MAX_NAMED])
+        return f"{len(others)} threads of the program run ({names}), which a copy of the process would not have"
+    return ""
+
+
+def _left_out(parts: Parts) -> list[str]:
+    """Returns what a copy will not have, in words."""
+    left_out = []
+    children = _children()
+    if children:
+        left_out.append(f"child processes of the program: {children}")
+    own = 2 + 2 * parts.executions.has_loop  # both links, and the pair by which an event loop wakes itself
+    sockets = sum(stat.S_ISSOCK(status.st_mode) for _, status in _descriptors()) - own
+    if sockets > 0:
+        left_out.append(f"open sockets: {sockets}")
+    return left_out
+
+
+def _children() -> int:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+            return len(file.read().split())
+    except FileNotFoundError:
+        return 0  # this kernel does not list them
+
+
+def _descriptors() -> list[tuple[int, os.stat_result]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append((int(name), os.fstat(int(name))))
+        except OSError:
+            continue  # the listing's own
+    return found
+
+
+def _fork() -> int:
+    """Forks a process whose parent is process 1. Returns its pid, and 0 in it. Raises OSError."""
+    answer_read, answer_write = os.pipe2(os.O_CLOEXEC)
+    gate_read, gate_write = os.pipe2(os.O_CLOEXEC)
+    try:
+        between = os.fork()
+    except OSError:
+        for fd in (answer_read, answer_write, gate_read, gate_write):
+            os.close(fd)
+        raise
+    if between == 0:
+        try:
+            is_last = os.fork() == 0
+        except OSError:
+            os._exit(1)
+        if not is_last:
+            os._exit(0)
+        os.close(answer_read)
+        os.close(gate_write)
+        os.setsid()
+        os.write(answer_write, b"%d" % os.getpid())
+        os.close(answer_write)
+        os.read(gate_read, 1)  # ends when the process in between was waited for
+        os.close(gate_read)
+        return 0
+    os.close(answer_write)
+    os.close(gate_read)
+    try:
+        answer = os.read(answer_read, 16)
+        os.waitpid(between, 0)
+    finally:
+        os.close(answer_read)
+        os.close(gate_write)
+    if not answer:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return int(answer)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In the copy
+
+
+def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept) -> Answer:
+    """Waits for RESUME, and returns in each interpreter that it asks for. The savepoint itself ends with its link."""
+    try:
+        _settle(theirs, parts, kept)
+        waiting = socket.socket(fileno=theirs)
+        while True:
+            packet = link.receive(waiting, link.INLINE_BYTES)
+            if not isinstance(message_of(packet), Resume) or len(packet.fds) != 1:
+                raise ValueError("a message that is not for a savepoint")
+            new_link = packet.fds.pop()
+            if _fork() == 0:
+                waiting.close()
+                return _go_on(new_link, parts, copies, kept)
+            os.close(new_link)
+    except link.LinkClosed:
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - the supervisor sees its end
+        os._exit(70)
+
+
+def _settle(theirs: int, parts: Parts, kept: _Kept) -> None:
+    _set_oom_score(_OOM_SCORE_OF_COPIES)
+    for fd, status in _descriptors():
+        kind = stat.S_IFMT(status.st_mode)
+        if kind == stat.S_IFREG:
+            kept.positions.append((fd, os.lseek(fd, 0, os.SEEK_CUR)))
+        elif kind not in (stat.S_IFDIR, stat.S_IFCHR) and fd != theirs:
+            os.dup2(parts.streams.null, fd, inheritable=fd <= 2)
+
+
+def _go_on(new_link: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept) -> Answer:
+    """Makes this process the interpreter. Returns its first message."""
+    _set_oom_score(OOM_SCORE)
+    os.dup2(new_link, parts.sock.fileno(), inheritable=False)
+    os.close(new_link)
+    parts.process.move_here()
+    parts.inbox.forget()
+    parts.executions.forget_loop()
+    parts.streams.forget_idle()
+    if kept.random_state is not None:  # a fork gives the copy another one
+        sys.modules["random"].setstate(kept.random_state)
+    left_out = []
+    for fd, position in kept.positions:
+        try:
+            os.lseek(fd, position, os.SEEK_SET)
+        except OSError:
+            left_out.append("the position in an open file")
+    if kept.files is not None:
+        failed = copies.restore(kept.files)
+        if failed:
+            left_out.append(f"files of the workspace that could not be restored: {failed}")
+    return Resumed(pid=os.getpid(), left_out=left_out[:MAX_LEFT_OUT]), b""
+
+
+def _set_oom_score(score: int) -> None:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(score))

@@ -1,0 +1,176 @@
+"""Copies of the workspace's files in the interpreter's memory, for its savepoints.
+
+A fork shares memory, so eight savepoints hold a file that did not change once. The paths are agent code's: nothing is
+followed that leads out of the workspace, and nothing is opened that could block.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Optional, Union
+
+    Copy = dict[str, "Entry"]
+
+MAX_FILES = 2000
+"""Files and directories that a savepoint holds; with more, it holds none."""
+# Entries that a restoration looks at; a directory with more is left as it is.
+_MAX_SEEN = 20_000
+_NO_FOLLOW = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class TooMany(Exception):
+    """The workspace holds more than a savepoint may; the message says what, in words."""
+
+
+class Entry:
+    """A file (its bytes), a symbolic link (its target) or a directory (None)."""
+
+    __slots__ = ("data", "key", "mode", "times")
+
+    def __init__(self, status: os.stat_result, data: Union[bytes, str, None]) -> None:
+        self.mode = stat.S_IMODE(status.st_mode)
+        self.times = status.st_atime_ns, status.st_mtime_ns
+        self.key = _key(status)
+        self.data = data
+
+
+class WorkspaceCopies:
+    """Makes copies. It keeps the last one, to read only what has changed since."""
+
+    def __init__(self, workspace: str) -> None:
+        self._root = workspace
+        self._last: Copy = {}
+
+    def save(self, max_bytes: int) -> Copy:
+        """Returns a copy of all files. Raises TooMany, OSError."""
+        copy: Copy = {}
+        left = max_bytes
+        for path, status in _walk(self._root, ""):
+            if len(copy) >= MAX_FILES:
+                raise TooMany(f"the workspace has more than {MAX_FILES} files")
+            kind = stat.S_IFMT(status.st_mode)
+            last = self._last.get(path)
+            if kind == stat.S_IFDIR:
+                copy[path] = Entry(status, None)
+            elif kind == stat.S_IFLNK:
+                copy[path] = Entry(status, os.readlink(os.path.join(self._root, path)))
+            elif kind == stat.S_IFREG:
+                left -= status.st_size
+                if left < 0:
+                    raise TooMany(f"the files of the workspace have more than {max_bytes} bytes")
+                if last is not None and last.key == _key(status):
+                    copy[path] = last
+                    continue
+                found = self._read(path, left + status.st_size)
+                if found is not None:
+                    copy[path] = found
+                    left += status.st_size - len(found.data or b"")
+        self._last = copy
+        return copy
+
+    def _read(self, path: str, max_bytes: int) -> Optional[Entry]:
+        """Reads a file; None when it is gone. Raises TooMany when it has grown meanwhile."""
+        try:
+            fd = os.open(os.path.join(self._root, path), os.O_RDONLY | _NO_FOLLOW)
+        except OSError:
+            return None
+        with open(fd, "rb", buffering=0) as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            pieces, size = [], 0
+            while piece := file.read(min(max_bytes - size, 1024 * 1024) + 1):
+                size += len(piece)
+                if size > max_bytes:
+                    raise TooMany("the files of the workspace grow while they are copied")
+                pieces.append(piece)
+        return Entry(status, b"".join(pieces))
+
+    def restore(self, copy: Copy) -> int:
+        """Makes the workspace as it was; returns how many files could not be made so."""
+        failed = 0
+        now: dict[str, os.stat_result] = {}
+        for path, status in _walk(self._root, ""):
+            if len(now) >= _MAX_SEEN:
+                return len(copy)
+            now[path] = status
+        for path in sorted(now, reverse=True):  # what is in a directory comes before it
+            entry = copy.get(path)
+            if entry is None or not _same_kind(now[path], entry):
+                failed += not _removed(os.path.join(self._root, path), now.pop(path))
+        for path, entry in copy.items():  # a directory comes before what is in it
+            status_now = now.get(path)
+            if status_now is not None and _key(status_now) == entry.key:
+                continue
+            try:
+                self._put(os.path.join(self._root, path), entry, exists=status_now is not None)
+            except OSError:
+                failed += 1
+        self._last = {}
+        return failed
+
+    def _put(self, path: str, entry: Entry, *, exists: bool) -> None:
+        if entry.data is None:
+            if not exists:
+                os.mkdir(path)
+            os.chmod(path, entry.mode)
+        elif isinstance(entry.data, str):
+            if exists:
+                os.unlink(path)
+            os.symlink(entry.data, path)
+        else:
+            # In place, so that other names of the file, and those who have it open, see it too.
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_FOLLOW, 0o600)
+            with open(fd, "wb", buffering=0) as file:
+                view = memoryview(entry.data)
+                while view:
+                    view = view[file.write(view) :]
+                os.fchmod(fd, entry.mode)
+                os.utime(fd, ns=entry.times)
+
+
+def _walk(root: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yields each entry with its status, a directory before what is in it."""
+    pending = [below]
+    while pending:
+        folder = pending.pop()
+        try:
+            entries = list(os.scandir(os.path.join(root, folder)))
+        except OSError:
+            continue  # it is gone, or closed to this user
+        for entry in entries:
+            path = os.path.join(folder, entry.name)
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            yield path, status
+            if stat.S_ISDIR(status.st_mode):
+                pending.append(path)
+
+
+def _key(status: os.stat_result) -> tuple[int, ...]:
+    if stat.S_ISDIR(status.st_mode):
+        return (stat.S_IMODE(status.st_mode),)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _same_kind(status: os.stat_result, entry: Entry) -> bool:
+    kind = stat.S_IFMT(status.st_mode)
+    expected = stat.S_IFDIR if entry.data is None else stat.S_IFLNK if isinstance(entry.data, str) else stat.S_IFREG
+    return kind == expected
+
+
+def _removed(path: str, status: os.stat_result) -> bool:
+    try:
+        (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,227 @@
+"""Keeps the savepoints of a session: processes that wait, copies of the interpreter (interpreter/savepoint.py).
+
+A savepoint costs what has changed since it was taken. Its memory counts against the sandbox's limit, so the oldest are
+dropped when there are more than the policy allows, or when memory is short.
+
+Trust. The pid of a copy comes from the interpreter, so it is agent code's: it is taken only for a process of this
+sandbox that is no one else's, a child of process 1 that leads a session of its own. A program can put any process of
+its own in that place; then it goes back to that, and has gained nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from executor_api.limits import SAVEPOINTS_MAX
+
+from ..wire import link
+from ..wire.frames import FrameError
+from ..wire.lean import dumps, signal
+from ..wire.link_messages import Answered, Resume, Resumed, SavepointMade, TakeSavepoint, message_of
+from ..wire.savepoint_messages import MAX_LEFT_OUT, RollBack, SavepointsTold, ToldSavepoint
+from ..wire.schema import read_object
+from . import memory
+from .children import Child
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
+    from ..wire.channel import Channel
+    from ..wire.lean import socket
+    from .child_processes import ChildProcesses
+    from .config import Config
+    from .requests import Requests
+    from .results import Results
+
+    OnTaken = Callable[[Optional[int], str], None]
+
+# Seconds for a copy to go on, with all files of the workspace written back; a few milliseconds are usual.
+_RESUME_TIME_S = 5.0
+# The part of the sandbox's memory above which the oldest savepoints are dropped.
+_MEMORY_PART = 0.7
+_STAT_PPID, _STAT_SESSION = 1, 3
+
+
+class _Savepoint:
+    def __init__(self, number: int, made: SavepointMade, sock: socket.socket) -> None:
+        self.number = number
+        self.pid = made.pid
+        self.sock = sock
+        self.told = ToldSavepoint(
+            savepoint=number,
+            made=time.time(),
+            files=made.files,
+            file_bytes=made.file_bytes,
+            left_out=made.left_out,
+        )
+
+
+class Savepoints:
+    """Owns them, the oldest first."""
+
+    def __init__(
+        self,
+        config: Config,
+        channel: Channel,
+        children: ChildProcesses,
+        requests: Requests,
+        results: Results,
+    ) -> None:
+        self._config = config
+        self._channel = channel
+        self._children = children
+        self._requests = requests
+        self._results = results
+        self._kept: list[_Savepoint] = []
+        self._count = 0
+        self._dropped = 0  # since the last answer
+        self._left_out: list[str] = []  # by the last resumption
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset(savepoint.pid for savepoint in self._kept)
+
+    @property
+    def sharing(self) -> frozenset[int]:
+        """The processes that share memory: theirs, and the interpreter's."""
+        return self.pids | {self._children.interpreter.pid} if self._kept else frozenset()
+
+    def close_all(self) -> None:
+        for savepoint in self._kept:
+            savepoint.sock.close()
+
+    def note_exit(self, pid: int) -> bool:
+        """Drops the savepoint whose process has ended."""
+        for savepoint in self._kept:
+            if savepoint.pid == pid:
+                self._forget(savepoint)
+                return True
+        return False
+
+    # -- taking --------------------------------------------------------------------------------------------------
+
+    def take(self, kept: int, file_bytes: int, *, op: int = 0, on_taken: Optional[OnTaken] = None) -> None:
+        """Has the interpreter make one; answers the request, or calls `on_taken` with its number, or the reason."""
+        ours, theirs = link.make_pair()
+        ours.setblocking(False)
+
+        def on_answer(answer: Answered, body: bytes) -> None:
+            why_not = answer.message
+            if answer.ok:
+                made = read_object(SavepointMade, body, "a savepoint")
+                self._check(made.pid)
+                self._count += 1
+                self._kept.append(_Savepoint(self._count, made, ours))
+                self._drop_beyond(min(kept, SAVEPOINTS_MAX))
+                why_not = "" if self._find(self._count) is not None else "the memory of the sandbox does not suffice"
+            else:
+                ours.close()
+            if on_taken is not None:
+                on_taken(None if why_not else self._count, why_not)
+            elif why_not:
+                self._channel.fail(op, "savepoint_refused", f"no savepoint could be taken: {why_not}")
+            else:
+                self.answer(op, taken=self._count)
+
+        self._requests.ask(TakeSavepoint(file_bytes=file_bytes), (theirs.detach(),), on_answer)
+
+    def _check(self, pid: int) -> None:
+        """Raises FrameError unless the process may be a copy of the interpreter."""
+        try:
+            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+                text = file.read()
+        except OSError as error:
+            raise FrameError(f"process {pid} is not there") from error
+        stat = text[text.rfind(b")") + 2 :].split()
+        if pid in self.sharing or int(stat[_STAT_PPID]) != 1 or int(stat[_STAT_SESSION]) != pid:
+            raise FrameError(f"process {pid} is no copy of the interpreter")
+
+    def _drop_beyond(self, most: int) -> None:
+        while len(self._kept) > most:
+            self._drop(self._kept[0])
+        limit_bytes = int(self._config.memory_bytes * _MEMORY_PART)
+        while self._kept and memory.sandbox_memory_bytes(self.sharing) > limit_bytes:
+            self._drop(self._kept[0])
+
+    # -- going back ----------------------------------------------------------------------------------------------
+
+    def roll_back(self, request: RollBack, go_back: Callable[[int], bool]) -> None:
+        """Answers a request to go back; `go_back` replaces the interpreter."""
+        if self._find(request.savepoint) is None:
+            numbers = ", ".join(str(savepoint.number) for savepoint in self._kept) or "none"
+            message = f"savepoint {request.savepoint} is not there; those that are: {numbers}"
+            self._channel.fail(request.op, "savepoint_not_found", message)
+        elif go_back(request.savepoint):
+            for savepoint in [each for each in self._kept if each.number > request.savepoint]:
+                self._drop(savepoint)
+            self.answer(request.op)
+        else:
+            message = f"savepoint {request.savepoint} did not answer: a new interpreter was started, without variables"
+            self._channel.fail(request.op, "savepoint_lost", message)
+
+    def resume(self, number: int) -> bool:
+        """Puts an interpreter in place that goes on from this savepoint; false when that failed.
+
+        Waits for it, at most `_RESUME_TIME_S`, since nothing else can be done without an interpreter.
+        """
+        savepoint = self._find(number)
+        if savepoint is None:
+            return False
+        ours, theirs = link.make_pair()
+        self._left_out = []
+        try:
+            link.send(savepoint.sock, Resume(), fds=(theirs.fileno(),))
+            theirs.close()  # so that the end of the copy is an end of the link
+            waiting = select.poll()
+            waiting.register(ours, select.POLLIN)
+            waiting.register(savepoint.sock, select.POLLIN)  # ready when the copy has ended
+            ready = {fd for fd, _ in waiting.poll(_RESUME_TIME_S * 1000)}
+            if ours.fileno() not in ready:
+                raise FrameError("no answer")
+            packet = link.receive(ours, link.INLINE_BYTES)
+            packet.close()
+            message = message_of(packet)
+            if not isinstance(message, Resumed):
+                raise FrameError(f"a message {message.kind!r} of a savepoint")
+            self._check(message.pid)
+        except (OSError, link.LinkClosed, FrameError):
+            ours.close()
+            theirs.close()
+            self._drop(savepoint)
+            return False
+        ours.setblocking(False)
+        self._left_out = message.left_out
+        self._children.adopt(Child(message.pid, ours))
+        return True
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def answer(self, op: int, taken: Optional[int] = None) -> None:
+        """Answers a request with all savepoints that are there."""
+        told = SavepointsTold(
+            savepoints=[savepoint.told for savepoint in self._kept],
+            dropped=self._dropped,
+            generation=self._results.generation,
+            taken=taken,
+            left_out=self._left_out[:MAX_LEFT_OUT],
+        )
+        self._dropped, self._left_out = 0, []
+        self._channel.done(op, dumps(told.head()))
+
+    def _find(self, number: int) -> Optional[_Savepoint]:
+        return next((savepoint for savepoint in self._kept if savepoint.number == number), None)
+
+    def _drop(self, savepoint: _Savepoint) -> None:
+        self._forget(savepoint)
+        try:
+            os.kill(savepoint.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended, and its exit is about to be reaped
+
+    def _forget(self, savepoint: _Savepoint) -> None:
+        self._kept.remove(savepoint)
+        self._dropped += 1
+        savepoint.sock.close()

@@ -1,0 +1,106 @@
+"""Savepoints of the session, as the other parts of the supervisor see them; most sessions never have one.
+
+The module that keeps them is imported with the first (savepoints.py).
+"""
+
+from __future__ import annotations
+
+from ..wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Union
+
+    from ..wire.channel import Channel
+    from ..wire.messages import Execute
+    from .beside import Beside
+    from .child_processes import ChildProcesses
+    from .config import Config
+    from .requests import Requests
+    from .results import Results
+    from .savepoints import Savepoints
+
+REQUESTS = (TakeSavepoint, RollBack, ListSavepoints)
+
+
+class Undo:
+    """Does what requests about savepoints ask for, and knows which processes outlive an interpreter.
+
+    `go_back` replaces the interpreter for a request; it has `resume` called, and returns what that did.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        channel: Channel,
+        beside: Beside,
+        results: Results,
+        go_back: Callable[[int], bool],
+    ) -> None:
+        self._config = config
+        self._channel = channel
+        self._beside = beside
+        self._results = results
+        self._go_back = go_back
+        self._savepoints: Optional[Savepoints] = None
+        self._children: Optional[ChildProcesses] = None
+        self._requests: Optional[Requests] = None
+        self.before_run: Optional[int] = None  # the savepoint that the run at hand goes back to when it is killed
+
+    def connect(self, children: ChildProcesses, requests: Requests) -> None:
+        """Gives it the parts that are made after it."""
+        self._children, self._requests = children, requests
+
+    def begin(self, request: Union[TakeSavepoint, RollBack, ListSavepoints]) -> None:
+        """Begins a request of the daemon."""
+        if isinstance(request, TakeSavepoint):
+            self._opened().take(request.kept, request.file_bytes, op=request.op)
+        elif isinstance(request, RollBack):
+            self._opened().roll_back(request, self._go_back)
+        else:
+            self._opened().answer(request.op)
+
+    def take_before(self, request: Execute) -> None:
+        """Takes a savepoint for the execution that is to begin."""
+        self.before_run = None
+        self._opened().take(request.savepoints, request.savepoint_file_bytes, on_taken=self._note)
+
+    def _note(self, number: Optional[int], why_not: str) -> None:
+        self.before_run = number
+        if number is None:
+            self._results.notify(f"no savepoint before this step: {why_not}\n")
+
+    def resume(self, number: Optional[int]) -> bool:
+        """Puts an interpreter of this savepoint in place; false when there is none."""
+        return number is not None and self._savepoints is not None and self._savepoints.resume(number)
+
+    def _opened(self) -> Savepoints:
+        if self._savepoints is None:
+            from .savepoints import Savepoints
+
+            assert self._children is not None
+            assert self._requests is not None
+            self._savepoints = Savepoints(self._config, self._channel, self._children, self._requests, self._results)
+        return self._savepoints
+
+    def close_all(self) -> None:
+        """In a forked child: closes the links, which belong to the supervisor."""
+        if self._savepoints is not None:
+            self._savepoints.close_all()
+
+    # -- the processes that outlive an interpreter -----------------------------------------------------------------
+
+    @property
+    def leaders(self) -> frozenset[int]:
+        """The kernel sessions of those processes."""
+        return self._beside.leaders if self._savepoints is None else self._beside.leaders | self._savepoints.pids
+
+    @property
+    def copies(self) -> frozenset[int]:
+        """The processes of the savepoints, and of the interpreter, whose memory they share; empty without one."""
+        return frozenset() if self._savepoints is None else self._savepoints.sharing
+
+    def note_exit(self, pid: int, status: int, usage: Any) -> bool:
+        """Notes that a process was reaped; true when it is one of these."""
+        is_copy = self._savepoints is not None and self._savepoints.note_exit(pid)
+        return is_copy or self._beside.note_exit(pid, status, usage)

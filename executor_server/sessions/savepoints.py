@@ -1,0 +1,58 @@
+"""The savepoints of a session: the guest keeps them, and they end with its sandbox.
+
+A rollback takes variables and files of the workspace back. Budgets, the policy in force and the audit log never go
+back: the guest is sent the rules of now, as after any other request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from executor_server.channel import Request, told_savepoints
+from executor_server.core import Savepoints
+from executor_server.guest.wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
+from executor_server.guest.wire.schema import Message
+from executor_server.policy import check_savepoint
+from executor_server.sessions.requests import GuestRequests
+from executor_server.sessions.shared import SessionHooks, SessionServices
+
+
+class SessionSavepoints:
+    """Takes savepoints of one session, and goes back to them. Each waits for the executions ahead of it."""
+
+    def __init__(self, session: SessionServices, requests: GuestRequests, hooks: SessionHooks) -> None:
+        self._session = session
+        self._requests = requests
+        self._admission = hooks.admission
+
+    async def take(self) -> Savepoints:
+        """Takes one; the oldest are dropped where there are too many.
+
+        Raises PolicyViolation, PreconditionFailed (the interpreter can't be copied now, or the session is lost).
+        """
+        self._session.require_alive()
+        check_savepoint(self._session.spec)
+        await self._admission.savepoint(self._session.facts, None)
+        rules = self._session.spec.state
+        check_savepoint(self._session.spec)  # again: another policy may be in force after the await
+        return await self._ask(
+            lambda op: TakeSavepoint(op=op, kept=rules.savepoints, file_bytes=rules.savepoint_file_bytes)
+        )
+
+    async def roll_back(self, number: int) -> Savepoints:
+        """Goes back to a savepoint, and drops the later ones. Raises NotFound, PreconditionFailed."""
+        self._session.require_alive()
+        await self._admission.savepoint(self._session.facts, number)
+        return await self._ask(lambda op: RollBack(op=op, savepoint=number))
+
+    async def listed(self) -> Savepoints:
+        """Returns those that are there."""
+        self._session.require_alive()
+        return await self._ask(lambda op: ListSavepoints(op=op))
+
+    async def _ask(self, message: Callable[[int], Message]) -> Savepoints:
+        request = Request(told_savepoints, self._session.hold_reading)
+        with self._requests.asking(request, message):
+            told = await request.next()
+        assert told is not None, "a request that has an answer ended without one"
+        return told

@@ -29,6 +29,7 @@ TARGETS = {
     "aio_driving.py": "driving.py",
     "aio_files.py": "files.py",
     "aio_watch.py": "watch.py",
+    "aio_undo.py": "undo.py",
     "aio_process.py": "process.py",
     "aio_processes.py": "processes.py",
     "_aio/transport.py": "_sync/transport.py",
@@ -71,6 +72,7 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
         ("of the asyncio client", "of the blocking client"),
         ("workspace. The disk's work is done in threads.", "workspace. Thread-safe."),
     ),
+    "aio_undo.py": (("savepoints, of the asyncio client", "savepoints, of the blocking client"),),
     "aio_watch.py": (("files, of the asyncio client", "files, of the blocking client"),),
     "aio_process.py": (("of the asyncio client: its output", "of the blocking client: its output"),),
     "aio_processes.py": (
@@ -100,6 +102,7 @@ RENAMED = {
     "aio_process": "process",
     "aio_processes": "processes",
     "aio_session": "session",
+    "aio_undo": "undo",
     "aio_watch": "watch",
 }
 _ASYNC_NAME = re.compile(r"\bAsync(?=[A-Z])")

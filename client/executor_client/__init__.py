@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         Usage,
         VariablesState,
     )
+    from executor_client.savepoint import Rollback, Savepoint
     from executor_client.session import Session
     from executor_client.waits import OnWait, Progress, Wait, WaitKind
     from executor_client.watch import FileWatch
@@ -172,6 +173,8 @@ __all__ = [
     "Record",
     "ReentrantExecution",
     "ResourceExhaustedError",
+    "Rollback",
+    "Savepoint",
     "Session",
     "SessionFiles",
     "SessionInfo",
@@ -234,6 +237,7 @@ _HOMES = {
         "SessionState "
         "StateManifest StateRules Usage VariablesState"
     ),
+    "executor_client.savepoint": "Rollback Savepoint",
     "executor_client.session": "Session",
     "executor_client.watch": "FileWatch",
     "executor_client.aio_watch": "AsyncFileWatch",

@@ -32,6 +32,7 @@ from executor_client.aio_driving import abandon, drive
 from executor_client.aio_files import AsyncSessionFiles
 from executor_client.aio_ports import AsyncSessionPorts
 from executor_client.aio_processes import AsyncSessionProcesses
+from executor_client.aio_undo import list_savepoints, roll_back, take_savepoint
 from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.errors import (
     ConnectionLost,
@@ -42,6 +43,7 @@ from executor_client.errors import (
 )
 from executor_client.file_results import FileInfo, FileList
 from executor_client.results import ExecutionResult, SessionInfo
+from executor_client.savepoint import Rollback, Savepoint
 
 
 class AsyncSession(SessionBase):
@@ -127,15 +129,19 @@ class AsyncSession(SessionBase):
         on_event: OnEvent | None = None,
         limits: LimitsLike = None,
         output_mode: Literal["trailing_expression", "last_statement"] = "trailing_expression",
+        savepoint: bool = False,
     ) -> ExecutionResult:
         """Runs code and returns how it ended. A program that fails is a result, not an exception.
 
         `on_event` is called with each event as it arrives; it may be a coroutine function. The same `execution_id` and
-        code again give the same execution again. Raises ConnectionLost when the daemon goes away and does not come
-        back, and the other errors of `executor_client.errors` when the daemon refuses.
+        code again give the same execution again. With `savepoint`, one is taken first (`ExecutionResult.savepoint`),
+        and the session goes back to it when the program ends its interpreter or has to be killed.
+
+        Raises ConnectionLost when the daemon goes away and does not come back, and the other errors of
+        `executor_client.errors` when the daemon refuses.
         """
         host_tools.refuse_reentrance(self.session_id, "execute")
-        request = requests.execute(self.session_id, code, execution_id, output_mode, limits)
+        request = requests.execute(self.session_id, code, execution_id, output_mode, limits, savepoint=savepoint)
         return await self._execute(request, self._tools, on_event)
 
     @names_arguments
@@ -320,6 +326,34 @@ class AsyncSession(SessionBase):
             return reader.finish()
 
         return await self._transport.repeat(attempt, awaited=self._turn("to write down its state"))
+
+    async def savepoint(self) -> Savepoint:
+        """Takes a savepoint: a copy of the interpreter, with all that its memory holds, and of the workspace's files.
+
+        It takes milliseconds, stays in the sandbox, and ends with it; the oldest are dropped when there are more than
+        the policy allows, or when memory is short. Raises PreconditionError (SAVEPOINT_REFUSED) while the program has
+        threads, and PolicyViolationError where the policy allows none.
+        """
+        host_tools.refuse_reentrance(self.session_id, "savepoint")
+        return await take_savepoint(self._transport, self.session_id, self._turn("to take a savepoint"))
+
+    async def savepoints(self) -> list[Savepoint]:
+        """Returns the savepoints that are there, the oldest first."""
+        return await list_savepoints(self._transport, self.session_id, self._turn("to list its savepoints"))
+
+    async def rollback(self, savepoint: Savepoint | int | None = None, *, steps: int = 1) -> Rollback:
+        """Goes back to a savepoint, or by a number of savepoints: `steps=1` is the newest.
+
+        Variables, modules and files of the workspace are as they were; the savepoint stays, later ones are dropped.
+        What runs in the sandbox ends, but processes that `processes` has started. Budgets, the policy and tools stay
+        those of now. Raises NotFoundError (SAVEPOINT_NOT_FOUND), PreconditionError (SAVEPOINT_LOST: then variables are
+        reset), and InvalidRequest when there are not so many.
+        """
+        host_tools.refuse_reentrance(self.session_id, "rollback")
+        turn = self._turn("to go back to a savepoint")
+        done = await roll_back(self._transport, self.session_id, turn, savepoint, steps)
+        self._generation = done.generation
+        return done
 
     async def _begin_with(self, state: bytes) -> None:
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))

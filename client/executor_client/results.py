@@ -36,11 +36,13 @@ class Outcome(enum.Enum):
 
 
 class VariablesState(enum.Enum):
-    """The state of the session's variables: kept, reset (a new interpreter), lost (no sandbox any more)."""
+    """The state of the session's variables: kept, reset (a new interpreter), rolled back (to the savepoint before the
+    execution, which had ended its interpreter), lost (no sandbox any more)."""
 
     KEPT = "kept"
     RESET = "reset"
     LOST = "lost"
+    ROLLED_BACK = "rolled_back"
 
 
 class SessionState(enum.Enum):
@@ -134,7 +136,8 @@ class ExecutionResult:
     `output` is the value of the trailing expression, or the host's own object when a final-answer tool was called
     (`is_final_answer`). A value without an exact form arrives as an `OpaqueValue`. `state` and `generation` say whether
     the session's variables were kept. `artifacts` are the files of the workspace that the program made or changed; with
-    `artifacts_truncated` there may be more. `policy_fingerprint` identifies the policy that it ran under.
+    `artifacts_truncated` there may be more. `policy_fingerprint` identifies the policy that it ran under. `savepoint`
+    is the number of the savepoint that was taken before it; 0 when there is none.
     """
 
     execution_id: str
@@ -153,6 +156,7 @@ class ExecutionResult:
     artifacts: tuple[FileInfo, ...] = ()
     artifacts_truncated: bool = False
     policy_fingerprint: str = ""
+    savepoint: int = 0
 
     @property
     def images(self) -> list[PIL.Image.Image]:
@@ -253,12 +257,15 @@ class StateManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class StateRules:
-    """Rules for the state of a session: whether it may be exported or restored, also one of another daemon."""
+    """Rules for the state of a session: whether it may be exported or restored, also one of another daemon; how many
+    savepoints it may have, and how many bytes of the workspace one holds."""
 
     export: bool
     restore: bool
     max_bytes: int
     allow_foreign: bool
+    savepoints: int = 0
+    savepoint_file_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,8 +63,6 @@ from executor_server.core.model import (
     Queued,
     Result,
     SandboxSpec,
-    Savepoint,
-    Savepoints,
     SessionFacts,
     SessionSpec,
     ShippedTool,
@@ -112,6 +110,7 @@ from executor_server.core.processes import (
     SignalTarget,
     TerminalSize,
 )
+from executor_server.core.savepoints import Savepoint, Savepoints
 from executor_server.core.sqlite_file import (
     OtherVersionError,
     keep_checksums,

@@ -371,28 +371,6 @@ class Result:
     imports: tuple[str, ...] = ()  # modules that the checked part of its source imports, sorted
 
 
-@dataclass(frozen=True)
-class Savepoint:
-    """A point of a session to go back to. `left_out` says in words what a rollback does not restore."""
-
-    number: int
-    made_s: float  # Unix time
-    files: int
-    file_bytes: int
-    left_out: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Savepoints:
-    """The savepoints of a session, the oldest first, as the answer to a request about them."""
-
-    savepoints: tuple[Savepoint, ...]
-    dropped: int  # how many were dropped for the request, or have ended since the last
-    generation: int
-    taken: int = 0  # the number of the one that was asked for; 0: none was
-    left_out: tuple[str, ...] = ()  # what a rollback did not restore
-
-
 EventKind = Queued | Log | OutputCut | Image | ToolCall | BlobChunk | LimitWarning | Result
 
 

@@ -195,8 +195,8 @@ class Journal:
             operations=limits.operations,
             output_bytes=limits.output_bytes,
             policy=policy,
-            savepoints=savepoints.savepoints if savepoints is not None else 0,
-            savepoint_file_bytes=savepoints.savepoint_file_bytes if savepoints is not None else 0,
+            savepoints=savepoints.savepoints if savepoints is not None else None,
+            savepoint_file_bytes=savepoints.savepoint_file_bytes if savepoints is not None else None,
         )
         self._owner.send(execute, source)
         return self._state.begin(execute, source)

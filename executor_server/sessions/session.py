@@ -90,13 +90,11 @@ class Session:
         self.execute = self.executions.execute
         self.execution = self.executions.execution
         self.submit_tool_result = self.executions.submit_tool_result
-        self.register_tools = self.requests.register_tools
+        self.register_tools, self.upload_blob = self.requests.register_tools, self.requests.upload_blob
         self.set_variables, self.get_variables = self.requests.set_variables, self.requests.get_variables
-        self.upload_blob = self.requests.upload_blob
         self.put_file, self.get_file = self.requests.put_file, self.requests.get_file
         self.list_files = self.requests.list_files
-        self.export_state = self.checkpoints.export_state
-        self.restore_state = self.checkpoints.restore_state
+        self.export_state, self.restore_state = self.checkpoints.export_state, self.checkpoints.restore_state
 
     # -- beginning -----------------------------------------------------------------------------------------------
 

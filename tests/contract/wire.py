@@ -34,6 +34,7 @@ from tests.contract import wire_values as values
 from tests.contract.harness import LIMITS, Running
 from tests.contract.wire_ports import WirePorts
 from tests.contract.wire_processes import WireProcesses
+from tests.contract.wire_savepoints import WireSavepoints
 from tests.contract.wire_watches import WireWatches
 from tests.support.backends import require
 from tests.support.fleet_daemon import NODES
@@ -143,6 +144,7 @@ class WireSession:
         self.processes = WireProcesses(self)
         self.ports = WirePorts(self)
         self.watches = WireWatches(self)
+        self.savepoints = WireSavepoints(self)
 
     @property
     def transport(self) -> Any:

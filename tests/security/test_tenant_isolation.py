@@ -77,6 +77,9 @@ CALLS: dict[str, Callable[[str], Any]] = {
     ),
     "SignalProcess": lambda s: pb.SignalProcessRequest(session_id=s, process_id=PROCESS, signal=15),
     "ForwardPort": lambda s: [pb.ForwardPortRequest(open=pb.OpenPort(session_id=s, port=8000))],
+    "TakeSavepoint": lambda s: pb.TakeSavepointRequest(session_id=s),
+    "Rollback": lambda s: pb.RollbackRequest(session_id=s, savepoint=1),
+    "ListSavepoints": lambda s: pb.ListSavepointsRequest(session_id=s),
     "ExportState": lambda s: pb.ExportStateRequest(session_id=s),
     "RestoreState": lambda s: [pb.RestoreStateRequest(session_id=s), pb.RestoreStateRequest(data=b"x")],
 }

@@ -201,4 +201,5 @@ class Assembler:
             artifacts=tuple(map(convert.file_from_wire, wire.artifacts)),
             artifacts_truncated=wire.artifacts_truncated,
             policy_fingerprint=wire.policy_fingerprint,
+            savepoint=wire.savepoint,
         )

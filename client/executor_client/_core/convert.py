@@ -202,7 +202,12 @@ def names_from_wire(wire: Sequence[str], what: str) -> tuple[str, ...]:
 
 def _state_rules_from_wire(wire: pb.StateRules) -> StateRules:
     return StateRules(
-        export=wire.export, restore=wire.restore, max_bytes=wire.max_bytes, allow_foreign=wire.allow_foreign
+        export=wire.export,
+        restore=wire.restore,
+        max_bytes=wire.max_bytes,
+        allow_foreign=wire.allow_foreign,
+        savepoints=wire.savepoints,
+        savepoint_file_bytes=wire.savepoint_file_bytes,
     )
 
 

@@ -90,9 +90,11 @@ def _transfers(size_bytes: int, count: int | None) -> str:
 
 def _state(rules: StateRules) -> str:
     allowed = [verb for verb, may in (("exported", rules.export), ("restored", rules.restore)) if may]
+    savepoints = f"; {rules.savepoints} savepoints" if rules.savepoints else "; no savepoints"
     if not allowed:
-        return "neither exported nor restored"
-    return f"{' and '.join(allowed)}, {rules.max_bytes:,} bytes each" + (", foreign ones too" * rules.allow_foreign)
+        return "neither exported nor restored" + savepoints
+    foreign = ", foreign ones too" * rules.allow_foreign
+    return f"{' and '.join(allowed)}, {rules.max_bytes:,} bytes each{foreign}{savepoints}"
 
 
 def _number(value: float | None) -> str:

@@ -165,7 +165,13 @@ def sandbox(request: pb.CreateSessionRequest) -> Awaited:
 
 
 def execute(
-    session_id: str, code: str, execution_id: str | None, output_mode: str, limits: LimitsLike
+    session_id: str,
+    code: str,
+    execution_id: str | None,
+    output_mode: str,
+    limits: LimitsLike,
+    *,
+    savepoint: bool = False,
 ) -> pb.ExecuteRequest:
     if output_mode not in convert.OUTPUT_MODES:
         raise InvalidRequest(f"output_mode is one of {', '.join(convert.OUTPUT_MODES)}, not {output_mode!r}")
@@ -182,6 +188,7 @@ def execute(
         code=code,
         output_mode=convert.OUTPUT_MODES[output_mode],
         limits=convert.limits_to_wire(limits),
+        savepoint=bool(savepoint),
     )
 
 

@@ -85,6 +85,8 @@ class Console:
                 self._write(sys.stderr, text.rstrip("\n") + "\n")
         if result.state is VariablesState.RESET:
             self.remark("the interpreter was replaced, its variables are gone")
+        elif result.state is VariablesState.ROLLED_BACK:
+            self.remark("the interpreter was replaced; variables and files are as they were before this")
         elif result.state is VariablesState.LOST:
             self.remark("the sandbox is gone")
 

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from executor_client._core.terminal import aligned
+from executor_client._core.undo_history import UndoHistory
 from executor_client.cli.console import Console
 from executor_client.cli.import_hints import show_end
-from executor_client.errors import ExecutorClientError, InvalidRequest
-from executor_client.results import VariablesState
+from executor_client.errors import ExecutorClientError, InvalidRequest, PolicyViolationError
+from executor_client.results import ExecutionResult, VariablesState
 from executor_client.session import Session
 
 PROMPT = ">>> "
@@ -30,6 +31,7 @@ Python runs in the sandbox; what it defines stays until the session ends.
   %ls [PATH]         lists the files of the workspace
   %put FILE [PATH]   copies a file of this machine into the workspace
   %get PATH [FILE]   copies one back
+  %undo [N]          goes back to before the last statement, or the last N
   %session           tells which session this is, and its limits
   exit(), Ctrl-D     ends; Ctrl-C interrupts what runs, or drops what is typed
   Tab completes names, as the sandbox knows them; Up finds earlier lines."""
@@ -80,11 +82,14 @@ class _Repl:
     def __init__(self, session: Session, console: Console) -> None:
         self._session = session
         self._console = console
+        self._takes_savepoints = True  # until the policy refuses them
+        self._history = UndoHistory()
         self._commands: dict[str, Callable[[str], None]] = {
             "import": self._import,
             "ls": self._list_files,
             "put": self._put,
             "get": self._get,
+            "undo": self._undo,
             "session": self._show_session,
             "help": lambda _: console.show_lines(_HELP.splitlines()),
         }
@@ -104,19 +109,40 @@ class _Repl:
         session, console = self._session, self._console
         generation = session.generation
         try:
-            result = session.execute(source, on_event=console.show_event)
+            result = self._run(source)
         except KeyboardInterrupt:
             console.fail("cancelled")
             if session.refresh().generation != generation:
-                console.remark("the interpreter was replaced, its variables are gone")
+                kept = "variables are as they were before" if self._takes_savepoints else "its variables are gone"
+                console.remark(f"the interpreter was replaced, {kept}")
             return True
         except InvalidRequest as error:
             console.fail(str(error))
             return True
+        self._history.note(result)
         show_end(console, session, result, "%import {}")
         if result.succeeded:
             console.show_value(result.output)
         return result.state is not VariablesState.LOST
+
+    def _run(self, source: str) -> ExecutionResult:
+        try:
+            return self._session.execute(source, on_event=self._console.show_event, savepoint=self._takes_savepoints)
+        except PolicyViolationError:
+            if not self._takes_savepoints:
+                raise
+            self._takes_savepoints = False
+            return self._run(source)
+
+    def _undo(self, argument: str) -> None:
+        if argument and not argument.isdecimal():
+            raise InvalidRequest("%undo wants a number of statements: %undo 2")
+        steps = int(argument or 1)
+        back = self._session.rollback(self._history.before(steps))
+        self._history.undone(steps)
+        self._console.remark("variables and files are as they were before")
+        for line in (*back.savepoint.left_out, *back.left_out):
+            self._console.remark(f"not restored: {line}")
 
     def _run_command(self, text: str) -> None:
         name, _, argument = text.partition(" ")

@@ -44,6 +44,7 @@ from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import CodeExecutionError, CodeTimeoutError, DaemonLost
 from executor_client.smolagents.images import capture_images
 from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool
+from executor_client.smolagents.undo import UndoTool
 
 CodeAgent = RemoteCodeAgent
 
@@ -61,6 +62,7 @@ __all__ = [
     "SessionSource",
     "ShellTool",
     "ShellTools",
+    "UndoTool",
     "capture_images",
     "register",
     "unregister",

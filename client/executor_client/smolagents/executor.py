@@ -31,6 +31,7 @@ from executor_client import (
     PolicyViolationError,
     ReentrantExecution,
     ResourceExhaustedError,
+    Rollback,
     Session,
     SessionFiles,
     TlsConfig,
@@ -57,9 +58,10 @@ from executor_client.smolagents.host_tools import placed_tools
 from executor_client.smolagents.lease import SessionGone, SessionLease, weakly
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 from executor_client.smolagents.sandbox_tools import Placement, checked
-from executor_client.smolagents.session_request import SessionRequest, hosts_of, packages_of
+from executor_client.smolagents.session_request import SessionRequest, check_access, hosts_of, packages_of
 from executor_client.smolagents.state import BOOKKEEPING, PRINT_OUTPUTS, SessionState
 from executor_client.smolagents.step_logs import Shown, step_logs
+from executor_client.smolagents.undo import StepUndo
 from executor_client.smolagents.unwrapping import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -96,6 +98,9 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     `additional_functions` are offered to the code as further tools. If a final answer is a path of the workspace, its
     file goes to `download_dir`, by default a directory that this process removes at its end.
 
+    With `savepoints="each-step"`, a savepoint is taken before each step: `undo` goes back by steps, and a step that
+    crashed, ran out of memory or had to be killed leaves variables and files as they were before it.
+
     `prelude` is code that runs first in each interpreter of each session, under the same rules as the agent's code,
     authorized imports included. The agent's code can use the names that it defines.
 
@@ -128,10 +133,11 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         tool_placement: Placement = "host",
         additional_functions: Mapping[str, Callable[..., Any]] | None = None,
         download_dir: LocalPath | None = None,
+        savepoints: str | None = None,
         max_print_outputs_length: int | None = None,
         client: ExecutorClient | None = None,
     ) -> None:
-        _check_access(client, session, (address, token, tls))
+        check_access(client, session, (address, token, tls))
         limits_to_wire(limits)  # raises here, not at first use: the traceback then shows the caller's line
         request = SessionRequest(
             image=image,
@@ -155,16 +161,15 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._address, self._tls = address, tls
         self._request = request
         self._tool_placement = checked(tool_placement)
-        self._functions = dict(additional_functions or {})
-        self._has_tools = False
-        self._wait_log = WaitLog()
-        self._notice = ""
+        self._functions, self._has_tools = dict(additional_functions or {}), False
+        self._wait_log, self._notice = WaitLog(), ""
         self._lease = SessionLease(
             (lambda: client) if client is not None else self._connector(address, token, tls),
             owns_client=client is None,
             request=request,
             existing=session,
         )
+        self._undo = StepUndo(self._lease, savepoints)
         self._answers = AnswerFiles(download_dir, weakly(self._current_session), weakly(self._notify))
 
     @property
@@ -216,6 +221,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
                 self._lease.abandon()
             what = "refuses to go on" if isinstance(error, _REFUSALS) else "failed"
             raise DaemonLost(f"the execution service {what}: {error}") from error
+        self._note(self._undo.undo_if_asked())
         logs = self._keep(result, shown)
         if not result.succeeded and not result.is_final_answer:
             text = describe(result, code_action, self._lease.limits, self._restored)
@@ -243,6 +249,20 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         the session or the daemon is gone. Raises InvalidRequest if `expression` is not an expression.
         """
         return self._lease.evaluate(expression, timeout_s)
+
+    def undo(self, steps: int = 1) -> Rollback:
+        """Undoes the last steps: variables, modules and files of the workspace are as they were before them.
+
+        Only with `savepoints="each-step"`, and as far back as the session has savepoints. The prints and images of the
+        last step go, too. What tools did outside of the sandbox stays. Raises InvalidRequest when there are not so many
+        steps, and what `Session.rollback` raises.
+        """
+        self._print_outputs[PRINT_OUTPUTS], self.last_images, self.last_artifacts = "", [], []
+        return self._undo.undo(steps)
+
+    def ask_undo(self) -> bool:
+        """Has the step before the current one undone when that has ended, for tools. False when there is none."""
+        return self._undo.ask()
 
     def page(self, *, timeout_s: float | None = None) -> Page | None:
         """Returns the page of the browser that helium drives in the session; None before the first page.
@@ -282,6 +302,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         if self._tls is True:  # a TlsConfig names files of this machine
             saved["tls"] = True
         saved.update(self._request.saved())
+        if self._undo.mode is not None:
+            saved["savepoints"] = self._undo.mode
         if self._tool_placement != "host":
             saved["tool_placement"] = self._tool_placement
         if self.max_print_outputs_length != MAX_PRINT_OUTPUTS_LENGTH:
@@ -320,8 +342,9 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             self._note(describe_lost_session(gone.reason, self._restored))
 
     def _note(self, text: str) -> None:
-        """Adds a line to the beginning of the next observation."""
-        self._notice = "\n".join(part for part in (self._notice, f"Note: {text}") if part)
+        """Adds a line to the beginning of the next observation; nothing for an empty one."""
+        if text:
+            self._notice = "\n".join(part for part in (self._notice, f"Note: {text}") if part)
 
     def _notify(self, text: str) -> None:
         """Shows a line to the person who watches the run."""
@@ -340,7 +363,10 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
                 stream.feed(event.text, event.stream)
 
         try:
-            return session.execute(code, on_event=show, output_mode="last_statement")
+            saves = self._undo.mode is not None
+            result = session.execute(code, on_event=show, output_mode="last_statement", savepoint=saves)
+            self._undo.note(session, result)
+            return result
         finally:
             if stream is not None:
                 stream.close()
@@ -370,11 +396,3 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         logs = step_logs(notice, result, shown, self.max_print_outputs_length)
         self._print_outputs[PRINT_OUTPUTS] = logs
         return logs
-
-
-def _check_access(client: ExecutorClient | None, session: Session | str | None, access: tuple[Any, ...]) -> None:
-    """Raises ValueError for two ways to one daemon."""
-    if client is not None and any(each is not None for each in access):
-        raise ValueError("address, token and tls belong to the client: pass either them or client")
-    if isinstance(session, Session) and any(each is not None for each in (client, *access)):
-        raise ValueError("a session has a client already: pass neither client nor address, token and tls with it")

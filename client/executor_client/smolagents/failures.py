@@ -106,6 +106,8 @@ def describe_restart(restored: Restored) -> str:
 def _aftermath(state: VariablesState, restored: Restored) -> str:
     if state is VariablesState.KEPT:
         return "Variables, functions and imports defined before the failure are kept."
+    if state is VariablesState.ROLLED_BACK:
+        return "Variables, functions, imports and files are again as they were before this step."
     if state is VariablesState.LOST and not restored.replaced:
         return "The sandbox is gone, with all variables, functions, imports and files. No other takes its place."
     replaced = "interpreter had to be restarted" if state is VariablesState.RESET else "sandbox had to be replaced"

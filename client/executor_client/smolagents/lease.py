@@ -28,6 +28,7 @@ from executor_client import (
     NotFoundError,
     PreconditionError,
     ReentrantExecution,
+    Rollback,
     Session,
     SessionInfo,
     SessionState,
@@ -242,6 +243,8 @@ class SessionLease:
         if result.state is VariablesState.LOST:
             if self.owns_session:
                 self._replace()
+        elif result.state is VariablesState.ROLLED_BACK:
+            self._generation = result.generation  # it has the variables of the task, as the agent has left them
         elif result.generation != self._generation:
             try:
                 self._restore_variables(session, result.generation)
@@ -297,6 +300,13 @@ class SessionLease:
         if self._contents.variables:
             with self._replacing():
                 session.set_variables(dict(self._contents.variables))
+
+    def roll_back(self, savepoint: int) -> Rollback:
+        """Takes the session back to a savepoint; the variables of the task are those of then. Raises SessionGone."""
+        with self._replacing():
+            done = self.session().rollback(savepoint)
+        self._generation = done.generation
+        return done
 
     def note_warning(self, limit: str) -> bool:
         """Returns True for the session's first warning of the limit."""

@@ -97,3 +97,11 @@ def refuse_beginnings(request: SessionRequest) -> None:
     """Raises ValueError for arguments of a new session that are combined with `session=`."""
     if given := beginnings_of(request):
         raise ValueError(f"session= goes on in a session that there is; {', '.join(given)} can be of a new one only")
+
+
+def check_access(client: ExecutorClient | None, session: Session | str | None, access: tuple[Any, ...]) -> None:
+    """Raises ValueError for two ways to one daemon."""
+    if client is not None and any(each is not None for each in access):
+        raise ValueError("address, token and tls belong to the client: pass either them or client")
+    if isinstance(session, Session) and any(each is not None for each in (client, *access)):
+        raise ValueError("a session has a client already: pass neither client nor address, token and tls with it")

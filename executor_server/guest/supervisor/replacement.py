@@ -146,6 +146,9 @@ class Replacement:
             # A process of an earlier execution killed the interpreter while this source was checked: it has not begun.
             self._runner.run = None
             if run.visible:
-                again = Execute(id=run.execution_id, asked={}, policy="", **run.settings.fields())
-                self._jobs.put_back(Job(again, run.source.encode("utf-8", "replace")))
+                kept = 1 if run.savepoint is not None else None
+                again = Execute(id=run.execution_id, asked={}, policy="", savepoints=kept, **run.settings.fields())
+                job = Job(again, run.source.encode("utf-8", "replace"))
+                job.saved = True
+                self._jobs.put_back(job)
         self._requests.on_interpreter_replaced()

@@ -95,12 +95,13 @@ class Runner:
 
     # -- beginning -----------------------------------------------------------------------------------------------
 
-    def begin(self, execution_id: str, source: str, settings: Settings) -> None:
-        """Begins a run; one without an id is the prelude."""
+    def begin(self, execution_id: str, source: str, settings: Settings, *, savepoint: Optional[int] = None) -> None:
+        """Begins a run; one without an id is the prelude. `savepoint` was taken before it."""
         if execution_id:
             self._count += 1
         self.run = Run(execution_id, source, settings, self._count, self._channel)
         self.run.hold(self._output.paused)
+        self.run.savepoint = savepoint
         if execution_id:
             self._background.show(self.run.logs, settings.output_bytes)
         if self.budget.is_spent:

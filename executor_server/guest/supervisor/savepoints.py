@@ -66,15 +66,18 @@ class Savepoints:
         self,
         config: Config,
         channel: Channel,
+        results: Results,
         children: ChildProcesses,
         requests: Requests,
-        results: Results,
+        go_back: Callable[[int], bool],
     ) -> None:
+        """`go_back` replaces the interpreter, calls `resume` for the new one, and returns what that returned."""
         self._config = config
         self._channel = channel
         self._children = children
         self._requests = requests
         self._results = results
+        self._go_back = go_back
         self._kept: list[_Savepoint] = []
         self._count = 0
         self._dropped = 0  # since the last answer
@@ -148,13 +151,13 @@ class Savepoints:
 
     # -- going back ----------------------------------------------------------------------------------------------
 
-    def roll_back(self, request: RollBack, go_back: Callable[[int], bool]) -> None:
-        """Answers a request to go back; `go_back` replaces the interpreter."""
+    def roll_back(self, request: RollBack) -> None:
+        """Goes back, and answers the request."""
         if self._find(request.savepoint) is None:
             numbers = ", ".join(str(savepoint.number) for savepoint in self._kept) or "none"
             message = f"savepoint {request.savepoint} is not there; those that are: {numbers}"
             self._channel.fail(request.op, "savepoint_not_found", message)
-        elif go_back(request.savepoint):
+        elif self._go_back(request.savepoint):
             for savepoint in [each for each in self._kept if each.number > request.savepoint]:
                 self._drop(savepoint)
             self.answer(request.op)

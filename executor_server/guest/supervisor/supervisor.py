@@ -95,9 +95,7 @@ class Supervisor:
         )
         self._cpu.aside_s = self._beside.cpu_s
         self._results = Results(self._channel)
-        self._undo = Undo(
-            config, self._channel, self._beside, self._results, lambda number: self._replacement.go_back(number)
-        )
+        self._undo = Undo(config, self._channel, self._beside, self._results)
         self._child_processes = ChildProcesses(config, self._loop, programs, self, self._undo)
         self._runner = Runner(
             config, self._loop, self._channel, self._child_processes, self._transfers, self._cpu, self._on_run_end
@@ -107,7 +105,6 @@ class Supervisor:
         self._requests = Requests(
             self._channel, self._child_processes, self._transfers, self._runner, self._results.notify
         )
-        self._undo.connect(self._child_processes, self._requests)
         self._jobs = JobQueue()
         self._replacement = Replacement(
             self._child_processes,
@@ -120,6 +117,7 @@ class Supervisor:
             self._undo,
             self._equip,
         )
+        self._undo.connect(self._child_processes, self._requests, self._replacement.go_back)
         self._has_environment = config.has_environment
         self._session_env: dict[str, str] = {}
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -294,7 +292,10 @@ class Supervisor:
                     self._background_cpu.begin()
             request = job.request
             if isinstance(request, Execute):
-                self._execute(request, job)
+                if self._undo.comes_first(request, job, self._jobs):
+                    continue
+                source, before = job.body.decode("utf-8", "replace"), self._undo.before_run
+                self._runner.begin(request.id, source, Settings.of(request), savepoint=before)
             elif isinstance(request, undo.REQUESTS):
                 self._undo.begin(request)
             elif isinstance(request, Configure):
@@ -304,18 +305,6 @@ class Supervisor:
                 self._channel.done(request.op)
             else:
                 self._requests.begin(request, job.body)
-
-    def _execute(self, request: Execute, job: Job) -> None:
-        if request.savepoints and not job.saved:
-            job.saved = True
-            self._jobs.put_back(job)
-            self._undo.take_before(request)
-            return
-        if not request.savepoints:
-            self._undo.before_run = None
-        self._runner.begin(request.id, job.body.decode("utf-8", "replace"), Settings.of(request))
-        if self._runner.run is not None:
-            self._runner.run.savepoint = self._undo.before_run
 
     def _configure(self, request: Configure, body: bytes) -> None:
         if request.settings + request.env > len(body):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .beside import Beside
     from .child_processes import ChildProcesses
     from .config import Config
+    from .jobs import Job, JobQueue
     from .requests import Requests
     from .results import Results
     from .savepoints import Savepoints
@@ -24,46 +25,44 @@ REQUESTS = (TakeSavepoint, RollBack, ListSavepoints)
 
 
 class Undo:
-    """Does what requests about savepoints ask for, and knows which processes outlive an interpreter.
+    """Does what requests about savepoints ask for, and knows which processes outlive an interpreter."""
 
-    `go_back` replaces the interpreter for a request; it has `resume` called, and returns what that did.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        channel: Channel,
-        beside: Beside,
-        results: Results,
-        go_back: Callable[[int], bool],
-    ) -> None:
+    def __init__(self, config: Config, channel: Channel, beside: Beside, results: Results) -> None:
         self._config = config
         self._channel = channel
         self._beside = beside
         self._results = results
-        self._go_back = go_back
         self._savepoints: Optional[Savepoints] = None
-        self._children: Optional[ChildProcesses] = None
-        self._requests: Optional[Requests] = None
+        self._parts: Optional[tuple[ChildProcesses, Requests, Callable[[int], bool]]] = None
         self.before_run: Optional[int] = None  # the savepoint that the run at hand goes back to when it is killed
 
-    def connect(self, children: ChildProcesses, requests: Requests) -> None:
-        """Gives it the parts that are made after it."""
-        self._children, self._requests = children, requests
+    def connect(self, children: ChildProcesses, requests: Requests, go_back: Callable[[int], bool]) -> None:
+        """Gives it the parts that are made after it.
+
+        `go_back` replaces the interpreter for a request. It calls `resume`, and returns what that returned.
+        """
+        self._parts = children, requests, go_back
 
     def begin(self, request: Union[TakeSavepoint, RollBack, ListSavepoints]) -> None:
         """Begins a request of the daemon."""
         if isinstance(request, TakeSavepoint):
             self._opened().take(request.kept, request.file_bytes, op=request.op)
         elif isinstance(request, RollBack):
-            self._opened().roll_back(request, self._go_back)
+            self._opened().roll_back(request)
         else:
             self._opened().answer(request.op)
 
-    def take_before(self, request: Execute) -> None:
-        """Takes a savepoint for the execution that is to begin."""
-        self.before_run = None
-        self._opened().take(request.savepoints, request.savepoint_file_bytes, on_taken=self._note)
+    def comes_first(self, request: Execute, job: Job, jobs: JobQueue) -> bool:
+        """True when a savepoint is taken for the execution, which is put back until that is done."""
+        if request.savepoints and not job.saved:
+            job.saved = True
+            jobs.put_back(job)
+            self.before_run = None
+            self._opened().take(request.savepoints, request.savepoint_file_bytes or 0, on_taken=self._note)
+            return True
+        if not request.savepoints:
+            self.before_run = None
+        return False
 
     def _note(self, number: Optional[int], why_not: str) -> None:
         self.before_run = number
@@ -78,9 +77,8 @@ class Undo:
         if self._savepoints is None:
             from .savepoints import Savepoints
 
-            assert self._children is not None
-            assert self._requests is not None
-            self._savepoints = Savepoints(self._config, self._channel, self._children, self._requests, self._results)
+            assert self._parts is not None
+            self._savepoints = Savepoints(self._config, self._channel, self._results, *self._parts)
         return self._savepoints
 
     def close_all(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from executor_api.limits import (
     BLOB_BYTES_MAX,
     IDENTIFIER_CHARS_MAX,
+    SAVEPOINTS_MAX,
     TOOL_MODULES_MAX,
     TOOL_PARAMETERS_MAX,
     VARIABLES_MAX,
@@ -158,8 +159,8 @@ class Execute(Message, kind=Kind.EXECUTE):
     operations: int = integer(1)
     output_bytes: int = integer(2)
     policy: str = text(64)
-    savepoints: int = integer(0, 64, default=0)
-    savepoint_file_bytes: int = integer(default=0)
+    savepoints: Optional[int] = integer(1, SAVEPOINTS_MAX, default=None)
+    savepoint_file_bytes: Optional[int] = integer(default=None)
 
 
 class Cancel(Message, kind=Kind.CANCEL):

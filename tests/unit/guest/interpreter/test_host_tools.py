@@ -16,6 +16,7 @@ import pytest
 from executor_api.values import decode, encode
 from executor_server.guest.checks.control import ExecutionInterrupted, FinalAnswerGiven
 from executor_server.guest.interpreter.host_tools import Inbox, ToolBox, ToolError
+from executor_server.guest.interpreter.process import OwnProcess
 from executor_server.guest.wire import link
 from executor_server.guest.wire.link_messages import (
     CalledTool,
@@ -48,7 +49,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.sock, theirs = link.make_pair()
         self.inbox = Inbox(theirs)
-        self.tools = ToolBox(theirs, self.inbox)
+        self.tools = ToolBox(theirs, self.inbox, OwnProcess())
         self._theirs = theirs
 
     def close(self) -> None:
@@ -316,7 +317,7 @@ def test_an_image_waits_until_it_is_taken(supervisor: Supervisor) -> None:
 
 def test_a_forked_process_can_not_call_tools(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = supervisor.tools.stub("tool", "", [])
-    monkeypatch.setattr(os, "getpid", lambda: -1)
+    monkeypatch.setattr(supervisor.tools._process, "_pid", -1)
     with pytest.raises(RuntimeError, match="own process"):
         tool()
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from executor_api.limits import SAVEPOINT_NUMBER_MAX
+from executor_api.limits import SAVEPOINT_NUMBER_MAX, SAVEPOINTS_MAX
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_client.errors import InvalidRequest, ProtocolError
 
-_SAVEPOINTS_MAX = 1000
 _LEFT_OUT_MAX = 100
 
 
@@ -43,7 +42,7 @@ class Rollback:
 
 def savepoints_from(wire: list[service_pb.Savepoint]) -> list[Savepoint]:
     """Raises ProtocolError for more than a session can have."""
-    if len(wire) > _SAVEPOINTS_MAX:
+    if len(wire) > SAVEPOINTS_MAX:
         raise ProtocolError(f"the daemon listed {len(wire)} savepoints")
     return [
         Savepoint(

@@ -42,7 +42,7 @@ from executor_server.guest.wire.file_changes import MAX_CHANGES, ChangedFile, Fi
 from executor_server.guest.wire.frames import Frame, FrameError
 from executor_server.guest.wire.messages import BlobChunk as BlobPiece
 from executor_server.guest.wire.messages import Done, FileChunk
-from executor_server.guest.wire.savepoint_messages import SavepointsTold
+from executor_server.guest.wire.savepoint_messages import SavepointList
 from executor_server.guest.wire.schema import message_of, read_listed, read_object
 
 T = TypeVar("T")
@@ -192,19 +192,19 @@ def missing_modules(frame: Frame) -> Sequence[str]:
     return read_missing(frame)
 
 
-def told_savepoints(frame: Frame) -> Savepoints:
+def listed_savepoints(frame: Frame) -> Savepoints:
     """Reads the savepoints that a session has."""
     _require_done(frame)
-    told = read_object(SavepointsTold, frame.body, "savepoints")
+    answer = read_object(SavepointList, frame.body, "savepoints")
     return Savepoints(
         savepoints=tuple(
             Savepoint(each.savepoint, each.made, each.files, each.file_bytes, _cleaned(each.left_out))
-            for each in told.savepoints
+            for each in answer.savepoints
         ),
-        dropped=told.dropped,
-        generation=told.generation,
-        taken=told.taken or 0,
-        left_out=_cleaned(told.left_out),
+        dropped=answer.dropped,
+        generation=answer.generation,
+        taken=answer.taken or 0,
+        left_out=_cleaned(answer.left_out),
     )
 
 

@@ -154,8 +154,8 @@ class StateRules:
     restore: bool = True
     max_bytes: int = 256 * 2**20
     allow_foreign: bool = False  # accept states that another daemon or tenant exported
-    savepoints: int = 8  # of a session at one time
-    savepoint_file_bytes: int = 32 * 2**20  # of the workspace, in one savepoint
+    savepoints: int = 8  # a session may have at one time
+    savepoint_file_bytes: int = 32 * 2**20  # a savepoint may hold of the workspace
 
 
 @dataclass(frozen=True)

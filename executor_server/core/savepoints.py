@@ -21,7 +21,7 @@ class Savepoints:
     """The savepoints of a session, the oldest first, as the answer to a request about them."""
 
     savepoints: tuple[Savepoint, ...]
-    dropped: int  # how many were dropped for the request, or have ended since the last
+    dropped: int  # number of those that were dropped for the request, or have ended since the last
     generation: int
     taken: int = 0  # the number of the one that was asked for; 0: none was
-    left_out: tuple[str, ...] = ()  # what a rollback did not restore
+    left_out: tuple[str, ...] = ()  # things that a rollback did not restore, in words

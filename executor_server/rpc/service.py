@@ -308,24 +308,24 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def TakeSavepoint(
         self, request: service_pb.TakeSavepointRequest, context: Context
     ) -> service_pb.TakeSavepointResponse:
-        told = await self._session(request.session_id).savepoints.take()
-        return service_pb.TakeSavepointResponse(savepoints=to_wire.savepoints_to(told), dropped=told.dropped)
+        answer = await self._session(request.session_id).savepoints.take()
+        return service_pb.TakeSavepointResponse(savepoints=to_wire.savepoints_to(answer), dropped=answer.dropped)
 
     async def Rollback(self, request: service_pb.RollbackRequest, context: Context) -> service_pb.RollbackResponse:
         session = self._session(request.session_id)
-        told = await session.savepoints.roll_back(checks.savepoint(request.savepoint, "savepoint"))
+        answer = await session.savepoints.roll_back(checks.savepoint(request.savepoint, "savepoint"))
         return service_pb.RollbackResponse(
-            savepoints=to_wire.savepoints_to(told),
-            dropped=told.dropped,
-            generation=told.generation,
-            left_out=told.left_out,
+            savepoints=to_wire.savepoints_to(answer),
+            dropped=answer.dropped,
+            generation=answer.generation,
+            left_out=answer.left_out,
         )
 
     async def ListSavepoints(
         self, request: service_pb.ListSavepointsRequest, context: Context
     ) -> service_pb.ListSavepointsResponse:
-        told = await self._session(request.session_id).savepoints.listed()
-        return service_pb.ListSavepointsResponse(savepoints=to_wire.savepoints_to(told))
+        answer = await self._session(request.session_id).savepoints.listed()
+        return service_pb.ListSavepointsResponse(savepoints=to_wire.savepoints_to(answer))
 
     async def ExportState(self, request: service_pb.ExportStateRequest, context: Context) -> None:
         session = self._session(request.session_id)

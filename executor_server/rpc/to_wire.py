@@ -236,7 +236,7 @@ def _result_to(result: Result) -> pb.ExecutionResult:
     )
 
 
-def savepoints_to(told: Savepoints) -> list[service_pb.Savepoint]:
+def savepoints_to(answer: Savepoints) -> list[service_pb.Savepoint]:
     return [
         service_pb.Savepoint(
             number=each.number,
@@ -245,7 +245,7 @@ def savepoints_to(told: Savepoints) -> list[service_pb.Savepoint]:
             file_bytes=each.file_bytes,
             left_out=each.left_out,
         )
-        for each in told.savepoints
+        for each in answer.savepoints
     ]
 
 

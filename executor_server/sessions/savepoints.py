@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from executor_server.channel import Request, told_savepoints
+from executor_server.channel import Request, listed_savepoints
 from executor_server.core import Savepoints
 from executor_server.guest.wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 from executor_server.guest.wire.schema import Message
@@ -51,8 +51,8 @@ class SessionSavepoints:
         return await self._ask(lambda op: ListSavepoints(op=op))
 
     async def _ask(self, message: Callable[[int], Message]) -> Savepoints:
-        request = Request(told_savepoints, self._session.hold_reading)
+        request = Request(listed_savepoints, self._session.hold_reading)
         with self._requests.asking(request, message):
-            told = await request.next()
-        assert told is not None, "a request that has an answer ended without one"
-        return told
+            answer = await request.next()
+        assert answer is not None, "a request that has an answer ended without one"
+        return answer

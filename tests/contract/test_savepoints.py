@@ -145,9 +145,9 @@ thread.start()
     with pytest.raises(PreconditionFailed, match=r"1 threads of the program run \(counter\)") as refused:
         await session.savepoints.take()
     assert refused.value.reason is Reason.SAVEPOINT_REFUSED
-    told = await harness.run(session, "x = 1", savepoint=True)
-    assert (told.outcome, told.ended.savepoint) == ("succeeded", 0)
-    assert "no savepoint before this step: 1 threads of the program run (counter)" in told.stderr
+    went_on = await harness.run(session, "x = 1", savepoint=True)
+    assert (went_on.outcome, went_on.ended.savepoint) == ("succeeded", 0)
+    assert "no savepoint before this step: 1 threads of the program run (counter)" in went_on.stderr
     await harness.run(session, "ends.set(); thread.join()")
     (taken,) = (await session.savepoints.take()).savepoints
     assert taken.left_out == ("child processes of the program: 1", "open sockets: 1")

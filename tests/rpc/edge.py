@@ -20,6 +20,7 @@ from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
 from executor_server.backends.environments import Environment
 from executor_server.config.config import Config
+from executor_server.core import Savepoint, Savepoints
 from executor_server.core.addresses import checked
 from executor_server.core.errors import NotFound, Reason
 from executor_server.core.model import (
@@ -125,8 +126,11 @@ class FakeSession:
     def touch(self) -> None:
         self.asked.append("touch")
 
-    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits) -> FakeExecution:
-        self._do(("execute", execution_id, code, mode, execution_limits(self.spec, limits)))
+    async def execute(
+        self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits, *, savepoint: bool = False
+    ) -> FakeExecution:
+        asked = ("execute", execution_id, code, mode, execution_limits(self.spec, limits))
+        self._do((*asked, "savepoint") if savepoint else asked)
         self.executions[execution_id] = self.next_execution
         return self.next_execution
 
@@ -164,6 +168,10 @@ class FakeSession:
         for part in self.parts:
             yield part
 
+    @property
+    def savepoints(self) -> FakeSavepoints:
+        return FakeSavepoints(self)
+
     async def export_state(self, archives: Any) -> AsyncIterator[bytes | StateManifest]:
         self._do("export")
         for part in self.parts:
@@ -182,6 +190,28 @@ class FakeSession:
         self.asked.append(asked)
         if self.raises is not None:
             raise self.raises
+
+
+class FakeSavepoints:
+    def __init__(self, session: FakeSession) -> None:
+        self._session = session
+
+    async def take(self) -> Savepoints:
+        self._session._do("take savepoint")
+        return SAVEPOINTS
+
+    async def roll_back(self, number: int) -> Savepoints:
+        self._session._do(("roll back", number))
+        return SAVEPOINTS
+
+    async def listed(self) -> Savepoints:
+        self._session._do("list savepoints")
+        return SAVEPOINTS
+
+
+SAVEPOINTS = Savepoints(
+    (Savepoint(3, 1.5, 2, 10, ("sockets",)), Savepoint(4, 2.5, 0, 0)), dropped=1, generation=7, left_out=("a file",)
+)
 
 
 @dataclass

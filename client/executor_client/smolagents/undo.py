@@ -55,8 +55,8 @@ class StepUndo:
             return ""
         done = self.undo(min(2, len(self._history)))
         left_out = (*done.savepoint.left_out, *done.left_out)
-        told = f" Not restored: {'; '.join(left_out)}." if left_out else ""
-        return f"The last step is undone: variables, imports and files are as they were before it.{told}"
+        rest = f" Not restored: {'; '.join(left_out)}." if left_out else ""
+        return f"The last step is undone: variables, imports and files are as they were before it.{rest}"
 
 
 class UndoTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is untyped

@@ -69,7 +69,7 @@ class _Kept:
     def __init__(self, files: Optional[Copy], random_state: Any) -> None:
         self.files = files
         self.random_state = random_state
-        self.positions: list[tuple[int, int]] = []  # of open files: descriptor, offset
+        self.positions: list[tuple[int, int]] = []  # descriptor and offset of each open file
 
 
 def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: WorkspaceCopies) -> Answer:
@@ -157,11 +157,11 @@ def _descriptors() -> list[tuple[int, os.stat_result]]:
 def _fork() -> int:
     """Forks a process whose parent is process 1. Returns its pid, and 0 in it. Raises OSError."""
     answer_read, answer_write = os.pipe2(os.O_CLOEXEC)
-    gate_read, gate_write = os.pipe2(os.O_CLOEXEC)
+    wait_read, wait_write = os.pipe2(os.O_CLOEXEC)
     try:
         between = os.fork()
     except OSError:
-        for fd in (answer_read, answer_write, gate_read, gate_write):
+        for fd in (answer_read, answer_write, wait_read, wait_write):
             os.close(fd)
         raise
     if between == 0:
@@ -172,21 +172,21 @@ def _fork() -> int:
         if not is_last:
             os._exit(0)
         os.close(answer_read)
-        os.close(gate_write)
+        os.close(wait_write)
         os.setsid()
         os.write(answer_write, b"%d" % os.getpid())
         os.close(answer_write)
-        os.read(gate_read, 1)  # ends when the process in between was waited for
-        os.close(gate_read)
+        os.read(wait_read, 1)  # ends when the process in between was waited for
+        os.close(wait_read)
         return 0
     os.close(answer_write)
-    os.close(gate_read)
+    os.close(wait_read)
     try:
         answer = os.read(answer_read, 16)
         os.waitpid(between, 0)
     finally:
         os.close(answer_read)
-        os.close(gate_write)
+        os.close(wait_write)
     if not answer:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     return int(answer)

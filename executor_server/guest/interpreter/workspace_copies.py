@@ -99,7 +99,7 @@ class WorkspaceCopies:
             if len(now) >= _MAX_SEEN:
                 return len(copy)
             now[path] = status
-        for path in sorted(now, reverse=True):  # what is in a directory comes before it
+        for path in sorted(now, reverse=True):  # a directory comes after its entries
             entry = copy.get(path)
             if entry is None or not _same_kind(now[path], entry):
                 failed += not _removed(os.path.join(self._root, path), now.pop(path))

@@ -58,7 +58,7 @@ def sandbox_memory_bytes(copies: Set[int] = frozenset()) -> int:
 
 
 def _share_kilobytes(pid: int, status: bytes) -> int:
-    """Returns the process's part of the pages that it shares with its copies; all of them where none can be told."""
+    """Returns the process's part of the pages that it shares with its copies; or all, where the kernel does not say."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb", buffering=0) as file:
             rollup = file.read()

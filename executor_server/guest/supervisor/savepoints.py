@@ -20,7 +20,7 @@ from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.lean import dumps, signal
 from ..wire.link_messages import Answered, Resume, Resumed, SavepointMade, TakeSavepoint, message_of
-from ..wire.savepoint_messages import MAX_LEFT_OUT, RollBack, SavepointsTold, ToldSavepoint
+from ..wire.savepoint_messages import MAX_LEFT_OUT, ListedSavepoint, RollBack, SavepointList
 from ..wire.schema import read_object
 from . import memory
 from .children import Child
@@ -50,7 +50,7 @@ class _Savepoint:
         self.number = number
         self.pid = made.pid
         self.sock = sock
-        self.told = ToldSavepoint(
+        self.entry = ListedSavepoint(
             savepoint=number,
             made=time.time(),
             files=made.files,
@@ -200,19 +200,19 @@ class Savepoints:
         self._children.adopt(Child(message.pid, ours))
         return True
 
-    # -- telling -------------------------------------------------------------------------------------------------
+    # -- answering -------------------------------------------------------------------------------------------------
 
     def answer(self, op: int, taken: Optional[int] = None) -> None:
         """Answers a request with all savepoints that are there."""
-        told = SavepointsTold(
-            savepoints=[savepoint.told for savepoint in self._kept],
+        answer = SavepointList(
+            savepoints=[savepoint.entry for savepoint in self._kept],
             dropped=self._dropped,
             generation=self._results.generation,
             taken=taken,
             left_out=self._left_out[:MAX_LEFT_OUT],
         )
         self._dropped, self._left_out = 0, []
-        self._channel.done(op, dumps(told.head()))
+        self._channel.done(op, dumps(answer.head()))
 
     def _find(self, number: int) -> Optional[_Savepoint]:
         return next((savepoint for savepoint in self._kept if savepoint.number == number), None)

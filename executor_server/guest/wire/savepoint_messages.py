@@ -18,7 +18,7 @@ MAX_LEFT_OUT_CHARS = 200
 class TakeSavepoint(Message, kind=Kind.TAKE_SAVEPOINT):
     """Keeps the interpreter as it is. At most `kept` savepoints stay; older ones are dropped.
 
-    DONE answers it, with SavepointsTold. Files of the workspace are kept up to `file_bytes`.
+    DONE answers it, with SavepointList. Files of the workspace are kept up to `file_bytes`.
     """
 
     op: int = integer()
@@ -27,19 +27,19 @@ class TakeSavepoint(Message, kind=Kind.TAKE_SAVEPOINT):
 
 
 class RollBack(Message, kind=Kind.ROLL_BACK):
-    """Goes on from a savepoint in a new interpreter, and drops the later ones. DONE answers it, with SavepointsTold."""
+    """Goes on from a savepoint in a new interpreter, and drops the later ones. DONE answers it, with SavepointList."""
 
     op: int = integer()
     savepoint: int = integer(1, SAVEPOINT_NUMBER_MAX)
 
 
 class ListSavepoints(Message, kind=Kind.LIST_SAVEPOINTS):
-    """DONE answers it, with SavepointsTold."""
+    """DONE answers it, with SavepointList."""
 
     op: int = integer()
 
 
-class ToldSavepoint(Record):
+class ListedSavepoint(Record):
     """A savepoint that is there. `left_out` says in words what a rollback does not restore."""
 
     savepoint: int = integer(1, SAVEPOINT_NUMBER_MAX)
@@ -49,10 +49,10 @@ class ToldSavepoint(Record):
     left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)
 
 
-class SavepointsTold(Record):
+class SavepointList(Record):
     """The body of DONE: all savepoints, and how many were dropped for this request."""
 
-    savepoints: list[ToldSavepoint] = records(ToldSavepoint, SAVEPOINTS_MAX)
+    savepoints: list[ListedSavepoint] = records(ListedSavepoint, SAVEPOINTS_MAX)
     dropped: int = integer()
     generation: int = integer(1, 2**31)
     taken: Optional[int] = integer(1, SAVEPOINT_NUMBER_MAX, default=None)

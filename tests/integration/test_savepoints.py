@@ -1,0 +1,134 @@
+"""Savepoints and undo, as users have them: in the clients, in an agent's executor, in the REPL, over a killed daemon."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from executor_client import (
+    AsyncExecutorClient,
+    ExecutorClient,
+    InvalidRequest,
+    NotFoundError,
+    PreconditionError,
+    VariablesState,
+)
+from executor_client.cli.console import Console
+from executor_client.cli.repl import run
+from executor_client.smolagents import CodeExecutionError, RemoteExecutor, UndoTool
+from tests.support.daemon import Daemon, running_daemon
+
+
+def test_a_session_goes_back_by_savepoint_number_and_steps(client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.execute("x = [1]; f = open('notes', 'w')")
+        first = session.savepoint()
+        session.execute("x.append(2); f.write('two'); f.flush()")
+        second = session.savepoint()
+        session.execute("x.append(3)")
+        assert [each.number for each in session.savepoints()] == [first.number, second.number] == [1, 2]
+        assert session.rollback().savepoint == second
+        assert session.execute("x").output == [1, 2]
+        back = session.rollback(steps=2)
+        assert (back.savepoint, back.dropped, back.left_out, back.generation) == (first, 1, (), 3)
+        assert session.execute("x, f.tell(), open('notes').read()").output == ([1], 0, "")
+        with pytest.raises(NotFoundError) as gone:
+            session.rollback(second)
+        assert gone.value.reason == "SAVEPOINT_NOT_FOUND"
+        with pytest.raises(InvalidRequest, match="has 1 savepoints"):
+            session.rollback(steps=2)
+        with pytest.raises(InvalidRequest, match="not 0"):
+            session.rollback(0)
+
+
+async def test_the_asyncio_client_has_the_same_calls(daemon: Daemon) -> None:
+    async with (
+        AsyncExecutorClient(daemon.address, token=daemon.token) as client,
+        await client.create_session(authorized_imports=["threading", "os"]) as session,
+    ):
+        await session.execute("x = 1")
+        taken = await session.savepoint()
+        died = await session.execute("x = 2; import os; os._exit(1)", savepoint=True)
+        assert (died.state, died.savepoint) == (VariablesState.ROLLED_BACK, 2)
+        await session.execute("x = 3")
+        await session.rollback(taken)
+        assert (await session.execute("x")).output == 1
+        await session.execute("import threading; e = threading.Event(); threading.Thread(target=e.wait).start()")
+        with pytest.raises(PreconditionError, match="threads of the program") as refused:
+            await session.savepoint()
+        assert refused.value.reason == "SAVEPOINT_REFUSED"
+
+
+def test_savepoints_outlive_the_daemon(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as first:
+        session = first.client().create_session(detached=True)
+        session.execute("x = 1")
+        session.savepoint()
+        session.execute("x = 2")
+        first.kill()
+        with running_daemon(tmp_path) as second, second.client() as client:
+            again = client.get_session(session.session_id)
+            assert [each.number for each in again.savepoints()] == [1]
+            again.rollback()
+            assert again.execute("x").output == 1
+            again.close()
+
+
+@pytest.fixture
+def executor(daemon: Daemon) -> RemoteExecutor:
+    return RemoteExecutor(["os"], address=daemon.address, token=daemon.token, savepoints="each-step")
+
+
+def test_an_executor_undoes_steps_and_says_what_a_crash_has_left(executor: RemoteExecutor) -> None:
+    with executor:
+        executor.send_variables({"given": 10})
+        executor("x = given")
+        executor("given = 20; x = [given]")
+        with pytest.raises(CodeExecutionError, match="files are again as they were before this step"):
+            executor("import os\nx = 'gone'\nos._exit(1)")
+        assert executor("x").output == [20]
+        executor("x.append(3); print('three')")
+        executor.undo()
+        assert executor.state["x"] == [20]
+        assert executor.state["_print_outputs"] == ""
+        executor.undo(2)
+        assert (executor.state["x"], executor.state["given"]) == (10, 10)
+        executor.undo()
+        with pytest.raises(KeyError):
+            executor.state["x"]
+        with pytest.raises(InvalidRequest, match="0 steps can be undone"):
+            executor.undo()
+        assert executor.saved_kwargs()["savepoints"] == "each-step"
+
+
+def test_a_model_may_undo_the_step_before(executor: RemoteExecutor) -> None:
+    with executor:
+        executor.send_tools({"undo_last_step": UndoTool(executor)})
+        with pytest.raises(CodeExecutionError, match="no step that could be undone"):
+            executor("undo_last_step()")
+        executor("x = 1")
+        executor("x = 2")
+        assert executor("x = 3\nprint(undo_last_step())").logs.startswith("Note: The last step is undone")
+        assert executor("x").output == 1
+
+
+def test_the_repl_takes_statements_back(client: ExecutorClient) -> None:
+    lines = iter(["x = 1", "x = 2", "%undo", "x", "import os", "%undo 3", "%undo x", "x"])
+
+    class Typed:
+        def read(self, prompt: str) -> str:
+            try:
+                return next(lines)
+            except StopIteration:
+                raise EOFError from None
+
+    out, err = io.StringIO(), io.StringIO()
+    with client.create_session() as session, redirect_stdout(out), redirect_stderr(err):
+        run(session, Console(), Typed())
+    assert out.getvalue() == "1\n"
+    said = err.getvalue()
+    assert said.count("variables and files are as they were before") == 2
+    assert "%undo wants a number of statements" in said and "name 'x' is not defined" in said

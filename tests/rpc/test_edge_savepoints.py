@@ -1,0 +1,54 @@
+"""The calls about savepoints at the edge: what they carry, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor_api.limits import SAVEPOINT_NUMBER_MAX
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_server.core import NotFound, Reason
+from tests.rpc.edge import AUTH, Edge, refusal, refused
+
+LISTED = [
+    {"number": 3, "made_s": 1.5, "files": 2, "file_bytes": 10, "left_out": ["sockets"]},
+    {"number": 4, "made_s": 2.5, "files": 0, "file_bytes": 0, "left_out": []},
+]
+
+
+def listed(savepoints: object) -> list[dict[str, object]]:
+    return [
+        {
+            "number": each.number,
+            "made_s": each.made_time.ToNanoseconds() / 1e9,
+            "files": each.files,
+            "file_bytes": each.file_bytes,
+            "left_out": list(each.left_out),
+        }
+        for each in savepoints  # type: ignore[attr-defined]
+    ]
+
+
+async def test_savepoints_are_taken_listed_and_gone_back_to(edge: Edge) -> None:
+    session = await edge.session()
+    taken = await edge.stub.TakeSavepoint(pb.TakeSavepointRequest(session_id="s1"), metadata=AUTH)
+    assert (listed(taken.savepoints), taken.dropped) == (LISTED, 1)
+    back = await edge.stub.Rollback(pb.RollbackRequest(session_id="s1", savepoint=4), metadata=AUTH)
+    assert (listed(back.savepoints), back.dropped, back.generation) == (LISTED, 1, 7)
+    assert list(back.left_out) == ["a file"]
+    found = await edge.stub.ListSavepoints(pb.ListSavepointsRequest(session_id="s1"), metadata=AUTH)
+    assert listed(found.savepoints) == LISTED
+    assert session.asked == ["take savepoint", ("roll back", 4), "list savepoints"]
+
+
+@pytest.mark.parametrize("number", [0, SAVEPOINT_NUMBER_MAX + 1])
+async def test_what_is_no_number_of_a_savepoint_is_refused(edge: Edge, number: int) -> None:
+    session = await edge.session()
+    found = await refusal(edge.stub.Rollback(pb.RollbackRequest(session_id="s1", savepoint=number), metadata=AUTH))
+    assert (found.code.name, found.reason, list(found.fields)) == ("INVALID_ARGUMENT", "INVALID_FIELD", ["savepoint"])
+    assert session.asked == []
+
+
+async def test_a_savepoint_that_was_dropped_is_not_found(edge: Edge) -> None:
+    (await edge.session()).raises = NotFound(Reason.SAVEPOINT_NOT_FOUND, "savepoint 1 is not there")
+    call = edge.stub.Rollback(pb.RollbackRequest(session_id="s1", savepoint=1), metadata=AUTH)
+    assert await refused(call) == ("NOT_FOUND", "SAVEPOINT_NOT_FOUND")

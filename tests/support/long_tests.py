@@ -49,6 +49,8 @@ _FITNESS = "tests/contract/test_fitness.py"
 _WHEELS = "tests/security/test_hostile_wheels.py"
 _BUILDER = "tests/integration/test_environment_builder.py"
 _PIP = "tests/integration/test_pip_inside.py"
+_AGENT = "tests/integration/test_packages_agent.py"
+_FRONTS = "tests/chaos/test_fleet_fronts.py"
 _RAY = "tests/integration/fleet_ray/test_ray_fleet.py"
 _ADOPTS = "tests/integration/fleet_ray/test_own_daemons.py, without Ray"
 
@@ -120,7 +122,14 @@ LONG = (
     Long(_FITNESS, "test_a_program_may_close", _LOCAL_AND_SOME, _OTHERS, but=("descriptors",)),
     Long(_STATE, "test_a_hostile_reduce", _LOCAL_AND_SOME, _OTHERS, but=("import os; os._exit(1)",)),
     Long(_WHEELS, "test_an_archive_that_leads", _LOCAL_AND_SOME, _DOCKER, but=("climbing", "linking")),
-    Long(_WHEELS, "test_a_bomb_ends", _LOCAL_AND_SOME, _DOCKER, but=("24",)),
+    Long(_WHEELS, "test_a_bomb_ends", _LOCAL_TOO, _DOCKER),
+    Long(_WHEELS, "test_a_bomb_ends", "the same bomb in 24 files", ("1",)),
+    Long(
+        _WHEELS,
+        "test_a_first_import",
+        "import_fills_disk and import_forks: limits of a sandbox, too",
+        ("import_takes_memory",),
+    ),
     Long(_WHEELS, "test_a_first_import", _LOCAL_AND_SOME, _DOCKER, but=("import_writes",)),
     Long(_WHEELS, "test_a_first_import", "import_forks, which hangs in its children too", ("import_hangs",)),
     Long(_WHEELS, "test_a_first_import", "import_fills_disk: it writes more than it may, too", ("import_prints",)),
@@ -140,6 +149,17 @@ LONG = (
     Long(_RESTARTS, "test_large_answer", _LOCAL_TOO, _DOCKER),
     Long(_RESTARTS, "test_time_without", _LOCAL_TOO, _DOCKER),
     Long(_RESTARTS, "test_daemon_that_can_not_start", _LOCAL_TOO, _DOCKER),
+    Long(_RESTARTS, "test_eight_sessions", _LOCAL_TOO, _DOCKER),
+    Long(_RESTARTS, "test_sandbox_that_ended", _LOCAL_TOO, _DOCKER),
+    Long(_RESTARTS, "test_second_daemon", _LOCAL_TOO, _DOCKER),
+    Long("tests/chaos/test_process_kills.py", "test_", "tests/chaos/test_process_restarts.py, on Docker", _DOCKER),
+    Long(_FRONTS, "test_two_fronts", "tests/unit/fleet/test_simulation.py, and test_a_second_front"),
+    Long(_FRONTS, "test_a_node_that_dies_together", "tests/chaos/test_fleet_deaths.py, and the simulation"),
+    Long(_AGENT, "test_an_authorized_module", _LOCAL_TOO, _OTHERS),
+    Long(_AGENT, "test_packages_that_are_asked_for_are", _LOCAL_TOO, _OTHERS),
+    Long(_AGENT, "test_packages_that_contradict", _LOCAL_TOO, _OTHERS),
+    Long(_AGENT, "test_waiting", _LOCAL_TOO, _OTHERS),
+    Long(_AGENT, "test_a_line_that_installs", _LOCAL_TOO, _OTHERS),
     Long(_ENGINE, "test_executions_under_an_engine_that_is_restarted", "the other signal", ("9",)),
     Long(_ENGINE, "test_a_daemon_that_is_told_to_stop_without_its_engine", "the other signal", ("19",)),
     Long(_ENGINE, "test_sessions_whose_engine_was_restarted", "the other signal", ("15",)),
@@ -150,9 +170,10 @@ LONG = (
     Long(_FAIL_OVER, "test_a_client_waits_for_a_place", "test_who_finds_the_account_full"),
     Long(_FAIL_OVER, "test_a_daemon_starts_with_the_backends", "test_a_cloud_that_is_away"),
     Long(_FAIL_OVER, "test_the_pool_keeps", "tests/unit/pool"),
-    Long(_BROWSER, "test_a_new_interpreter", "the example, and the pages"),
-    Long(_BROWSER, "test_a_session_that_is_gone", "the example, and the pages"),
-    Long(_BROWSER, "test_a_browser_that_the_agent_killed", "the example, and the pages"),
+    Long(_BROWSER, "test_the_example", "its tools one by one, on pages like the example's"),
+    Long(_BROWSER, "test_a_new_interpreter", "the pages"),
+    Long(_BROWSER, "test_a_session_that_is_gone", "the pages"),
+    Long(_BROWSER, "test_a_browser_that_the_agent_killed", "the pages"),
     Long(_KILLS, "test_names_whose_server", _LOCAL_TOO, _DOCKER),
     Long(_KILLS, "test_a_full_disk", _LOCAL_TOO, _DOCKER),
     Long(_KILLS, "test_a_connection_that_is_begun", _LOCAL_TOO, _DOCKER),

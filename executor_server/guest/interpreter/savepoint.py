@@ -1,7 +1,7 @@
 """Savepoints: copies of the interpreter, made by fork, that wait until the session goes back to them.
 
-`take` forks a process that waits on a link of its own. RESUME has it fork once more: that copy goes on as the
-interpreter, and the savepoint stays as it was, so a session can go back to it any number of times.
+`take` forks a process that waits on a link of its own. RESUME has it go on as the interpreter, at once. The supervisor
+then has it take the same savepoint again, while no client waits, so that a session can go back any number of times.
 
 Each fork is a double one. The process in between ends at once, so the copy is a child of process 1, the supervisor:
 agent code that waits for its own children never meets it, and the supervisor gets its exit. It leads a kernel session
@@ -73,7 +73,7 @@ class _Kept:
 
 
 def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: WorkspaceCopies) -> Answer:
-    """Makes a savepoint. Returns the answer in the interpreter, and another one in each that goes on from it."""
+    """Makes a savepoint. Returns the answer in the interpreter, and another one in the copy when it goes on."""
     if len(packet.fds) != 1:
         raise ValueError(f"a savepoint with {len(packet.fds)} descriptors")
     why_not = _why_not()
@@ -197,19 +197,15 @@ def _fork() -> int:
 
 
 def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept) -> Answer:
-    """Waits for RESUME, and returns in each interpreter that it asks for. The savepoint itself ends with its link."""
+    """Waits for RESUME, and returns when it has come. Ends with the link."""
     try:
         _settle(theirs, parts, kept)
         waiting = socket.socket(fileno=theirs)
-        while True:
-            packet = link.receive(waiting, link.INLINE_BYTES)
-            if not isinstance(message_of(packet), Resume) or len(packet.fds) != 1:
-                raise ValueError("a message that is not for a savepoint")
-            new_link = packet.fds.pop()
-            if _fork() == 0:
-                waiting.close()
-                return _go_on(new_link, parts, copies, kept)
-            os.close(new_link)
+        packet = link.receive(waiting, link.INLINE_BYTES)
+        if not isinstance(message_of(packet), Resume) or len(packet.fds) != 1:
+            raise ValueError("a message that is not for a savepoint")
+        waiting.close()
+        return _go_on(packet.fds.pop(), parts, copies, kept)
     except link.LinkClosed:
         os._exit(0)
     except BaseException:  # noqa: BLE001 - the supervisor sees its end

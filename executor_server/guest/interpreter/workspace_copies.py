@@ -35,7 +35,7 @@ class Entry:
     def __init__(self, status: os.stat_result, data: Union[bytes, str, None]) -> None:
         self.mode = stat.S_IMODE(status.st_mode)
         self.times = status.st_atime_ns, status.st_mtime_ns
-        self.key = _key(status)
+        self.key = _key(status)  # changes with the content
         self.data = data
 
 
@@ -111,8 +111,17 @@ class WorkspaceCopies:
                 self._put(os.path.join(self._root, path), entry, exists=status_now is not None)
             except OSError:
                 failed += 1
-        self._last = {}
+        self._last = self._renewed(copy)
         return failed
+
+    def _renewed(self, copy: Copy) -> Copy:
+        """Returns the copy with the keys that its files have now, so that they are not read again."""
+        for path, entry in copy.items():
+            try:
+                entry.key = _key(os.lstat(os.path.join(self._root, path)))
+            except OSError:
+                entry.key = ()
+        return copy
 
     def _put(self, path: str, entry: Entry, *, exists: bool) -> None:
         if entry.data is None:

@@ -24,12 +24,12 @@ _ENDED = (b"Z", b"X")
 _STILL = (b"T", b"t", *_ENDED)
 # Looks at the processes until all that are not spared stand still. Each one stops what it finds; a program that forks
 # without end is at its limit of processes by then and can't start another, as stopped ones count.
-_STOP_ROUNDS = 64
+_STOP_ROUNDS = 256
 # The same for the processes of one kernel session, each look killing what it finds.
 _KILL_ROUNDS = 64
 # Seconds for them to end after they were killed, and between two looks.
 _END_TIME_S = 10.0
-_END_STEP_S = 0.002
+_END_STEP_S = 0.0005
 
 
 def cpu_s(leaders: Set[int]) -> float:

@@ -171,8 +171,7 @@ class ChildProcesses:
     def check(self, message: Check, body: bytes) -> None:
         """Sends the checker a source."""
         self._claim()  # first, so that ending a warm interpreter is not measured with this source
-        if self._checker is None:
-            self._start_checker()
+        self.have_checker()
         assert self._checker is not None
         self._checker_uses += 1
         self._checker_used_at = time.monotonic()
@@ -181,6 +180,11 @@ class ChildProcesses:
             self._checker.post(message, body)
         except ChildStuck:
             self._kill(self._checker)
+
+    def have_checker(self) -> None:
+        """Starts a checker where there is none, before a source waits for it."""
+        if self._checker is None:
+            self._start_checker()
 
     def renew_checker(self, *, only_if_worn: bool = False) -> None:
         """Ends the checker, whatever it does, and starts another."""

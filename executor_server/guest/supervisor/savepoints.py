@@ -1,5 +1,8 @@
 """Keeps the savepoints of a session: processes that wait, copies of the interpreter (interpreter/savepoint.py).
 
+The process of a savepoint becomes the interpreter when the session goes back to it. Then the same savepoint is taken
+again, before anything else uses the interpreter, and after the client has its answer.
+
 A savepoint costs what has changed since it was taken. Its memory counts against the sandbox's limit, so the oldest are
 dropped when there are more than the policy allows, or when memory is short.
 
@@ -46,17 +49,11 @@ _STAT_PPID, _STAT_SESSION = 1, 3
 
 
 class _Savepoint:
-    def __init__(self, number: int, made: SavepointMade, sock: socket.socket) -> None:
-        self.number = number
-        self.pid = made.pid
+    def __init__(self, pid: int, sock: socket.socket, entry: ListedSavepoint) -> None:
+        self.number = entry.savepoint
+        self.pid = pid
         self.sock = sock
-        self.entry = ListedSavepoint(
-            savepoint=number,
-            made=time.time(),
-            files=made.files,
-            file_bytes=made.file_bytes,
-            left_out=made.left_out,
-        )
+        self.entry = entry
 
 
 class Savepoints:
@@ -81,6 +78,8 @@ class Savepoints:
         self._kept: list[_Savepoint] = []
         self._count = 0
         self._dropped = 0  # since the last answer
+        self._gone_on: Optional[ListedSavepoint] = None  # the interpreter is its process, and is to take it again
+        self._file_bytes = 0  # a savepoint may hold of the workspace
         self._left_out: list[str] = []  # by the last resumption
 
     @property
@@ -108,28 +107,63 @@ class Savepoints:
 
     def take(self, kept: int, file_bytes: int, *, op: int = 0, on_taken: Optional[OnTaken] = None) -> None:
         """Has the interpreter make one; answers the request, or calls `on_taken` with its number, or the reason."""
+        self._file_bytes = file_bytes
+
+        number = self._count + 1
+
+        def on_made(why_not: str) -> None:
+            if not why_not:
+                self._count = number
+                self._drop_beyond(min(kept, SAVEPOINTS_MAX))
+                if self._find(number) is None:
+                    why_not = "the memory of the sandbox does not suffice"
+            if on_taken is not None:
+                on_taken(None if why_not else number, why_not)
+            elif why_not:
+                self._channel.fail(op, "savepoint_refused", f"no savepoint could be taken: {why_not}")
+            else:
+                self.answer(op, taken=number)
+
+        self._make(number, time.time(), on_made)
+
+    @property
+    def is_due(self) -> bool:
+        """True when the interpreter has gone on from a savepoint, which is to be taken again."""
+        return self._gone_on is not None
+
+    def take_again(self) -> None:
+        """Takes the savepoint again that the interpreter has gone on from, before anything else uses it."""
+        entry, self._gone_on = self._gone_on, None
+        assert entry is not None
+
+        def on_made(why_not: str) -> None:
+            self._dropped += bool(why_not)
+
+        self._make(entry.savepoint, entry.made, on_made)
+
+    def _make(self, number: int, made_s: float, on_made: Callable[[str], None]) -> None:
+        """`on_made` gets the reason when there is none; else nothing."""
         ours, theirs = link.make_pair()
         ours.setblocking(False)
 
         def on_answer(answer: Answered, body: bytes) -> None:
-            why_not = answer.message
-            if answer.ok:
-                made = read_object(SavepointMade, body, "a savepoint")
-                self._check(made.pid)
-                self._count += 1
-                self._kept.append(_Savepoint(self._count, made, ours))
-                self._drop_beyond(min(kept, SAVEPOINTS_MAX))
-                why_not = "" if self._find(self._count) is not None else "the memory of the sandbox does not suffice"
-            else:
+            if not answer.ok:
                 ours.close()
-            if on_taken is not None:
-                on_taken(None if why_not else self._count, why_not)
-            elif why_not:
-                self._channel.fail(op, "savepoint_refused", f"no savepoint could be taken: {why_not}")
-            else:
-                self.answer(op, taken=self._count)
+                on_made(answer.message or "no reason was given")
+                return
+            made = read_object(SavepointMade, body, "a savepoint")
+            self._check(made.pid)
+            entry = ListedSavepoint(
+                savepoint=number,
+                made=made_s,
+                files=made.files,
+                file_bytes=made.file_bytes,
+                left_out=made.left_out,
+            )
+            self._kept.append(_Savepoint(made.pid, ours, entry))
+            on_made("")
 
-        self._requests.ask(TakeSavepoint(file_bytes=file_bytes), (theirs.detach(),), on_answer)
+        self._requests.ask(TakeSavepoint(file_bytes=self._file_bytes), (theirs.detach(),), on_answer)
 
     def _check(self, pid: int) -> None:
         """Raises FrameError unless the process may be a copy of the interpreter."""
@@ -145,9 +179,13 @@ class Savepoints:
     def _drop_beyond(self, most: int) -> None:
         while len(self._kept) > most:
             self._drop(self._kept[0])
-        limit_bytes = int(self._config.memory_bytes * _MEMORY_PART)
-        while self._kept and memory.sandbox_memory_bytes(self.sharing) > limit_bytes:
+        while self._kept and self._memory_is_short():
             self._drop(self._kept[0])
+
+    def _memory_is_short(self) -> bool:
+        limit_bytes = int(self._config.memory_bytes * _MEMORY_PART)
+        # Without their shares first, as if nothing were shared: that is fast, and mostly enough to know.
+        return memory.sandbox_memory_bytes() > limit_bytes and memory.sandbox_memory_bytes(self.sharing) > limit_bytes
 
     # -- going back ----------------------------------------------------------------------------------------------
 
@@ -166,7 +204,7 @@ class Savepoints:
             self._channel.fail(request.op, "savepoint_lost", message)
 
     def resume(self, number: int) -> bool:
-        """Puts an interpreter in place that goes on from this savepoint; false when that failed.
+        """Makes the process of this savepoint the interpreter; false when that failed.
 
         Waits for it, at most `_RESUME_TIME_S`, since nothing else can be done without an interpreter.
         """
@@ -179,17 +217,16 @@ class Savepoints:
             link.send(savepoint.sock, Resume(), fds=(theirs.fileno(),))
             theirs.close()  # so that the end of the copy is an end of the link
             waiting = select.poll()
-            waiting.register(ours, select.POLLIN)
-            waiting.register(savepoint.sock, select.POLLIN)  # ready when the copy has ended
-            ready = {fd for fd, _ in waiting.poll(_RESUME_TIME_S * 1000)}
-            if ours.fileno() not in ready:
+            waiting.register(ours, select.POLLIN)  # ready also when the copy has ended, and with it the other end
+            if not waiting.poll(_RESUME_TIME_S * 1000):
                 raise FrameError("no answer")
             packet = link.receive(ours, link.INLINE_BYTES)
             packet.close()
             message = message_of(packet)
             if not isinstance(message, Resumed):
                 raise FrameError(f"a message {message.kind!r} of a savepoint")
-            self._check(message.pid)
+            if message.pid != savepoint.pid:
+                raise FrameError(f"process {message.pid} in place of {savepoint.pid}")
         except (OSError, link.LinkClosed, FrameError):
             ours.close()
             theirs.close()
@@ -197,7 +234,10 @@ class Savepoints:
             return False
         ours.setblocking(False)
         self._left_out = message.left_out
-        self._children.adopt(Child(message.pid, ours))
+        self._kept.remove(savepoint)
+        savepoint.sock.close()
+        self._gone_on = savepoint.entry
+        self._children.adopt(Child(savepoint.pid, ours))
         return True
 
     # -- answering -------------------------------------------------------------------------------------------------
@@ -205,7 +245,7 @@ class Savepoints:
     def answer(self, op: int, taken: Optional[int] = None) -> None:
         """Answers a request with all savepoints that are there."""
         answer = SavepointList(
-            savepoints=[savepoint.entry for savepoint in self._kept],
+            savepoints=[*(savepoint.entry for savepoint in self._kept), *([self._gone_on] if self._gone_on else ())],
             dropped=self._dropped,
             generation=self._results.generation,
             taken=taken,

@@ -40,7 +40,7 @@ from ..wire.messages import Configure, Execute, Restrict
 from ..wire.schema import message_of, read_object
 from ..wire.session_rules import SessionRules
 from . import undo, usage
-from .beside import Beside
+from .beside import Beside, limit_process
 from .child_processes import ChildProcesses
 from .children import kill_everything
 from .jobs import KINDS, MAX_JOBS, Job, JobQueue
@@ -90,7 +90,7 @@ class Supervisor:
             config.workspace,
             adopt=lambda pipes: self._runner.adopt(pipes),
             environment=self._process_environment,
-            limit=lambda pid: _limit_process(config, pid),
+            limit=lambda pid: limit_process(config, pid),
             on_process=lambda: self._background_cpu.begin(),
         )
         self._cpu.aside_s = self._beside.cpu_s
@@ -275,6 +275,7 @@ class Supervisor:
     def _next_job(self) -> None:
         # Prelude and tools wait while a warm interpreter may take this one's place, unless a job waits for them.
         settled = self._jobs.ready or not self._child_processes.imports_ahead
+        self._take_again()
         if self._prelude.due and settled and not (self._runner.busy or self._stops):
             self._replacement.restored = True
             self._prelude.begin()
@@ -305,6 +306,11 @@ class Supervisor:
                 self._channel.done(request.op)
             else:
                 self._requests.begin(request, job.body)
+            self._take_again()
+
+    def _take_again(self) -> None:
+        if self._undo.is_due and not (self._jobs.held or self._runner.busy or self._requests.busy or self._stops):
+            self._undo.take_again()
 
     def _configure(self, request: Configure, body: bytes) -> None:
         if request.settings + request.env > len(body):
@@ -392,9 +398,3 @@ class Supervisor:
         else:
             self._prelude.end(outcome, detail)
         self._next_job()
-
-
-def _limit_process(config: Config, pid: int) -> None:
-    from ..processes.limits import limit_process
-
-    limit_process(config, pid)

@@ -69,6 +69,17 @@ class Undo:
         if number is None:
             self._results.notify(f"no savepoint before this step: {why_not}\n")
 
+    @property
+    def is_due(self) -> bool:
+        """True when a savepoint is to be taken again, in the interpreter that has gone on from it."""
+        return self._savepoints is not None and self._savepoints.is_due
+
+    def take_again(self) -> None:
+        """Takes it, and has a checker ready: the client has its answer, and may send a source next."""
+        assert self._savepoints is not None and self._parts is not None
+        self._savepoints.take_again()
+        self._parts[0].have_checker()
+
     def resume(self, number: Optional[int]) -> bool:
         """Puts an interpreter of this savepoint in place; false when there is none."""
         return number is not None and self._savepoints is not None and self._savepoints.resume(number)

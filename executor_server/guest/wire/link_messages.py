@@ -212,7 +212,7 @@ class TakeSavepoint(LinkMessage, kind="savepoint"):
 
 
 class Resume(LinkMessage, kind="resume"):
-    """To a savepoint's process: it starts an interpreter, with the link that comes as a descriptor."""
+    """To a savepoint's process: it goes on as the interpreter, with the link that comes as a descriptor."""
 
 
 class ToolReply(LinkMessage, kind="reply"):
@@ -253,7 +253,7 @@ class Booted(LinkMessage, kind="booted"):
 
 
 class Resumed(LinkMessage, kind="resumed"):
-    """An interpreter that a savepoint started serves; `left_out` says what is not as it was."""
+    """The process of a savepoint goes on as the interpreter; `left_out` says what is not as it was."""
 
     pid: int = integer(2, _MAX_PID)
     left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)

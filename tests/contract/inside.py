@@ -57,6 +57,11 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
     },
     "test_leftovers.py": {"test_the_end_of_a_session_is_the_end_of_its_sandbox": _PROBE},
     "test_offline.py": {"test_a_program_that_goes_around_the_proxy_learns_what_leads_out": _APPROVED},
+    "test_savepoints.py": {
+        "test_a_rollback_does_not_take_the_policy_and_the_budgets_back": _APPROVED,
+        "test_a_workspace_that_is_too_large_is_left_as_it_is_and_that_is_said": _APPROVED,
+        "test_the_oldest_savepoints_are_dropped_and_the_later_ones_by_a_rollback": _APPROVED,
+    },
     "test_outcomes.py": {
         "test_a_hostile_source_costs_one_execution[nul]": "the form of a request is checked before: it is refused",
         "test_a_killed_interpreter_is_a_crash": _PROBE,

@@ -228,3 +228,38 @@ async def test_rules_tools_and_processes_are_those_of_now_after_a_rollback(harne
     sleeping = "print([p for p in os.listdir('/proc') if p.isdigit() and 'sleep' in open(f'/proc/{p}/cmdline').read()])"
     assert (await harness.run(session, f"import os\n{sleeping}")).stdout != "[]\n"
     assert (await harness.run(session, "import asyncio\nawait asyncio.sleep(0)\nprint('loop')")).stdout == "loop\n"
+
+
+@promise("savepoints")
+async def test_a_rollback_does_not_take_the_policy_and_the_budgets_back(harness: Harness) -> None:
+    session = await harness.session(imports=("json", "math"), session_operations=1000)
+    await harness.run(session, "x = 1")
+    await session.savepoints.take()
+    await harness.run(session, "for n in range(500): pass")
+    spec = replace(session.spec, authorized_imports=("math",))
+    await session.requests.restrict(spec)
+    await session.savepoints.roll_back(1)
+    assert (await harness.run(session, "import json")).outcome == "import_denied"
+    assert (await harness.run(session, "import math\nx")).output == 1
+    spent = await harness.run(session, "for n in range(700): pass")
+    assert spent.outcome == "operation_limit", "what was spent before the rollback stays spent"
+
+
+@promise("savepoints")
+async def test_a_full_table_of_processes_has_no_room_for_a_savepoint(harness: Harness) -> None:
+    session = await harness.session(processes=16)
+    await harness.run(
+        session,
+        """
+import subprocess
+children = []
+try:
+    while len(children) < 64: children.append(subprocess.Popen(['sleep', '1000']))
+except OSError: pass
+""",
+    )
+    with pytest.raises(PreconditionFailed, match="no process could be made for it") as refused:
+        await session.savepoints.take()
+    assert refused.value.reason is Reason.SAVEPOINT_REFUSED
+    await harness.run(session, "for child in children: child.kill(); child.wait()")
+    assert (await session.savepoints.take()).taken == 1

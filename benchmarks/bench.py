@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.daemon import Daemon, running_daemon
 from benchmarks.echo import Echo, running_echo
+from benchmarks.figures import WARM_UP_ROUNDS, Measured, in_turns
 from benchmarks.references import DOCKER_IMAGE, require_docker_image
 from executor_client import ExecutorClient, Session
 
@@ -40,11 +42,38 @@ class Served:
         return session
 
 
+@dataclass(frozen=True)
+class Effort:
+    """The part that is taken of the usual number of samples, and of the usual size of the programs that are run."""
+
+    samples: float = 1.0
+    programs: float = 1.0
+
+
 class Bench:
     """Starts each daemon and service at its first use; they live as long as the stack."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, effort: Effort = Effort()) -> None:
         self._stack = stack
+        self.effort = effort
+
+    def rounds(self, usual: int) -> int:
+        return max(1, math.ceil(usual * self.effort.samples))
+
+    def in_turns(
+        self, usual_rounds: int, *measured: Measured, warm_up: int = WARM_UP_ROUNDS
+    ) -> list[tuple[float, ...]]:
+        """`figures.in_turns` with that part of the rounds; a row taken in many parts is warm but for its session."""
+        if self.effort.samples < 1:
+            warm_up = min(warm_up, 1)
+        return in_turns(self.rounds(usual_rounds), *measured, warm_up=warm_up)
+
+    def drop_dead(self) -> None:
+        """Has the next row start what a failure ended: a daemon that is no longer there."""
+        for name in ("local", "docker"):
+            served = self.__dict__.get(name)
+            if served is not None and not served.daemon.lives:
+                del self.__dict__[name]
 
     @cached_property
     def local(self) -> Served:
@@ -84,7 +113,7 @@ def serving(backend: str, settings: str = "", *, parent: Path = Path("/tmp")) ->
 
 
 @contextmanager
-def running_bench() -> Iterator[Bench]:
+def running_bench(effort: Effort = Effort()) -> Iterator[Bench]:
     """A bench; at the end nothing that it started is left."""
     with ExitStack() as stack:
-        yield Bench(stack)
+        yield Bench(stack, effort)

@@ -32,6 +32,13 @@ class Daemon:
     start_s: float
     """From the start of its process until it said that it listens."""
 
+    @property
+    def lives(self) -> bool:
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
     def client(self, address: str | None = None) -> ExecutorClient:
         return ExecutorClient(address or self.unix_address, token=self.token)
 

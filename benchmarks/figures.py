@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 WARM_UP_ROUNDS = 3
 """Calls before the first sample: connections, imports and caches are not what is measured."""
@@ -54,6 +55,11 @@ class AtLeast:
         return f"≥ {self.value:g}"
 
 
+Aim = AtMost | AtMostTimes | AtMostMore | AtLeast
+_AIMS: dict[str, type[Aim]] = {each.__name__: each for each in (AtMost, AtMostTimes, AtMostMore, AtLeast)}
+_RATES = ("1/s", "MB/s", "x of one")
+
+
 @dataclass(frozen=True)
 class Reference:
     """The samples that a figure is compared with, taken alternately with its own, in the same unit."""
@@ -70,7 +76,7 @@ class Figure:
     unit: str
     samples: tuple[float, ...]
     reference: Reference | None = None
-    aim: AtMost | AtMostTimes | AtMostMore | AtLeast | None = None
+    aim: Aim | None = None
     # Compares the fastest samples: a disturbance can only add to a long computation.
     by_best: bool = False
     # Compares the slowest samples: for delays that must not happen even now and then.
@@ -102,10 +108,41 @@ class Figure:
             return reference is not None and self.typical - reference <= self.aim.value
         return None
 
+    @property
+    def more_is_better(self) -> bool:
+        return self.unit in _RATES
+
     def _typical(self, samples: Sequence[float]) -> float:
         if self.by_p99:
             return quantile(samples, 0.99)
         return min(samples) if self.by_best else statistics.median(samples)
+
+
+def to_json(figure: Figure) -> dict[str, Any]:
+    """All of it, as `from_json` takes it back in another process."""
+    reference, aim = figure.reference, figure.aim
+    return {
+        "name": figure.name,
+        "unit": figure.unit,
+        "samples": figure.samples,
+        "reference": reference and {"name": reference.name, "samples": reference.samples},
+        "aim": aim and {"kind": type(aim).__name__, "value": aim.factor if isinstance(aim, AtMostTimes) else aim.value},
+        "by_best": figure.by_best,
+        "by_p99": figure.by_p99,
+    }
+
+
+def from_json(entry: Mapping[str, Any]) -> Figure:
+    reference, aim = entry["reference"], entry["aim"]
+    return Figure(
+        entry["name"],
+        entry["unit"],
+        tuple(entry["samples"]),
+        reference and Reference(reference["name"], tuple(reference["samples"])),
+        aim and _AIMS[aim["kind"]](aim["value"]),
+        by_best=entry["by_best"],
+        by_p99=entry["by_p99"],
+    )
 
 
 def quantile(samples: Sequence[float], fraction: float) -> float:

@@ -7,12 +7,15 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.figures import Figure, quantile
+from benchmarks.figures import Figure, quantile, to_json
+from benchmarks.measuring import Row
 
 TABLE_COLUMNS = 160
 _LONG_MS = 10_000
@@ -23,45 +26,66 @@ _TEXT_COLUMNS = (0, 4, 8)
 _CAPTION = "Compared is the median (p50) of each side; where a figure says so, its smallest sample (best) or its p99."
 
 
-def print_table(figures: Sequence[Figure]) -> None:
-    """One row for each figure; on a pipe as wide as it needs to be."""
+def print_table(rows: Sequence[Row]) -> None:
+    """One row for each figure, and a line for what is missing; on a pipe as wide as it needs to be."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=TABLE_COLUMNS)
     table = Table(title=machine(), title_justify="left", caption=_CAPTION, caption_justify="left")
     for column, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="left" if column in _TEXT_COLUMNS else "right", no_wrap=True)
-    for figure in figures:
+    for figure in figures_of(rows):
         *cells, verdict = _cells(figure)
         colour = "red" if figure.met is False else "green"
-        table.add_row(*cells, f"[{colour}]{verdict}[/]")
+        table.add_row(*map(escape, cells), f"[{colour}]{verdict}[/]")
     console.print(table)
+    for line in _missing(rows):
+        print(line)
 
 
-def print_markdown(figures: Sequence[Figure]) -> None:
+def print_markdown(rows: Sequence[Row]) -> None:
     """The same table, as docs/performance.md records one."""
-    print(f"{machine()}\n")
-    rows = [HEADINGS, ["---"] * len(HEADINGS), *(_cells(figure) for figure in figures)]
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
+    print(f"{machine()}, {today()}.\n")
+    print_markdown_table(HEADINGS, [_cells(figure) for figure in figures_of(rows)])
+    missing = _missing(rows)
+    if missing:
+        print("\n" + "\n".join(f"- {line}" for line in missing))
+
+
+def print_markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    for cells in (headings, ["---"] * len(headings), *lines):
+        print("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+
+
+def figures_of(rows: Sequence[Row]) -> list[Figure]:
+    return [figure for row in rows for figure in row.figures]
+
+
+def _missing(rows: Sequence[Row]) -> list[str]:
+    return [f"{row.name}: {row.missing}" for row in rows if row.missing]
 
 
 def _cells(figure: Figure) -> list[str]:
     ratio, reference = figure.ratio, figure.reference_typical
     return [
-        figure.name + (" (best)" if figure.by_best else " (p99)" if figure.by_p99 else ""),
-        _quantity(statistics.median(figure.samples) if figure.by_p99 else figure.typical, figure.unit),
-        _quantity(quantile(figure.samples, 0.99), figure.unit),
+        title(figure),
+        quantity(statistics.median(figure.samples) if figure.by_p99 else figure.typical, figure.unit),
+        quantity(quantile(figure.samples, 0.99), figure.unit),
         f"{_number(min(figure.samples))} - {_number(max(figure.samples))}",
         figure.reference.name if figure.reference is not None else "",
-        _quantity(reference, figure.unit) if reference is not None else "",
+        quantity(reference, figure.unit) if reference is not None else "",
         f"{ratio:.2f}" if ratio is not None else "",
         str(figure.aim) if figure.aim is not None else "",
         {True: "ok", False: "no", None: ""}[figure.met],
     ]
 
 
-def _quantity(value: float, unit: str) -> str:
+def title(figure: Figure) -> str:
+    """Its name, and the sample that is compared where that is not the median."""
+    return figure.name + (" (best)" if figure.by_best else " (p99)" if figure.by_p99 else "")
+
+
+def quantity(value: float, unit: str) -> str:
     if unit == "ms" and value >= _LONG_MS:
         return f"{_number(value / 1000)} s"
     return f"{_number(value)} {unit}"
@@ -72,24 +96,25 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def write_json(figures: Sequence[Figure], path: Path) -> None:
+def write_json(rows: Sequence[Row], path: Path) -> None:
     """Every sample, so that runs can be compared later."""
     listed = [
         {
-            "name": figure.name,
-            "unit": figure.unit,
+            **to_json(figure),
             "typical": figure.typical,
-            "samples": figure.samples,
-            "reference": figure.reference.name if figure.reference is not None else None,
             "reference_typical": figure.reference_typical,
-            "reference_samples": figure.reference.samples if figure.reference is not None else None,
             "ratio": figure.ratio,
-            "aim": str(figure.aim) if figure.aim is not None else None,
             "met": figure.met,
         }
-        for figure in figures
+        for figure in figures_of(rows)
     ]
-    path.write_text(json.dumps({"machine": machine(), "figures": listed}, indent=1) + "\n")
+    missing = {row.name: row.missing for row in rows if row.missing}
+    written = {"machine": machine(), "day": today(), "figures": listed, "missing": missing}
+    path.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 def machine() -> str:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from benchmarks.bench import Bench, Served
-from benchmarks.figures import AtMost, AtMostTimes, Figure, Reference, in_turns, timed
+from benchmarks.figures import AtMost, AtMostTimes, Figure, Reference, timed
 from benchmarks.references import docker_run_command, run
 from benchmarks.rows.sessions import CLIENTS, created, lives, warm_session
 from executor_client import Session
@@ -27,7 +27,7 @@ _SLEEP = "import time; time.sleep(600)"
 
 def warm(bench: Bench) -> Iterator[Figure]:
     """From the call to a session that got a container of the pool."""
-    warm_ms, echo_ms = in_turns(
+    warm_ms, echo_ms = bench.in_turns(
         _ROUNDS,
         lambda: warm_session(bench.docker.client, _REFILL_S),
         lambda: timed(lambda: bench.echo.unary(bytes(100))),
@@ -39,7 +39,7 @@ def warm(bench: Bench) -> Iterator[Figure]:
 def cold(bench: Bench) -> Iterator[Figure]:
     """The same when its container is made on the spot; `docker run` lasts to the end of a program that does nothing."""
     bare = docker_run_command("--rm")
-    cold_ms, used_ms, bare_ms = in_turns(
+    cold_ms, used_ms, bare_ms = bench.in_turns(
         _COLD_ROUNDS,
         lambda: created(bench.docker.cold_session)[0],
         lambda: created(bench.docker.cold_session, use=True)[0],
@@ -58,14 +58,14 @@ def execute(bench: Bench) -> Iterator[Figure]:
         def add(session: Session) -> float:
             return timed(lambda: session.execute("1+1"))
 
-        ours_ms, local_ms = in_turns(_EXECUTIONS, lambda: add(ours), lambda: add(local))
+        ours_ms, local_ms = bench.in_turns(_EXECUTIONS, lambda: add(ours), lambda: add(local))
     yield Figure("docker execute 1+1", "ms", ours_ms, Reference("local backend", local_ms), AtMostTimes(1.2))
 
 
 def burst(bench: Bench) -> Iterator[Figure]:
     """Many at once, until the last one is there; removing them is not counted."""
     with ThreadPoolExecutor(_BURST) as threads:
-        ours_ms, bare_ms = in_turns(
+        ours_ms, bare_ms = bench.in_turns(
             _BURST_ROUNDS, lambda: _sessions(bench.docker, threads), lambda: _containers(threads), warm_up=0
         )
     name = f"docker, {_BURST} sessions at once"
@@ -75,7 +75,7 @@ def burst(bench: Bench) -> Iterator[Figure]:
 def throughput(bench: Bench) -> Iterator[Figure]:
     """Whole lives of sessions a second, beside those of containers."""
     bare = docker_run_command("--rm")
-    yield lives(bench.docker.client, f"docker sessions, {CLIENTS} clients", "docker run", lambda: run(bare))
+    yield lives(bench, bench.docker.client, f"docker sessions, {CLIENTS} clients", "docker run", lambda: run(bare))
 
 
 def _sessions(served: Served, threads: ThreadPoolExecutor) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.bench import Bench, Served, serving
-from benchmarks.figures import Figure, Reference, in_turns, timed
+from benchmarks.figures import Figure, Reference, timed
 from benchmarks.references import Unmeasurable
 from executor_client import Session
 
@@ -25,8 +25,8 @@ def journals(bench: Bench) -> Iterator[Figure]:
         _session(bench.local) as on_disk,
         _session(in_memory) as beside,
     ):
-        yield _beside("execute 1+1", "1+1", _EXECUTIONS, on_disk, beside)
-        yield _beside("10 MB as an output", "sent", _OUTPUTS, on_disk, beside)
+        yield _beside(bench, "execute 1+1", "1+1", _EXECUTIONS, on_disk, beside)
+        yield _beside(bench, "10 MB as an output", "sent", _OUTPUTS, on_disk, beside)
 
 
 def _session(served: Served) -> Session:
@@ -35,8 +35,8 @@ def _session(served: Served) -> Session:
     return session
 
 
-def _beside(name: str, code: str, rounds: int, on_disk: Session, in_memory: Session) -> Figure:
-    disk_ms, memory_ms = in_turns(
+def _beside(bench: Bench, name: str, code: str, rounds: int, on_disk: Session, in_memory: Session) -> Figure:
+    disk_ms, memory_ms = bench.in_turns(
         rounds, lambda: timed(lambda: on_disk.execute(code)), lambda: timed(lambda: in_memory.execute(code))
     )
     return Figure(f"{name}, journal on disk", "ms", disk_ms, Reference("journal in memory", memory_ms))

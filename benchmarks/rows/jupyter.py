@@ -21,7 +21,7 @@ from smolagents.monitoring import AgentLogger, LogLevel
 from smolagents.remote_executors import DockerExecutor
 
 from benchmarks.bench import Bench
-from benchmarks.figures import AtMost, Figure, Reference, in_turns, timed
+from benchmarks.figures import AtMost, Figure, Reference, timed
 from benchmarks.references import Unmeasurable, require_docker_image, run
 from benchmarks.rows.memory import MIB, pss_bytes
 from benchmarks.rows.sessions import created
@@ -50,13 +50,13 @@ def docker_executor(bench: Bench) -> Iterator[Figure]:
                 _add(executor)
                 return (time.perf_counter() - start) * 1000
 
-        cold_ms, ours_cold_ms = in_turns(
+        cold_ms, ours_cold_ms = bench.in_turns(
             _COLD_ROUNDS, cold, lambda: created(bench.docker.cold_session, use=True)[0], warm_up=1
         )
         yield Figure(f"{name}: cold + first execute", "ms", cold_ms, Reference("docker session", ours_cold_ms))
 
         with _executor(network) as executor, bench.docker.cold_session() as session:
-            execute_ms, ours_execute_ms = in_turns(
+            execute_ms, ours_execute_ms = bench.in_turns(
                 _EXECUTIONS, lambda: timed(lambda: _add(executor)), lambda: timed(lambda: session.execute("1+1"))
             )
         yield Figure(f"{name}: 1+1", "ms", execute_ms, Reference("docker session", ours_execute_ms))
@@ -70,7 +70,7 @@ def docker_executor(bench: Bench) -> Iterator[Figure]:
                 session.execute("1+1")
 
         with ThreadPoolExecutor(_CLIENTS) as clients:
-            rate, our_rate = in_turns(
+            rate, our_rate = bench.in_turns(
                 _BATCHES, lambda: _rate(clients, live), lambda: _rate(clients, our_life), warm_up=0
             )
         yield Figure(f"{name}: lives, {_CLIENTS} clients", "1/s", rate, Reference("docker session", our_rate))
@@ -105,7 +105,7 @@ def memory(bench: Bench) -> Iterator[Figure]:
                 )
                 return pss_bytes(processes) / _SESSIONS / MIB
 
-        ours_mib, theirs_mib = in_turns(_MEMORY_ROUNDS, ours, theirs, warm_up=0)
+        ours_mib, theirs_mib = bench.in_turns(_MEMORY_ROUNDS, ours, theirs, warm_up=0)
     reference = Reference("smolagents' DockerExecutor", theirs_mib)
     yield Figure(f"docker, idle session, one of {_SESSIONS}", "MiB", ours_mib, reference, AtMost(25))
 

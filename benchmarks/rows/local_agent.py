@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from smolagents import local_python_executor
 
 from benchmarks.bench import Bench
-from benchmarks.figures import Figure, in_turns, timed
+from benchmarks.figures import Figure, Reference, timed
+from benchmarks.references import plain_python_ms
+from benchmarks.rows.programs import FOR, ITERATIONS, MIXED, MIXED_SIZE, WHILE
 
 _ROUNDS = 50
+_FEW_ITERATIONS = 20_000
 
 
-def local_executor(_bench: Bench) -> Iterator[Figure]:
+def local_executor(bench: Bench) -> Iterator[Figure]:
     """Made, and asked for `1+1`, with its own defaults: it runs code on a thread, to be able to give up on it."""
     executor = _made()
-    made_ms, execute_ms = in_turns(_ROUNDS, lambda: timed(_made), lambda: timed(lambda: executor("1+1")))
+    made_ms, execute_ms = bench.in_turns(_ROUNDS, lambda: timed(_made), lambda: timed(lambda: executor("1+1")))
     yield Figure("smolagents' local executor: made", "ms", made_ms)
     yield Figure("smolagents' local executor: 1+1", "ms", execute_ms)
+
+
+def programs(bench: Bench) -> Iterator[Figure]:
+    """The loops and the mixed program, on so much less that they end, scaled to the same size."""
+    for name, program, few, size in (
+        ("for loop, 10^7", FOR, _FEW_ITERATIONS, ITERATIONS),
+        ("while loop, 10^7", WHILE, _FEW_ITERATIONS, ITERATIONS),
+        ("mixed program", MIXED, 1, MIXED_SIZE),
+    ):
+        local_ms, python_ms = bench.in_turns(
+            2, partial(_scaled_ms, program, few, size), partial(plain_python_ms, program.format(size=size)), warm_up=0
+        )
+        title = f"{name}, smolagents' local (scaled)"
+        yield Figure(title, "ms", local_ms, Reference("CPython", python_ms), by_best=True)
+
+
+def _scaled_ms(program: str, few: int, size: int) -> float:
+    return run_locally(program.format(size=few)) * size / few
 
 
 def run_locally(source: str) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from benchmarks.bench import Bench
-from benchmarks.figures import AtLeast, AtMostMore, Figure, Reference, in_turns, timed
+from benchmarks.figures import AtLeast, AtMostMore, Figure, Reference, timed
 
 _PORT = 9000
 _TRIPS = 300
@@ -53,13 +53,15 @@ def forward(bench: Bench) -> Iterator[Figure]:
         stack.enter_context(direct.stdout)
         ours = stack.enter_context(_connected(listener.address))
         theirs = stack.enter_context(_connected(("127.0.0.1", int(direct.stdout.readline()))))
-        trip_ms, direct_ms = in_turns(_TRIPS, lambda: timed(lambda: _trip(ours)), lambda: timed(lambda: _trip(theirs)))
+        trip_ms, direct_ms = bench.in_turns(
+            _TRIPS, lambda: timed(lambda: _trip(ours)), lambda: timed(lambda: _trip(theirs))
+        )
         reference = Reference("direct", direct_ms)
         yield Figure("a round trip through a forwarded port", "ms", trip_ms, reference, AtMostMore(1))
-        moved, direct_moved = in_turns(_ROUNDS, lambda: _down(ours), lambda: _down(theirs), warm_up=1)
+        moved, direct_moved = bench.in_turns(_ROUNDS, lambda: _down(ours), lambda: _down(theirs), warm_up=1)
         reference = Reference("direct", direct_moved)
         yield Figure("100 MB from a forwarded port", "MB/s", moved, reference, AtLeast(200))
-        moved, direct_moved = in_turns(_ROUNDS, lambda: _up(ours), lambda: _up(theirs), warm_up=1)
+        moved, direct_moved = bench.in_turns(_ROUNDS, lambda: _up(ours), lambda: _up(theirs), warm_up=1)
         reference = Reference("direct", direct_moved)
         yield Figure("100 MB to a forwarded port", "MB/s", moved, reference, AtLeast(200))
 

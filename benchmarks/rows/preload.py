@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.bench import Bench, Served, serving
-from benchmarks.figures import Figure, Reference, in_turns, timed
+from benchmarks.figures import Figure, Reference, timed
 from benchmarks.references import require_docker_image
 
 _IMAGE = "remote-executor/data"
@@ -28,11 +28,11 @@ size = 1
 """
 
 
-def pandas(_bench: Bench) -> Iterator[Figure]:
+def pandas(bench: Bench) -> Iterator[Figure]:
     """The first `import pandas` of warm sessions, with and without `preload`."""
     require_docker_image(_IMAGE)
     with serving("docker", _SETTINGS) as served:
-        ahead_ms, plain_ms = in_turns(
+        ahead_ms, plain_ms = bench.in_turns(
             _ROUNDS, lambda: _first_import(served, "ahead"), lambda: _first_import(served, "plain"), warm_up=1
         )
     yield Figure("first import pandas, preloaded", "ms", ahead_ms, Reference("not preloaded", plain_ms))

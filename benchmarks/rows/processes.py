@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 
 from benchmarks.bench import Bench
-from benchmarks.figures import AtLeast, AtMost, AtMostTimes, Figure, Reference, in_turns, timed
+from benchmarks.figures import AtLeast, AtMost, AtMostTimes, Figure, Reference, timed
 from benchmarks.rows.memory import MIB
 from executor_client import Process, ProcessOutput, Session, TerminalSize
 
@@ -33,7 +33,7 @@ _PRINTER = f"head -c {_OUTPUT_BYTES} /dev/zero"
 def run(bench: Bench) -> Iterator[Figure]:
     """`true`, beside the same by `subprocess.run` in the sandbox, as timed there, and an execution of `1+1`."""
     with bench.local.cold_session("subprocess") as session:
-        took_ms, add_ms, inside_ms = in_turns(
+        took_ms, add_ms, inside_ms = bench.in_turns(
             _ROUNDS,
             lambda: timed(lambda: session.processes.run("true").check()),
             lambda: timed(lambda: session.execute("1+1")),
@@ -59,7 +59,7 @@ def echo(bench: Bench) -> Iterator[Figure]:
             process.write("x")
             _next_output(events)
 
-        key_ms, echo_ms = in_turns(
+        key_ms, echo_ms = bench.in_turns(
             _KEYS, lambda: timed(press), lambda: timed(lambda: bench.echo.unary(bytes(_ECHO_BYTES)))
         )
         process.kill()
@@ -90,7 +90,7 @@ def output(bench: Bench) -> Iterator[Figure]:
             received = sum(len(message) for message in bench.echo.stream(100, pieces, _PIECE_BYTES))
             return received / (time.perf_counter() - start) / 1e6
 
-        ours_mb_s, echoed_mb_s = in_turns(_OUTPUT_ROUNDS, ours, echoed, warm_up=1)
+        ours_mb_s, echoed_mb_s = bench.in_turns(_OUTPUT_ROUNDS, ours, echoed, warm_up=1)
         reference = Reference("echo, 256 KiB pieces", echoed_mb_s)
         yield Figure("100 MB of output", "MB/s", ours_mb_s, reference, AtLeast(80))
         grown = (_growth(bench, session),)

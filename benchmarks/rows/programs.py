@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.bench import Bench
-from benchmarks.figures import AtMostTimes, Figure, Reference, in_turns, timed
+from benchmarks.figures import AtMostTimes, Figure, Reference, timed
 from benchmarks.references import plain_python_ms
-from benchmarks.rows.local_agent import run_locally
 
 _ROUNDS = 7
-_ITERATIONS = 10_000_000
-_LOCAL_ITERATIONS = 20_000
-_MIXED_SIZE = 2_500
-_LOCAL_MIXED_SIZE = 1
+ITERATIONS = 10_000_000
+MIXED_SIZE = 2_500
 
-_FOR = """
+FOR = """
 total = 0
 for number in range({size}):
     total += number
 """
 
-_WHILE = """
+WHILE = """
 number = 0
 while number < {size}:
     number += 1
 """
 
-_MIXED = """
+MIXED = """
 def tokens(text):
     return [word.strip('.,').lower() for word in text.split() if word]
 
@@ -59,19 +56,17 @@ for number in range({size}):
 
 def loops(bench: Bench) -> Iterator[Figure]:
     """Ten million turns of a loop that does as little as it can: the dearest case of counting."""
-    for name, program in (("for", _FOR), ("while", _WHILE)):
-        yield _beside_python(bench, f"{name} loop, 10^7", program, _ITERATIONS, AtMostTimes(1.5))
-        yield _local(f"{name} loop, 10^7", program, _LOCAL_ITERATIONS, _ITERATIONS)
+    for name, program in (("for", FOR), ("while", WHILE)):
+        yield _beside_python(bench, f"{name} loop, 10^7", program, ITERATIONS, AtMostTimes(1.5))
 
 
 def mixed(bench: Bench) -> Iterator[Figure]:
     """Functions, comprehensions, strings, dicts and lists, as agents write them; about a second."""
-    yield _beside_python(bench, "mixed program", _MIXED, _MIXED_SIZE, AtMostTimes(1.15))
-    yield _local("mixed program", _MIXED, _LOCAL_MIXED_SIZE, _MIXED_SIZE)
+    yield _beside_python(bench, "mixed program", MIXED, MIXED_SIZE, AtMostTimes(1.15))
 
 
 def _beside_python(bench: Bench, name: str, program: str, size: int, aim: AtMostTimes) -> Figure:
-    source = program.format(size=size)
+    source = program.format(size=max(1, round(size * bench.effort.programs)))
 
     with bench.local.cold_session() as session:
 
@@ -81,15 +76,5 @@ def _beside_python(bench: Bench, name: str, program: str, size: int, aim: AtMost
             return took
 
         results = [session.execute("None")]
-        ours_ms, python_ms = in_turns(_ROUNDS, ours, lambda: plain_python_ms(source), warm_up=1)
+        ours_ms, python_ms = bench.in_turns(_ROUNDS, ours, lambda: plain_python_ms(source), warm_up=1)
     return Figure(name, "ms", ours_ms, Reference("CPython", python_ms), aim, by_best=True)
-
-
-def _local(name: str, program: str, small: int, size: int) -> Figure:
-    """The same in smolagents' interpreter, on so much less that it ends, scaled to the same size."""
-    scale = size / small
-    small_source = program.format(size=small)
-    local_ms, python_ms = in_turns(
-        2, lambda: run_locally(small_source) * scale, lambda: plain_python_ms(program.format(size=size)), warm_up=0
-    )
-    return Figure(f"{name}, smolagents' local (scaled)", "ms", local_ms, Reference("CPython", python_ms), by_best=True)

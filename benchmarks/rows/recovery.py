@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from benchmarks.bench import Bench
 from benchmarks.daemon import DaemonHome, daemon_home
-from benchmarks.figures import Figure, Reference, in_turns
+from benchmarks.figures import Figure, Reference
 from benchmarks.references import DOCKER_IMAGE, require_docker_image
 
 _ROUNDS = 5
@@ -15,18 +15,18 @@ _SESSIONS = 8
 _NO_POOL = "[pool]\nsize = 0\n"
 
 
-def local(_bench: Bench) -> Iterator[Figure]:
+def local(bench: Bench) -> Iterator[Figure]:
     """From the start of its process until it listens; afterwards each session has the variables that it had."""
-    yield _starts("local")
+    yield _starts(bench, "local")
 
 
-def docker(_bench: Bench) -> Iterator[Figure]:
+def docker(bench: Bench) -> Iterator[Figure]:
     """The same on the Docker backend."""
     require_docker_image(DOCKER_IMAGE)
-    yield _starts("docker")
+    yield _starts(bench, "docker")
 
 
-def _starts(backend: str) -> Figure:
+def _starts(bench: Bench, backend: str) -> Figure:
     with ExitStack() as stack:
         full, empty = (stack.enter_context(daemon_home(backend, _NO_POOL)) for _ in range(2))
         with full.start().client() as client:
@@ -36,7 +36,9 @@ def _starts(backend: str) -> Figure:
                 session.execute(f"number = {number}")
                 session_ids.append(session.session_id)
         empty.start()
-        full_ms, empty_ms = in_turns(_ROUNDS, lambda: _restarted(full, session_ids), lambda: _restarted(empty, []))
+        full_ms, empty_ms = bench.in_turns(
+            _ROUNDS, lambda: _restarted(full, session_ids), lambda: _restarted(empty, [])
+        )
     reference = Reference("without sessions", empty_ms)
     return Figure(f"start after a kill, {_SESSIONS} sessions, {backend}", "ms", full_ms, reference)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.bench import Bench
-from benchmarks.figures import AtMost, AtMostTimes, Figure, Reference, in_turns, timed
+from benchmarks.figures import AtLeast, AtMost, AtMostTimes, Figure, Reference, timed
 from benchmarks.references import bare_bwrap_command, run
 from executor_client import ExecutorClient, Session
 
@@ -17,6 +18,18 @@ _REFILL_S = 0.12
 CLIENTS = 4
 _LIVES_PER_CLIENT = 12
 _BATCHES = 3
+_LIVES_A_SECOND = 60
+_IMPORT_ROUNDS = 10
+
+LIBRARIES = ("numpy", "pandas", "PIL", "matplotlib")
+IMPORT_LIBRARIES = f"""
+import time
+start = time.perf_counter()
+import {", ".join(LIBRARIES)}
+(time.perf_counter() - start) * 1000
+"""
+_PRINT_IMPORT_TIME = IMPORT_LIBRARIES.replace("\n(time", "\nprint((time").rstrip() + ")"
+_IMPORT_NAME = f"first import of {', '.join(LIBRARIES)}, cold session"
 
 
 def ready(bench: Bench) -> Iterator[Figure]:
@@ -29,16 +42,31 @@ def ready(bench: Bench) -> Iterator[Figure]:
     def cold_and_used() -> float:
         return created(bench.local.cold_session, use=True)[0]
 
-    warm_ms, echo_ms = in_turns(
+    warm_ms, echo_ms = bench.in_turns(
         _ROUNDS,
         lambda: warm_session(bench.local.client, _REFILL_S),
         lambda: timed(lambda: bench.echo.unary(bytes(100))),
     )
     yield Figure("session ready, warm", "ms", warm_ms, Reference("echo, unary", echo_ms), AtMost(3))
-    cold_ms, used_ms, bare_ms = in_turns(_ROUNDS, cold, cold_and_used, lambda: timed(lambda: run(bare)))
+    cold_ms, used_ms, bare_ms = bench.in_turns(_ROUNDS, cold, cold_and_used, lambda: timed(lambda: run(bare)))
     reference = Reference("bwrap python", bare_ms)
-    yield Figure("session ready, cold", "ms", cold_ms, reference, AtMostTimes(2))
-    yield Figure("session cold + first execute", "ms", used_ms, reference)
+    yield Figure("session ready, cold", "ms", cold_ms, reference, AtMostTimes(0.5))
+    yield Figure("session cold + first execute", "ms", used_ms, reference, AtMostTimes(1))
+
+
+def imports(bench: Bench) -> Iterator[Figure]:
+    """The first import of the usual libraries in a cold session, timed there, beside that of a fresh Python."""
+
+    def first_import() -> float:
+        with bench.local.cold_session(*LIBRARIES) as session:
+            result = session.execute(IMPORT_LIBRARIES)
+            assert isinstance(result.output, float), result.error
+            return result.output
+
+    ours_ms, fresh_ms = bench.in_turns(
+        _IMPORT_ROUNDS, first_import, lambda: float(run([sys.executable, "-c", _PRINT_IMPORT_TIME])), warm_up=1
+    )
+    yield Figure(_IMPORT_NAME, "ms", ours_ms, Reference("fresh CPython", fresh_ms), AtMost(5))
 
 
 def warm_session(client: ExecutorClient, refill_s: float) -> float:
@@ -65,10 +93,18 @@ def created(create: Callable[[], Session], *, use: bool = False) -> tuple[float,
 def throughput(bench: Bench) -> Iterator[Figure]:
     """Whole lives of sessions a second: made, used once, deleted; beside whole lives of a bare sandbox."""
     bare = bare_bwrap_command()
-    yield lives(bench.local.client, f"sessions, {CLIENTS} clients", "bwrap python", lambda: run(bare))
+    name, aim = f"sessions, {CLIENTS} clients", AtLeast(_LIVES_A_SECOND)
+    yield lives(bench, bench.local.client, name, "bwrap python", lambda: run(bare), aim)
 
 
-def lives(client: ExecutorClient, name: str, bare_name: str, bare_life: Callable[[], object]) -> Figure:
+def lives(
+    bench: Bench,
+    client: ExecutorClient,
+    name: str,
+    bare_name: str,
+    bare_life: Callable[[], object],
+    aim: AtLeast | None = None,
+) -> Figure:
     """So many clients at a time, of sessions of the default kind and of what they are compared with."""
 
     def live() -> None:
@@ -79,9 +115,10 @@ def lives(client: ExecutorClient, name: str, bare_name: str, bare_life: Callable
 
         def rate(life: Callable[[], object]) -> float:
             start = time.perf_counter()
-            for life_ended in [clients.submit(life) for _ in range(CLIENTS * _LIVES_PER_CLIENT)]:
+            for life_ended in [clients.submit(life) for _ in range(count)]:
                 life_ended.result()
-            return CLIENTS * _LIVES_PER_CLIENT / (time.perf_counter() - start)
+            return count / (time.perf_counter() - start)
 
-        ours, reference = in_turns(_BATCHES, lambda: rate(live), lambda: rate(bare_life), warm_up=0)
-    return Figure(name, "1/s", ours, Reference(bare_name, reference))
+        count = CLIENTS * bench.rounds(_LIVES_PER_CLIENT)
+        ours, reference = bench.in_turns(_BATCHES, lambda: rate(live), lambda: rate(bare_life), warm_up=0)
+    return Figure(name, "1/s", ours, Reference(bare_name, reference), aim)

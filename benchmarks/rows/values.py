@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.bench import Bench
-from benchmarks.figures import AtMost, Figure, Reference, in_turns, timed
+from benchmarks.figures import AtMost, Figure, Reference, timed
 
 _BYTES = 10_000_000
 _PIECE_BYTES = 262_144
@@ -33,7 +33,7 @@ def array(bench: Bench) -> Iterator[Figure]:
             assert value.nbytes == _BYTES
 
         put()
-        in_ms, echo_in_ms, out_ms, echo_out_ms, output_ms = in_turns(
+        in_ms, echo_in_ms, out_ms, echo_out_ms, output_ms = bench.in_turns(
             _ROUNDS,
             lambda: timed(put),
             lambda: timed(lambda: bench.echo.upload(iter(pieces))),

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
-from benchmarks.rows.programs import _MIXED
+from benchmarks.rows.programs import MIXED
 from executor_server.guest.checks.checker import check
 from executor_server.guest.checks.instrumentation import TRAILING_EXPRESSION
 from executor_server.guest.checks.rules import Rules
@@ -52,7 +52,7 @@ def test_refusal_names_the_path_and_what_is_authorized() -> None:
         "rows = [{'a': 1}]\nrows[0]['a']\nlen(rows)\nx = rows.copy()\nx.append(1)",
         "df.columns, df.shape, df.groupby('a').b.sum(), df.values.tolist()",
         "def f(x: np.ndarray) -> int:\n    return x.size",
-        _MIXED.format(size=1),
+        MIXED.format(size=1),
     ],
 )
 def test_ordinary_accesses_are_not_rewritten(source: str) -> None:

@@ -17,12 +17,12 @@ from executor_server.admission.quotas import Quotas
 from executor_server.audit import (
     AuditKind,
     AuditLog,
+    known_of,
+    known_of_execution,
     of_code,
     of_command,
-    of_execution,
     of_names,
     of_request,
-    of_session,
     of_state,
     of_tools,
 )
@@ -76,8 +76,9 @@ class Admission(AdmissionController):
     ) -> Callable[[], None]:
         release = self._quotas.reserve_execution(session, execution_id, limits)
         try:
-            fields = of_code(session, execution_id, code, limits)
-            await self._record(AuditKind.EXECUTION_REQUESTED, fields, fail_closed=session.audit.fail_closed)
+            kind, fields = AuditKind.EXECUTION_REQUESTED, of_code(session, execution_id, code)
+            known = known_of_execution(session, limits)
+            await self._record(kind, fields, fail_closed=session.audit.fail_closed, known=known)
         except BaseException:
             release()
             raise
@@ -90,15 +91,18 @@ class Admission(AdmissionController):
         """Writes the record. With `audit.sync = "always"` the call's answer waits until it is on the disk."""
         arguments = call.arguments
         size_bytes = len(arguments) if isinstance(arguments, bytes) else arguments.size_bytes
-        fields = {"call": call.call_id, "tool": call.name, "argument_bytes": size_bytes}
-        known = of_execution(session, execution_id)
-        written = self._log is not None and self._log.write(AuditKind.TOOL_CALLED, {**known, **fields})
+        fields = {"execution": execution_id, "call": call.call_id, "tool": call.name, "argument_bytes": size_bytes}
+        written = self._log is not None and self._log.write(AuditKind.TOOL_CALLED, fields, known_of(session))
         _require(written, fail_closed=session.audit.fail_closed)
 
     async def tool_answer(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
-        fields = {"call": answer.call_id, "bytes": answer.size_bytes, "failed": answer.failed}
-        known = of_execution(session, execution_id)
-        await self._record(AuditKind.TOOL_ANSWERED, {**known, **fields}, fail_closed=session.audit.fail_closed)
+        fields = {
+            "execution": execution_id,
+            "call": answer.call_id,
+            "bytes": answer.size_bytes,
+            "failed": answer.failed,
+        }
+        await self._record_in(session, AuditKind.TOOL_ANSWERED, fields)
 
     async def tools(self, session: SessionFacts, tools: Sequence[ToolSpec]) -> None:
         await self._record_in(session, AuditKind.TOOLS_REGISTERED, of_tools(session, tools))
@@ -135,11 +139,13 @@ class Admission(AdmissionController):
         await self._record_in(session, AuditKind.PORT_REQUESTED, {"port": port})
 
     async def _record_in(self, session: SessionFacts, kind: AuditKind, fields: Mapping[str, Any]) -> None:
-        await self._record(kind, {**of_session(session), **fields}, fail_closed=session.audit.fail_closed)
+        await self._record(kind, fields, fail_closed=session.audit.fail_closed, known=known_of(session))
 
-    async def _record(self, kind: AuditKind, fields: Mapping[str, Any], *, fail_closed: bool) -> None:
+    async def _record(
+        self, kind: AuditKind, fields: Mapping[str, Any], *, fail_closed: bool, known: bytes = b""
+    ) -> None:
         log = self._log
-        written = log is not None and log.write(kind, fields) and await log.durable()
+        written = log is not None and log.write(kind, fields, known) and await log.durable()
         _require(written, fail_closed=fail_closed)
 
 

@@ -19,6 +19,7 @@ import structlog
 import uvloop
 
 from executor_server.admission import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
+from executor_server.app import open_files
 from executor_server.app.announcement import announce
 from executor_server.app.egress import EgressOwner
 from executor_server.app.environments import EnvironmentOwner
@@ -65,6 +66,7 @@ def serve(config: Config) -> None:
     """Runs the daemon until a signal stops it. Raises ConfigError, StateDirError, AddressError, SandboxFailure."""
     logs.configure(config.log.level, config.log.format)
     _keep_freed_memory()
+    open_files.raise_limit()
     uvloop.run(_serve(config))
 
 
@@ -77,6 +79,7 @@ def check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
 async def _check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
     alone = config.alone(backend)
     findings = [*await joined(alone, backends_of(alone)).check_host()]
+    findings.append(open_files.open_files_finding(config.sessions.max_sessions))
     if backend == "e2b" and "local" not in config.server.backends:
         findings.append(await packages_finding(config))
     return findings

@@ -18,6 +18,7 @@ import structlog
 import uvloop
 
 from executor_server.admission import Admission, Capacity, Quotas
+from executor_server.app import open_files
 from executor_server.app.announcement import announce
 from executor_server.app.fleet_control import FleetControl
 from executor_server.app.fleet_news import FleetNews
@@ -66,6 +67,7 @@ def serve_front(config: Config, read_again: Callable[[], Config]) -> None:
     `read_again` returns the configuration as its files have it now, or raises ConfigError.
     """
     logs.configure(config.log.level, config.log.format)
+    open_files.raise_limit()
     uvloop.run(_serve(config, read_again))
 
 

@@ -8,12 +8,13 @@ from executor_server.audit.chain import AuditKind, Position, as_ascii, read_fiel
 from executor_server.audit.connections import ConnectionTrail
 from executor_server.audit.directory import file_numbers, file_path, read_lines
 from executor_server.audit.fields import (
+    known_of,
+    known_of_execution,
     of_code,
     of_command,
     of_execution,
     of_names,
     of_request,
-    of_session,
     of_state,
     of_tools,
 )

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
-from executor_server.audit.chain import clipped
+from executor_server.audit.chain import clipped, encode_known
 from executor_server.core import (
     BlobRef,
     ExecutionLimits,
@@ -35,6 +36,9 @@ MAX_LISTED = 64
 SHORT_CHARS = 128
 """Characters of an id or a name that a client chose."""
 
+# Sessions, and sets of limits, whose encoded fields are kept: more than a daemon serves at one time, at 0.5 kB each.
+_MAX_KNOWN = 4096
+
 
 def of_principal(principal: Principal) -> dict[str, Any]:
     return {"tenant": principal.tenant, "principal": principal.name}
@@ -46,6 +50,21 @@ def of_session(session: SessionFacts) -> dict[str, Any]:
         "session": session.session_id,
         "policy": session.policy.fingerprint,
     }
+
+
+def known_of(session: SessionFacts) -> bytes:
+    """Returns the fields of `of_session`, encoded once for all records of a session under one policy."""
+    return _encoded_session(session.owner.tenant, session.owner.name, session.session_id, session.policy.fingerprint)
+
+
+@lru_cache(_MAX_KNOWN)
+def _encoded_session(tenant: str, principal: str, session_id: str, policy: str) -> bytes:
+    return encode_known({"tenant": tenant, "principal": principal, "session": session_id, "policy": policy})
+
+
+@lru_cache(_MAX_KNOWN)
+def _encoded_limits(limits: ExecutionLimits) -> bytes:
+    return encode_known({"limits": dict(vars(limits))})
 
 
 def of_execution(session: SessionFacts, execution_id: str) -> dict[str, Any]:
@@ -109,10 +128,15 @@ def _of_packages(packages: PackagesSpec | None) -> dict[str, Any]:
     return {"packages": packages.requirements, **lock}
 
 
-def of_code(session: SessionFacts, execution_id: str, code: str, limits: ExecutionLimits) -> dict[str, Any]:
-    """An execution, with as much of its code as the profile records."""
+def known_of_execution(session: SessionFacts, limits: ExecutionLimits) -> bytes:
+    """Returns the fields that all executions of a session with these limits have, encoded."""
+    return known_of(session) + _encoded_limits(limits)
+
+
+def of_code(session: SessionFacts, execution_id: str, code: str) -> dict[str, Any]:
+    """An execution, with as much of its code as the profile records; what `known_of_execution` has is left out."""
     source = code.encode("utf-8", "surrogatepass")
-    fields = {**of_execution(session, execution_id), "limits": dict(vars(limits)), "code_bytes": len(source)}
+    fields: dict[str, Any] = {"execution": clipped(execution_id, SHORT_CHARS), "code_bytes": len(source)}
     if session.audit.code != "none":
         fields["code_sha256"] = hashlib.sha256(source).hexdigest()
     if session.audit.code == "full":

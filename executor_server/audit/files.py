@@ -210,19 +210,19 @@ class AuditFiles:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def append(self, time: str, kind: AuditKind, fields: Mapping[str, Any]) -> int:
-        """Writes a record and returns its size in bytes. Raises OSError."""
-        line, after = encode(self.position, time, kind, fields)
+    def append(self, time: str, kind: AuditKind, fields: Mapping[str, Any], known: bytes = b"") -> int:
+        """Writes a record and returns its size in bytes. `known`: see `encode`. Raises OSError."""
+        line, after = encode(self.position, time, kind, fields, known)
         if self._size_bytes and self._size_bytes + len(line) > self._max_file_bytes:
             self._next_file()
             self._remove_oldest(time)
-            line, after = encode(self.position, time, kind, fields)
+            line, after = encode(self.position, time, kind, fields, known)
         self._write(line, after)
         return len(line)
 
     def _write(self, line: bytes, after: Position) -> None:
         # A write to a file that was removed or moved away succeeds, but no reader of the log would find the record.
-        found = self._path.lstat()
+        found = os.lstat(self._path)
         if (found.st_dev, found.st_ino) != self._identity:
             raise OSError(errno.ESTALE, "the file of the audit log was replaced")
         try:

@@ -136,13 +136,16 @@ class AuditLog:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def write(self, kind: AuditKind, fields: Mapping[str, Any]) -> bool:
-        """Writes a record. False: it could not be written, and is counted as lost."""
+    def write(self, kind: AuditKind, fields: Mapping[str, Any], known: bytes = b"") -> bool:
+        """Writes a record, `known` before `fields`. False: it could not be written, and is counted as lost.
+
+        `known` are fields that were encoded before, once for all records that have them (chain.py).
+        """
         if self._gap is not None and not self._mended():
             self._lose(kind)
             return False
         try:
-            self._append(kind, fields)
+            self._append(kind, fields, known)
         except OSError as error:
             self._fail(error)
             self._lose(kind)
@@ -161,8 +164,8 @@ class AuditLog:
             await self._flush()
         return self._flushed_seq >= wanted
 
-    def _append(self, kind: AuditKind, fields: Mapping[str, Any]) -> None:
-        self.stats.bytes += self._files.append(_now(), kind, fields)
+    def _append(self, kind: AuditKind, fields: Mapping[str, Any], known: bytes = b"") -> None:
+        self.stats.bytes += self._files.append(_now(), kind, fields, known)
         self.stats.records += 1
 
     # -- the disk --------------------------------------------------------------------------------------------------

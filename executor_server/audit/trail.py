@@ -15,7 +15,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from executor_server.audit.chain import AuditKind, clipped
-from executor_server.audit.fields import MAX_LISTED, SHORT_CHARS, of_execution, of_principal, of_session, of_state
+from executor_server.audit.fields import (
+    MAX_LISTED,
+    SHORT_CHARS,
+    known_of,
+    of_execution,
+    of_principal,
+    of_session,
+    of_state,
+)
 from executor_server.audit.log import AuditLog
 from executor_server.core import (
     NO_NETWORK_USE,
@@ -112,6 +120,7 @@ class AuditTrail(Observer, PolicyListener):
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
         usage = vars(result.usage)
         fields = {
+            "execution": clipped(execution_id, SHORT_CHARS),
             "outcome": result.outcome.value,
             "limit": _LIMIT_OF.get(result.outcome),
             "error": clipped(result.error.type, SHORT_CHARS) if result.error is not None else None,
@@ -124,8 +133,8 @@ class AuditTrail(Observer, PolicyListener):
             "artifacts": len(result.artifacts),
             "is_final_answer": bool(result.final_answer_call_id),
         }
-        known = {name: value for name, value in fields.items() if value is not None}
-        self._log.write(AuditKind.EXECUTION_ENDED, {**of_execution(session, execution_id), **known})
+        there = {name: value for name, value in fields.items() if value is not None}
+        self._log.write(AuditKind.EXECUTION_ENDED, there, known_of(session))
 
     def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
         self._log.write(AuditKind.STATE_EXPORTED, {**of_session(session), **of_state(state)})

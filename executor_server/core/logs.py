@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 import structlog
@@ -69,6 +71,11 @@ def _rendering(log_format: LogFormat) -> list[Processor]:
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
 
 
-def _to_json(event: Any, **options: Any) -> str:
+def _to_json(event: Any, default: Callable[[Any], Any] | None = None) -> str:
     # Escaped to ASCII, so that no character that a client chose can break a line or control a terminal.
-    return json.dumps(event, ensure_ascii=True, **options)
+    return _encoder(default).encode(event)
+
+
+@cache
+def _encoder(default: Callable[[Any], Any] | None) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=True, default=default)

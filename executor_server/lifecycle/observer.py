@@ -130,9 +130,11 @@ class Observers(Observer):
 
 
 def pass_on(to: T, kind: type[T], observers: Sequence[T]) -> None:
-    """Gives `to` the methods of `kind`, each of which calls that of every observer, in order."""
-    for name in (each for each in vars(kind) if not each.startswith("_")):
-        setattr(to, name, partial(_notify, [getattr(observer, name) for observer in observers]))
+    """Gives `to` the methods of `kind`, each of which calls that of every observer that has its own, in order."""
+    for name, inherited in vars(kind).items():
+        if not name.startswith("_"):
+            own = [each for each in observers if getattr(type(each), name) is not inherited or name in vars(each)]
+            setattr(to, name, partial(_notify, [getattr(observer, name) for observer in own]))
 
 
 def _notify(methods: Sequence[Callable[..., None]], *facts: object) -> None:

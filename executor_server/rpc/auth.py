@@ -40,7 +40,7 @@ from executor_server.core import (
 )
 from executor_server.rpc.callers import CallerSource, unauthenticated
 from executor_server.rpc.errors import refuse
-from executor_server.rpc.handlers import Context, Handler, behaviour_of
+from executor_server.rpc.handlers import Behaviour, Context, Handler, behaviour_of
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 CHECK_INTERVAL_S = 1.0
@@ -134,20 +134,23 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def _serving_known_callers(self, method: str, handler: Handler | None) -> _Serve:
         """Serves a call while its caller is known, and ends it when it no longer is."""
+        behaviour = _coroutine_of(handler)
 
         async def serve(requests: AsyncIterator[Any], context: Context) -> Any:
-            try:
-                shown = self._callers.shown_by(_named.get(), context if self._checks_connections else None)
-                principal = self._admit(method, shown)
-                if self._checks_connections:  # else it was admitted before its handler was looked for
+            if self._checks_connections:
+                try:
+                    shown = self._callers.shown_by(_named.get(), context)
+                    principal = self._admit(method, shown)
                     await self._admit_call(principal.tenant, method)
-            except ExecutorError as denial:
-                self._on_denial(method, denial)
-                await refuse(context, denial)
+                except ExecutorError as denial:
+                    self._on_denial(method, denial)
+                    await refuse(context, denial)
+            else:  # it was admitted before its handler was looked for, in the same task
+                shown, principal = self._callers.shown_by(_named.get(), None), current_principal.get()
             task = cast("asyncio.Task[Any]", asyncio.current_task())
             stream = self._streams[task] = _Stream(shown, principal)
             try:
-                return await _serve(handler, requests, context, FIRST_MESSAGE_TIME_S)
+                return await _serve(handler, behaviour, requests, context, FIRST_MESSAGE_TIME_S)
             except asyncio.CancelledError:
                 if not stream.cut_off:
                     raise
@@ -164,6 +167,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def _serving_probes(self, handler: Handler | None) -> _Serve:
         """Serves any caller, a few at a time: unknown callers must not be able to use up the calls of the server."""
+        behaviour = _coroutine_of(handler)
 
         async def serve(requests: AsyncIterator[Any], context: Context) -> Any:
             if self._probes >= MAX_PROBES:
@@ -171,7 +175,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await refuse(context, ResourceExhausted(Reason.QUEUE_FULL, text, retry_after_s=PROBE_RETRY_S))
             self._probes += 1
             try:
-                return await _serve(handler, requests, context, PROBE_MESSAGE_TIME_S)
+                return await _serve(handler, behaviour, requests, context, PROBE_MESSAGE_TIME_S)
             except MessageMissing as missing:
                 return await refuse(context, missing.refusal)
             finally:
@@ -246,19 +250,36 @@ def _reading_streams(handler: Handler | None, serve: _Serve) -> Handler:
     )
 
 
+async def _unimplemented(_request: Any, context: Context) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words
+
+
 async def _serve(
-    handler: Handler | None, requests: AsyncIterator[Any], context: Context, first_message_time_s: float
+    handler: Handler | None,
+    behaviour: Behaviour,
+    requests: AsyncIterator[Any],
+    context: Context,
+    first_message_time_s: float,
 ) -> Any:
     """Returns the answer of a handler; None when it has streamed its answers. Raises MessageMissing."""
+    streams = handler is None or handler.request_streaming
+    request = requests if streams else await _only(context, first_message_time_s)
+    return await behaviour(request, context)
+
+
+def _coroutine_of(handler: Handler | None) -> Behaviour:
+    """Returns what serves a handler's calls as a coroutine function; handlers of grpc's own may be generators."""
     if handler is None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words
+        return _unimplemented
     behaviour = behaviour_of(handler)
-    request = requests if handler.request_streaming else await _only(context, first_message_time_s)
-    if inspect.isasyncgenfunction(behaviour):
+    if not inspect.isasyncgenfunction(behaviour):
+        return cast("Behaviour", behaviour)
+
+    async def streamed(request: Any, context: Context) -> None:
         async for response in behaviour(request, context):
             await context.write(response)
-        return None
-    return await behaviour(request, context)
+
+    return streamed
 
 
 async def _only(context: Context, time_s: float) -> Any:

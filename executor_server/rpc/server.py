@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -27,11 +27,24 @@ from executor_server.rpc.auth import Authentication, current_principal
 from executor_server.rpc.callers import ClientCallers
 from executor_server.rpc.calls import CallLimits, held_calls
 from executor_server.rpc.errors import ErrorBorder, ignore_lost_callers
-from executor_server.rpc.handlers import OWN_METHODS, Handler
+from executor_server.rpc.handlers import OWN_METHODS, Handler, MethodTable
 from executor_server.rpc.peer_socket import PeerRelay, PeerSocket
 
 SERVICE_NAME = service_pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 ADMIN_SERVICE_NAME = admin_pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+BY_THEMSELVES = frozenset(
+    f"/{SERVICE_NAME}/{name}"
+    for name in (
+        "CreateSession",
+        "DeleteSession",
+        "Execute",
+        "AttachExecution",
+        "CancelExecution",
+        "SubmitToolResult",
+        "RenewLease",
+    )
+) | {f"/{health.SERVICE_NAME}/Check"}
+"""Methods whose calls wait behind no calls of others (handlers.py): executions, what keeps sessions, and probes."""
 OTHER_METHODS = "other"
 """The name that observers get for all methods that are not ours: a caller can make up any number of names."""
 
@@ -126,13 +139,14 @@ class RpcServer:
             options=server_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_calls,
         )
-        service_grpc.add_ExecutorServiceServicer_to_server(service, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        methods: Any = MethodTable(BY_THEMSELVES)
+        service_grpc.add_ExecutorServiceServicer_to_server(service, methods)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
         if admin is not None:
-            admin_grpc.add_AdminServiceServicer_to_server(admin, self._server)
-        for name, methods in (handlers or {}).items():
-            # The last that has a method serves it. The stubs lack this one.
-            cast("Any", self._server).add_registered_method_handlers(name, dict(methods))
+            admin_grpc.add_AdminServiceServicer_to_server(admin, methods)
+        for name, own_handlers in (handlers or {}).items():
+            methods.add_registered_method_handlers(name, own_handlers)
+        methods.serve_by(self._server)
         own = (SERVICE_NAME, *((ADMIN_SERVICE_NAME,) if admin is not None else ()))
         reflection.enable_server_reflection((*own, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 

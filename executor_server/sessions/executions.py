@@ -19,6 +19,7 @@ from executor_server.channel import GuestChannel
 from executor_server.core import (
     BlobRef,
     EventKind,
+    ExecutionLimits,
     ExecutorError,
     LimitWarning,
     Log,
@@ -30,6 +31,7 @@ from executor_server.core import (
     ResourceExhausted,
     Result,
     SessionFacts,
+    SessionSpec,
     ToolCall,
     ToolSpec,
     Unavailable,
@@ -77,6 +79,7 @@ class Executions:
             has_network=record.spec.sandbox.egress,
         )
         self._refuses_new = False
+        self._last_granted: tuple[SessionSpec, RequestedLimits, ExecutionLimits] | None = None
         self._begun_s: dict[str, float] = {}  # when this daemon first heard of each running execution
         self._printed_bytes: Counter[str] = Counter()  # by execution, as far as this daemon has read
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
@@ -96,9 +99,10 @@ class Executions:
         if known is not None:
             return known
         self._require_room()
+        spec = self._session.spec
         if savepoint:
-            check_savepoint(self._session.spec)
-        granted = execution_limits(self._session.spec, limits)
+            check_savepoint(spec)
+        granted = self._granted(spec, limits)
         give_back = await self._admission.execution(self._session.facts, execution_id, code, granted)
         try:
             # Checked again: admission was an await (see the module's docstring).
@@ -106,15 +110,23 @@ class Executions:
             if known is not None:
                 return known
             self._require_room()
-            granted = execution_limits(self._session.spec, limits)
-            rules = self._session.spec.state if savepoint else None
-            execution = self.journal.execute(request, granted, self._session.spec.policy.fingerprint, rules)
+            if self._session.spec is not spec:
+                spec = self._session.spec
+                granted = self._granted(spec, limits)
+            rules = spec.state if savepoint else None
+            execution = self.journal.execute(request, granted, spec.policy.fingerprint, rules)
             self._begun_s[execution_id] = time.monotonic()
             self._observer.execution_started(self._session.facts, execution_id)
         finally:
             give_back()
         self._log.debug("execution_started", execution_id=execution_id, source_chars=len(code))
         return execution
+
+    def _granted(self, spec: SessionSpec, asked: RequestedLimits) -> ExecutionLimits:
+        """Returns the limits of an execution. Most ask for what the one before asked for, under the same spec."""
+        if self._last_granted is None or self._last_granted[0] is not spec or self._last_granted[1] != asked:
+            self._last_granted = (spec, asked, execution_limits(spec, asked))
+        return self._last_granted[2]
 
     def _require_room(self) -> None:
         self._session.require_alive()

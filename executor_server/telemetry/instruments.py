@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
 
 PREFIX = "remote_executor_"
 OTHER = "other"
@@ -55,15 +59,25 @@ class Book:
 
     def counter(self, name: str, meaning: str, *labels: str) -> Counter:
         self._enter(f"{name}_total", "counter", meaning, labels)
-        return Counter(f"{PREFIX}{name}", meaning, labels, registry=self._registry)
+        return _remembering(Counter(f"{PREFIX}{name}", meaning, labels, registry=self._registry))
 
     def gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
         self._enter(name, "gauge", meaning, labels)
-        return Gauge(f"{PREFIX}{name}", meaning, labels, registry=self._registry)
+        return _remembering(Gauge(f"{PREFIX}{name}", meaning, labels, registry=self._registry))
 
     def histogram(self, name: str, meaning: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
         self._enter(name, "histogram", meaning, labels)
-        return Histogram(f"{PREFIX}{name}", meaning, labels, registry=self._registry, buckets=buckets)
+        return _remembering(Histogram(f"{PREFIX}{name}", meaning, labels, registry=self._registry, buckets=buckets))
 
     def _enter(self, name: str, kind: str, meaning: str, labels: tuple[str, ...]) -> None:
         self.entries.append(Described(f"{PREFIX}{name}", kind, labels, meaning))
+
+
+def _remembering(instrument: Instrument) -> Instrument:
+    """Has an instrument find its series by their labels without the library's conversions and lock.
+
+    Labels are texts of ours, given by position and few, and no series is ever removed, so as many are remembered as
+    the instrument has anyway.
+    """
+    instrument.labels = cache(instrument.labels)  # type: ignore[method-assign]
+    return instrument

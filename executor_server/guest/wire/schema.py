@@ -37,6 +37,7 @@ _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 _ID_CHARS = 64
 _MAX_INTEGER = 2**63 - 1
 _REQUIRED = object()
+_SCALARS = frozenset((str, int, float, bool))  # written as they are
 _KINDS = {Fields.text: str, Fields.integer: int}  # readers whose check `Record.read` makes by itself
 
 
@@ -189,7 +190,11 @@ class Record:
         """Returns the fields as they are written, in the order of the class; those that are None are left out."""
         if self._is_flat:
             return dict(self.__dict__)
-        return {name: _written(value) for name, value in self.__dict__.items() if value is not None}
+        return {
+            name: value if type(value) in _SCALARS else _written(value)
+            for name, value in self.__dict__.items()
+            if value is not None
+        }
 
     def but(self: R, **changes: Any) -> R:
         """Returns a copy with other values in these fields."""

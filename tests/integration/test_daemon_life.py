@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from executor_client import ExecutionResult, LogEvent, Outcome, Session, UnavailableError
+from executor_server.backends.settings import OPEN_FILES
 from tests.support.backends import require
 from tests.support.daemon import STOP_TIMEOUT_S, Daemon, running_daemon
 from tests.support.polling import eventually
@@ -98,3 +101,22 @@ def test_asked_twice_it_hurries_and_tells_whose_execution_it_ended(daemon: Daemo
         result = run_until_stopped(session, "import time\nprint('here')\ntime.sleep(1e6)", stop_twice)
     assert result.outcome is Outcome.CANCELLED
     assert daemon.process.wait(STOP_TIMEOUT_S) == 0
+
+
+_LIMITS = "import resource\nresource.getrlimit(resource.RLIMIT_NOFILE)"
+
+
+def test_the_daemon_opens_as_many_files_as_it_may_and_its_sandboxes_as_many_as_before() -> None:
+    """Its soft limit is lowered for the test, as most systems have it; sandboxes have a limit of their own."""
+    require("local")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with tempfile.TemporaryDirectory(prefix="d-") as directory, ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        daemon = stack.enter_context(running_daemon(Path(directory), as_program=True))
+        pid = daemon.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert soft == min(hard, 2**20) > 256
+        with daemon.client() as client, client.create_session(authorized_imports=["resource"]) as session:
+            own = min(hard, OPEN_FILES)
+            assert session.execute(_LIMITS).output == (own, own)

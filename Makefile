@@ -84,6 +84,10 @@ serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker|e2b)
 bench: $(STAMP)  ## Measure, beside the references, in one run
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+.PHONY: bench-compare
+bench-compare: $(STAMP)  ## Measure this tree and another commit in turns (BASE=COMMIT, the recorded one by default; ARGS=--quick)
+	@$(BIN)/python -m benchmarks.compare $(BASE) $(ARGS)
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The Docker backend
 

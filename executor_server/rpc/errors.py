@@ -42,7 +42,7 @@ from executor_server.core import (
     Violation,
     ViolationKind,
 )
-from executor_server.rpc.handlers import Context, Handler, behaviour_of, with_behaviour
+from executor_server.rpc.handlers import CONVERSE, Context, Handler, behaviour_of, with_behaviour
 
 DOMAIN = "remote-executor"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -55,7 +55,7 @@ MAX_FIELD_BYTES = 400
 MAX_MODULES_BYTES = 1500
 MAX_PROGRESS_BYTES = 60
 
-_STATUS_OF: dict[type[ExecutorError], grpc.StatusCode] = {
+_CODES: dict[type[ExecutorError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     PolicyViolation: grpc.StatusCode.PERMISSION_DENIED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
@@ -98,7 +98,16 @@ class PassedOn(Exception):
 
 async def refuse(context: Context, error: ExecutorError) -> NoReturn:
     """Ends the call with the status of `error`."""
-    code = next(code for kind, code in _STATUS_OF.items() if isinstance(error, kind))
+    await _end_with(context, *_status_of(error))
+
+
+def passed_on(error: ExecutorError) -> PassedOn:
+    """Returns what ends a call with the status of `error`, for an end that is no refusal of the call."""
+    return PassedOn(*_status_of(error))
+
+
+def _status_of(error: ExecutorError) -> tuple[grpc.StatusCode, str, bytes]:
+    code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
     message = _cut(error.message, MAX_MESSAGE_BYTES)
     info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=_metadata_of(error))
     details: list[Message] = [info]
@@ -113,7 +122,7 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(round(error.retry_after_s * 1000))
         details.append(retry)
-    await _abort(context, code, message, details)
+    return code, message, _packed(code, message, details)
 
 
 def _metadata_of(error: ExecutorError) -> Mapping[str, str]:
@@ -156,7 +165,7 @@ class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _guard(method: str, handler: Handler, on_refusal: Callable[[str, ExecutorError], None]) -> Handler:
-    request_in = _checked_stream if handler.request_streaming else _checked
+    request_in = _as_it_is if method in _CHECK_THEMSELVES else _checked_stream if handler.request_streaming else checked
     behaviour = behaviour_of(handler)
 
     async def end(context: Context, error: Exception) -> NoReturn:
@@ -209,14 +218,15 @@ async def _end(method: str, context: Context, error: Exception) -> NoReturn:
     info = error_details_pb2.ErrorInfo(
         reason=Reason.INTERNAL.value, domain=DOMAIN, metadata={"incident_id": incident_id}
     )
-    await _abort(context, grpc.StatusCode.INTERNAL, message, [info])
+    code = grpc.StatusCode.INTERNAL
+    await _end_with(context, code, message, _packed(code, message, [info]))
 
 
-async def _abort(context: Context, code: grpc.StatusCode, message: str, details: list[Message]) -> NoReturn:
+def _packed(code: grpc.StatusCode, message: str, details: list[Message]) -> bytes:
     status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=message)
     for detail in details:
         status.details.add().Pack(detail)
-    await _end_with(context, code, message, status.SerializeToString())
+    return cast("bytes", status.SerializeToString())
 
 
 async def _end_with(context: Context, code: grpc.StatusCode, message: str, details: bytes) -> NoReturn:
@@ -286,7 +296,7 @@ def _without_errors(deserialize: Callable[[bytes], Any] | None) -> Callable[[byt
     return parse
 
 
-def _checked(request: Any) -> Any:
+def checked(request: Any) -> Any:
     """Returns the request. Raises InvalidRequest when it is malformed or has fields that this daemon does not know.
 
     A daemon that skipped an unknown field would silently not do what the client asked for.
@@ -302,9 +312,17 @@ def _checked(request: Any) -> Any:
     return request
 
 
+# A message of these that is refused does not end their stream.
+_CHECK_THEMSELVES = frozenset({CONVERSE})
+
+
+def _as_it_is(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    return requests
+
+
 async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
-        yield _checked(request)
+        yield checked(request)
 
 
 # Unicode's control characters except tab and newline, and characters that change the direction of text.

@@ -27,6 +27,10 @@ OWN_METHODS = frozenset(
 )
 """The paths of all methods of our services."""
 
+EXECUTOR_METHODS = f"/{executor_service_pb2.DESCRIPTOR.services_by_name['ExecutorService'].full_name}/"
+"""The beginning of the paths of all methods of ExecutorService."""
+CONVERSE = f"{EXECUTOR_METHODS}Converse"
+
 # By (request_streaming, response_streaming), as grpc's cython layer chooses.
 _CONSTRUCTORS: dict[tuple[bool, bool], Any] = {
     (False, False): grpc.unary_unary_rpc_method_handler,

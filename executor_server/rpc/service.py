@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import structlog
@@ -23,6 +23,7 @@ from executor_server.journal import Execution
 from executor_server.policy import Policy, check_tools
 from executor_server.rpc import checks, from_wire, processes_wire, to_wire
 from executor_server.rpc.auth import current_principal
+from executor_server.rpc.conversations import Conversations
 from executor_server.rpc.file_watching import watch_files
 from executor_server.rpc.handlers import Context
 from executor_server.rpc.port_forwarding import forward_port
@@ -39,13 +40,20 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     """Serves executor_api.v1.ExecutorService from a session manager."""
 
     def __init__(
-        self, policy: Callable[[], Policy], sessions: SessionManager, states: StateArchives, *, in_fleet: bool = False
+        self,
+        policy: Callable[[], Policy],
+        sessions: SessionManager,
+        states: StateArchives,
+        conversations: Conversations,
+        *,
+        in_fleet: bool = False,
     ) -> None:
         """`policy` returns the one in force. `in_fleet`: a front has chosen this daemon for its labels."""
         self._policy = policy
         self._sessions = sessions
         self._states = states
         self._in_fleet = in_fleet
+        self.conversations = conversations
 
     # -- sessions
 
@@ -155,15 +163,11 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
             limits=from_wire.requested_limits_from(request.limits),
             savepoint=request.savepoint,
         )
-        async with _closing(execution.events()) as events:
-            async for event in events:
-                await context.write(service_pb.ExecuteResponse(event=to_wire.event_to(event)))
+        await _follow(execution, 0, service_pb.ExecuteResponse, context)
 
     async def AttachExecution(self, request: service_pb.AttachExecutionRequest, context: Context) -> None:
         execution = self._execution(request.session_id, request.execution_id)
-        async with _closing(execution.events(request.after_event)) as events:
-            async for event in events:
-                await context.write(service_pb.AttachExecutionResponse(event=to_wire.event_to(event)))
+        await _follow(execution, request.after_event, service_pb.AttachExecutionResponse, context)
 
     async def CancelExecution(
         self, request: service_pb.CancelExecutionRequest, context: Context
@@ -180,6 +184,9 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         call_id = checks.identifier(request.call_id, "call_id")
         await session.submit_tool_result(execution_id, call_id, from_wire.answer_from(request))
         return service_pb.SubmitToolResultResponse()
+
+    async def Converse(self, requests: AsyncIterator[service_pb.ConverseRequest], context: Context) -> None:
+        await self.conversations.serve(requests, context)
 
     # -- processes
 
@@ -360,6 +367,18 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         execution = self._session(session_id).execution(checks.identifier(execution_id, "execution_id"))
         structlog.contextvars.bind_contextvars(execution_id=execution_id)
         return execution
+
+
+async def _follow(execution: Execution, after: int, response: Callable[..., Any], context: Context) -> None:
+    """Sends the events of an execution after a number: those that are there together, or one in each response."""
+    in_batches = getattr(context, "takes_batches", False)
+    async with aclosing(execution.batches(after)) as batches:
+        async for batch in batches:
+            if in_batches:
+                await context.write([to_wire.event_to(event) for event in batch])
+            else:
+                for event in batch:
+                    await context.write(response(event=to_wire.event_to(event)))
 
 
 def _process_id(request: Any) -> str:

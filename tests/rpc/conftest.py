@@ -20,6 +20,7 @@ NOT_BEHIND_A_FRONT = {
     "test_edge_requests.py::test_a_field_of_a_wrong_form_is_named[CreateSession-CreateSessionRequest-node_labels]": (
         "the labels of nodes are a wrong field for a daemon only: tests/rpc/fleet/test_nodes_that_fail.py"
     ),
+    "test_edge_converse.py": "a front has plain calls only: tests/rpc/fleet/test_proxy.py",
     "test_admin.py::test_bytes_of_the_network_are_reported_beside_their_quota": (
         "a front adds up what its nodes report: tests/unit/fleet/test_shares.py"
     ),
@@ -28,12 +29,13 @@ NOT_BEHIND_A_FRONT = {
         "the command for a front names a node: tests/integration/test_fleet_front.py"
     ),
 }
-"""Tests of promises that a front does not make, and why."""
+"""Tests, and modules of tests, of promises that a front does not make, and why."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        reason = NOT_BEHIND_A_FRONT.get(item.nodeid.removeprefix("tests/rpc/"))
+        name = item.nodeid.removeprefix("tests/rpc/")
+        reason = NOT_BEHIND_A_FRONT.get(name) or NOT_BEHIND_A_FRONT.get(name.partition("::")[0])
         if reason is not None and wanted() == "proxy":
             item.add_marker(pytest.mark.skip(reason=reason))
 

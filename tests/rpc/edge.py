@@ -6,7 +6,7 @@ Only for tests whose subject is the edge. The fake sessions do what tests set an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,7 @@ from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.profile import ImportsTable, Profile
 from executor_server.policy.requests import RequestedLimits
 from executor_server.policy.session_rules import execution_limits
+from executor_server.rpc.conversations import Conversations
 from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
@@ -64,17 +65,18 @@ class FakeExecution:
     asked: list[Any] = field(default_factory=list)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     stays_open: bool = False
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def events(self, after: int = 0) -> AsyncIterator[Event]:
+    async def batches(self, after: int = 0) -> AsyncGenerator[Sequence[Event]]:
         self.asked.append(("events", after))
         try:
             if self.raises is not None:
                 raise self.raises
             for event in self.events_to_send:
                 if event.number > after:
-                    yield event
+                    yield (event,)
             if self.stays_open:
-                await asyncio.Event().wait()
+                await self.may_end.wait()
         finally:
             self.closed.set()
 
@@ -221,6 +223,7 @@ class FakeSessions:
     held: dict[str, str] = field(default_factory=dict)
     environment: Environment | Exception = ENVIRONMENT
     requests: list[SessionRequest] = field(default_factory=list)
+    conversations: Conversations = field(default_factory=Conversations)
 
     async def create(self, principal: Principal, request: SessionRequest) -> FakeSession:
         self.requests.append(request)
@@ -320,7 +323,7 @@ def make_server(
     identities = Identities(tokens or Tokens(TOKEN), current_policy)
     if wanted() == "proxy":
         return FrontedServer(sessions, server_settings, identities, current_policy, reload=front_reload, **more)
-    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None))
+    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None), sessions.conversations)
     return RpcServer(service, identities, server_settings, **more)
 
 

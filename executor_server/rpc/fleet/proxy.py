@@ -11,7 +11,7 @@ Handlers are coroutines that write to their context, for the reasons that servic
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
@@ -25,7 +25,7 @@ from executor_server.core import InvalidRequest, Principal, Reason
 from executor_server.rpc import checks
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.fleet.node_calls import Metadata, answer_of, metadata_for, time_left_s, translated
-from executor_server.rpc.handlers import Context, Handler
+from executor_server.rpc.handlers import CONVERSE, Context, Handler
 from executor_server.rpc.upload import PIECE_TIMEOUT_S
 
 _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"]
@@ -83,8 +83,8 @@ def _names_session(method: _Descriptor) -> bool:
 
 def _handler(method: _Descriptor, router: Router) -> Handler:
     path = f"/{method.containing_service.full_name}/{method.name}"
-    first_part, request_class = _first_part(method), message_factory.GetMessageClass(method.input_type)
-    session_in = _reader(first_part)
+    first_parts, request_class = _first_parts(method), message_factory.GetMessageClass(method.input_type)
+    session_in = _reader(first_parts)
 
     def route(request: bytes, context: Context) -> tuple[Route, Metadata]:
         session_id = checks.identifier(session_in(_parsed(request_class, request)), "session_id")
@@ -105,18 +105,25 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
         await _receive(call, way.node, context)
 
     async def requests(pieces: AsyncIterator[bytes], context: Context) -> bytes:
-        first = await _first(pieces, first_part)
+        first = await _first(pieces, first_parts)
         way, metadata = route(first, context)
         call = way.channel.stream_unary(path)(metadata=metadata, timeout=time_left_s(context))
         answer: bytes = await _both(_send(call, first, pieces), answer_of(call, way.node))
         return answer
 
     async def both(pieces: AsyncIterator[bytes], context: Context) -> None:
-        first = await _first(pieces, first_part)
+        first = await _first(pieces, first_parts)
         way, metadata = route(first, context)
         call = way.channel.stream_stream(path)(metadata=metadata, timeout=time_left_s(context))
         await _both(_send(call, first, pieces), _receive(call, way.node, context))
 
+    async def plain_calls_only(pieces: AsyncIterator[bytes], context: Context) -> None:
+        route(await _first(pieces, first_parts), context)
+        # The front admits calls, and would have to read all messages of both sides to admit each as one.
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a front that passes calls on has plain calls only")
+
+    if path == CONVERSE:
+        return grpc.stream_stream_rpc_method_handler(cast("Any", plain_calls_only))
     if method.client_streaming and method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(cast("Any", both))
     if method.client_streaming:
@@ -126,14 +133,14 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
     return grpc.unary_unary_rpc_method_handler(cast("Any", unary))
 
 
-async def _first(pieces: AsyncIterator[bytes], part: str) -> bytes:
+async def _first(pieces: AsyncIterator[bytes], parts: Sequence[str]) -> bytes:
     try:
         async with asyncio.timeout(PIECE_TIMEOUT_S):
             first = await anext(pieces, None)
     except TimeoutError as error:
         raise InvalidRequest(Reason.INVALID_FIELD, f"nothing came for {PIECE_TIMEOUT_S:g} s") from error
     if first is None:
-        raise checks.invalid(part, "must be the first message")
+        raise checks.invalid(" or ".join(parts), "must be the first message")
     return first
 
 
@@ -186,19 +193,24 @@ def _parsed(request_class: type[Message], request: bytes) -> Message:
         raise InvalidRequest(Reason.INVALID_FIELD, "the message is malformed (text must be UTF-8)") from None
 
 
-def _first_part(method: _Descriptor) -> str:
-    """Returns the part of a stream's first message that names the session; empty where the request itself does."""
+def _first_parts(method: _Descriptor) -> Sequence[str]:
+    """Returns the parts of a stream's first message that name the session; none where the request itself does."""
     if "session_id" in method.input_type.fields_by_name:
-        return ""
+        return ()
     parts = [field for field in method.input_type.fields if field.message_type is not None]
-    return cast("str", next(field.name for field in parts if "session_id" in field.message_type.fields_by_name))
+    return [field.name for field in parts if "session_id" in field.message_type.fields_by_name]
 
 
-def _reader(part: str) -> _Read:
+def _reader(parts: Sequence[str]) -> _Read:
     """Returns the function that finds the session in a request, in the first one where there are several."""
-    if not part:
+    if not parts:
         return lambda request: cast("Any", request).session_id
-    return lambda request: cast("str", getattr(request, part).session_id)  # empty when the message has another part
+
+    def read(request: Message) -> str:
+        """Returns an empty id when the message has another part."""
+        return next((getattr(request, part).session_id for part in parts if request.HasField(part)), "")
+
+    return read
 
 
 def _has_session(method: _Descriptor) -> bool:

@@ -1,0 +1,276 @@
+"""One stream of Converse: messages of a client about the executions of a session, and their events.
+
+One task reads; each message is served in a task of its own, as the call that it stands for (messages.py). So a cancel
+overtakes executions, and what one message waits for holds up no other.
+
+Nothing piles up here. An execution's task holds one batch of events, and takes the next from the journal when that has
+been written: a client that does not read is a slow reader of the journal, which holds the guest back. Messages are
+bounded by kind. Executions above the bound are refused; the reader waits before it sends such a refusal, and while too
+many other messages are being served, so a flood is read no faster than it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_server.core import ExecutorError, InvalidRequest, Reason, ResourceExhausted
+from executor_server.rpc import checks
+from executor_server.rpc.auth import FIRST_MESSAGE_TIME_S, Caller
+from executor_server.rpc.errors import PassedOn, checked, refuse
+from executor_server.rpc.handlers import Behaviour, Context
+from executor_server.rpc.messages import METHODS, MessageContext
+
+MAX_FOLLOWED = 32
+"""Executions that one stream follows at a time."""
+MAX_BESIDE = 32
+"""Other messages of one stream that are being served at a time."""
+FULL_PAUSE_S = 0.1
+"""Seconds that the reader waits before it refuses an execution above the bound."""
+DONE_DELAY_S = 0.02
+"""Seconds within which messages that were carried out are reported, unless a response leaves sooner."""
+MAX_DONE = 64
+"""Messages that were carried out and are not reported yet; then their tasks wait for room in the stream."""
+END_GRACE_S = 5.0
+"""Seconds for the last events of a stream whose session has ended to reach the client."""
+
+Begin: TypeAlias = "Callable[[Conversation], None]"
+
+_FOLLOWING = frozenset({"execute", "attach"})
+
+
+class Conversation:
+    """Serves one stream. Its owner may end it."""
+
+    def __init__(self, context: Context, calls: Mapping[str, Behaviour], caller: Caller) -> None:
+        """`calls`: the behaviours of its messages, by method (`messages.current_calls`)."""
+        self.session_id = ""
+        self.quiet_since_s: float | None = time.monotonic()
+        """The monotonic time at which it served its last message; None while it serves one."""
+        self._context = context
+        self._calls = calls
+        self._caller = caller
+        self._last_id = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._followed = self._beside = 0
+        self._room = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._done: list[int] = []
+        self._done_timer: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reader: asyncio.Task[None] | None = None
+        self._ending: Exception | None = None
+
+    async def serve(self, requests: AsyncIterator[Any], begin: Begin) -> None:
+        """Serves the stream to its end. Calls `begin` when the session is known, which may raise."""
+        self._reader = asyncio.create_task(self._read(requests, begin))
+        self._reader.add_done_callback(self._on_reader_end)
+        try:
+            await self._ended
+            await self._send_done()
+        finally:
+            if self._done_timer is not None:
+                self._done_timer.cancel()
+            left = [self._reader, *self._tasks]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Reads no further message, and ends the stream when what it follows has ended, with the status of `error`."""
+        assert self._reader is not None
+        self._reader.cancel()
+        self._ending = self._ending or error
+        if self._tasks:
+            asyncio.get_running_loop().call_later(END_GRACE_S, self._finish, self._ending)
+        else:
+            self._finish(self._ending)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def _read(self, requests: AsyncIterator[Any], begin: Begin) -> None:
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_TIME_S):
+                first = await anext(requests, None)
+        except TimeoutError as error:
+            raise _invalid(f"the first message was not whole within {FIRST_MESSAGE_TIME_S:g} s") from error
+        if first is None:
+            raise _invalid("the stream has no message")
+        await self._take(first, begin)
+        async for request in requests:
+            await self._take(request, None)
+
+    async def _take(self, request: Any, begin: Begin | None) -> None:
+        """Begins to serve a message. Raises InvalidRequest for one that can't be answered by its number."""
+        problem: ExecutorError | None = None
+        try:
+            checked(request)
+        except InvalidRequest as refusal:
+            if not isinstance(request, service_pb.ConverseRequest):
+                raise
+            problem = refusal
+        if request.message_id <= self._last_id:
+            raise _invalid("message_id must rise from message to message, from above 0")
+        self._last_id = request.message_id
+        kind = request.WhichOneof("message")
+        message = getattr(request, kind) if kind is not None else None
+        if begin is not None and message is not None:
+            self.session_id = message.session_id
+            begin(self)
+        if message is None:
+            problem = problem or checks.invalid("message", "is missing, or one that this daemon does not know")
+        elif message.session_id != self.session_id:
+            problem = problem or checks.invalid("session_id", "is not that of the stream's first message")
+        if kind in _FOLLOWING and self._followed >= MAX_FOLLOWED:
+            await asyncio.sleep(FULL_PAUSE_S)
+            text = f"{MAX_FOLLOWED} executions are followed in this stream already"
+            problem = problem or ResourceExhausted(Reason.QUEUE_FULL, text, retry_after_s=1.0)
+        follows = kind in _FOLLOWING and problem is None
+        while not follows and self._beside >= MAX_BESIDE:
+            self._room.clear()
+            await self._room.wait()
+        self._begin(request, kind, message, problem, follows=follows)
+
+    def _begin(
+        self, request: Any, kind: str | None, message: Any, problem: ExecutorError | None, *, follows: bool
+    ) -> None:
+        if follows:
+            self._followed += 1
+        else:
+            self._beside += 1
+        task = self._spawn(self._serve(request, kind, message, problem, follows=follows))
+        task.add_done_callback(self._on_followed if follows else self._on_beside)
+
+    def _on_followed(self, _task: asyncio.Task[None]) -> None:
+        self._followed -= 1
+
+    def _on_beside(self, _task: asyncio.Task[None]) -> None:
+        self._beside -= 1
+        self._room.set()
+
+    # -- serving -------------------------------------------------------------------------------------------------
+
+    async def _serve(
+        self, request: Any, kind: str | None, message: Any, problem: ExecutorError | None, *, follows: bool
+    ) -> None:
+        message_id = request.message_id
+
+        async def send(events: Sequence[pb.Event]) -> None:
+            await self._send(service_pb.ConverseResponse(message_id=message_id, events=events))
+
+        trace = (("traceparent", request.traceparent), ("tracestate", request.tracestate))
+        metadata = tuple(each for each in trace if each[1]) if request.traceparent else ()
+        context = cast("Context", MessageContext(self._context, metadata, send))
+        try:
+            if problem is not None:
+                self._caller.note_refused(METHODS.get(kind or "", ""), problem)
+                await refuse(context, problem)
+            method = METHODS[cast("str", kind)]
+            try:
+                await self._caller.admit(method)
+            except ExecutorError as denial:
+                await refuse(context, denial)
+            await self._calls[method](message, context)
+        except grpc.aio.AbortError:
+            await self._send_refusal(message_id, cast("Any", context))
+            return
+        if not follows:
+            await self._note_done(message_id)
+
+    async def _send_refusal(self, message_id: int, context: MessageContext) -> None:
+        refusal = service_pb.Refusal.FromString(context.details)  # the same form as a google.rpc.Status
+        if (
+            context.code() is grpc.StatusCode.NOT_FOUND
+            and _reason_of(context.details) == Reason.SESSION_NOT_FOUND.value
+        ):
+            # A stream belongs to its session: without one there is no stream either.
+            self._finish(PassedOn(context.code(), refusal.message, context.details))
+            return
+        await self._send(service_pb.ConverseResponse(message_id=message_id, refusal=refusal))
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    async def _send(self, response: service_pb.ConverseResponse) -> None:
+        """Returns when the transport has room for it. Messages that were carried out are reported along with it."""
+        async with self._writing:
+            if self._done:
+                response.done.extend(self._done)
+                self._done.clear()
+            await self._context.write(response)
+
+    async def _note_done(self, message_id: int) -> None:
+        self._done.append(message_id)
+        if len(self._done) >= MAX_DONE:
+            await self._send_done()
+        elif self._done_timer is None:
+            loop = asyncio.get_running_loop()
+            self._done_timer = loop.call_later(DONE_DELAY_S, self._report_done)
+
+    def _report_done(self) -> None:
+        self._done_timer = None
+        if self._done:
+            _ = self._spawn(self._send_done())
+
+    async def _send_done(self) -> None:
+        async with self._writing:
+            if self._done:  # else a response that left meanwhile has reported them
+                response = service_pb.ConverseResponse(done=self._done)
+                self._done.clear()
+                await self._context.write(response)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        self.quiet_since_s = None
+        task.add_done_callback(self._on_task_end)
+        return task
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self._finish(None)  # the caller has left
+        elif (error := task.exception()) is not None:
+            self._finish(cast("Exception", error))
+        if not self._tasks:
+            self.quiet_since_s = time.monotonic()
+            if self._reader is not None and self._reader.done():
+                self._finish(self._ending)
+
+    def _on_reader_end(self, reader: asyncio.Task[None]) -> None:
+        error = None if reader.cancelled() else reader.exception()
+        if error is not None:
+            self._finish(cast("Exception", error))
+        elif not self._tasks and not reader.cancelled():
+            self._finish(None)  # the client has sent all
+
+    def _finish(self, error: Exception | None) -> None:
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+
+def _invalid(problem: str) -> InvalidRequest:
+    return InvalidRequest(Reason.INVALID_FIELD, problem)
+
+
+def _reason_of(details: bytes) -> str:
+    info = error_details_pb2.ErrorInfo()
+    try:
+        for detail in status_pb2.Status.FromString(details).details:
+            detail.Unpack(info)
+    except DecodeError:
+        return ""
+    return cast("str", info.reason)

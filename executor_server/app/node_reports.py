@@ -11,10 +11,18 @@ from executor_server.app.parts import Parts
 from executor_server.backends import Backend
 from executor_server.config import Config
 from executor_server.core import SessionFacts
-from executor_server.fleet import MAX_NODE_SESSIONS, NodeBackend, NodeReport, NodeSession, TenantUse, WarmKind, node_of
+from executor_server.fleet import (
+    MAX_NODE_SESSIONS,
+    MAX_NODE_TENANTS,
+    NodeBackend,
+    NodeReport,
+    NodeSession,
+    TenantUse,
+    WarmKind,
+    node_of,
+)
 from executor_server.lifecycle import Observer
 from executor_server.pool import BackendSet
-from executor_server.rpc.fleet.wire import MAX_TENANTS
 from executor_server.sessions import Session
 
 MAX_ENDED = MAX_NODE_SESSIONS // 2
@@ -96,7 +104,7 @@ class NodeReports:
 
     def _tenants(self) -> dict[str, TenantUse]:
         quotas = self._parts.quotas
-        return {tenant: _use_of(quotas, tenant) for tenant in quotas.tenants()[:MAX_TENANTS]}
+        return {tenant: _use_of(quotas, tenant) for tenant in quotas.tenants()[:MAX_NODE_TENANTS]}
 
 
 def _session_of(session: Session) -> NodeSession:

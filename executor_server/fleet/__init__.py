@@ -28,6 +28,7 @@ from executor_server.fleet.enrolment import (
     SignedCertificate,
     accept_certificate,
     is_certified,
+    renew_front,
     request_certificate,
     sign_request,
 )
@@ -36,11 +37,17 @@ from executor_server.fleet.member import Link, Lost, MemberState, Whereabouts
 from executor_server.fleet.member import Member as KnownNode
 from executor_server.fleet.members import TICK_S, Members
 from executor_server.fleet.messages import (
+    MAX_ADDRESS_CHARS,
     MAX_BACKENDS,
     MAX_IMAGES,
+    MAX_LABEL_CHARS,
     MAX_LABELS,
     MAX_LOAD,
     MAX_NODE_SESSIONS,
+    MAX_NODE_TENANTS,
+    MAX_NUMBER,
+    MAX_PROBLEM_CHARS,
+    MAX_VERSION_CHARS,
     MAX_WARM_KINDS,
     PROTOCOL,
     Allowance,

@@ -22,8 +22,10 @@ from executor_server.fleet.certificates import (
     DAYS,
     KEY_NAME,
     CertificateError,
+    Credentials,
     Member,
     held,
+    issue_front,
     pem,
     private_pem,
     read_authority,
@@ -35,7 +37,7 @@ from executor_server.fleet.ids import is_node_name
 
 MAX_REQUEST_BYTES = 16 * 1024
 RENEW_BEFORE = datetime.timedelta(days=30)
-"""The time before the end of a certificate from which on its node asks for another."""
+"""The time before the end of a certificate from which on its member asks for another."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,23 @@ def is_certified(folder: Path, node: str, authority: bytes) -> bool:
         credentials = read_credentials(folder, "node")
     except CertificateError:
         return False
-    good_until = datetime.datetime.now(datetime.UTC) + RENEW_BEFORE
-    return (
-        credentials.member.node == node
-        and credentials.authority.strip() == authority.strip()
-        and credentials.expire_time > good_until
-    )
+    is_own = credentials.member.node == node and credentials.authority.strip() == authority.strip()
+    return is_own and not _ends_soon(credentials)
+
+
+def renew_front(directory: Path) -> bool:
+    """Issues the front's certificate again when it ends soon; True when it did. Raises CertificateError."""
+    try:
+        if not _ends_soon(read_credentials(directory / "front", "front")):
+            return False
+    except CertificateError:  # it has ended, or its folder is not whole
+        pass
+    issue_front(directory)
+    return True
+
+
+def _ends_soon(credentials: Credentials) -> bool:
+    return credentials.expire_time <= datetime.datetime.now(datetime.UTC) + RENEW_BEFORE
 
 
 def request_certificate(folder: Path, node: str) -> bytes:

@@ -9,13 +9,24 @@ from dataclasses import dataclass, field
 PROTOCOL = 1
 """The version of the protocol between front and nodes."""
 
+# What a message of a node may have at most. wire.py refuses more before it makes values of it, report_checks.py before
+# the front takes a value in.
 MAX_NODE_SESSIONS = 32_768
 """Sessions of one node, in a report those that have ended since the last one included."""
+MAX_NODE_TENANTS = 8192
+"""Tenants in a report, and in the renewal that answers it."""
 MAX_BACKENDS = 16
 MAX_IMAGES = 1024
 MAX_WARM_KINDS = 1024
 MAX_LABELS = 16
 MAX_LOAD = 1e6
+MAX_NUMBER = 2**62
+MAX_LABEL_CHARS = 64
+MAX_VERSION_CHARS = 64
+MAX_NAME_CHARS = 64
+"""Characters of an id, a digest, and the name of a tenant, a backend or an image."""
+MAX_ADDRESS_CHARS = 300
+MAX_PROBLEM_CHARS = 2000
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Refuses hellos and reports of a node that lies: a node costs itself its link, and never the front its memory.
 
-Each number, text and list has a bound. What a node says of itself can still be wrong within them: a load that is too
+Each number, text and list has a bound, which is in messages.py. What a node says of itself can still be wrong within them: a load that is too
 low attracts sessions, which then wait for this node and are lost with it, as with a machine that is broken.
 """
 
@@ -10,11 +10,16 @@ from collections.abc import Iterable, Sized
 
 from executor_server.fleet.ids import MAX_EPOCH, epoch_of, is_node_name, node_of
 from executor_server.fleet.messages import (
+    MAX_ADDRESS_CHARS,
     MAX_BACKENDS,
     MAX_IMAGES,
     MAX_LABELS,
     MAX_LOAD,
+    MAX_NAME_CHARS,
     MAX_NODE_SESSIONS,
+    MAX_NODE_TENANTS,
+    MAX_NUMBER,
+    MAX_PROBLEM_CHARS,
     MAX_WARM_KINDS,
     PROTOCOL,
     NodeHello,
@@ -23,12 +28,6 @@ from executor_server.fleet.messages import (
     TenantUse,
 )
 from executor_server.fleet.timing import NodeRefused
-
-MAX_NODE_TENANTS = 10_000
-MAX_TEXT_CHARS = 256
-MAX_PROBLEM_CHARS = 4096
-MAX_CPU_TIME_S = 1e12
-MAX_BYTES = 2**62
 
 
 def check_hello(hello: NodeHello) -> None:
@@ -39,7 +38,7 @@ def check_hello(hello: NodeHello) -> None:
         raise NodeRefused("the node's name must be 1 to 24 of a-z, 0-9 and inner hyphens")
     _check_number("epoch", hello.epoch, 1, MAX_EPOCH - 1)
     _check_text("instance", hello.instance, least=1)
-    _check_text("address", hello.address)
+    _check_text("address", hello.address, most=MAX_ADDRESS_CHARS)
     _check_text("program_version", hello.program_version)
     _check_count("labels", hello.labels, MAX_LABELS)
     for key, value in hello.labels.items():
@@ -49,8 +48,8 @@ def check_hello(hello: NodeHello) -> None:
 
 def check_report(report: NodeReport, node: str) -> None:
     """Raises NodeRefused. The lists may still contradict those of earlier reports."""
-    _check_number("sequence", report.sequence, 1, MAX_BYTES)
-    _check_number("renewed", report.renewed, 0, MAX_BYTES)
+    _check_number("sequence", report.sequence, 1, MAX_NUMBER)
+    _check_number("renewed", report.renewed, 0, MAX_NUMBER)
     _check_number("max_sessions", report.max_sessions, 0, MAX_NODE_SESSIONS)
     _check_number("load", report.load, 0, MAX_LOAD)
     _check_text("control_fingerprint", report.control_fingerprint)
@@ -95,10 +94,10 @@ def _check_session(session: NodeSession) -> None:
 
 
 def _check_use(use: TenantUse) -> None:
-    _check_number("executions", use.executions, 0, MAX_BYTES)
-    _check_number("cpu_time_s", use.cpu_time_s, 0, MAX_CPU_TIME_S)
-    _check_number("output_bytes", use.output_bytes, 0, MAX_BYTES)
-    _check_number("egress_bytes", use.egress_bytes, 0, MAX_BYTES)
+    _check_number("executions", use.executions, 0, MAX_NUMBER)
+    _check_number("cpu_time_s", use.cpu_time_s, 0, MAX_NUMBER)
+    _check_number("output_bytes", use.output_bytes, 0, MAX_NUMBER)
+    _check_number("egress_bytes", use.egress_bytes, 0, MAX_NUMBER)
 
 
 def _check_number(field: str, value: float, least: float, most: float) -> None:
@@ -106,7 +105,7 @@ def _check_number(field: str, value: float, least: float, most: float) -> None:
         raise NodeRefused(f"{field} is out of range: it must be from {least:g} to {most:g}")
 
 
-def _check_text(field: str, text: str, *, least: int = 0, most: int = MAX_TEXT_CHARS) -> None:
+def _check_text(field: str, text: str, *, least: int = 0, most: int = MAX_NAME_CHARS) -> None:
     if not least <= len(text) <= most:
         raise NodeRefused(f"{field} has a text of {len(text)} characters; {least} to {most} are allowed")
 

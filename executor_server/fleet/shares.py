@@ -30,8 +30,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from executor_server.fleet.messages import Allowance, TenantUse
-from executor_server.fleet.report_checks import MAX_NODE_TENANTS
+from executor_server.fleet.messages import MAX_NODE_TENANTS, Allowance, TenantUse
 from executor_server.policy import QuotasTable
 
 HOUR_S = 3600.0

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from executor_server.config import StateDir, StateDirError, read_token
-from executor_server.fleet import CertificateError, issue_front
+from executor_server.fleet import CertificateError, issue_front, renew_front
 from executor_server.fleet_ray.configs import write_front_config
 from executor_server.fleet_ray.engine import Engine, EngineError, RayNode
 from executor_server.fleet_ray.layout import FrontFiles
@@ -27,6 +27,8 @@ from executor_server.fleet_ray.watcher import DaemonWatcher
 
 STEP_S = 0.5
 """Seconds between two looks at Ray's nodes and at the front."""
+CERTIFICATE_LOOK_S = 3600.0
+"""Seconds between two looks at the time that the front's certificate has left."""
 ASK_INTERVAL_S = 2.0
 """Seconds between two questions to the front for its nodes."""
 EMPTY_LOOKS = 2
@@ -59,7 +61,7 @@ class FrontActor:
         self._files = FrontFiles(Path(settings.front_directory))
         self._problem = ""
         self._fleet: Mapping[str, Any] = {}
-        self._asked_s = 0.0
+        self._asked_s = self._certified_s = 0.0
         self._empty: dict[str, int] = {}
         self._scaling = Scaling()
         self._requested = 0
@@ -108,12 +110,16 @@ class FrontActor:
 
     def _step(self, engine: Engine, now_s: float) -> None:
         if self._roster is None:
-            issued = issue_front(self._files.authority)
-            authority = (issued.folder / "ca.pem").read_bytes()
+            folder = issue_front(self._files.authority).folder
+            self._certified_s = now_s
+            authority = (folder / "ca.pem").read_bytes()
             self._roster = Roster(
                 engine, self._files, NodeActor, self._settings_for(authority), self._settings.selector
             )
             self._watcher.start()
+        elif now_s - self._certified_s >= CERTIFICATE_LOOK_S:
+            self._certified_s = now_s
+            renew_front(self._files.authority)
         if now_s - self._asked_s >= ASK_INTERVAL_S:
             self._asked_s = now_s
             self._fleet = self._ask()

@@ -81,6 +81,7 @@ class NodeActor:
             "pid": identity.pid if identity is not None else 0,
             "adopted": self._watcher.adopted,
             "restarts": self._watcher.restarts,
+            "certified": self._is_certified(),
             "link": link,
             "address": address,
             "problem": self._problem or self._watcher.problem,

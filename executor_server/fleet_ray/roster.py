@@ -59,6 +59,8 @@ class _Member:
     reference: Any = None
     called_s: float = 0.0
     name: str = ""
+    needs_hello: bool = True
+    """The answer has a request for a certificate where the node has none, or one that ends soon."""
     status: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
     releasing: bool = False
@@ -151,7 +153,7 @@ class Roster:
             self._take(member, answer, now_s)
         elif member.releasing:
             self._call(member, "stop", now_s)
-        elif not member.name:
+        elif member.needs_hello:
             self._call(member, "hello", now_s)
         elif now_s - member.called_s >= STATUS_INTERVAL_S:
             self._call(member, "status", now_s)
@@ -164,10 +166,11 @@ class Roster:
         member.problem = ""
         if member.method == "hello":
             self._welcome(member, str(answer["name"]), bytes(answer["request"]), now_s)
+            member.needs_hello = not member.name
         elif member.method == "stop":
             self._end(member)
         else:
-            member.status = answer
+            member.status, member.needs_hello = answer, not answer["certified"]
             self._list(member.name, str(answer["link"]))
 
     def _welcome(self, member: _Member, name: str, request: bytes, now_s: float) -> None:
@@ -177,12 +180,12 @@ class Roster:
                 f"Another of Ray's nodes has a daemon that is called {name!r} too." if others else "no name"
             )
             return
-        member.name = name
+        known, member.name = member.name, name
         if request:
             try:
                 signed = sign_request(self._files.authority, name, request)
             except CertificateError as error:
-                member.name, member.problem = "", str(error)
+                member.name, member.problem = known, str(error)
                 return
             self._call(member, "certify", now_s, signed.authority, signed.certificate)
 

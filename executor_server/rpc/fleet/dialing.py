@@ -28,11 +28,10 @@ from executor_server.fleet import (
     member_in,
     read_credentials,
 )
+from executor_server.rpc.fleet.wire import MAX_REPORT_BYTES
 
 DIAL_TIME_S = 1.0
 """Seconds for a TCP connection and its handshake: after a path was cut, the next attempt must come soon."""
-MAX_REPORT_BYTES = 4 * 1024 * 1024
-"""Bytes of one message of a link. Reading one takes the event loop a while, in which all other nodes wait."""
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """Bytes of one answer of a node, which may have the sessions of all tenants there."""
 MAX_REQUEST_BYTES = 32 * 1024 * 1024

@@ -16,11 +16,17 @@ from executor_api.v1 import fleet_service_pb2 as pb
 from executor_server.config import is_name
 from executor_server.core import AddressError, InvalidRequest, addresses
 from executor_server.fleet import (
+    MAX_ADDRESS_CHARS,
     MAX_BACKENDS,
     MAX_IMAGES,
+    MAX_LABEL_CHARS,
     MAX_LABELS,
     MAX_LOAD,
     MAX_NODE_SESSIONS,
+    MAX_NODE_TENANTS,
+    MAX_NUMBER,
+    MAX_PROBLEM_CHARS,
+    MAX_VERSION_CHARS,
     MAX_WARM_KINDS,
     Allowance,
     Control,
@@ -43,20 +49,15 @@ K = TypeVar("K")
 MAX_CONTROL_BYTES = 32 * 1024 * 1024
 """Bytes of a message of the front; the largest that can come about is that of a full file of tokens."""
 MAX_REPORT_BYTES = 4 * 1024 * 1024
-"""Bytes of a message of a node. Empty entries in more of them would take the front seconds to parse."""
+"""Bytes of a message of a node. Empty entries in more of them would take the front seconds to parse, in which all other
+nodes wait."""
 MAX_POLICY_BYTES = 1024 * 1024
 MAX_TOKENS_BYTES = 16 * 1024 * 1024
 MAX_STATE_KEY_BYTES = 512
-MAX_TENANTS = 8192
-MAX_PROBLEM_CHARS = 2000
-MAX_VERSION_CHARS = 64
-MAX_ADDRESS_CHARS = 300
-MAX_LABEL_CHARS = 64
 
 MIN_INTERVAL_S = 0.01
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 600.0
 MAX_FENCE_S = 3600.0
-MAX_NUMBER = 2**62
 
 _SESSION_TAIL = re.compile(r"[0-9a-f]{32}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -138,7 +139,7 @@ def _control_from(message: pb.Control) -> Control:
 
 
 def _renewal_from(message: pb.Renewal) -> Renewal:
-    checks.count(len(message.allowances), MAX_TENANTS, "renewal.allowances")
+    checks.count(len(message.allowances), MAX_NODE_TENANTS, "renewal.allowances")
     allowances = _distinct(((each.tenant, each) for each in message.allowances), "renewal.allowances")
     return Renewal(
         sequence=_count(message.sequence, "renewal.sequence", least=1),
@@ -199,7 +200,7 @@ def _report_from(message: pb.NodeReport, node: str) -> NodeReport:
     # The numbers of entries first: what follows takes memory for each.
     checks.count(len(message.opened) + len(message.creating), MAX_NODE_SESSIONS, "report.opened")
     checks.count(len(message.closed), MAX_NODE_SESSIONS, "report.closed")
-    checks.count(len(message.tenants), MAX_TENANTS, "report.tenants")
+    checks.count(len(message.tenants), MAX_NODE_TENANTS, "report.tenants")
     checks.count(len(message.backends), MAX_BACKENDS, "report.backends")
     checks.count(len(message.warm), MAX_WARM_KINDS, "report.warm")
     fingerprint = message.control_fingerprint

@@ -16,6 +16,7 @@ from executor_server.fleet import (
     is_certified,
     issue_front,
     read_credentials,
+    renew_front,
     request_certificate,
     sign_request,
 )
@@ -96,3 +97,13 @@ def test_requests_that_are_none_are_refused(authority: Path) -> None:
             sign_request(authority, "n1", request)
     with pytest.raises(CertificateError, match="can't be called"):
         sign_request(authority, "../n1", good)
+
+
+def test_the_fronts_certificate_is_issued_again_when_it_ends_soon_or_has_ended(authority: Path) -> None:
+    assert not renew_front(authority)
+    soon = issue_front(authority, days=20)
+    assert renew_front(authority)
+    assert read_credentials(authority / "front", "front").expire_time > soon.expire_time
+    (authority / "front" / "cert.pem").unlink()
+    assert renew_front(authority)
+    assert not renew_front(authority)

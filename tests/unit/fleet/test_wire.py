@@ -16,6 +16,7 @@ from executor_api.v1 import fleet_service_pb2 as pb
 from executor_server.core import InvalidRequest, ResourceExhausted
 from executor_server.fleet.messages import (
     MAX_NODE_SESSIONS,
+    MAX_NUMBER,
     Allowance,
     Control,
     FrontHello,
@@ -36,7 +37,7 @@ SESSION = f"{NODE}-{'0a' * 16}"
 identifiers = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 tenants = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)
 images = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)
-numbers = st.integers(0, wire.MAX_NUMBER)
+numbers = st.integers(0, MAX_NUMBER)
 numbers_32 = st.integers(0, 2**32 - 1)
 amounts = st.floats(0, 1e12)
 texts = st.text("aä 字é", max_size=64)
@@ -46,7 +47,7 @@ labels = st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}", full
 front_hellos = st.builds(
     FrontHello,
     front_id=identifiers,
-    term=st.integers(1, wire.MAX_NUMBER),
+    term=st.integers(1, MAX_NUMBER),
     report_interval_s=st.floats(wire.MIN_INTERVAL_S, 1),
     lease_s=st.floats(2, wire.MAX_LEASE_S),
     fence_s=st.floats(wire.MIN_LEASE_S, wire.MAX_FENCE_S),
@@ -70,13 +71,13 @@ allowances = st.builds(
 )
 renewals = st.builds(
     Renewal,
-    sequence=st.integers(1, wire.MAX_NUMBER),
+    sequence=st.integers(1, MAX_NUMBER),
     allowances=st.dictionaries(tenants, allowances, max_size=5),
 )
 node_hellos = st.builds(
     NodeHello,
     node=st.just(NODE),
-    epoch=st.integers(1, wire.MAX_NUMBER),
+    epoch=st.integers(1, MAX_NUMBER),
     instance=identifiers,
     address=st.sampled_from(["n1.example:50051", "[::1]:9", "unix:/run/x.sock"]),
     labels=labels,
@@ -85,8 +86,8 @@ node_hellos = st.builds(
 )
 reports = st.builds(
     NodeReport,
-    sequence=st.integers(1, wire.MAX_NUMBER),
-    epoch=st.integers(1, wire.MAX_NUMBER),
+    sequence=st.integers(1, MAX_NUMBER),
+    epoch=st.integers(1, MAX_NUMBER),
     max_sessions=st.integers(0, MAX_NODE_SESSIONS),
     draining=st.booleans(),
     control_fingerprint=st.sampled_from(["", "ab" * 32]),

@@ -47,7 +47,7 @@ class FakeRay:
 
     def add(self, node: str, name: str, link: str, directory: Path) -> None:
         """A node with an actor that answers all that is asked."""
-        status = {"name": name, "link": link, "pid": 1, "problem": ""}
+        status = {"name": name, "link": link, "pid": 1, "certified": True, "problem": ""}
         self.there.append(RayNode(node, "127.0.0.1", {"zone": "a"}))
         self.answers |= {
             (node, "hello"): lambda: {"name": name, "request": request_certificate(directory / name, name)},
@@ -143,6 +143,42 @@ def test_a_released_node_gets_no_actor_again(files: FrontFiles, tmp_path: Path) 
     after = len(ray.made)
     roster_of(ray, files).step(9.0, None)
     assert len(ray.made) == after
+
+
+def test_a_node_whose_certificate_ends_soon_gets_another_while_its_actor_lives(
+    files: FrontFiles, tmp_path: Path
+) -> None:
+    ray = FakeRay()
+    ray.add("r1", "n1", "127.0.0.1:50061", tmp_path)
+    roster = roster_of(ray, files)
+    for step in range(4):
+        roster.step(step * STATUS_INTERVAL_S, None)
+    assert ray.calls.count(("r1", "certify")) == 1
+    status = ray.answers["r1", "status"]
+    ray.answers["r1", "status"] = lambda: {**status(), "certified": False}
+    for step in range(4, 8):
+        roster.step(step * STATUS_INTERVAL_S, None)
+    assert ray.calls.count(("r1", "certify")) == 2
+    assert [node["name"] for node in roster.describe()] == ["n1"]
+
+
+def test_a_renewal_that_can_not_be_signed_is_shown_and_tried_again_and_the_node_stays(
+    files: FrontFiles, tmp_path: Path
+) -> None:
+    ray = FakeRay()
+    ray.add("r1", "n1", "127.0.0.1:50061", tmp_path)
+    roster = roster_of(ray, files)
+    for step in range(4):
+        roster.step(step * STATUS_INTERVAL_S, None)
+    ray.answers["r1", "status"] = lambda: {"name": "n1", "link": "127.0.0.1:50061", "certified": False}
+    ray.answers["r1", "hello"] = lambda: {"name": "n1", "request": b"x"}
+    hellos = []
+    for step in range(4, 12):
+        roster.step(step * STATUS_INTERVAL_S, None)
+        hellos.append(ray.calls.count(("r1", "hello")))
+    assert hellos[-1] >= hellos[0] + 2
+    assert addresses(files) == ["127.0.0.1:50061"]
+    assert [node["name"] for node in roster.describe()] == ["n1"]
 
 
 def test_two_ray_nodes_of_one_name_do_not_both_get_a_certificate(files: FrontFiles, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ on its nodes go on without it for as long as their leases do, and the next front
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from executor_server.app.announcement import announce
 from executor_server.app.fleet_control import FleetControl
 from executor_server.app.fleet_news import FleetNews
 from executor_server.app.settings import capacity_of, server_settings
-from executor_server.app.signals import handled_signals
+from executor_server.app.signals import Signals, handled_signals
 from executor_server.app.watchers import PolicyListeners, Watchers
 from executor_server.config import Config, ConfigError, StateDir, StateDirError, state_dir
 from executor_server.core import Principal, logs
@@ -62,7 +63,7 @@ _log = structlog.get_logger(__name__)
 
 
 def serve_front(config: Config, read_again: Callable[[], Config]) -> None:
-    """Runs the front until a signal stops it. Raises ConfigError, StateDirError, AddressError, AuditDirError.
+    """Runs the front until a signal stops it, or another one has taken all its nodes. Raises ConfigError, StateDirError, AddressError, AuditDirError.
 
     `read_again` returns the configuration as its files have it now, or raises ConfigError.
     """
@@ -77,9 +78,21 @@ async def _serve(config: Config, read_again: Callable[[], Config]) -> None:
         front = await start_up(config, stack, read_again)
         signals.on_reload(front.reload_soon)
         announce(await front.server.start(), front.own_state)
-        await signals.first()
+        await _until_its_end(signals, front.is_superseded)
         _log.info("front_stopping")
         await front.server.announce_end()
+
+
+async def _until_its_end(signals: Signals, is_superseded: asyncio.Event) -> None:
+    """Returns when a signal asks for the end, or no node obeys this front any more: its clients must find the other."""
+    superseded = asyncio.create_task(is_superseded.wait())
+    stopped = asyncio.create_task(signals.first())
+    await asyncio.wait((superseded, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if not stopped.done():
+        _log.error("front_superseded", remedy="another front has this state directory or a copy of it; run one of them")
+    for task in (superseded, stopped):
+        task.cancel()
+    await asyncio.gather(superseded, stopped, return_exceptions=True)
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,7 @@ class _Front:
     control: _Control
     server: RpcServer
     refuse_again: Callable[[], None]
+    is_superseded: asyncio.Event
 
     def reload_soon(self) -> None:
         self.control.policies.reload_soon()
@@ -172,7 +186,7 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     await _look_for_nodes(config, stack, fleet)
     stack.push_async_callback(policies.close)
     await policies.start()
-    return _Front(own_state, control, server, refuse_again)
+    return _Front(own_state, control, server, refuse_again, fleet.is_superseded)
 
 
 def _dialer(config: Config) -> Dialers:

@@ -68,4 +68,4 @@ from executor_server.fleet.placement import Nowhere, Placement, Wanted, score
 from executor_server.fleet.session_index import Creation
 from executor_server.fleet.shares import Shares
 from executor_server.fleet.store import FleetStore, Tombstone
-from executor_server.fleet.timing import NodeRefused, Timing, lease_clock
+from executor_server.fleet.timing import MARGIN_S, NodeRefused, Timing, lease_clock

@@ -168,6 +168,14 @@ def test_two_fronts_from_one_state_directory_never_lose_what_a_node_serves() -> 
         assert serving(machines, copy) | serving(machines, machines.front) == set(NODES)
 
 
+def test_a_front_whose_nodes_obey_its_copy_ends_so_that_its_clients_do_not_wait_for_it(machines: Fleet) -> None:
+    with copied_front(machines, machines.directory / "copy") as copy:
+        assert machines.front.process is not None
+        assert machines.front.process.wait(WAIT_S) == 0, "it ended in order: systemd does not start it again"
+        assert "front_superseded" in machines.front.log
+        assert eventually(lambda: serving(machines, copy) == set(NODES), timeout_s=WAIT_S), copy.log
+
+
 def serving(machines: Fleet, front: Machine) -> set[str]:
     """The nodes that this front says serve."""
     return {each.node for each in machines.seen(front) if each.state == admin_pb.NODE_STATE_SERVING}

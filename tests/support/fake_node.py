@@ -31,6 +31,7 @@ from executor_server.fleet import (
     FrontHello,
     NodeBackend,
     NodeHello,
+    NodeRefused,
     NodeReport,
     NodeSession,
     Renewal,
@@ -63,6 +64,8 @@ class FakeNode:
     epoch: int = 1
     reports: bool = True
     takes_control: bool = True
+    obeys_another: bool = False
+    """True: it refuses links, and ends the one that there is, as a node does that obeys a copy of the front."""
     answers_admins: bool = True
     """False: calls for environments wait until the caller leaves."""
     report_interval_s: float = 0.05
@@ -120,6 +123,7 @@ class _Link(fleet_grpc.FleetServiceServicer):
         node = self._node
         hello = wire.request_from(await anext(requests))
         assert isinstance(hello, FrontHello)
+        self._check_front()
         node.hellos.append(hello)
         if hello.lost_epoch >= node.epoch:
             node.sessions.clear()
@@ -132,6 +136,7 @@ class _Link(fleet_grpc.FleetServiceServicer):
             for sequence in itertools.count(1):
                 while not node.reports:  # noqa: ASYNC110 - tests set a field
                     await asyncio.sleep(0.01)
+                self._check_front()
                 now = dict(node.sessions)
                 await context.write(wire.response_to(node.report(self._report(sequence, known, now))))
                 known = now
@@ -139,6 +144,10 @@ class _Link(fleet_grpc.FleetServiceServicer):
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+
+    def _check_front(self) -> None:
+        if self._node.obeys_another:
+            raise NodeRefused("term 2 is that of another front", is_superseded=True)
 
     def _report(self, sequence: int, known: Mapping[str, NodeSession], now: Mapping[str, NodeSession]) -> NodeReport:
         node = self._node

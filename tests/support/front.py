@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class TestedFront:
     """The front's own token, which is an administrator's of the tenant `local`."""
     tenants: dict[str, tuple[tuple[str, str], ...]]
     refuse_nodes: Callable[[tuple[str, ...]], None]
+    is_superseded: asyncio.Event
 
     def refuse(self, *nodes: str) -> None:
         """Writes the names into the configuration in place of those before, and has the front read it, as SIGHUP does."""
@@ -104,6 +106,7 @@ async def fronting(
             _bearer((state / "token").read_text().strip()),
             {tenant: _bearer(token) for tenant, token in tokens.items()},
             refuse,
+            front.is_superseded,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -29,6 +30,7 @@ from executor_server.core import (
     Unavailable,
 )
 from executor_server.fleet import (
+    MARGIN_S,
     TICK_S,
     Control,
     FrontHello,
@@ -101,6 +103,9 @@ class FrontFleet:
         self._change = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._working: set[asyncio.Task[None]] = set()
+        self._alone_since_s = math.inf
+        self.is_superseded = asyncio.Event()
+        """Set for good when all nodes that are not lost have obeyed another front of this identity for a while."""
         members.on_change.append(self._changed)
 
     async def start(self) -> None:
@@ -177,8 +182,19 @@ class FrontFleet:
             self._shares.lost(lost.node, now_s)
             _log.error("fleet_node_lost", node=lost.node, epoch=lost.epoch, sessions=len(lost.tombstones))
             self._watcher.node_lost(lost)
+        self._note_superseded(now_s)
         self._drop_unwanted()
         self._watcher.fleet_seen([self.state_of(member) for member in self.members])
+
+    def _note_superseded(self, now_s: float) -> None:
+        """A single node may lie, and does not end a front that has others."""
+        there = [each for each in self.members if self.state_of(each) != "lost" and not self.is_refused(each.name)]
+        if not there or not all(each.is_taken for each in there):
+            self._alone_since_s = math.inf
+            return
+        self._alone_since_s = min(self._alone_since_s, now_s)
+        if now_s - self._alone_since_s >= self.members.timing.lease_s + MARGIN_S:
+            self.is_superseded.set()
 
     # -- for the links -------------------------------------------------------------------------------------------
 
@@ -227,7 +243,9 @@ class FrontFleet:
             self.members.unlinked(begun)
 
     def superseded(self, node: str) -> None:
-        _log.error("fleet_front_superseded", node=node)
+        member = self.members.get(node)
+        if member is not None and not member.is_taken:
+            _log.error("fleet_node_obeys_another_front", node=node)
         self.members.superseded(node)
 
     def link_of(self, node: str) -> FrontLink | None:

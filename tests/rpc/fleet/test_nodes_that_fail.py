@@ -283,3 +283,14 @@ async def _is_lost(front: TestedFront, session_id: str) -> bool:
     except grpc.aio.AioRpcError as error:  # not linked, and not declared lost yet
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         return False
+
+
+async def test_a_front_is_superseded_when_all_its_nodes_obey_another_and_not_when_one_says_so(fleet: Fleet) -> None:
+    """One node that was broken into must not be able to end the front of the others."""
+    alpha, beta = await fleet.node("alpha"), await fleet.node("beta")
+    front = await fleet.front(alpha, beta)
+    alpha.obeys_another = True
+    await front.until(alpha="refused", beta="serving")
+    assert not await eventually_async(front.is_superseded.is_set, timeout_s=2.0)
+    beta.obeys_another = True
+    assert await eventually_async(front.is_superseded.is_set)

@@ -28,6 +28,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client import ExecutorClient
 from executor_server.fleet.certificates import issue_front, issue_node
 from tests.support.cable import Cable
+from tests.support.network import Network, Place
 from tests.support.polling import eventually
 
 START_TIMEOUT_S = 90.0
@@ -38,12 +39,13 @@ QUIET = "[pool]\nsize = 0\n"
 
 @dataclass
 class Machine:
-    """A daemon on a directory of its own: a front, or a node."""
+    """A daemon on a directory of its own: a front, or a node. `prefix` begins the command that starts it."""
 
     name: str
     directory: Path
     command: str
     process: subprocess.Popen[bytes] | None = None
+    prefix: Sequence[str] = ()
 
     @property
     def state_dir(self) -> Path:
@@ -63,7 +65,8 @@ class Machine:
 
     def start(self) -> None:
         """Begins; returns before it listens."""
-        command = [sys.executable, "-m", "executor_server", self.command, "--config", str(self.directory / "c.toml")]
+        daemon = [sys.executable, "-m", "executor_server", self.command]
+        command = [*self.prefix, *daemon, "--config", str(self.directory / "c.toml")]
         with (self.directory / "log").open("ab") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
@@ -100,11 +103,13 @@ class NodeMachine(Machine):
 
     link_address: str = ""
     clients_address: str = ""
-    cables: Sequence[Cable] = ()
+    cables: Sequence[Cable | Place] = ()
 
     @property
     def link(self) -> Cable:
-        return self.cables[0]
+        cable = self.cables[0]
+        assert isinstance(cable, Cable)
+        return cable
 
     def unplug(self) -> None:
         """Cuts its network: neither the front nor a client reaches it."""
@@ -127,7 +132,10 @@ class Fleet:
         front_config: str = "",
         node_config: str = QUIET,
         has_cables: bool = True,
+        network: Network | None = None,
     ) -> None:
+        """With a `network`, each node has a place of its own in it, in place of cables on the loopback interface."""
+        self._network = network
         self.directory = directory
         self._stack = stack
         self._node_config = node_config
@@ -146,17 +154,29 @@ class Fleet:
             folder = issue_node(self.directory / "ca", name).folder
             directory = self.directory / name
             (directory / "s").mkdir(parents=True, mode=0o700)
+            place = self._network.place() if self._network is not None else None
             ports = free_ports(2)
-            addresses = [f"127.0.0.1:{port}" for port in ports]
-            cables = [self._stack.enter_context(Cable(("127.0.0.1", port))) for port in ports if self._has_cables]
+            # Clients on that network would need TLS of their own; they go through the front.
+            hosts = (place.host if place is not None else "127.0.0.1", "127.0.0.1")
+            addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+            cables: list[Cable] = []
+            if self._has_cables and place is None:
+                cables = [self._stack.enter_context(Cable(("127.0.0.1", port))) for port in ports]
             link, clients = (cable.address for cable in cables) if cables else addresses
             (directory / "c.toml").write_text(
-                f'[server]\nstate_dir = "{directory / "s"}"\nlisten = ["{addresses[1]}"]\n'
+                f'[server]\nstate_dir = "{directory / "s"}"\n'
+                f'listen = ["{addresses[1]}", "unix:{directory / "s"}/executor.sock"]\n'
                 f'[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{addresses[0]}"\n'
                 f'address = "{clients}"\nlabels = {{ name = "{name}" }}\n{self._node_config}{config}'
             )
             self.nodes[name] = NodeMachine(
-                name, directory, "serve", link_address=link, clients_address=clients, cables=cables
+                name,
+                directory,
+                "serve",
+                prefix=place.command if place is not None else (),
+                link_address=link,
+                clients_address=clients,
+                cables=[place] if place is not None else cables,
             )
 
     def start(self) -> None:

@@ -17,8 +17,8 @@ from executor_client import ExecutorClient, Outcome, Session, VariablesState
 from tests.chaos.observe import executing, only_sandbox
 from tests.chaos.witness import Witness
 from tests.support.backends import require
+from tests.support.machine_network import network
 from tests.support.machines import Fleet, fleet
-from tests.support.network import network
 from tests.support.polling import eventually
 from tests.support.rounds import ALL, rounds
 

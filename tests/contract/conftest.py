@@ -21,11 +21,11 @@ from tests.contract.inside import reason_of
 from tests.contract.marks import backend_of, belongs, repeats
 from tests.contract.probes import Probe, probe_of
 from tests.contract.promises import BACKENDS
-from tests.contract.wire import front_of_two, open_wire_harness
+from tests.contract.wire import Front, front_of_two, open_wire_harness
 from tests.support import fleet_daemon, rounds
 from tests.support.backends import require
+from tests.support.interpreters import pythons
 from tests.support.long_tests import is_long
-from tests.support.machines import Fleet
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -92,7 +92,7 @@ async def backend(probe: Probe) -> AsyncIterator[Backend]:
 
 
 @pytest.fixture(scope="session")
-def front() -> Iterator[Fleet | None]:
+def front() -> Iterator[Front | None]:
     """The front of two nodes that all tests share, in a run of the tests that is for a fleet."""
     if not (kind := fleet_daemon.wanted()):
         yield None
@@ -101,12 +101,23 @@ def front() -> Iterator[Fleet | None]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def pythons_front() -> Iterator[Front | None]:
+    """The front of two nodes that have an image of each Python of this machine, in a run of the tests for a fleet."""
+    if not (kind := fleet_daemon.wanted()):
+        yield None
+        return
+    images = "".join(f'[local.images."py{version}"]\npython = "{python}"\n' for version, python in pythons().items())
+    with front_of_two(kind, images) as made:
+        yield made
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
-async def shared_harness(request: pytest.FixtureRequest, front: Fleet | None) -> AsyncIterator[Harness]:
+async def shared_harness(request: pytest.FixtureRequest, front: Front | None) -> AsyncIterator[Harness]:
     """A harness for all tests of a file on one backend; it must know of no sandbox when the last has ended."""
     require(request.param)
     if front is not None:
-        async with open_wire_harness(front, fleet_daemon.wanted()) as wire:
+        async with open_wire_harness(front) as wire:
             yield cast("Harness", wire)
         return
     async with open_harness(request.param) as ready:

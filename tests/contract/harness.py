@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import shutil
@@ -43,6 +44,7 @@ from executor_server.core.model import (
     ToolCall,
     ToolSpec,
 )
+from executor_server.core.network import NetworkRules
 from executor_server.core.packages import PackagesSpec
 from executor_server.journal.execution import Execution, ToolFailure
 from executor_server.journal.registry import Registry
@@ -50,6 +52,7 @@ from executor_server.policy.requests import RequestedLimits
 from executor_server.pool.asked_kinds import AskedSettings
 from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
+from tests.contract.policies import policy_of
 from tests.contract.probes import Probe, probe_of, supervisor_of
 from tests.support.backends import require
 from tests.support.environments import ServedEnvironments
@@ -190,6 +193,7 @@ class Harness(Running):
         super().__init__()
         self.backend = backend
         self._probe: Probe | None = None
+        self._held: list[asyncio.Task[None]] = []
         # Sandboxes with packages are made when a session asks for one, and none is kept ready for the next.
         self.pool = WarmPool(backend, PoolSettings(asked=AskedSettings(max_kinds=0)))
         self._state = tempfile.TemporaryDirectory(prefix="r-")
@@ -226,6 +230,8 @@ class Harness(Running):
         """Ends all sessions; returns when their sandboxes are gone."""
         for session in self.manager.list_all():
             await self.manager.kill(session.session_id)
+        await asyncio.gather(*self._held, return_exceptions=True)
+        self._held.clear()
         await self.manager._teardown.finish()
 
     async def kill(self) -> None:
@@ -244,6 +250,7 @@ class Harness(Running):
         image: str = "base",
         orphan_time_s: float = 60.0,
         egress: bool = False,
+        network: tuple[str, ...] = (),
         packages: PackagesSpec | None = None,
         **limits: Any,
     ) -> SessionSpec:
@@ -256,14 +263,32 @@ class Harness(Running):
             bounds.disk_bytes,
             orphan_time_s,
             max_files=bounds.max_files,
-            egress=egress,
+            egress=egress or bool(network),
             packages=packages,
         )
-        return session_spec(sandbox, bounds, imports, prelude)
+        return session_spec(sandbox, bounds, imports, prelude, network=NetworkRules(allowed=network))
 
     async def session(self, **options: Any) -> Session:
-        request = SessionRequest(f"request-{next(self._names)}", self.spec(**options))
-        return await self.manager.create(PRINCIPAL, request)
+        return await self._created(self.spec(**options))
+
+    async def session_under(self, profile: str, **options: Any) -> Session:
+        """Creates a session that a policy with this profile, as its file would have it, approves."""
+        return await self._created(self._held_to(profile, self.spec(**options)))
+
+    async def change_policy(self, session: Session, profile: str) -> None:
+        """Holds a session to another profile, from its next execution on."""
+        # The guest answers when the execution that runs has ended.
+        self._held.append(asyncio.ensure_future(session.hold_to(self._held_to(profile, session.spec))))
+
+    def _held_to(self, profile: str, spec: SessionSpec) -> SessionSpec:
+        backend = self.backend.name
+        policy = policy_of(PRINCIPAL.tenant, profile, images=(spec.sandbox.image,), backend=backend)
+        held = policy.tightened(PRINCIPAL, spec, backend)
+        assert isinstance(held, SessionSpec), held
+        return held
+
+    async def _created(self, spec: SessionSpec) -> Session:
+        return await self.manager.create(PRINCIPAL, SessionRequest(f"request-{next(self._names)}", spec))
 
     async def process_ids(self, session: Session) -> list[str]:
         return [each.process_id for each in session.processes.list()]

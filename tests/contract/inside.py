@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 _PROBE = "it looks at the sandbox, or harms it, from outside: a front has none"
-_APPROVED = "it approves a spec of its own in place of the policy, or changes it while the session runs"
 _BY_HAND = "its environments are made by hand, in the process of the backend"
 _LISTENER = "it takes the sandbox's listener, as the daemon does for its egress proxy"
 
 INSIDE: Mapping[str, Mapping[str, str]] = {
-    "test_budgets.py": {"test_spent_operations_stay_spent_under_other_limits": _APPROVED},
     "test_cpu_accounting.py": {
         "test_processes_that_run_between_executions_are_charged_meanwhile": "it observes the session in its process",
     },
@@ -45,23 +43,9 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
         "test_a_program_sees_its_environment_and_none_beside_it": _BY_HAND,
     },
     "test_language_rules.py": {
-        "test_refused_however_it_is_reached": _APPROVED,
-        "test_libraries_may_do_for_themselves_what_the_program_may_not": _APPROVED,
-        "test_ordinary_programs_run_one_after_the_other_in_strict": _APPROVED,
-        "test_tools_and_display_are_no_builtins_that_a_rule_means": _APPROVED,
-        "test_other_rules_hold_from_the_next_execution_on": _APPROVED,
-        "test_a_running_execution_keeps_its_rules": _APPROVED,
-        "test_an_interpreter_that_takes_another_s_place_has_the_latest_rules": _APPROVED,
-        "test_a_program_cannot_leave_other_builtins_to_the_next": _APPROVED,
-        "test_results_say_what_their_sources_import": _APPROVED,
+        "test_rules_that_are_wider_again_hold_from_the_next_execution_on": "no policy widens the rules of a session",
     },
     "test_leftovers.py": {"test_the_end_of_a_session_is_the_end_of_its_sandbox": _PROBE},
-    "test_offline.py": {"test_a_program_that_goes_around_the_proxy_learns_what_leads_out": _APPROVED},
-    "test_savepoints.py": {
-        "test_a_rollback_does_not_take_the_policy_and_the_budgets_back": _APPROVED,
-        "test_a_workspace_that_is_too_large_is_left_as_it_is_and_that_is_said": _APPROVED,
-        "test_the_oldest_savepoints_are_dropped_and_the_later_ones_by_a_rollback": _APPROVED,
-    },
     "test_outcomes.py": {
         "test_a_hostile_source_costs_one_execution[nul]": "the form of a request is checked before: it is refused",
         "test_a_killed_interpreter_is_a_crash": _PROBE,
@@ -73,13 +57,9 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
         "test_unused_sessions_end": _PROBE,
         "test_the_daemons_memory_stays_flat_under_output": "it measures its own process, which is the daemon's",
     },
-    "test_ports.py": {"test_the_policy_decides_which_ports": _APPROVED},
     "test_processes.py": {
-        "test_what_is_past_its_limit_is_counted_and_the_end_is_kept": _APPROVED,
-        "test_the_policy_decides_and_bounds_them": _APPROVED,
         "test_an_interpreter_that_forks_without_end_is_replaced_all_the_same": "it asks the log of the daemon's process",
     },
-    "test_sandbox_tools.py": {"test_tools_that_the_policy_does_not_allow_any_more_are_removed": _APPROVED},
     "test_state.py": {"test_a_session_that_is_lost_has_no_state": "it gives the session up in the daemon's process"},
 }
 """By file and test, which may be one with a parameter, the reason."""
@@ -89,7 +69,7 @@ def reason_of(item: pytest.Function) -> str:
     """Returns why a test can't run through a front; nothing when it can."""
     if "probe" in item.fixturenames:
         return "it makes, restarts and harms backends itself"
-    if {"shared_harness", "own_front"}.isdisjoint(item.fixturenames):
+    if {"shared_harness", "pythons_front"}.isdisjoint(item.fixturenames):
         return "it makes a daemon of its own, with images or sandboxes that no other test has"
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
     names = [item.originalname, *(f"{item.originalname}[{each}]" for each in params)]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from executor_server.core.model import LimitWarning, Log, SessionSpec
-from executor_server.sessions import Session
-from tests.contract.harness import LIMITS, Harness, Transcript
+from executor_server.core.model import LimitWarning, Log
+from tests.contract.harness import Harness, Transcript
 from tests.contract.marks import promise
 
 pytestmark = promise("limit-budgets")
@@ -124,13 +121,13 @@ async def test_the_prelude_is_charged_each_time_it_runs(harness: Harness) -> Non
 
 
 async def test_spent_operations_stay_spent_under_other_limits(harness: Harness) -> None:
-    session = await harness.session(session_operations=1000)
+    session = await harness.session_under("", session_operations=1000)
     await harness.run(session, _loops(600))
-    await session.requests.restrict(_with(session, session_operations=500))
-    assert (await harness.run(session, "1")).outcome == "operation_limit"
-    await session.requests.restrict(_with(session, session_operations=700))
+    await harness.change_policy(session, _at_most(700))
     assert (await harness.run(session, "while True: pass")).ended.usage.operations == 100
+    await harness.change_policy(session, _at_most(500))
+    assert (await harness.run(session, "1")).outcome == "operation_limit"
 
 
-def _with(session: Session, **limits: int) -> SessionSpec:
-    return replace(session.spec, limits=replace(LIMITS, **limits))
+def _at_most(session_operations: int) -> str:
+    return "".join(f"limits.{key}.session_operations = {session_operations}\n" for key in ("default", "max"))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
-from executor_server.core.model import SessionSpec
-from executor_server.guest.checks.rules import LANGUAGE_RULES
-from executor_server.sessions import Session, SessionRequest
-from tests.contract.harness import PRINCIPAL, Harness, pieces
+from executor_server.sessions import Session
+from tests.contract.harness import Harness, follow, pieces
 from tests.contract.marks import promise
 from tests.support.language_corpus import BASE, ORDINARY
 from tests.support.polling import eventually_async
 
 pytestmark = promise("rules-language")
 
+STRICT = 'language.preset = "strict"'
 LIBRARY = """\
 import ctypes, os, subprocess, tempfile, threading
 ctypes.CDLL(None)
@@ -36,9 +34,8 @@ def read(path):
 """
 
 
-async def _session(harness: Harness, *refused: str, imports: tuple[str, ...] = ("*",)) -> Session:
-    spec = replace(harness.spec(imports=imports), refused_language=refused)
-    session = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))
+async def _session(harness: Harness, profile: str = "", imports: tuple[str, ...] = ("*",)) -> Session:
+    session = await harness.session_under(profile, imports=imports)
     for path, text in (("library.py", LIBRARY), ("there.txt", "there")):
         await session.put_file(path, len(text), pieces(text.encode()))
     return session
@@ -83,7 +80,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("rule", REFUSED)
 async def test_refused_however_it_is_reached(harness: Harness, rule: str) -> None:
-    session = await _session(harness, rule)
+    session = await _session(harness, f"language.{rule} = false")
     await harness.run(session, "kept = 1")
     for source, line in REFUSED[rule]:
         run = await harness.run(session, source)
@@ -112,7 +109,7 @@ ALLOWED = [
 
 
 async def test_libraries_may_do_for_themselves_what_the_program_may_not(harness: Harness) -> None:
-    session = await _session(harness, *sorted(LANGUAGE_RULES), imports=("*",))
+    session = await _session(harness, STRICT)
     for source, output in ALLOWED:
         run = await harness.run(session, source)
         assert run.outcome == "succeeded", (source, run.ended)
@@ -120,22 +117,21 @@ async def test_libraries_may_do_for_themselves_what_the_program_may_not(harness:
 
 
 async def test_ordinary_programs_run_one_after_the_other_in_strict(harness: Harness) -> None:
-    session = await _session(harness, *sorted(LANGUAGE_RULES), imports=BASE)
+    session = await _session(harness, STRICT, imports=BASE)
     for source in ORDINARY.values():
         run = await harness.run(session, source)
         assert run.outcome == "succeeded", (source, run.ended)
 
 
 async def test_tools_and_display_are_no_builtins_that_a_rule_means(harness: Harness) -> None:
-    session = await _session(harness, *sorted(LANGUAGE_RULES), imports=BASE)
+    session = await _session(harness, STRICT, imports=BASE)
     run = await harness.run_with_tools(session, "open('x') + eval(2)", {"open": lambda x: x, "eval": lambda n: str(n)})
     assert run.output == "x2"
     run = await harness.run_with_tools(session, "display\nopen('x')", {})
     assert (run.outcome, "language.open" in run.message) == ("policy_denied", True)
 
 
-def _held_to(session: Session, **changes: object) -> SessionSpec:
-    return replace(session.spec, **changes)  # type: ignore[arg-type]
+NOTHING_DYNAMIC = "language.dynamic_code = false"
 
 
 async def test_other_rules_hold_from_the_next_execution_on(harness: Harness) -> None:
@@ -143,37 +139,47 @@ async def test_other_rules_hold_from_the_next_execution_on(harness: Harness) -> 
     await harness.run(
         session, "import json\ndef f(name):\n    return __import__(name).__name__\ndef g():\n    return eval('3')"
     )
-    await session.requests.restrict(
-        _held_to(session, authorized_imports=("math",), denied_imports=("os",), refused_language=("dynamic_code",))
-    )
+    await harness.change_policy(session, f'imports = {{ allowed = ["math"], denied = ["os"] }}\n{NOTHING_DYNAMIC}')
     assert (await harness.run(session, "import json")).outcome == "import_denied"
     assert (await harness.run(session, "f('json')")).outcome == "import_denied"
     assert (await harness.run(session, "f('math')")).output == "math"
     assert (await harness.run(session, "g()")).outcome == "policy_denied"
-    await session.requests.restrict(_held_to(session, authorized_imports=("*",), denied_imports=("os",)))
-    assert (await harness.run(session, "g(), f('json'), json.dumps(1)")).output == (3, "json", "1")
+
+
+async def test_rules_that_are_wider_again_hold_from_the_next_execution_on(harness: Harness) -> None:
+    """No policy widens a session's rules; AuthorizeImports does, as far as the policy allows."""
+    session = await _session(harness, NOTHING_DYNAMIC, imports=("math",))
+    await harness.run(session, "def g():\n    return eval('3')")
+    assert (await harness.run(session, "g()")).outcome == "policy_denied"
+    await session.requests.restrict(
+        replace(session.spec, authorized_imports=("*",), denied_imports=("os",), refused_language=())
+    )
+    assert (await harness.run(session, "import json\ng(), json.dumps(1)")).output == (3, "1")
     assert (await harness.run(session, "import os")).outcome == "import_denied"
 
 
 async def test_a_running_execution_keeps_its_rules(harness: Harness) -> None:
     session = await _session(harness)
-    running = asyncio.ensure_future(harness.run(session, "import time\ntime.sleep(0.2)\n__import__('json').dumps(1)"))
+    running = await harness.begin(
+        session, "import time, os\nwhile not os.path.exists('go'): time.sleep(0.01)\nimport json\njson.dumps(1)"
+    )
     assert await eventually_async(lambda: session.state == "busy")
-    await session.requests.restrict(_held_to(session, authorized_imports=("math",)))
-    assert (await running).output == "1"
+    await harness.change_policy(session, 'imports.allowed = ["math"]')
+    await session.put_file("go", 0, pieces(b""))
+    assert (await follow(running)).output == "1"
     assert (await harness.run(session, "import json")).outcome == "import_denied"
 
 
 async def test_an_interpreter_that_takes_another_s_place_has_the_latest_rules(harness: Harness) -> None:
     session = await _session(harness)
-    await session.requests.restrict(_held_to(session, authorized_imports=("os",), refused_language=("dynamic_code",)))
+    await harness.change_policy(session, f'imports.allowed = ["os"]\n{NOTHING_DYNAMIC}')
     assert (await harness.run(session, "import os\nos._exit(1)")).state == "reset"
     assert (await harness.run(session, "__import__('json')")).outcome == "import_denied"
     assert (await harness.run(session, "eval('1')")).outcome == "policy_denied"
 
 
 async def test_a_program_cannot_leave_other_builtins_to_the_next(harness: Harness) -> None:
-    session = await _session(harness, "dynamic_code")
+    session = await _session(harness, NOTHING_DYNAMIC)
     await harness.run(session, "import os\n__builtins__ = os.__builtins__")
     assert (await harness.run(session, "eval('1')")).outcome == "policy_denied"
     assert (await harness.run(session, "print('fine')")).stdout == "fine\n"

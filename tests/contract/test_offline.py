@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from executor_server.core.network import NetworkRules
 from executor_server.guest.checks.offline import NO_NETWORK
-from executor_server.sessions import SessionRequest
-from tests.contract.harness import PRINCIPAL, Harness
+from tests.contract.harness import Harness
 from tests.contract.marks import promise
 
 pytestmark = promise("run-no-network")
@@ -57,14 +53,13 @@ async def test_the_sandbox_s_own_addresses_are_no_network(harness: Harness) -> N
 
 @promise("egress-variables")
 async def test_a_program_that_goes_around_the_proxy_learns_what_leads_out(harness: Harness) -> None:
-    rules = NetworkRules(allowed=tuple(f"host{number}.test:443" for number in range(20)))
-    spec = replace(harness.spec(egress=True), network=rules)
-    session = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))
+    hosts = tuple(f"host{number}.test:443" for number in range(10, 30))
+    session = await harness.session_under(f"network.allowed = {list(hosts)}", network=hosts)
     run = await harness.run(session, RAISED["an address"])
-    listed = ", ".join([*rules.allowed[:16], "and 4 more"])
+    listed = ", ".join([*hosts[:16], "and 4 more"])
     assert run.message.endswith(f"and by name; allowed: {listed}]") and NO_NETWORK not in run.message
     child = "import socket; socket.getaddrinfo('a.test', 1)"
     run = await harness.run(session, f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
     assert run.stderr.endswith(f"allowed: {listed}]\n") and "gaierror" in run.stderr
-    await session.hold_to(replace(spec, network=NetworkRules(allowed=("host1.test:443",))))
-    assert (await harness.run(session, RAISED["an address"])).message.endswith("allowed: host1.test:443]")
+    await harness.change_policy(session, 'network.allowed = ["host11.test:443"]')
+    assert (await harness.run(session, RAISED["an address"])).message.endswith("allowed: host11.test:443]")

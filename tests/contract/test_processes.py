@@ -20,7 +20,6 @@ from executor_server.core import (
     ProcessOutputCut,
     ProcessRequest,
     ProcessResult,
-    ProcessRules,
     ProcessStarted,
     Reason,
     ResourceExhausted,
@@ -273,29 +272,19 @@ async def test_output_of_children_that_outlive_it_comes_with_the_next_execution(
 
 @promise("processes")
 async def test_what_is_past_its_limit_is_counted_and_the_end_is_kept(harness: Harness) -> None:
-    session = await harness.session()
-    rules = ProcessRules(max_output_bytes=1000)
-    _approve(session, rules)
+    session = await harness.session_under("processes.max_output_bytes = 1000")
     said = await run(session, shell("p", "head -c 300000 /dev/zero | tr '\\0' a; echo the end"))
     assert said.omitted_bytes > 200_000
     assert len(said.stdout) + said.omitted_bytes == said.ended.output_bytes == 300_008
     assert said.stdout.endswith(b"the end\n")
 
 
-def _approve(session: Session, rules: ProcessRules) -> None:
-    """Gives a session other rules in place of the policy."""
-    from dataclasses import replace
-
-    session.spec = replace(session.spec, processes=rules)
-
-
 @promise("processes")
 async def test_the_policy_decides_and_bounds_them(harness: Harness) -> None:
-    session = await harness.session()
-    _approve(session, ProcessRules(allowed=False))
+    session = await harness.session_under("processes.allowed = false")
     with pytest.raises(PolicyViolation):
         await session.processes.start(shell("p", "true"))
-    _approve(session, ProcessRules(pty=False, max=2))
+    await harness.change_policy(session, "processes = { allowed = true, pty = false, max = 2 }")
     with pytest.raises(PolicyViolation):
         await session.processes.start(shell("p", "true", pty=TerminalSize(80, 24)))
     for each in ("a", "b"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -16,41 +16,25 @@ from executor_server.core.model import ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, get_variables, harness_on, set_variables
 from tests.contract.marks import promise
-from tests.contract.wire import front_of_two, open_wire_harness
-from tests.support import fleet_daemon
-from tests.support.interpreters import find_python, require_python
-from tests.support.machines import Fleet
-
-VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
-
-
-@pytest.fixture(scope="module")
-def own_front() -> Iterator[Fleet | None]:
-    """The front of two nodes that have an image of each Python of this machine, in a run of the tests for a fleet."""
-    if not (kind := fleet_daemon.wanted()):
-        yield None
-        return
-    pythons = {version: python for version in VERSIONS if (python := find_python(version)) is not None}
-    images = "".join(f'[local.images."py{version}"]\npython = "{python}"\n' for version, python in pythons.items())
-    with front_of_two(kind, images) as made:
-        yield made
+from tests.contract.wire import Front, open_wire_harness
+from tests.support.interpreters import VERSIONS, find_python, require_python
 
 
 @asynccontextmanager
-async def _opened(python: Path, image: str, front: Fleet | None) -> AsyncIterator[Harness]:
+async def _opened(python: Path, image: str, front: Front | None) -> AsyncIterator[Harness]:
     if front is None:
         async with harness_on(python, image) as harness:
             yield harness
         return
-    async with open_wire_harness(front, fleet_daemon.wanted()) as wire:
+    async with open_wire_harness(front) as wire:
         yield cast("Harness", wire)
         await wire.end_sessions()
 
 
 @pytest.fixture(params=VERSIONS)
-async def session(request: pytest.FixtureRequest, own_front: Fleet | None) -> AsyncIterator[Session]:
+async def session(request: pytest.FixtureRequest, pythons_front: Front | None) -> AsyncIterator[Session]:
     image = f"py{request.param}"
-    async with _opened(require_python(request.param), image, own_front) as harness:
+    async with _opened(require_python(request.param), image, pythons_front) as harness:
         made = await harness.session(prelude="from math import sqrt", image=image)
         made.harness, made.image = harness, image  # type: ignore[attr-defined]
         assert made.python_version.startswith(f"{request.param}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -11,7 +10,7 @@ import pytest
 
 from executor_api.values import encode
 from executor_server.core.errors import InvalidRequest, ModulesMissing, NotFound, PolicyViolation, Reason
-from executor_server.core.model import BlobRef, ShippedTool, ToolRules, ToolSource, ToolSpec
+from executor_server.core.model import BlobRef, ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, Transcript, follow, pieces
 from tests.contract.marks import promise
@@ -368,11 +367,11 @@ async def test_a_tool_that_ends_each_new_interpreter_is_dropped(harness: Harness
 
 @SHAPES
 async def test_tools_that_the_policy_does_not_allow_any_more_are_removed(harness: Harness) -> None:
-    session = await harness.session()
+    session = await harness.session_under("")
     caller = source("def tool():\n    return good()\n")
     await register(session, "asked", good=source(GOOD), web_a=source(GOOD), web_b=caller)
     await harness.run(session, "mine = 1\nweb_a = 'mine'")
-    await session.hold_to(replace(session.spec, tools=ToolRules(allowed=("asked", "web_*"))))
+    await harness.change_policy(session, 'tools.allowed = ["asked", "web_*"]')
     gone = "the tool good is not there: the policy does not allow it in the sandbox any more"
     assert (await harness.run(session, "good()")).message == gone
     assert (await harness.run(session, "web_b()")).message == gone
@@ -380,7 +379,7 @@ async def test_tools_that_the_policy_does_not_allow_any_more_are_removed(harness
     assert (await harness.run(session, "import os\nos._exit(0)")).state == "reset"
     assert (await harness.run(session, "web_a()")).output == ("good",)
     assert (await harness.run(session, "good()")).message == gone
-    await session.hold_to(replace(session.spec, tools=ToolRules(placements=("host",))))
+    await harness.change_policy(session, 'tools.placements = ["host"]')
     assert (await harness.run(session, "web_a()")).message == gone.replace("good", "web_a", 1)
     with pytest.raises(PolicyViolation):
         await register(session, web_a=source(GOOD))

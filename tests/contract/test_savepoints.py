@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -115,8 +114,7 @@ os.mkdir('link'); write('link/x', 'x'); write('new', 'n'); open('same', 'a').wri
 
 @promise("savepoints")
 async def test_a_workspace_that_is_too_large_is_left_as_it_is_and_that_is_said(harness: Harness) -> None:
-    session = await harness.session()
-    session.spec = replace(session.spec, state=replace(session.spec.state, savepoint_file_bytes=10))
+    session = await harness.session_under("state.savepoint_file_bytes = 10")
     await harness.run(session, "open('large', 'w').write('x' * 11); x = 1")
     (taken,) = (await session.savepoints.take()).savepoints
     assert (taken.files, taken.left_out) == (
@@ -170,8 +168,7 @@ except ChildProcessError: print('no other child')
 
 @promise("savepoints")
 async def test_the_oldest_savepoints_are_dropped_and_the_later_ones_by_a_rollback(harness: Harness) -> None:
-    session = await harness.session()
-    session.spec = replace(session.spec, state=replace(session.spec.state, savepoints=3))
+    session = await harness.session_under("state.savepoints = 3")
     for number in range(1, 6):
         await harness.run(session, f"x = {number}")
         taken = await session.savepoints.take()
@@ -183,7 +180,7 @@ async def test_the_oldest_savepoints_are_dropped_and_the_later_ones_by_a_rollbac
     assert ([each.number for each in back.savepoints], back.dropped) == ([3, 4], 1)
     assert (await harness.run(session, "print(x)")).stdout == "4\n"
     assert (await session.savepoints.take()).taken == 6, "no number is used twice"
-    session.spec = replace(session.spec, state=replace(session.spec.state, savepoints=0))
+    await harness.change_policy(session, "state.savepoints = 0")
     with pytest.raises(PolicyViolation):
         await session.savepoints.take()
     with pytest.raises(PolicyViolation):
@@ -232,12 +229,11 @@ async def test_rules_tools_and_processes_are_those_of_now_after_a_rollback(harne
 
 @promise("savepoints")
 async def test_a_rollback_does_not_take_the_policy_and_the_budgets_back(harness: Harness) -> None:
-    session = await harness.session(imports=("json", "math"), session_operations=1000)
+    session = await harness.session_under("", imports=("json", "math"), session_operations=1000)
     await harness.run(session, "x = 1")
     await session.savepoints.take()
     await harness.run(session, "for n in range(500): pass")
-    spec = replace(session.spec, authorized_imports=("math",))
-    await session.requests.restrict(spec)
+    await harness.change_policy(session, 'imports.allowed = ["math"]')
     await session.savepoints.roll_back(1)
     assert (await harness.run(session, "import json")).outcome == "import_denied"
     assert (await harness.run(session, "import math\nx")).output == 1

@@ -12,10 +12,12 @@ import asyncio
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -32,6 +34,7 @@ from executor_server.policy.requests import RequestedLimits
 from executor_server.sessions import VariablesReply
 from tests.contract import wire_values as values
 from tests.contract.harness import LIMITS, Running
+from tests.contract.wire_policies import WirePolicies
 from tests.contract.wire_ports import WirePorts
 from tests.contract.wire_processes import WireProcesses
 from tests.contract.wire_savepoints import WireSavepoints
@@ -41,16 +44,6 @@ from tests.support.fleet_daemon import NODES
 from tests.support.machines import QUIET, Fleet, fleet
 from tests.support.polling import eventually_awaited
 
-# Approves what the harness of one process makes without a policy.
-POLICY = """
-default = "contract"
-
-[profiles.contract]
-imports = { default = [], allowed = ["*"] }
-language.preset = "standard"
-state.allow_foreign = true
-"""
-
 NEVER = 2**40
 """The number of an event that no execution has."""
 # The daemon may refuse an upload while it is sent, and gRPC then lose the refusal; the client sends it again.
@@ -59,69 +52,131 @@ UPLOADS = 10
 BOTH_SERVE_AFTER = 8
 
 
+@dataclass(frozen=True)
+class Front:
+    """A front over two nodes, and its policy."""
+
+    fleet: Fleet
+    policies: WirePolicies
+    kind: str
+
+    @property
+    def address(self) -> str:
+        return self.fleet.front.address
+
+
 @contextmanager
-def front_of_two(kind: str, images: str = "") -> Iterator[Fleet]:
+def front_of_two(kind: str, images: str = "") -> Iterator[Front]:
     """A front over two nodes, all with these images besides their own, whose policy grants what the contract needs."""
     require("local")
     directory = Path(tempfile.mkdtemp(prefix="d-"))
-    (directory / "policy.toml").write_text(POLICY)
-    front_config = f'proxy = {str(kind == "proxy").lower()}\n[policy]\nfile = "{directory / "policy.toml"}"\n{images}'
+    policies = WirePolicies(directory / "policy.toml")
+    front_config = f'proxy = {str(kind == "proxy").lower()}\n[policy]\nfile = "{policies.path}"\n{images}'
     with fleet(directory, *NODES, front_config=front_config, node_config=QUIET + images, has_cables=False) as made:
-        yield made
+        yield Front(made, policies, kind)
     shutil.rmtree(directory)
 
 
 @asynccontextmanager
-async def open_wire_harness(front: Fleet, kind: str) -> AsyncIterator[WireHarness]:
-    async with AsyncExecutorClient(front.front.address, token=front.token) as client:
-        with grpc.insecure_channel(front.front.address) as channel:
-            made = WireHarness(client, service_grpc.ExecutorServiceStub(channel), front.token, proxy=kind == "proxy")
-            yield made
-        assert await client.list_sessions() == []
+async def open_wire_harness(front: Front) -> AsyncIterator[WireHarness]:
+    async with WireHarness(front) as made:
+        yield made
     if made.nodes.total() >= BOTH_SERVE_AFTER:
         assert set(made.nodes) == set(NODES), made.nodes
+
+
+@dataclass
+class Tenant:
+    """A tenant of the front, as its client and in calls of gRPC."""
+
+    name: str
+    client: AsyncExecutorClient
+    metadata: tuple[tuple[str, str], ...]
 
 
 class WireHarness(Running):
     """Sessions behind a front. What of `Harness` is the inside of a daemon is not there: `inside.py` lists the tests."""
 
-    def __init__(self, client: AsyncExecutorClient, front: Any, token: str, *, proxy: bool) -> None:
-        """`front` is a stub of the front that blocks."""
+    def __init__(self, front: Front) -> None:
         super().__init__()
-        self._client = client
-        self._front = front
-        self._metadata = (("authorization", f"Bearer {token}"),)
-        self._proxy = proxy
-        self._sessions: list[WireSession] = []
+        self.image = ""
+        """The image of sessions that ask for none; empty: the front's default."""
         self.nodes: Counter[str] = Counter()
         """The sessions that each node has had."""
+        self._front = front
+        self._tenants: dict[str, Tenant] = {}
+        self._sessions: list[WireSession] = []
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        channel = self._stack.enter_context(grpc.insecure_channel(self._front.address))
+        self._stub = service_grpc.ExecutorServiceStub(channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        async with self._stack:
+            assert await self.session_ids() == []
 
     async def session(
         self, *, imports: tuple[str, ...] = ("*",), prelude: str = "", image: str = "", **limits: Any
     ) -> WireSession:
+        tenant = await self._tenant("local", self._front.fleet.token)
+        return await self._session(tenant, imports, prelude, image, (), limits)
+
+    async def session_under(
+        self,
+        profile: str,
+        *,
+        imports: tuple[str, ...] = ("*",),
+        prelude: str = "",
+        network: tuple[str, ...] = (),
+        **limits: Any,
+    ) -> WireSession:
+        tenant = await self._tenant(*await self._front.policies.tenant_under(self._front.fleet, profile))
+        return await self._session(tenant, imports, prelude, "", network, limits)
+
+    async def change_policy(self, session: WireSession, profile: str) -> None:
+        await self._front.policies.change(self._front.fleet, session.tenant, profile)
+
+    async def _tenant(self, name: str, token: str) -> Tenant:
+        if name not in self._tenants:
+            client = await self._stack.enter_async_context(AsyncExecutorClient(self._front.address, token=token))
+            self._tenants[name] = Tenant(name, client, (("authorization", f"Bearer {token}"),))
+        return self._tenants[name]
+
+    async def _session(
+        self,
+        tenant: Tenant,
+        imports: tuple[str, ...],
+        prelude: str,
+        image: str,
+        network: tuple[str, ...],
+        limits: dict[str, Any],
+    ) -> WireSession:
         asked = {name: value for name, value in {**vars(LIMITS), **limits}.items() if value is not None}
         with values.refusals():
-            made = await self._client.create_session(
-                image=image, authorized_imports=imports, limits=asked, prelude=prelude
+            made = await tenant.client.create_session(
+                image=image or self.image, authorized_imports=imports, limits=asked, prelude=prelude, network=network
             )
-        assert bool(made.info.address) is not self._proxy, (
+        assert bool(made.info.address) is (self._front.kind != "proxy"), (
             "a client is sent to the node unless the front passes calls on"
         )
         self.nodes[made.info.node] += 1
-        session = WireSession(made, self.described)
+        session = WireSession(made, tenant.name, partial(self._described, tenant))
         self._sessions.append(session)
         return session
 
     async def session_ids(self) -> list[str]:
-        return [each.session_id for each in await self._client.list_sessions()]
+        listed = [await tenant.client.list_sessions() for tenant in self._tenants.values()]
+        return [each.session_id for sessions in listed for each in sessions]
 
     async def process_ids(self, session: WireSession) -> list[str]:
         return await session.processes.ids()
 
-    def described(self, session_id: str) -> pb.Session:
+    def _described(self, tenant: Tenant, session_id: str) -> pb.Session:
         """A session as the front describes it now."""
         request = service_pb.GetSessionRequest(session_id=session_id)
-        described: pb.Session = self._front.GetSession(request, timeout=30.0, metadata=self._metadata).session
+        described: pb.Session = self._stub.GetSession(request, timeout=30.0, metadata=tenant.metadata).session
         return described
 
     async def end_sessions(self) -> None:
@@ -134,7 +189,8 @@ class WireHarness(Running):
 class WireSession:
     """A session, with the calls of `executor_server.sessions.Session`."""
 
-    def __init__(self, session: AsyncSession, described: Any) -> None:
+    def __init__(self, session: AsyncSession, tenant: str, described: Callable[[str], pb.Session]) -> None:
+        self.tenant = tenant
         self._session = session
         self._transport = session._transport
         self._stub = session._transport.stub

@@ -20,9 +20,12 @@ from executor_server.core.errors import (
     ModulesMissing,
     NotFound,
     OutOfRange,
+    PolicyViolation,
     PreconditionFailed,
     Reason,
     ResourceExhausted,
+    Violation,
+    ViolationKind,
 )
 from executor_server.core.model import (
     BlobChunk,
@@ -65,11 +68,17 @@ def refusals() -> Iterator[None]:
         yield
     except client_errors.ModulesMissing as error:
         raise ModulesMissing(error.message, error.modules) from error
+    except client_errors.PolicyViolationError as error:
+        raise PolicyViolation(tuple(map(_violation_from, error.violations))) from error
     except tuple(_ERRORS) as error:
         if error.reason == Reason.EVENT_OUT_OF_RANGE.value:  # to a client it is a request of the wrong form
             raise OutOfRange(Reason.EVENT_OUT_OF_RANGE, error.message) from error
         make = next(ours for theirs, ours in _ERRORS.items() if isinstance(error, theirs))
         raise make(Reason(error.reason), error.message) from error
+
+
+def _violation_from(violation: client_errors.Violation) -> Violation:
+    return Violation(**{**vars(violation), "kind": ViolationKind(violation.kind)})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,14 @@ from pathlib import Path
 
 import pytest
 
+VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
+"""The versions that the guest runs on."""
+
+
+def pythons() -> dict[str, Path]:
+    """Returns the interpreters that this machine has, by their versions."""
+    return {version: python for version in VERSIONS if (python := find_python(version)) is not None}
+
 
 def find_python(version: str) -> Path | None:
     """An interpreter of this version ("3.9"); None when there is none. Shims of pyenv are no proof of one."""

@@ -28,7 +28,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client import ExecutorClient
 from executor_server.fleet.certificates import issue_front, issue_node
 from tests.support.cable import Cable
-from tests.support.network import Network, Place
+from tests.support.machine_network import Network, Place
 from tests.support.polling import eventually
 
 START_TIMEOUT_S = 90.0
@@ -218,6 +218,12 @@ class Fleet:
         except (grpc.RpcError, FileNotFoundError):
             return []
         return list(answer.nodes)
+
+    def reload(self) -> None:
+        """Has the front read its policy and its tokens again."""
+        with self._channel() as channel:
+            stub = admin_grpc.AdminServiceStub(channel)
+            stub.Reload(admin_pb.ReloadRequest(), timeout=START_TIMEOUT_S, metadata=self._metadata)
 
     def create(self, request_id: str, node: str = "", *, token: str = "") -> pb.Session | None:
         """Asks the front once for a session; None while it can't answer."""

@@ -47,8 +47,8 @@ class Member:
     is_taken: bool = False  # it obeys a later start of this front, or a copy of it
     is_full: bool = False  # it has refused a creation since its last report
     closed_early: set[str] = field(default_factory=set)  # sessions that ended before their creation was answered
-
-    surplus: set[str] = field(default_factory=set)  # sessions whose request another node has answered
+    # Sessions whose request another node has answered, and the times from which on they are to be ended.
+    surplus: dict[str, float] = field(default_factory=dict)
 
     @property
     def stored(self) -> StoredNode:

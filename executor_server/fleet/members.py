@@ -279,7 +279,7 @@ class Members:
     def add_session(self, member: Member, session: KnownSession) -> None:
         """Adds a session that its node has reported, or has made for a creation."""
         if self.sessions.add(session) is not None:
-            member.surplus.add(session.session_id)
+            member.surplus.setdefault(session.session_id, 0.0)
         member.sessions.add(session.session_id)
         if session.is_reported:
             member.unreported.pop(session.session_id, None)
@@ -291,7 +291,7 @@ class Members:
 
     def _remove(self, member: Member, session_id: str) -> None:
         member.sessions.discard(session_id)
-        member.surplus.discard(session_id)
+        member.surplus.pop(session_id, None)
         member.unreported.pop(session_id, None)
         self.sessions.remove(session_id)
 
@@ -368,14 +368,16 @@ class Members:
             return Whereabouts.UNKNOWN, member, None
         return (Whereabouts.NODE if member.state is MemberState.LINKED else Whereabouts.WAIT), member, None
 
-    def take_surplus(self, node: str) -> list[str]:
+    def take_surplus(self, node: str, now_s: float) -> list[str]:
         """Returns sessions that the caller deletes on a node: another one has answered their requests since.
 
         Their node was away for `HOLD_S` after a front's start. A client that repeats a request saw no first answer.
+        Each is returned again after a lease for as long as it is there: a node that wakes refuses without one.
         """
-        member = self._members[node]
-        surplus, member.surplus = sorted(member.surplus), set()
-        return surplus
+        surplus = self._members[node].surplus
+        due = sorted(session_id for session_id, due_s in surplus.items() if due_s <= now_s)
+        surplus.update(dict.fromkeys(due, now_s + self.timing.lease_s))
+        return due
 
     def replaced(self, session_id: str, tenant: str, reason: str, now_s: float) -> None:
         """Notes that a session which its node has ended goes on elsewhere: it is lost. Raises sqlite3.Error."""

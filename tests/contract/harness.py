@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from executor_api.values import decode, encode
@@ -292,6 +293,22 @@ class Harness(Running):
 
     async def process_ids(self, session: Session) -> list[str]:
         return [each.process_id for each in session.processes.list()]
+
+    async def runs(self, session: Session, process_id: str) -> bool:
+        """True while a process of the session runs."""
+        return not session.processes.process(process_id).done
+
+    async def end_session(self, session: Session) -> None:
+        """Ends a session as its client does; returns when its sandbox is gone."""
+        await self.manager.delete(session.owner, session.session_id)
+
+    async def kill_sandbox(self, session: Session) -> None:
+        """Ends its sandbox by the means of the host or the cloud; it has ended on return."""
+        await self.probe.kill(session._sandbox.sandbox_id)
+
+    def daemons(self) -> list[psutil.Process]:
+        """Returns the processes that a session's output goes through."""
+        return [psutil.Process()]
 
     async def session_ids(self) -> list[str]:
         return [each.session_id for each in self.manager.list(PRINCIPAL)]

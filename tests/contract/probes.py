@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 import venv
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -205,6 +205,43 @@ class LocalProbe(RealProbe):
 
     def supervisor(self, session: Session) -> psutil.Process:
         return supervisor_of(session)
+
+
+class NodesProbe:
+    """Sandboxes of nodes that are processes of this machine, with the local backend, by their state directories.
+
+    It has what tests of sessions need; a session is known by its node, on which it is alone.
+    """
+
+    def __init__(self, state_dirs: Mapping[str, Path]) -> None:
+        self._state_dirs = state_dirs
+
+    async def existing(self) -> set[str]:
+        return {f"{node} {each}" for node, place in self._state_dirs.items() for each in _ids_in(place / "sandboxes")}
+
+    async def kill(self, node: str) -> None:
+        supervisor = self._supervisor(node)
+        supervisor.kill()
+        await _ended(supervisor)
+
+    def watch(self, session: Session) -> Callable[[], bool]:
+        supervisor = self._supervisor(_node_of(session))
+        return lambda: not supervisor.is_running()
+
+    async def kill_supervisor(self, session: Session) -> None:
+        self._supervisor(_node_of(session)).kill()
+
+    async def kill_interpreter(self, session: Session) -> None:
+        self._supervisor(_node_of(session)).children()[0].kill()
+
+    def _supervisor(self, node: str) -> psutil.Process:
+        place = self._state_dirs[node] / "sandboxes"
+        (sandbox_id,) = _ids_in(place)
+        return psutil.Process(_recorded_pid(place / sandbox_id))
+
+
+def _node_of(session: Session) -> str:
+    return session.session_id.rpartition("-")[0]
 
 
 class DockerProbe(RealProbe):

@@ -2,63 +2,67 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import pytest
 
-from executor_server.sessions import Session, SessionRequest
-from tests.contract.harness import PRINCIPAL, Harness, Transcript, harness_on, pieces
+from executor_server.sessions import Session
+from tests.contract.harness import Harness, Transcript, pieces
 from tests.contract.marks import promise
+from tests.contract.wire import Front, harness_of
 from tests.support.foreign_corpus import ATTACKS, HELPER, HONEST, LIBRARIES, SNIPPETS, authorized
-from tests.support.interpreters import require_python
+from tests.support.interpreters import VERSIONS
 
 pytestmark = promise("rules-same")
 
-GUARDED = ("foreign_modules",)
+GUARDED = 'language.preset = "guarded"'
+# A module of the workspace may import for itself what the program may not; from then on the modules are loaded.
+PREPARE = "import helper, importlib, runpy, inspect"
 
 
-@pytest.fixture(params=["3.9", "3.10", "3.11", "3.12", "3.13", "libraries"])
-async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    async with harness_on(
-        Path(sys.executable) if request.param == "libraries" else require_python(request.param)
-    ) as ready:
-        yield ready
+@dataclass
+class Guarded:
+    """Sessions under this preset, one for each tuple of imports that programs ask for."""
+
+    harness: Harness
+    sessions: dict[tuple[str, ...], Session] = field(default_factory=dict)
+
+    async def run(self, source: str, imports: tuple[str, ...]) -> Transcript:
+        return await self.harness.run(await self.session(imports), source)
+
+    async def session(self, imports: tuple[str, ...]) -> Session:
+        if imports not in self.sessions:
+            session = await self.harness.session_under(GUARDED, imports=(*authorized(imports), "prepare"))
+            for path, text in (("helper.py", HELPER), ("prepare.py", PREPARE)):
+                await session.put_file(path, len(text), pieces(text.encode()))
+            assert (await self.harness.run(session, "import prepare; del prepare")).outcome == "succeeded"
+            self.sessions[imports] = session
+        return self.sessions[imports]
 
 
-async def _session(harness: Harness) -> Session:
-    session = await harness.manager.create(PRINCIPAL, SessionRequest("request", harness.spec(imports=("*",))))
-    await session.put_file("helper.py", len(HELPER), pieces(HELPER.encode()))
-    await harness.run(session, "import helper, importlib, runpy, inspect; del helper, importlib, runpy, inspect")
-    return session
+@pytest.fixture(params=[*VERSIONS, "libraries"])
+async def guarded(request: pytest.FixtureRequest, pythons_front: Front | None) -> AsyncIterator[Guarded]:
+    async with harness_of("" if request.param == "libraries" else request.param, pythons_front) as harness:
+        yield Guarded(harness)
 
 
-async def _run(harness: Harness, session: Session, source: str, imports: tuple[str, ...]) -> Transcript:
-    await session.requests.restrict(
-        replace(session.spec, authorized_imports=authorized(imports), refused_language=GUARDED)
-    )
-    return await harness.run(session, source)
-
-
-async def _runs_there(harness: Harness, session: Session, source: str, imports: tuple[str, ...]) -> bool:
-    if "match " in source and session.python_version.startswith("3.9."):
+async def _runs_there(guarded: Guarded, source: str, imports: tuple[str, ...]) -> bool:
+    if "match " in source and (await guarded.session(imports)).python_version.startswith("3.9."):
         return False
     for library in LIBRARIES & set(imports):
-        if (await _run(harness, session, f"import {library}", (library,))).message:
+        if (await guarded.run(f"import {library}", (library,))).message:
             return False
     return True
 
 
-async def test_every_access_to_a_module_that_is_not_authorized_is_refused(harness: Harness) -> None:
-    session = await _session(harness)
+async def test_every_access_to_a_module_that_is_not_authorized_is_refused(guarded: Guarded) -> None:
     refused, ran, passed = 0, [], {}
     for name, program in {**SNIPPETS, **ATTACKS}.items():
-        if not await _runs_there(harness, session, program.source, program.imports):
+        if not await _runs_there(guarded, program.source, program.imports):
             continue
         ran.append(name)
-        run = await _run(harness, session, program.source, program.imports)
+        run = await guarded.run(program.source, program.imports)
         if run.outcome in ("policy_denied", "import_denied") and program.path in run.message and run.state == "kept":
             refused += 1
         else:
@@ -67,19 +71,19 @@ async def test_every_access_to_a_module_that_is_not_authorized_is_refused(harnes
     assert (len(SNIPPETS), refused) == (72, len(ran))
 
 
-async def test_nothing_else_is_refused(harness: Harness) -> None:
-    session = await _session(harness)
+async def test_nothing_else_is_refused(guarded: Guarded) -> None:
     wrong = {}
     for name, (source, imports, value) in HONEST.items():
-        if await _runs_there(harness, session, source, imports):
-            run = await _run(harness, session, source, imports)
+        if await _runs_there(guarded, source, imports):
+            run = await guarded.run(source, imports)
             if (run.outcome, run.output) != ("succeeded", value):
                 wrong[name] = (run.outcome, run.output, run.message[:300])
     assert not wrong, "\n".join(f"{name}: {seen}" for name, seen in wrong.items())
 
 
-async def test_where_everything_is_authorized_nothing_is_refused(harness: Harness) -> None:
-    session = await _session(harness)
-    await session.requests.restrict(replace(session.spec, authorized_imports=("*",), refused_language=GUARDED))
-    run = await harness.run(session, "import random, sys\n(random._os is sys.modules['os'], type(sys.modules) is dict)")
+async def test_where_everything_is_authorized_nothing_is_refused(guarded: Guarded) -> None:
+    session = await guarded.harness.session_under(GUARDED)
+    run = await guarded.harness.run(
+        session, "import random, sys\n(random._os is sys.modules['os'], type(sys.modules) is dict)"
+    )
     assert run.output == (True, True)

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
-from executor_server.core import LANGUAGE_RULES
-from executor_server.sessions import Session, SessionRequest
-from tests.contract.harness import PRINCIPAL, Harness, Transcript, harness_on, pieces
+from executor_server.sessions import Session
+from tests.contract.harness import Harness, Transcript, pieces
 from tests.contract.marks import promise
+from tests.contract.wire import Front, harness_of
 from tests.support.import_corpus import AUTHORIZED, DENIED, MODULES, OK, PROGRAMS, Program
-from tests.support.interpreters import require_python
+from tests.support.interpreters import VERSIONS
 from tests.support.language_corpus import BASE, MORE_PYTHON, ORDINARY, REFUSED
 
 pytestmark = promise("rules-same")
 
 
+STRICT = 'language.preset = "strict"'
 _REFUSAL = re.compile(r"Import of (.{1,200}?)…? is not allowed.*\. Authorized imports are: \['collections', ")
 
 
-@pytest.fixture(params=["3.9", "3.10", "3.11", "3.12", "3.13"])
-async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    async with harness_on(require_python(request.param)) as ready:
+@pytest.fixture(params=VERSIONS)
+async def harness(request: pytest.FixtureRequest, pythons_front: Front | None) -> AsyncIterator[Harness]:
+    async with harness_of(request.param, pythons_front) as ready:
         yield ready
 
 
-async def _session(harness: Harness) -> Session:
-    spec = replace(harness.spec(imports=AUTHORIZED), denied_imports=DENIED)
-    session = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))
+async def _session(harness: Harness, profile: str, imports: tuple[str, ...]) -> Session:
+    session = await harness.session_under(profile, imports=imports)
     for path, text in MODULES.items():
         await session.put_file(path, len(text), pieces(text.encode()))
     return session
@@ -52,7 +51,7 @@ def _seen(run: Transcript) -> tuple[object, ...]:
 
 
 async def test_every_program_gets_its_verdict_in_one_session(harness: Harness) -> None:
-    session = await _session(harness)
+    session = await _session(harness, f"imports.denied = {list(DENIED)}", AUTHORIZED)
     seen = {name: _seen(await harness.run(session, program.source)) for name, program in PROGRAMS.items()}
     expected = {name: _expected(program) for name, program in PROGRAMS.items()}
     assert {name: seen[name] for name in seen if seen[name] != expected[name]} == {}
@@ -64,20 +63,19 @@ def _runs_on(session: Session, source: str) -> bool:
 
 
 async def test_every_rule_of_the_language_refuses_the_same_programs(harness: Harness) -> None:
-    session = await _session(harness)
+    sessions: dict[tuple[str, ...], Session] = {}  # by their imports
     for name, program in REFUSED.items():
         imports = tuple(sorted({*BASE, *program.imports}))
-        rules = replace(session.spec, authorized_imports=imports, denied_imports=(), refused_language=LANGUAGE_RULES)
-        await session.requests.restrict(rules)
-        run = await harness.run(session, program.source)
-        if _runs_on(session, program.source):
+        if imports not in sessions:
+            sessions[imports] = await _session(harness, STRICT, imports)
+        run = await harness.run(sessions[imports], program.source)
+        if _runs_on(sessions[imports], program.source):
             assert (run.outcome, run.state) == ("policy_denied", "kept"), (name, run.ended)
             assert f"(language.{program.rule})" in run.message, name
 
 
 async def test_what_strict_lets_pass_has_the_same_value(harness: Harness) -> None:
-    session = await _session(harness)
-    await session.requests.restrict(replace(session.spec, authorized_imports=BASE, refused_language=LANGUAGE_RULES))
+    session = await _session(harness, STRICT, BASE)
     for name, source in ORDINARY.items():
         assert (await harness.run(session, source)).outcome == "succeeded", name
     for name, (source, value) in MORE_PYTHON.items():

@@ -47,7 +47,7 @@ async def test_the_end_of_a_session_is_the_end_of_its_sandbox(harness: Harness) 
     assert len(await harness.probe.existing()) == 1
     execution = await harness.begin(session, "print('runs')\nimport time\ntime.sleep(1e6)")
     await anext(execution.events())
-    await harness.manager.delete(session.owner, session.session_id)
+    await harness.end_session(session)
     assert await harness.probe.existing() == set()
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import tempfile
 
-import psutil
 import pytest
 
 from executor_server.core.errors import PreconditionFailed
 from tests.contract.harness import MIB, Harness, follow
 from tests.contract.marks import promise
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually_async, eventually_awaited
 
 # Seconds for a daemon to be sure that a sandbox does not exist, when it has to ask a cloud.
 LOST_WITHIN_S = 30.0
@@ -224,7 +223,7 @@ async def test_a_sandbox_that_is_ended_from_outside_is_lost_with_its_cause(harne
     await harness.run(session, "kept = 1")
     execution = await harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
     await anext(execution.events())
-    await harness.probe.kill(session._sandbox.sandbox_id)
+    await harness.kill_sandbox(session)
     run = await follow(execution)
     assert (run.outcome, run.state, run.stdout) == ("lost", "lost", "runs\n")
     assert session.state == "lost"
@@ -238,7 +237,7 @@ async def test_a_sandbox_that_is_ended_from_outside_is_lost_with_its_cause(harne
 @promise("end-lost-cause")
 async def test_an_idle_session_whose_sandbox_is_ended_is_lost(harness: Harness) -> None:
     session = await harness.session()
-    await harness.probe.kill(session._sandbox.sandbox_id)
+    await harness.kill_sandbox(session)
     assert await eventually_async(lambda: session.state == "lost", timeout_s=LOST_WITHIN_S)
     with pytest.raises(PreconditionFailed):
         await session.set_variables([])
@@ -287,8 +286,12 @@ async def test_unused_sessions_end(harness: Harness) -> None:
     has_ended = harness.probe.watch(session)
     busy = await harness.begin(session, "import time\ntime.sleep(0.5)\n1")
     assert (await follow(busy)).output == 1  # a session in use is not idle
-    assert await eventually_async(lambda: not harness.manager.list(session.owner))
+    assert await eventually_awaited(lambda: _has_none(harness))
     assert await eventually_async(has_ended)
+
+
+async def _has_none(harness: Harness) -> bool:
+    return await harness.session_ids() == []
 
 
 @promise("limit-age")
@@ -302,12 +305,11 @@ async def test_old_sessions_end_even_in_use(harness: Harness) -> None:
 @promise("stream-flat")
 async def test_the_daemons_memory_stays_flat_under_output(harness: Harness) -> None:
     session = await harness.session()
-    process = psutil.Process()
     await harness.run(session, "print('x' * 10**6)")
-    before = process.memory_info().rss
+    before = [(process, process.memory_info().rss) for process in harness.daemons()]
     for _ in range(3):
         await harness.run(session, "print('x' * 10**8)")
-    assert process.memory_info().rss - before < 64 * MIB
+    assert all(process.memory_info().rss - rss < 64 * MIB for process, rss in before)
 
 
 @promise("create-apart")

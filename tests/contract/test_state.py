@@ -15,6 +15,7 @@ from executor_server.sessions.state_archive import MAX_OF_TENANT, StateArchives
 from tests.contract.harness import MIB, Harness, follow, open_harness, pieces
 from tests.contract.marks import instead, promise
 from tests.support.backends import require
+from tests.support.polling import eventually_async
 
 
 @pytest.fixture
@@ -258,7 +259,8 @@ async def test_a_restored_session_loses_its_variables_like_any_other(harness: Ha
 @promise("state-export")
 async def test_a_session_that_is_lost_has_no_state(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
-    session.give_up("gone")
+    await harness.kill_sandbox(session)
+    assert await eventually_async(lambda: session.state == "lost")
     with pytest.raises(PreconditionFailed) as refused:
         await exported(session, archives)
     assert refused.value.reason is Reason.SESSION_LOST

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
@@ -17,9 +18,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
+import psutil
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
@@ -33,7 +35,8 @@ from executor_server.journal.execution import ToolFailure
 from executor_server.policy.requests import RequestedLimits
 from executor_server.sessions import VariablesReply
 from tests.contract import wire_values as values
-from tests.contract.harness import LIMITS, Running
+from tests.contract.harness import LIMITS, Harness, Running, harness_on
+from tests.contract.probes import NodesProbe
 from tests.contract.wire_policies import WirePolicies
 from tests.contract.wire_ports import WirePorts
 from tests.contract.wire_processes import WireProcesses
@@ -41,6 +44,7 @@ from tests.contract.wire_savepoints import WireSavepoints
 from tests.contract.wire_watches import WireWatches
 from tests.support.backends import require
 from tests.support.fleet_daemon import NODES
+from tests.support.interpreters import require_python
 from tests.support.machines import QUIET, Fleet, fleet
 from tests.support.polling import eventually_awaited
 
@@ -85,6 +89,24 @@ async def open_wire_harness(front: Front) -> AsyncIterator[WireHarness]:
         assert set(made.nodes) == set(NODES), made.nodes
 
 
+@asynccontextmanager
+async def harness_of(version: str, front: Front | None) -> AsyncIterator[Harness]:
+    """A harness whose sessions have this Python, or that of the tests; behind `front` where there is one.
+
+    Skips the test where this machine has none.
+    """
+    if front is None:
+        async with harness_on(require_python(version) if version else Path(sys.executable)) as harness:
+            yield harness
+        return
+    if version:
+        require_python(version)
+    async with open_wire_harness(front) as wire:
+        wire.image = f"py{version}" if version else ""
+        yield cast("Harness", wire)
+        await wire.end_sessions()
+
+
 @dataclass
 class Tenant:
     """A tenant of the front, as its client and in calls of gRPC."""
@@ -103,6 +125,8 @@ class WireHarness(Running):
         """The image of sessions that ask for none; empty: the front's default."""
         self.nodes: Counter[str] = Counter()
         """The sessions that each node has had."""
+        nodes = front.fleet.nodes.values()
+        self.probe = NodesProbe({node.name: node.state_dir for node in nodes})
         self._front = front
         self._tenants: dict[str, Tenant] = {}
         self._sessions: list[WireSession] = []
@@ -173,6 +197,20 @@ class WireHarness(Running):
     async def process_ids(self, session: WireSession) -> list[str]:
         return await session.processes.ids()
 
+    async def runs(self, session: WireSession, process_id: str) -> bool:
+        return process_id in await session.processes.running()
+
+    async def end_session(self, session: WireSession) -> None:
+        await session.end()
+
+    async def kill_sandbox(self, session: WireSession) -> None:
+        await self.probe.kill(session.session_id.rpartition("-")[0])
+
+    def daemons(self) -> list[psutil.Process]:
+        fleet = self._front.fleet
+        running = [machine.process for machine in (fleet.front, *fleet.nodes.values())]
+        return [psutil.Process(each.pid) for each in running if each is not None]
+
     def _described(self, tenant: Tenant, session_id: str) -> pb.Session:
         """A session as the front describes it now."""
         request = service_pb.GetSessionRequest(session_id=session_id)
@@ -209,6 +247,10 @@ class WireSession:
     @property
     def state(self) -> str:
         return pb.SessionState.Name(self._described(self.session_id).state).removeprefix("SESSION_STATE_").lower()
+
+    @property
+    def lost_reason(self) -> str:
+        return self._described(self.session_id).lost_reason
 
     @property
     def generation(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -52,9 +52,14 @@ class WireProcesses:
         return known
 
     async def ids(self) -> list[str]:
+        return [each.process_id for each in await self._listed()]
+
+    async def running(self) -> list[str]:
+        return [each.process_id for each in await self._listed() if not each.HasField("result")]
+
+    async def _listed(self) -> Sequence[pb.ProcessInfo]:
         request = service_pb.ListProcessesRequest(session_id=self._session.session_id)
-        answer = await self._session.once("ListProcesses", request)
-        return [each.process_id for each in answer.processes]
+        return list((await self._session.once("ListProcesses", request)).processes)
 
     async def write(self, process_id: str, offset: int, data: bytes, *, eof: bool) -> int:
         request = service_pb.WriteProcessRequest(

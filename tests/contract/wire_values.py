@@ -164,6 +164,7 @@ def _result_from(wire: pb.ExecutionResult) -> Result:
         artifacts=tuple(map(file_from, wire.artifacts)),
         artifacts_truncated=wire.artifacts_truncated,
         policy_fingerprint=wire.policy_fingerprint,
+        savepoint=wire.savepoint,
     )
 
 

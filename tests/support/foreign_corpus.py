@@ -1,7 +1,7 @@
 """Programs that reach for modules that are not authorized, and some that only look so: same verdicts on each CPython.
 
-All run in one session under the preset `guarded`, one after the other, each with the base modules of smolagents and its
-own imports authorized; `helper` is a file of the workspace that has loaded the modules in question. A `Foreign` program
+All run under the preset `guarded`, those with the same imports one after the other in one session, with the base modules
+of smolagents and these imports authorized; `helper` is a file of the workspace that has loaded the modules in question. A `Foreign` program
 is refused. SNIPPETS are of the kinds that smolagents' local executor refuses.
 """
 

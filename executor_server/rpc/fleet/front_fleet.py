@@ -221,7 +221,7 @@ class FrontFleet:
         now_s = lease_clock()
         if not self.members.reported(self._begun[link], report, now_s):
             return None
-        for session_id in self.members.take_surplus(link.node):
+        for session_id in self.members.take_surplus(link.node, now_s):
             self._spawn(self._end_surplus(link, session_id))
         allowances = self._shares.reported(link.node, report.tenants, report.sequence, report.renewed)
         return Renewal(report.sequence, allowances)
@@ -231,7 +231,7 @@ class FrontFleet:
         try:
             await ask(link, "KillSession", admin_pb.KillSessionRequest(session_id=session_id), FRONT_PRINCIPAL, None)
             _log.warning("fleet_surplus_session_ended", session_id=session_id)
-        except (ExecutorError, PassedOn) as error:  # a full report brings it up again
+        except (ExecutorError, PassedOn) as error:  # `Members` brings it up again
             _log.warning("fleet_surplus_session_left", session_id=session_id, problem=str(error))
 
     def unlinked(self, link: FrontLink) -> None:

@@ -166,7 +166,7 @@ class Front:
         except NodeRefused:
             linked.connection.break_off()
             return
-        for session_id in self.members.take_surplus(node):
+        for session_id in self.members.take_surplus(node, self.now_s):
             self.world.send(linked.connection, daemon.process, partial(daemon.delete, session_id))
         allowances = self.shares.reported(node, report.tenants, report.sequence, report.renewed)
         renewal = Renewal(report.sequence, allowances)

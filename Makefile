@@ -20,7 +20,8 @@ WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 
 # Those whose daemon is the one of tests/integration/conftest.py.
 FLEET_TESTS := $(addprefix tests/integration/test_, smolagents*.py evaluate.py client_everything.py asyncio_client.py \
-	round_trips.py large_answers.py missing_modules.py mcp.py session_owners.py cli_executor.py)
+	round_trips.py large_answers.py missing_modules.py mcp.py session_owners.py cli_executor.py client_processes.py \
+	client_watches.py savepoints.py named_sessions.py ports.py cli_port_forward.py state_export.py network_tools.py)
 # Those whose server is the one of tests/rpc/edge.py. Their sessions have no node of their own that clients could follow.
 FLEET_PROXY_TESTS := tests/rpc/test_edge_*.py tests/rpc/test_admin*.py
 

@@ -179,7 +179,8 @@ def test_wait_ends_in_time_and_at_the_end(session: Session) -> None:
 
 
 def test_kill_ends_all_that_a_process_started(session: Session) -> None:
-    process = session.processes.start("trap '' TERM; sleep 600 & wait; sleep 600")
+    process = session.processes.start("trap '' TERM; echo ready; sleep 600 & wait; sleep 600")
+    assert next(iter(process)).data == b"ready\n"  # type: ignore[union-attr]
     process.signal(signal.SIGTERM, "process")
     process.kill()
     assert process.wait(20).signal == 9

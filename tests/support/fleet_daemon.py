@@ -29,11 +29,17 @@ def wanted() -> str:
 
 
 @contextmanager
-def fleet_daemon(config: str = "", *, proxy: bool) -> Iterator[Daemon]:
-    """The front of two nodes with this configuration, on the local backend, as if it were a daemon of its own."""
+def fleet_daemon(config: str = "", *, proxy: bool, policy: str = "") -> Iterator[Daemon]:
+    """The front of two nodes with this configuration, on the local backend, as if it were a daemon of its own.
+
+    `policy` is the content of its policy file.
+    """
     require("local")
     directory = Path(tempfile.mkdtemp(prefix="d-"))
     front_config = f"proxy = {str(proxy).lower()}\n"
+    if policy:
+        (directory / "policy.toml").write_text(policy)
+        front_config += f'[policy]\nfile = "{directory / "policy.toml"}"\n{config}'
     with fleet(directory, *NODES, front_config=front_config, node_config=config, has_cables=False) as made:
         assert made.front.process is not None
         yield Daemon(made.front.process, made.front.state_dir, made.front.directory / "log")

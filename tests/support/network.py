@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from executor_client import ExecutorClient, Session
+from tests.support import fleet_daemon
 from tests.support.backends import NETWORK_IMAGE, require, require_network_image
 from tests.support.daemon import Daemon, daemon_of
 from tests.support.internet.world import RAW_PORT, RAW_TLS_PORT, SUFFIX, Internet
@@ -55,8 +56,15 @@ def write_secret(path: Path, text: str) -> Path:
 @contextmanager
 def networked_daemon(internet: Internet, backend: str, rules: str, config: str = "", **egress: Any) -> Iterator[Daemon]:
     """A daemon on a backend with an image of network clients; `rules` is its policy file, `egress` are more keys of its
-    section. Skips the test where the backend or the image is missing."""
+    section. Skips the test where the backend or the image is missing.
+
+    It is the front of a fleet where the run of the tests asks for one (`fleet_daemon`).
+    """
     config += f"\n[pool]\nsize = 0\n{internet.config(**egress)}"
+    if (kind := fleet_daemon.wanted()) and backend == "local":
+        with fleet_daemon.fleet_daemon(config, proxy=kind == "proxy", policy=rules) as front:
+            yield front
+        return
     with ExitStack() as stack:
         if backend == "docker":
             require_network_image()

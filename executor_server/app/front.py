@@ -63,7 +63,9 @@ _log = structlog.get_logger(__name__)
 
 
 def serve_front(config: Config, read_again: Callable[[], Config]) -> None:
-    """Runs the front until a signal stops it, or another one has taken all its nodes. Raises ConfigError, StateDirError, AddressError, AuditDirError.
+    """Runs the front until a signal stops it, or another one has taken all its nodes.
+
+    Raises ConfigError, StateDirError, AddressError, AuditDirError.
 
     `read_again` returns the configuration as its files have it now, or raises ConfigError.
     """

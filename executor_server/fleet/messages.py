@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 PROTOCOL = 1
 """The version of the protocol between front and nodes."""
 
-# What a message of a node may have at most. wire.py refuses more before it makes values of it, report_checks.py before
+# The most that a message of a node may have. wire.py refuses more before it makes values of it, report_checks.py before
 # the front takes a value in.
 MAX_NODE_SESSIONS = 32_768
 """Sessions of one node, in a report those that have ended since the last one included."""

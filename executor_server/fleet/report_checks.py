@@ -1,7 +1,8 @@
 """Refuses hellos and reports of a node that lies: a node costs itself its link, and never the front its memory.
 
-Each number, text and list has a bound, which is in messages.py. What a node says of itself can still be wrong within them: a load that is too
-low attracts sessions, which then wait for this node and are lost with it, as with a machine that is broken.
+Each number, text and list has a bound, which is in messages.py. What a node says of itself can still be wrong within
+them: a load that is too low attracts sessions, which then wait for this node and are lost with it, as with a machine
+that is broken.
 """
 
 from __future__ import annotations

@@ -157,16 +157,13 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     await egress.start()
     environments = EnvironmentOwner(config)
     backend = await _start_backends(config, stack, egress, environments)
-
     control = await _start_control(config, stack, own_state, tokens, backend.name)
     await environments.start(control.watchers.environment_observers())
     watchers, policies, quotas = control.watchers, control.policies, control.quotas
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
     conversations = Conversations()
-    observer = Observers(
-        [quotas, *watchers.observers(), shares, conversations, *([] if node is None else [node.ended])]
-    )
-
+    of_node = [] if node is None else [node.ended]
+    observer = Observers([quotas, *watchers.observers(), shares, conversations, *of_node])
     pool = WarmPool(backend, pool_settings(config))
     stack.push_async_callback(pool.close)
     ids = node.ids if node is not None else SessionIds()

@@ -8,6 +8,13 @@ Promises
 - Under rules of the language, accesses go through hooks (accesses.py, foreign_accesses.py).
 - Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
 
+Two kinds of tick. The cheapest costs no bytecode: the loop runs over `compress(iterable, ticks)`, which takes an
+element and then a tick, asks for its iterator when and as often as the loop would, and never looks ahead. To make it
+costs as much as ten to twenty ticks. So it serves loops that are in no other loop, the first clause of a comprehension,
+and loops within others unless they surely have few turns. It ticks before the element is assigned, so there the target
+must be a name, to which any value can be assigned: an element that does not fit its target is none of the body. Every
+other tick is a call of `next(ticks)`.
+
 The added calls are calls of constants, not names, so the program can't shadow them. A constant in a syntax tree must be
 a plain value; so the tree gets sentinels (random bytes), and `bind` replaces them by the objects in the compiled code.
 """
@@ -163,6 +170,8 @@ def instrument(
 # ---------------------------------------------------------------------------------------------------------------------
 # The edits. Positions are those of the user's code next to them, so that a traceback points there.
 
+# Turns of a loop within another up to which counting in its body is cheaper than an iterator that counts.
+_FEW_TURNS = 12
 _STATEMENT_LISTS = ("body", "orelse", "finalbody")
 _TryStar: Any = getattr(ast, "TryStar", None)  # CPython 3.11 and later
 _READABLE = (
@@ -176,19 +185,25 @@ class _Editor:
         self._sentinels = sentinels
 
     def outer_for_loop(self, node: Any) -> None:
-        # The cheapest tick costs no bytecode: the iterator that the loop runs over takes it. Making that iterator costs
-        # as much as ten ticks, which is nothing for a loop that is not itself run again and again by another.
-        at = node.iter if sys.version_info >= (3, 13) else node  # where CPython itself says "not iterable"
-        node.iter = self._call(self._sentinels.compress, [node.iter, self._ticks(at)], at)
+        node.iter = self._counting(node.iter, node)
 
     def for_loop(self, node: Any) -> None:
-        node.body.insert(0, self._tick_statement(node.iter))
+        if type(node) is ast.For and type(node.target) is ast.Name and not _is_short(node.iter):
+            self.outer_for_loop(node)
+        else:
+            node.body.insert(0, self._tick_statement(node.iter))
 
     def while_loop(self, node: Any) -> None:
         node.body.insert(0, self._tick_statement(node.test))
 
     def comprehension(self, node: Any) -> None:
-        node.ifs.insert(0, self._tick(node.target))  # always true
+        first, *others = node.generators
+        if first.is_async or type(first.target) is not ast.Name:
+            others.append(first)
+        else:
+            first.iter = self._counting(first.iter, node)
+        for each in others:
+            each.ifs.insert(0, self._tick(each.target))  # always true
 
     def lambda_(self, node: Any) -> None:
         body = node.body
@@ -252,6 +267,10 @@ class _Editor:
     def _keep(self, value: expr) -> Call:
         return self._call(self._sentinels.keep, [value], value)
 
+    def _counting(self, iterable: expr, node: Any) -> Call:
+        at = iterable if sys.version_info >= (3, 13) else node  # where CPython itself says "not iterable"
+        return self._call(self._sentinels.compress, [iterable, self._ticks(at)], at)
+
     def _tick(self, at: Any) -> Call:
         return self._call(self._sentinels.next, [self._ticks(at)], at)
 
@@ -279,7 +298,10 @@ _EDITS: dict[type, Callable[[_Editor, Any], None]] = {
     ast.For: _Editor.for_loop,
     ast.AsyncFor: _Editor.for_loop,
     ast.While: _Editor.while_loop,
-    ast.comprehension: _Editor.comprehension,
+    ast.ListComp: _Editor.comprehension,
+    ast.SetComp: _Editor.comprehension,
+    ast.DictComp: _Editor.comprehension,
+    ast.GeneratorExp: _Editor.comprehension,
     ast.Lambda: _Editor.lambda_,
     ast.FunctionDef: _Editor.function,
     ast.AsyncFunctionDef: _Editor.function,
@@ -310,6 +332,16 @@ def _is_docstring(statement: Any) -> bool:
     return (
         isinstance(statement, Expr) and isinstance(statement.value, Constant) and isinstance(statement.value.value, str)
     )
+
+
+def _is_short(iterable: expr) -> bool:
+    """True for a loop that surely has few turns: fewer than it takes to win back the iterator that counts them."""
+    if type(iterable) in (ast.Tuple, ast.List):
+        return len(iterable.elts) <= _FEW_TURNS and not any(type(each) is ast.Starred for each in iterable.elts)
+    if type(iterable) is Call and type(iterable.func) is ast.Name and iterable.func.id == "range":
+        stop = iterable.args[-1] if len(iterable.args) == 1 else None
+        return type(stop) is Constant and type(stop.value) is int and stop.value <= _FEW_TURNS
+    return False
 
 
 def _is_hook(node: AST) -> bool:

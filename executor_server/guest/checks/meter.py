@@ -21,6 +21,10 @@ The tick that calls a function is a chunk of its own, a `map` over a `repeat` of
 leaves `chain` where it is, and the tick counted, since `repeat` has yielded it by then. The chunk ends in C: a segment
 that ended by a StopIteration of its own could end for two threads at once, and the second one would end the next chunk
 for all.
+
+Making the fifty chunks of a budget costs more than all else around a short execution. So those that no tick has come to
+serve the next execution again, when it has the same budget: ticks come in order, so these are all behind the first
+whole one, and nothing but the list of segments refers to them, from which they are gone when the execution has ended.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import sys
 from collections import deque
 from functools import lru_cache
 from itertools import chain, repeat
-from operator import length_hint
+from operator import attrgetter, length_hint
 
 from .control import ControlException
 
@@ -84,6 +88,11 @@ class _Chunk:
 
             self.segment = map(tick, self.left)
 
+    @property
+    def is_whole(self) -> bool:
+        """True when no tick has come to it."""
+        return length_hint(self.left) == self.size
+
 
 class Meter:
     """Counts operations of the current execution."""
@@ -94,6 +103,8 @@ class Meter:
         self.raised: OperationLimitExceeded | None = None  # the first of this execution; a thread may have died of it
         self._of_session: int | None = None
         self._chunks: list[_Chunk] = []
+        self._layout: tuple[int, list[int]] = 0, []  # budget and calls that `_laid_out` is for
+        self._laid_out: list[_Chunk] = []
         self._spent: int | None = 0
         self._phase = 0
         self._last: Iterator[bool] = self._last_segment(self._phase, lambda: True)
@@ -116,19 +127,42 @@ class Meter:
         self.exceeded = False
         self._spent = None
         self._of_session = of_session
-        chunks: list[_Chunk] = []
-        begin = 0
-        for number in sorted(calls):
-            chunks += map(_Chunk, _chunk_sizes(begin, number - 1))
-            chunks.append(_Chunk(1, calls[number]))
-            begin = number
-        self._enter([*chunks, *map(_Chunk, _chunk_sizes(begin, budget))], self._refuse)
+        self._enter(self._lay_out(budget, calls), self._refuse)
+
+    def _lay_out(self, budget: int, calls: Mapping[int, Callable[[], object]]) -> list[_Chunk]:
+        """Returns the chunks of a budget, with those of the last one that are whole."""
+        numbers = sorted(calls)
+        if self._layout == (budget, numbers) and not self._chunks:
+            chunks = self._laid_out.copy()
+            for index, chunk in enumerate(chunks):
+                if chunk.is_whole:
+                    break
+                chunks[index] = _Chunk(chunk.size)
+        else:
+            chunks, begin = [], 0
+            for number in (*numbers, budget + 1):
+                chunks += map(_Chunk, _chunk_sizes(begin, number - 1))
+                chunks += [_Chunk(1)] * (number <= budget)
+                begin = number
+        position = begin = 0
+        for number in numbers:
+            position += len(_chunk_sizes(begin, number - 1))
+            chunks[position] = _Chunk(1, calls[number])
+            position, begin = position + 1, number
+        self._layout, self._laid_out = (budget, numbers), chunks
+        return chunks
 
     def used(self) -> int:
         """Returns the operations of the current execution so far, or else of the last one. Exact."""
         if self._spent is not None:
             return self._spent
-        return self.limit - sum(length_hint(chunk.left) for chunk in self._chunks)
+        used = 0
+        for chunk in self._chunks:
+            left = length_hint(chunk.left)
+            if left == chunk.size:
+                break
+            used += chunk.size - left
+        return used
 
     def stop(self, exception: Callable[[], BaseException]) -> None:
         """Makes every tick raise what `exception` returns: a program that swallowed it once meets it again."""
@@ -170,14 +204,16 @@ class Meter:
         # ones end at once: a thread whose chunk is over would go on to the next, and each would have to be drained.
         self._chunks, self._last = chunks, self._last_segment(self._phase + 1, answer)
         self._first = end
-        self._segments.extend([*(chunk.segment for chunk in chunks), self._last])
+        self._segments.extend([*map(_segment_of, chunks), self._last])
         self._phase += 1
         self._segments[first:end] = [_NOTHING] * (end - first)
         for chunk in old:
-            if length_hint(chunk.left) < chunk.size:
-                deque(chunk.left, maxlen=0)  # drains it, as `chain` may still hold it
+            if chunk.is_whole:
+                break
+            deque(chunk.left, maxlen=0)  # drains it, as `chain` may still hold it
 
 
+_segment_of = attrgetter("segment")
 _NOTHING: Iterator[bool] = iter(())
 
 

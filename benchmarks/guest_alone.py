@@ -19,8 +19,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from executor_server.backends.guest_archive import pack_guest
+from executor_server.guest.supervisor.usage import process_cpu_s
 from executor_server.guest.wire import messages
 from executor_server.guest.wire.frames import PROTOCOL_VERSION, Frame, FrameDecoder
 from executor_server.guest.wire.paths import GUEST_BOOT, GUEST_PATH
@@ -31,9 +33,15 @@ from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained
 
 _REPOSITORY = Path(__file__).parents[1]
 _ANSWER_TIMEOUT_S = 60.0
-_RULES = {"authorized": ["*"], "denied": [], "refused": ["foreign_modules"], "session_operations": 2**53, "shipped_tools": []}
+_RULES = {
+    "authorized": ["*"],
+    "denied": [],
+    "refused": ["foreign_modules"],
+    "session_operations": 2**53,
+    "shipped_tools": [],
+}
 _LINES = "for number in range(1000):\n    print('line', number)"
-_LIMITS = {"wall_time_s": 60.0, "cpu_time_s": 60.0, "operations": 10**7, "output_bytes": 2**30}
+_LIMITS: Any = {"wall_time_s": 60.0, "cpu_time_s": 60.0, "operations": 10**7, "output_bytes": 2**30}
 _FLOOD = "for number in range(1000):\n    print('x' * 100_000)"
 _BATCH = 50  # executions in a turn: less than a tenth of a second
 
@@ -87,9 +95,7 @@ class Guest:
     def execute(self, source: str) -> tuple[float, float]:
         """Returns the seconds until the first frame of the execution came, and until its result did."""
         self._count += 1
-        execution = messages.Execute(
-            id=f"e{self._count}", mode="trailing_expression", asked={}, policy="", **_LIMITS
-        )
+        execution = messages.Execute(id=f"e{self._count}", mode="trailing_expression", asked={}, policy="", **_LIMITS)
         began = time.perf_counter()
         self._send(execution, source.encode())
         first_s = 0.0
@@ -101,17 +107,25 @@ class Guest:
                 assert message.outcome == "succeeded", frame.body
                 return first_s, time.perf_counter() - began
 
-    def pss_bytes(self) -> dict[str, int]:
-        """Returns the proportional set size of each process below bubblewrap, by its place in the tree."""
-        sizes: dict[str, int] = {}
+    def pids(self) -> dict[str, int]:
+        """Returns bubblewrap and each process below it, by its place in the tree."""
+        found: dict[str, int] = {}
         pending = [(self._process.pid, "bwrap")]
         while pending:
             pid, name = pending.pop()
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().split("\n")
-            sizes[name] = sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+            found[name] = pid
             children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
             pending += [(child, f"{name}.{number}") for number, child in enumerate(children)]
-        return sizes
+        return found
+
+    def pss_bytes(self) -> dict[str, int]:
+        """Returns the proportional set size of each process."""
+        rollups = {name: Path(f"/proc/{pid}/smaps_rollup").read_text() for name, pid in self.pids().items()}
+        return {name: 1024 * int(rollup.split("\nPss:")[1].split()[0]) for name, rollup in rollups.items()}
+
+    def cpu_s(self) -> float:
+        """Returns the CPU seconds that its processes have spent."""
+        return sum(process_cpu_s(pid) for pid in self.pids().values())
 
 
 @contextmanager
@@ -145,8 +159,10 @@ def running_guest(directory: Path, python: str) -> Iterator[Guest]:
         guest.close()
 
 
-def _batch(guest: Guest) -> list[float]:
-    return [guest.execute("1+1")[1] for _ in range(_BATCH)]
+def _batch(guest: Guest) -> dict[str, list[float]]:
+    before_s = guest.cpu_s()
+    took_ms = [1000 * guest.execute("1+1")[1] for _ in range(_BATCH)]
+    return {"1+1": took_ms, "1+1, CPU of its processes": [1000 * (guest.cpu_s() - before_s) / _BATCH]}
 
 
 def serve(python: str) -> None:
@@ -158,7 +174,7 @@ def serve(python: str) -> None:
             for line in sys.stdin:
                 what, samples = line.strip(), {}
                 if what == "execute":
-                    samples["1+1"] = [1000 * each for each in _batch(guest)]
+                    samples = _batch(guest)
                 elif what == "lines":
                     first_s, last_s = guest.execute(_LINES)
                     samples.update({"first of 1,000 lines": [1000 * first_s], "last of 1,000 lines": [1000 * last_s]})

@@ -162,7 +162,10 @@ class Writer:
             body = self._indented(depth, is_async=is_async)
             return [f"{name} = 3", f"while {name}:", f"    {name} -= 1", *body]
         if kind == "leave":
-            return [f"if log and len(log) % {self._random.randrange(2, 5)} == 0:", f"    {self._pick('break', 'continue')}"]
+            return [
+                f"if log and len(log) % {self._random.randrange(2, 5)} == 0:",
+                f"    {self._pick('break', 'continue')}",
+            ]
         if kind == "function":
             body = [f"    {line}" for line in self._block(depth + 2, in_loop=False)]
             return [f"def {name}(value=3):", "    note(value)", *body, f"note({name}())"]

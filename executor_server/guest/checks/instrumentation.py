@@ -336,7 +336,7 @@ def _is_docstring(statement: Any) -> bool:
 
 def _is_short(iterable: expr) -> bool:
     """True for a loop that surely has few turns: fewer than it takes to win back the iterator that counts them."""
-    if type(iterable) in (ast.Tuple, ast.List):
+    if isinstance(iterable, (ast.Tuple, ast.List)):
         return len(iterable.elts) <= _FEW_TURNS and not any(type(each) is ast.Starred for each in iterable.elts)
     if type(iterable) is Call and type(iterable.func) is ast.Name and iterable.func.id == "range":
         stop = iterable.args[-1] if len(iterable.args) == 1 else None

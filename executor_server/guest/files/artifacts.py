@@ -4,6 +4,10 @@ The supervisor scans the workspace itself, before the code starts and after it h
 it. A file counts when its size, modification time or inode has changed. Files that the supervisor writes meanwhile, for
 a client, do not count.
 
+An empty workspace, which most sessions have, is not scanned again and again: as long as the directory was not changed,
+it is empty. No program can set the time of that change, only its clock is coarse: it is believed when it is older than
+two changes that the kernel might stamp with the same time.
+
 Like `workspace`, a scan goes from descriptor to descriptor and follows no link. It looks at a bounded number of
 entries: a workspace of a million files must not hold up a result.
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 from executor_api.limits import ARTIFACTS_MAX
 
@@ -28,14 +33,18 @@ from .workspace import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Optional
+
     from ..wire.messages import FileEntry
 
     State = tuple[int, int, int]
-    """Inode, size and time of modification."""
+    """Inode, size and time of modification; of the directory, the time of any change."""
 
 # Entries that a scan looks at, about 3 µs each: at the end, and at the start, while the program waits.
 MAX_LOOKED_AT = 5_000
 MAX_REMEMBERED = 2_000
+# More than the kernel's coarse clock, which stamps files, moves at a time.
+_STAMP_NS = 100_000_000
 
 
 class Scan:
@@ -44,13 +53,18 @@ class Scan:
     def __init__(self, root: str, at_most: int) -> None:
         self.files: dict[str, os.stat_result] = {}
         self.truncated = False
-        self._left = at_most
+        self._at_most = self._left = at_most
         try:
             fd, _ = open_directory(root, "")
         except PathRefused:
             self.truncated = True
         else:
             self._look(fd, "", 1)
+
+    @property
+    def is_empty(self) -> bool:
+        """True when the directory has no entry of any kind."""
+        return self._left == self._at_most and not self.truncated
 
     def _look(self, directory: int, prefix: str, depth: int) -> None:
         """Scans a directory, and closes it."""
@@ -87,14 +101,42 @@ class Scan:
             self.files[path] = status
 
 
-class Artifacts:
-    """The files of one execution, which starts when this is made."""
+class ArtifactFinder:
+    """Finds the artifacts of one execution after the other, and remembers an empty workspace."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        scan = Scan(root, MAX_REMEMBERED)
-        self._known: dict[str, State] = {path: _state(status) for path, status in scan.files.items()}
-        self._knows_all = not scan.truncated
+        self._empty: Optional[State] = None  # the directory when it was empty
+
+    def begin(self) -> Artifacts:
+        """Returns what finds the files of an execution that starts now."""
+        state = self._settled_state()
+        if state is not None and state == self._empty:
+            return Artifacts(self._root, state)
+        scan = Scan(self._root, MAX_REMEMBERED)
+        self._empty = state if scan.is_empty else None
+        return Artifacts(self._root, self._empty, scan)
+
+    def _settled_state(self) -> Optional[State]:
+        """Returns the directory's state; None when a change now might have the same."""
+        state = _directory_state(self._root)
+        return state if state is not None and time.time_ns() - state[2] >= _STAMP_NS else None
+
+
+class Artifacts:
+    """The files of one execution, which starts when this is made.
+
+    `empty` is the state of a directory that was empty, when that may be believed; `scan` is what it holds else.
+    """
+
+    def __init__(self, root: str, empty: Optional[State] = None, scan: Optional[Scan] = None) -> None:
+        self._root = root
+        self._empty = empty
+        if scan is None and empty is None:
+            scan = Scan(root, MAX_REMEMBERED)
+        files = {} if scan is None else scan.files
+        self._known: dict[str, State] = {path: _state(status) for path, status in files.items()}
+        self._knows_all = scan is None or not scan.truncated
         self._started_ns = 0 if self._knows_all else stamp_ns()
 
     def put_by_client(self, path: str, status: os.stat_result) -> None:
@@ -103,6 +145,8 @@ class Artifacts:
 
     def found(self) -> tuple[list[FileEntry], bool]:
         """Returns descriptions of the files, by path, and whether there may be more."""
+        if self._empty is not None and _directory_state(self._root) == self._empty:
+            return [], False
         scan = Scan(self._root, MAX_LOOKED_AT)
         changed = sorted(path for path, status in scan.files.items() if self._is_changed(path, status))
         shown = [path for path in changed if is_text(path)]
@@ -128,3 +172,11 @@ def stamp_ns() -> int:
 
 def _state(status: os.stat_result) -> State:
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _directory_state(root: str) -> Optional[State]:
+    try:
+        status = os.stat(root, follow_symlinks=False)
+    except OSError:  # agent code may have taken away its own right to it
+        return None
+    return (status.st_ino, status.st_size, status.st_ctime_ns) if stat.S_ISDIR(status.st_mode) else None

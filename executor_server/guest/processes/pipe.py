@@ -7,6 +7,7 @@ import os
 
 F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1024 * 1024
+READ_BYTES = 65536
 
 
 class Pipe:
@@ -15,17 +16,21 @@ class Pipe:
     def __init__(self, stream: str) -> None:
         self.stream = stream
         self.ended = False
+        self.is_large = True  # a program can write for some milliseconds before it has to wait for a reader
         self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.read_fd, False)
         try:
             fcntl.fcntl(self.write_fd, F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
-            pass  # a smaller pipe is only slower
+            self.is_large = False  # the user has many pipes; a smaller one is only slower
 
     def read(self) -> bytes:
-        """Reads without waiting; returns nothing when nothing is there yet, or (`ended`) when nothing will come."""
+        """Reads at most READ_BYTES without waiting; fewer when that is all.
+
+        Returns nothing when nothing is there yet, or (`ended`) when nothing will come.
+        """
         try:
-            data = os.read(self.read_fd, 65536)
+            data = os.read(self.read_fd, READ_BYTES)
         except BlockingIOError:
             return b""
         self.ended = not data

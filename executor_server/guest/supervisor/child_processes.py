@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 # Sources after which the checker is replaced, with whatever hostile ones have left in its memory.
 _CHECKER_USES = 200
-# Seconds without a source after which the checker ends; starting another takes a millisecond or two.
+# Seconds without a source after which a checker ends, used or not; starting another takes a millisecond or two.
 _CHECKER_REST_S = 10.0
 # Messages that do not use an interpreter. The last of each kind is sent to a warm one that takes its place, too;
 # FindModules only until it is answered.
@@ -87,7 +87,8 @@ class ChildProcesses:
         self._checker_uses = 0
         self._checker_cpu_s = 0.0  # when it got its last source
         self._held = False  # everything but the checker is stopped
-        self._checker_used_at = float("inf")  # not yet: a new session's first source finds it ready
+        self._checker_used_at = 0.0  # or started
+        self._serves = False  # a session has this sandbox, so a source may come
         self._measured: Optional[Process] = None
         self._paused = False
         self._used = False  # true once the interpreter has got a message that uses it
@@ -123,7 +124,14 @@ class ChildProcesses:
         self._used = False
         self._set_up.pop(FindModules, None)
         self._set_interpreter(self._fork(lambda sock, config: self._programs.interpreter(sock, config, [])))
-        self._start_checker()
+        if self._serves:
+            self._start_checker()
+
+    def serve_session(self) -> None:
+        """A session has got the sandbox: its first source finds a checker ready. Before, none holds memory."""
+        self._serves = True
+        if self.started:
+            self.have_checker()
 
     def stop(self) -> None:
         """Kills everything in the sandbox but the processes that calls have started."""
@@ -355,6 +363,7 @@ class ChildProcesses:
     def _start_checker(self) -> None:
         self._checker = self._fork(self._programs.checker)
         self._checker_uses = 0
+        self._checker_used_at = time.monotonic()
         self._watch_checker()
 
     def _watch_checker(self) -> None:

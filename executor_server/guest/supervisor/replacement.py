@@ -144,7 +144,7 @@ class Replacement:
             self._runner.finish_dead(status, cpu_time_s, why)
         elif run is not None:
             # A process of an earlier execution killed the interpreter while this source was checked: it has not begun.
-            self._runner.run = None
+            self._runner.withdraw()
             if run.visible:
                 kept = 1 if run.savepoint is not None else None
                 again = Execute(id=run.execution_id, asked={}, policy="", savepoints=kept, **run.settings.fields())

@@ -120,6 +120,7 @@ class Run:
         self.ended_by: Optional[str] = None  # the outcome, once the supervisor has decided on one
         self.logs = LogRelay(channel, execution_id, settings.output_bytes)
         self.pipes: list[Pipe] = []
+        self.write_fds: tuple[int, ...] = ()  # ends of the pipes that the interpreter does not have yet
         self.calls: dict[str, Call] = {}  # open tool calls, by the id in the client's answer
         self.calls_made = 0
         self.final_call_id = ""
@@ -225,11 +226,17 @@ class Run:
         paused = self._paused_s + (now - self._paused_at if self._paused_at is not None else 0.0)
         return now - self.started - paused
 
-    def close(self) -> None:
-        """Closes the run's pipes and its value."""
+    def close_pipes(self) -> None:
+        """Closes the ends of the run's pipes that are here; also called in a forked child."""
         for pipe in self.pipes:
             pipe.close()
-        self.pipes = []
+        for fd in self.write_fds:
+            os.close(fd)
+        self.pipes, self.write_fds = [], ()
+
+    def close(self) -> None:
+        """Closes the run's pipes and its value."""
+        self.close_pipes()
         if isinstance(self.output, int):
             os.close(self.output)
         self.output = None

@@ -14,7 +14,7 @@ import time
 
 from ..checks.offline import NOT_INSTALLED, note
 from ..checks.rules import Rules
-from ..files.artifacts import Artifacts
+from ..files.artifacts import ArtifactFinder
 from ..files.transfers import Transfers
 from ..processes.pipe import Pipe
 from ..wire import link
@@ -76,6 +76,7 @@ class Runner:
         self.tool_calls = ToolCalls(child_processes, transfers)
         self.reports = ProgramReports(self, channel, child_processes, self._output)
         self._checking = Checking(child_processes)
+        self._artifacts = ArtifactFinder(config.workspace)
 
     @property
     def busy(self) -> bool:
@@ -90,8 +91,7 @@ class Runner:
         """In a forked child: closes the pipes, which belong to the supervisor."""
         self._background.close_all()
         if self.run is not None:
-            for pipe in self.run.pipes:
-                pipe.close()
+            self.run.close_pipes()
 
     # -- beginning -----------------------------------------------------------------------------------------------
 
@@ -109,6 +109,19 @@ class Runner:
             self.finish(self.run, "operation_limit", ErrorDetail(type="OperationLimitExceeded", message=message))
             return
         self._checking.begin(self.run, self.rules)
+        self._prepare(self.run)
+
+    def _prepare(self, run: Run) -> None:
+        """Does what does not depend on the verdict, while the checker works: makes pipes, and looks at the workspace.
+
+        The pipes are new ones for each run: a process that an earlier run left behind still holds that run's pipes, and
+        what it prints must not be taken for output of this one (background.py).
+        """
+        run.pipes = [Pipe("stdout"), Pipe("stderr")]
+        run.write_fds = tuple(pipe.write_fd for pipe in run.pipes)
+        self._output.watch(run)
+        if run.visible:
+            run.artifacts = self._artifacts.begin()
 
     def on_verdict(self, packet: link.Packet) -> None:
         """Starts the code, or ends the run: the checker has decided on the source. Raises FrameError."""
@@ -136,22 +149,14 @@ class Runner:
             self.finish(run, *refusal)
 
     def _start_code(self, run: Run, code: bytes) -> None:
-        """Hands the checked code to the interpreter, with pipes of its own as its stdout and stderr.
-
-        New ones for each run: a process that an earlier run left behind still holds that run's pipes, and what it
-        prints must not be taken for output of this one (background.py).
-        """
+        """Hands the checked code to the interpreter, with pipes of its own as its stdout and stderr."""
         run.phase = Phase.RUNNING
-        run.pipes = [Pipe("stdout"), Pipe("stderr")]
-        if run.visible:
-            run.artifacts = Artifacts(self._config.workspace)
         run.cpu = usage.CpuMeter(self._child_processes.interpreter, self._cpu)
         self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
-        self._output.watch(run)
         source = run.source.encode("utf-8", "surrogatepass")
         message = self.budget.charge(run, len(source))
         self.reports.warn(run, spent=0)
-        fds = tuple(pipe.write_fd for pipe in run.pipes)
+        fds, run.write_fds = run.write_fds, ()
         if self._idle_of is not self._child_processes.interpreter:
             self._idle_of = self._child_processes.interpreter
             fds += self._background.open_idle()
@@ -168,6 +173,7 @@ class Runner:
             return run.kill_at
         soonest = min(
             self._background.due,
+            self._output.due,
             run.wall_deadline,
             self._checking.deadline if run.phase == Phase.CHECKING else self._next_watch,
         )
@@ -179,6 +185,7 @@ class Runner:
         run = self.run
         if run is None:
             return False
+        self._output.on_time(now)
         if run.logs.due is not None and now >= run.logs.due:
             run.logs.flush()
         if run.phase == Phase.CHECKING:
@@ -305,11 +312,23 @@ class Runner:
         run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
         self._charged_cpu_s += run.cpu_time_s
         run.peak_memory_bytes = self._child_processes.interpreter.peak_memory_bytes()
-        self._output.forget(run)
+        held = [pipe for pipe in run.pipes if not pipe.ended and run.phase == Phase.RUNNING]
+        if held:
+            self._output.forget(run)
         if run.visible:
             self._background.show(run.logs, run.settings.output_bytes, drain=True)
-        self._background.adopt(run.pipes)
-        run.pipes = []
+        self._background.adopt(held)
+        run.pipes = [pipe for pipe in run.pipes if pipe not in held]
         self.run = None
         self._on_end(run, outcome, detail)
+        self._drop(run)  # last: the result waits for nothing that it does not need
+
+    def withdraw(self) -> None:
+        """Forgets the current run, whose code has not begun: it is to begin again."""
+        run, self.run = self.run, None
+        assert run is not None and run.phase == Phase.CHECKING
+        self._drop(run)
+
+    def _drop(self, run: Run) -> None:
+        self._output.forget(run)
         run.close()

@@ -209,12 +209,9 @@ class Supervisor:
     # -- frames of the daemon ------------------------------------------------------------------------------------
 
     def _describe(self, last_seq: int, acked: int) -> messages.Ready:
+        python, generation = "{}.{}.{}".format(*sys.version_info), self._results.generation
         return messages.Ready(
-            protocol=PROTOCOL_VERSION,
-            python="{}.{}.{}".format(*sys.version_info),
-            generation=self._results.generation,
-            last_seq=last_seq,
-            acked=acked,
+            protocol=PROTOCOL_VERSION, python=python, generation=generation, last_seq=last_seq, acked=acked
         )
 
     def _on_frame(self, frame: Frame) -> None:
@@ -323,6 +320,7 @@ class Supervisor:
             self._session_env = read_variables(env)
             self._post_environment()
         self._prelude.configure(request.op, body[request.settings + request.env :].decode("utf-8", "replace"))
+        self._child_processes.serve_session()
 
     def _hold_to(self, settings: bytes) -> None:
         """Applies the session's rules to all that starts from now on, in this interpreter and in later ones."""

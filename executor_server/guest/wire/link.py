@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 INLINE_BYTES = 64 * 1024
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
 _MAX_FDS = 5  # a payload, stdout and stderr, and both of the time between runs
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_FDS * 4)
 
 _F_ADD_SEALS = 1033
 _F_GET_SEALS = 1034
@@ -181,9 +182,9 @@ def _send_packet(sock: socket.socket, head: bytes, body: bytes, fds: tuple[int, 
 def receive(sock: socket.socket, max_bytes: int) -> Packet:
     """The next message. Raises LinkClosed, FrameError, and BlockingIOError where none waits on a non-blocking link."""
     try:
-        data, ancillary, flags, _ = sock.recvmsg(
-            _PACKET_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
-        )
+        # Asked for its size first: for the largest one, the C library would map memory and unmap it again.
+        size = sock.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+        data, ancillary, flags, _ = sock.recvmsg(min(size, _PACKET_BYTES), _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError as error:
         raise LinkClosed("the other end is gone") from error
     owned: list[int] = []

@@ -22,16 +22,23 @@ class Loop:
         self._poll = select.epoll()
         self._handlers: dict[int, tuple[int, Handler]] = {}
         self.first = -1  # the descriptor whose events are handled before those of others that came with them
+        self._last: set[int] = set()  # those whose events are handled after all others
 
-    def watch(self, fd: int, events: int, handler: Optional[Handler]) -> None:
-        """Has the handler called when these events come; without a handler, forgets the descriptor."""
+    def watch(self, fd: int, events: int, handler: Optional[Handler], *, last: bool = False) -> None:
+        """Has the handler called when these events come; without a handler, forgets the descriptor.
+
+        `last`: after the handlers of other events that came with them, which may forget this one.
+        """
         known = self._handlers.get(fd)
         if handler is None:
             if known is not None:
                 del self._handlers[fd]
+                self._last.discard(fd)
                 self._poll.unregister(fd)
             return
         self._handlers[fd] = (events, handler)
+        if last:
+            self._last.add(fd)
         if known is None:
             self._poll.register(fd, events)
         elif known[0] != events:
@@ -41,7 +48,7 @@ class Loop:
         """Waits for events, at most so long, and handles them; whether there were any."""
         ready = self._poll.poll(timeout_s)
         if len(ready) > 1:
-            ready.sort(key=self._is_later)
+            ready.sort(key=self._place)
         for fd, events in ready:
             # An earlier handler of this turn may have forgotten it.
             entry = self._handlers.get(fd)
@@ -49,8 +56,8 @@ class Loop:
                 entry[1](events)
         return bool(ready)
 
-    def _is_later(self, event: tuple[int, int]) -> bool:
-        return event[0] != self.first
+    def _place(self, event: tuple[int, int]) -> int:
+        return 0 if event[0] == self.first else 2 if event[0] in self._last else 1
 
     def close(self) -> None:
         self._poll.close()

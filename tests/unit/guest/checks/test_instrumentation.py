@@ -189,8 +189,8 @@ def _report(script: str, version: str) -> dict[str, Any]:
         pytest.skip(f"no CPython {version} here")
     path = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "proto")))
     environment = {"PYTHONPATH": path, "PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [python, "-W", "error", REPOSITORY / "tests" / "support" / script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    command = [str(python), "-W", "error", str(REPOSITORY / "tests" / "support" / script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report

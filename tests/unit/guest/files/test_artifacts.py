@@ -13,7 +13,7 @@ import pytest
 
 from executor_api.limits import ARTIFACTS_MAX
 from executor_server.guest.files import artifacts
-from executor_server.guest.files.artifacts import Artifacts
+from executor_server.guest.files.artifacts import ArtifactFinder, Artifacts
 from executor_server.guest.files.transfers import Transfers
 from executor_server.guest.wire.messages import FileData, FilePut
 from tests.support.descriptors import none_left_open
@@ -152,3 +152,69 @@ def test_a_workspace_that_cannot_be_read_is_not_taken_for_empty(root: Path, monk
     root.rename(root.with_name("gone"))
     assert watch.found() == ([], True)
     root.with_name("gone").rename(root)
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty workspace that was made a minute ago, as far as its clock shows."""
+    made_ns = tmp_path.stat().st_ctime_ns
+    monkeypatch.setattr(artifacts, "time", SimpleNamespace(time_ns=lambda: made_ns + 60 * 10**9))
+    root = tmp_path / "empty"
+    root.mkdir()
+    return root
+
+
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    done: list[str] = []
+    scan = artifacts.Scan
+
+    def noted(root: str, at_most: int) -> artifacts.Scan:
+        done.append(root)
+        return scan(root, at_most)
+
+    monkeypatch.setattr(artifacts, "Scan", noted)
+    return done
+
+
+def test_an_empty_workspace_is_scanned_once(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, finder = scans(monkeypatch), ArtifactFinder(str(empty))
+    for _ in range(3):
+        assert found(finder.begin()) == []
+    assert len(done) == 1
+
+
+def test_files_are_found_in_a_workspace_that_was_empty(empty: Path) -> None:
+    finder = ArtifactFinder(str(empty))
+    for name in ("a", "b"):
+        watch = finder.begin()
+        (empty / name).write_bytes(b"new")
+        assert found(watch) == [name]
+    assert found(finder.begin()) == []
+    watch = finder.begin()
+    (empty / "a").write_bytes(b"newer")
+    assert found(watch) == ["a"]
+
+
+def test_a_file_below_a_directory_is_found_though_the_workspace_itself_has_not_changed(empty: Path) -> None:
+    (empty / "d").mkdir()
+    finder = ArtifactFinder(str(empty))
+    assert found(finder.begin()) == []
+    watch = finder.begin()
+    (empty / "d/new").write_bytes(b"new")
+    assert found(watch) == ["d/new"]
+
+
+def test_a_time_of_change_that_may_be_that_of_the_next_change_is_not_believed(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's clock for files stands still for some milliseconds."""
+    now_ns = empty.stat().st_ctime_ns
+    monkeypatch.setattr(artifacts, "time", SimpleNamespace(time_ns=lambda: now_ns + 10**6))
+    done, finder = scans(monkeypatch), ArtifactFinder(str(empty))
+    assert found(finder.begin()) == []
+    assert len(done) == 2
+
+
+def test_a_workspace_that_was_closed_to_the_supervisor_is_not_taken_for_an_empty_one(empty: Path) -> None:
+    finder = ArtifactFinder(str(empty.parent / "missing"))
+    assert finder.begin().found() == ([], True)

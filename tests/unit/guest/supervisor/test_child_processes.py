@@ -1,0 +1,89 @@
+"""The supervisor has the children that it needs, when it needs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from executor_server.guest.supervisor import child_processes
+from executor_server.guest.supervisor.child_processes import ChildProcesses
+from executor_server.guest.supervisor.children import end_child
+from executor_server.guest.wire.link_messages import Check
+from executor_server.guest.wire.loop import Loop
+from tests.support.clock import Clock
+from tests.support.descriptors import none_left_open
+
+
+class Children:
+    """Real processes, each of which only waits to be killed."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.forked: list[str] = []
+        programs = SimpleNamespace(load=lambda: None, interpreter=_wait, checker=_wait)
+        config = SimpleNamespace(preload=[])
+        supervisor = SimpleNamespace(abandon=lambda: None)
+        spared = SimpleNamespace(copies=frozenset(), leaders=frozenset())
+        self.owner = ChildProcesses(*cast(Any, (config, self.loop, programs, supervisor, spared)))
+
+    @property
+    def has_checker(self) -> bool:
+        return self.owner._checker is not None
+
+    def end(self) -> None:
+        self.owner.rest()
+        interpreter = self.owner._interpreter
+        if interpreter is not None:
+            end_child(interpreter)
+            interpreter.close()
+            self.owner.interpreter.close()
+        self.loop.close()
+
+
+def _wait(*_: object) -> None:
+    signal.pause()
+    os._exit(0)
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[Children]:
+    with none_left_open():
+        made = Children()
+        yield made
+        made.end()
+
+
+def test_a_sandbox_without_a_session_has_no_checker(children: Children) -> None:
+    """It may wait in a pool for hours, and a checker takes 2 MiB."""
+    children.owner.start()
+    assert not children.has_checker
+    children.owner.serve_session()
+    assert children.has_checker
+
+
+def test_a_session_that_comes_before_the_children_finds_a_checker_with_them(children: Children) -> None:
+    children.owner.serve_session()
+    assert not children.has_checker
+    children.owner.start()
+    assert children.has_checker
+
+
+def test_a_checker_rests_whether_a_source_came_or_not(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(child_processes, "time", clock)
+    children.owner.start()
+    assert children.owner.rests_at == float("inf")
+    children.owner.serve_session()
+    assert children.owner.rests_at == clock.now_s + child_processes._CHECKER_REST_S
+    clock.now_s += 5
+    children.owner.check(Check(filename="<execution-1>", mode="", rules=0), b"1")
+    assert children.owner.rests_at == clock.now_s + child_processes._CHECKER_REST_S
+    children.owner.rest()
+    assert not children.has_checker
+    children.owner.check(Check(filename="<execution-2>", mode="", rules=0), b"1")
+    assert children.has_checker

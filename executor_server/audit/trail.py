@@ -131,6 +131,7 @@ class AuditTrail(Observer, PolicyListener):
             "network": None if result.network == NO_NETWORK_USE else vars(result.network),
             "imports": result.imports,
             "artifacts": len(result.artifacts),
+            "branch": None if result.branch is None else result.branch.number,
             "is_final_answer": bool(result.final_answer_call_id),
         }
         there = {name: value for name, value in fields.items() if value is not None}

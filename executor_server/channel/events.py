@@ -10,6 +10,8 @@ from executor_api.limits import ARTIFACTS_MAX, DIRECTORY_ENTRIES_MAX, VARIABLES_
 from executor_server.core import (
     BlobChunk,
     BlobRef,
+    BranchEnd,
+    Changes,
     ErrorDetail,
     EventKind,
     FileInfo,
@@ -26,6 +28,8 @@ from executor_server.core import (
 )
 from executor_server.guest.wire import messages as wire
 from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_MISSING_MODULES, Frame, FrameError
+from executor_server.guest.wire.savepoint_messages import BranchEnded
+from executor_server.guest.wire.savepoint_messages import Changes as ChangedNames
 from executor_server.guest.wire.schema import message_of, read_listed, read_object, read_texts
 
 _MAX_IMPORTS_BYTES = 4096
@@ -57,13 +61,14 @@ def read_result(frame: Frame) -> Result:
     result, body = message_of(frame), frame.body
     if not isinstance(result, wire.Result):
         raise FrameError(f"frame kind {frame.kind} is not a result")
-    artifacts_bytes = result.artifacts or 0
-    if result.error + artifacts_bytes > len(body):
-        raise FrameError("an error or artifacts past the end of their frame")
-    error, listed = body[: result.error], body[result.error : result.error + artifacts_bytes]
+    branch_at = result.error + (result.artifacts or 0)
+    output_at = branch_at + (result.branch or 0)
+    if output_at > len(body):
+        raise FrameError("an error, artifacts or a branch past the end of their frame")
+    error, listed, branch = body[: result.error], body[result.error : branch_at], body[branch_at:output_at]
     output: Payload | None = None
     if result.output is not None or result.blob is not None:
-        output = payload_of(result, body[result.error + artifacts_bytes :])
+        output = payload_of(result, body[output_at:])
     return Result(
         outcome=_outcome(result.outcome),
         variables_state=_VARIABLES_STATES.get(result.variables, VariablesState.KEPT),
@@ -81,6 +86,7 @@ def read_result(frame: Frame) -> Result:
         artifacts=tuple(_read_files(listed, ARTIFACTS_MAX)) if listed else (),
         artifacts_truncated=bool(result.artifacts_truncated),
         savepoint=result.savepoint or 0,
+        branch=_read_branch(branch) if branch else None,
         imports=_imports(result.imports or []),
     )
 
@@ -131,6 +137,25 @@ def _read_error(data: bytes) -> ErrorDetail:
         statement=clean(error.statement),
         exit_code=error.exit_code,
     )
+
+
+def _read_branch(data: bytes) -> BranchEnd:
+    ended = read_object(BranchEnded, data, "the end of a branch")
+    return BranchEnd(
+        number=ended.number or 0,
+        refused=clean(ended.refused),
+        why_not_kept=clean(ended.why_not_kept),
+        variables=_changes(ended.variables),
+        files=_changes(ended.files),
+        left_out=tuple(map(clean, ended.left_out)),
+    )
+
+
+def _changes(changes: ChangedNames | None) -> Changes | None:
+    if changes is None:
+        return None
+    lists = (changes.added, changes.changed, changes.removed, changes.unknown)
+    return Changes(*(tuple(map(clean, names)) for names in lists), truncated=changes.truncated)
 
 
 def clean(text: str) -> str:

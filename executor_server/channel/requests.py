@@ -198,7 +198,7 @@ def listed_savepoints(frame: Frame) -> Savepoints:
     answer = read_object(SavepointList, frame.body, "savepoints")
     return Savepoints(
         savepoints=tuple(
-            Savepoint(each.savepoint, each.made, each.files, each.file_bytes, _cleaned(each.left_out))
+            Savepoint(each.savepoint, each.made, each.files, each.file_bytes, _cleaned(each.left_out), each.branch)
             for each in answer.savepoints
         ),
         dropped=answer.dropped,

@@ -110,7 +110,7 @@ from executor_server.core.processes import (
     SignalTarget,
     TerminalSize,
 )
-from executor_server.core.savepoints import Savepoint, Savepoints
+from executor_server.core.savepoints import BranchEnd, Changes, Savepoint, Savepoints
 from executor_server.core.sqlite_file import (
     OtherVersionError,
     keep_checksums,

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass, field, replace
 from executor_server.core.network import NO_NETWORK, NO_NETWORK_USE, NetworkRules, NetworkUsage
 from executor_server.core.packages import PackagesSpec
 from executor_server.core.processes import ANY_PORT, DEFAULT_PROCESS_RULES, PortRules, ProcessRules
+from executor_server.core.savepoints import BranchEnd
 
 _FINGERPRINT_CHARS = 16
 
@@ -156,6 +157,7 @@ class StateRules:
     allow_foreign: bool = False  # accept states that another daemon or tenant exported
     savepoints: int = 8  # a session may have at one time
     savepoint_file_bytes: int = 32 * 2**20  # a savepoint may hold of the workspace
+    branches: int = 8  # a session may keep at one time; 0: it may try no code
 
 
 @dataclass(frozen=True)
@@ -368,6 +370,7 @@ class Result:
     artifacts_truncated: bool = False  # more files were made or changed than are listed
     policy_fingerprint: str = ""  # the policy in force when the execution began
     savepoint: int = 0  # the one that was taken before it; 0: none
+    branch: BranchEnd | None = None  # when it ran in a branch
     imports: tuple[str, ...] = ()  # modules that the checked part of its source imports, sorted
 
 

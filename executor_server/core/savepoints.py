@@ -14,6 +14,33 @@ class Savepoint:
     files: int
     file_bytes: int
     left_out: tuple[str, ...] = ()
+    is_branch: bool = False  # the state of a branch after its program, not one that the session has been in
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Names, sorted; with `truncated` there are more. `unknown` may have changed: nobody could look."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class BranchEnd:
+    """The end of an execution that ran in a branch. `number` is 0 when the branch is not kept.
+
+    `refused` says why there was no branch, and nothing has run. The changes are None when nobody could look.
+    """
+
+    number: int = 0
+    refused: str = ""
+    why_not_kept: str = ""
+    variables: Changes | None = None
+    files: Changes | None = None
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class ExecutionRequest:
     mode: OutputMode
     limits: RequestedLimits
     savepoint: bool = False  # one is taken before it begins
+    branch: bool = False  # it runs in a copy of the interpreter
 
 
 @dataclass(frozen=True)

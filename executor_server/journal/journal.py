@@ -183,7 +183,7 @@ class Journal:
     ) -> Execution:
         """Starts an execution, with these limits and under the policy of this fingerprint.
 
-        With `savepoints`, one is taken first, under these rules.
+        `savepoints` are the rules of the savepoint that is taken first, or of the branch that it runs in.
         """
         source = request.code.encode()
         execute = Execute(
@@ -195,8 +195,9 @@ class Journal:
             operations=limits.operations,
             output_bytes=limits.output_bytes,
             policy=policy,
-            savepoints=savepoints.savepoints if savepoints is not None else None,
+            savepoints=savepoints.savepoints if savepoints is not None and request.savepoint else None,
             savepoint_file_bytes=savepoints.savepoint_file_bytes if savepoints is not None else None,
+            branches=savepoints.branches if savepoints is not None and request.branch else None,
         )
         self._owner.send(execute, source)
         return self._state.begin(execute, source)
@@ -367,4 +368,5 @@ class Journal:
 def _asked(request: ExecutionRequest) -> dict[str, Any]:
     """Returns the limits that a client asks for; EXECUTE carries them beside those that are granted."""
     asked = {name: value for name, value in vars(request.limits).items() if value is not None}
-    return {**asked, "savepoint": True} if request.savepoint else asked
+    asked |= {name: True for name in ("savepoint", "branch") if getattr(request, name)}
+    return asked

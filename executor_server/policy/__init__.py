@@ -18,6 +18,7 @@ from executor_server.policy.session_rules import (
     check_file_put,
     check_port,
     check_process,
+    check_branch,
     check_savepoint,
     check_state_export,
     check_state_restore,

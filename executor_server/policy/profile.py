@@ -168,7 +168,11 @@ class StateTable(Section):
     """Savepoints of a session at one time, in its sandbox; the oldest are dropped beyond them, and when its memory is
     short. 0: none may be taken."""
     savepoint_file_bytes: Bytes = 32 * MIB
-    """Bytes of the workspace that a savepoint holds, in the sandbox's memory. A larger workspace is left out of it."""
+    """Bytes of the workspace that a savepoint holds, in the sandbox's memory. A larger workspace is left out of it, and
+    no code can be tried in it."""
+    branches: Annotated[int, Field(strict=True, ge=0, le=SAVEPOINTS_MAX)] = 8
+    """Branches of a session that are kept at one time, after code was tried in them; the oldest are dropped beyond
+    them, and when memory is short. 0: no code may be tried."""
 
 
 class QuotasTable(Section):

@@ -84,6 +84,12 @@ def check_savepoint(spec: SessionSpec) -> None:
         _refuse([_denied(spec, "savepoint", "a savepoint", "state.savepoints")])
 
 
+def check_branch(spec: SessionSpec) -> None:
+    """Raises PolicyViolation when the session may try no code."""
+    if not spec.state.branches:
+        _refuse([_denied(spec, "branch", "a branch", "state.branches")])
+
+
 def check_process(spec: SessionSpec, *, pty: bool) -> None:
     """Raises PolicyViolation for a process that may not be started."""
     rules = spec.processes

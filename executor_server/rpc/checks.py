@@ -132,6 +132,12 @@ def count(number: int, most: int, field: str) -> None:
         raise invalid(field, f"has {number} entries; at most {most:,} are allowed")
 
 
+def branch(in_branch: bool, *, savepoint: bool) -> bool:
+    if in_branch and savepoint:
+        raise invalid("branch", "has no savepoint before it: the session stays as it is")
+    return in_branch
+
+
 def savepoint(number: int, field: str) -> int:
     if not 0 < number <= SAVEPOINT_NUMBER_MAX:
         raise invalid(field, "is not the number of a savepoint, which are 1 and higher")

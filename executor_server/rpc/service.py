@@ -162,6 +162,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
             mode=from_wire.output_mode_from(request.output_mode),
             limits=from_wire.requested_limits_from(request.limits),
             savepoint=request.savepoint,
+            branch=checks.branch(request.branch, savepoint=request.savepoint),
         )
         await _follow(execution, 0, service_pb.ExecuteResponse, context)
 

@@ -19,6 +19,7 @@ from executor_server.core import (
     NO_NETWORK_USE,
     BlobChunk,
     BlobRef,
+    BranchEnd,
     ErrorDetail,
     Event,
     ExecutionLimits,
@@ -233,6 +234,18 @@ def _result_to(result: Result) -> pb.ExecutionResult:
         artifacts_truncated=result.artifacts_truncated,
         policy_fingerprint=result.policy_fingerprint,
         savepoint=result.savepoint,
+        branch=None if result.branch is None else _branch_to(result.branch),
+    )
+
+
+def _branch_to(branch: BranchEnd) -> pb.BranchEnd:
+    return pb.BranchEnd(
+        number=branch.number,
+        refused=branch.refused,
+        why_not_kept=branch.why_not_kept,
+        variables=None if branch.variables is None else pb.Changes(**vars(branch.variables)),
+        files=None if branch.files is None else pb.Changes(**vars(branch.files)),
+        left_out=branch.left_out,
     )
 
 
@@ -244,6 +257,7 @@ def savepoints_to(answer: Savepoints) -> list[service_pb.Savepoint]:
             files=each.files,
             file_bytes=each.file_bytes,
             left_out=each.left_out,
+            is_branch=each.is_branch,
         )
         for each in answer.savepoints
     ]

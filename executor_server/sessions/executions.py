@@ -48,7 +48,7 @@ from executor_server.journal import (
     ToolFailure,
 )
 from executor_server.lifecycle import Answer
-from executor_server.policy import RequestedLimits, check_savepoint, check_tools, execution_limits
+from executor_server.policy import RequestedLimits, check_branch, check_savepoint, check_tools, execution_limits
 from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
 
 _log = structlog.get_logger(__name__)
@@ -87,21 +87,29 @@ class Executions:
     # -- calls of clients ----------------------------------------------------------------------------------------
 
     async def execute(
-        self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits, *, savepoint: bool = False
+        self,
+        execution_id: str,
+        code: str,
+        mode: OutputMode,
+        limits: RequestedLimits,
+        *,
+        savepoint: bool = False,
+        branch: bool = False,
     ) -> Execution:
-        """Starts an execution, or finds the one that this id already names. With `savepoint`, takes one before.
+        """Starts an execution, or finds the one that this id already names.
+
+        With `savepoint`, takes one before. In a `branch`, it leaves the session as it was.
 
         Raises InvalidRequest (the id names other code), PreconditionFailed (the session is lost), Unavailable (the
         daemon drains), ResourceExhausted (the queue is full), PolicyViolation, and what admission refuses with.
         """
-        request = ExecutionRequest(execution_id, code, mode, limits, savepoint)
+        request = ExecutionRequest(execution_id, code, mode, limits, savepoint, branch)
         known = self.journal.known_as(request)
         if known is not None:
             return known
         self._require_room()
         spec = self._session.spec
-        if savepoint:
-            check_savepoint(spec)
+        _check_undo(spec, request)
         granted = self._granted(spec, limits)
         give_back = await self._admission.execution(self._session.facts, execution_id, code, granted)
         try:
@@ -112,8 +120,9 @@ class Executions:
             self._require_room()
             if self._session.spec is not spec:
                 spec = self._session.spec
+                _check_undo(spec, request)
                 granted = self._granted(spec, limits)
-            rules = spec.state if savepoint else None
+            rules = spec.state if savepoint or branch else None
             execution = self.journal.execute(request, granted, spec.policy.fingerprint, rules)
             self._begun_s[execution_id] = time.monotonic()
             self._observer.execution_started(self._session.facts, execution_id)
@@ -255,6 +264,14 @@ class Executions:
             operations=result.usage.operations,
             wall_time_s=round(result.usage.wall_time_s, 4),
         )
+
+
+def _check_undo(spec: SessionSpec, request: ExecutionRequest) -> None:
+    """Raises PolicyViolation for an execution with a savepoint, or in a branch, that the session may not have."""
+    if request.savepoint:
+        check_savepoint(spec)
+    if request.branch:
+        check_branch(spec)
 
 
 def facts_of(record: SessionRecord) -> SessionFacts:

@@ -156,22 +156,30 @@ class Running:
         self._names = itertools.count(1)
 
     async def begin(
-        self, session: Session, code: str, *, last_statement: bool = False, savepoint: bool = False, **limits: Any
+        self,
+        session: Session,
+        code: str,
+        *,
+        last_statement: bool = False,
+        savepoint: bool = False,
+        branch: bool = False,
+        **limits: Any,
     ) -> Execution:
         mode = OutputMode.LAST_STATEMENT if last_statement else OutputMode.TRAILING_EXPRESSION
         asked = RequestedLimits(**limits)
-        return await session.execute(f"execution-{next(self._names)}", code, mode, asked, savepoint=savepoint)
+        execution_id = f"execution-{next(self._names)}"
+        return await session.execute(execution_id, code, mode, asked, savepoint=savepoint, branch=branch)
 
     async def run(self, session: Session, code: str, **options: Any) -> Transcript:
         return await follow(await self.begin(session, code, **options))
 
     async def run_with_tools(
-        self, session: Session, code: str, tools: dict[str, Callable[..., Any]], final: str = ""
+        self, session: Session, code: str, tools: dict[str, Callable[..., Any]], final: str = "", **options: Any
     ) -> Transcript:
         """Runs code and answers its tool calls, as a client would."""
         specs = [ToolSpec(name, "", (), name == final) for name in tools]
         await session.register_tools(specs)
-        execution = await self.begin(session, code)
+        execution = await self.begin(session, code, **options)
 
         async def answer(call: ToolCall, transcript: Transcript) -> None:
             args, kwargs = decode(transcript.bytes_of(call.arguments))

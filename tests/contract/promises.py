@@ -392,6 +392,12 @@ PROMISES = (
         "A session goes back to a savepoint with all that its memory held, and says what it could not take back.",
         {"fake": _NO_SYSTEM},
     ),
+    Promise(
+        "branches",
+        "State",
+        "Code is tried in a branch, which says what it has changed and leaves the session as it was.",
+        {"fake": _NO_SYSTEM},
+    ),
     # -- Processes
     Promise(
         "processes",

@@ -265,7 +265,14 @@ class WireSession:
         return self._session.info.missing_modules
 
     async def execute(
-        self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits, *, savepoint: bool = False
+        self,
+        execution_id: str,
+        code: str,
+        mode: OutputMode,
+        limits: RequestedLimits,
+        *,
+        savepoint: bool = False,
+        branch: bool = False,
     ) -> WireExecution:
         """Returns when the daemon has the execution. Raises its refusal."""
         request = service_pb.ExecuteRequest(
@@ -275,6 +282,7 @@ class WireSession:
             output_mode=values.mode_to(mode),
             limits=values.limits_to(vars(limits)),
             savepoint=savepoint,
+            branch=branch,
         )
         execution = WireExecution(self, execution_id, request)
         repeated = execution_id in self._executions

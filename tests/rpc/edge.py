@@ -129,10 +129,17 @@ class FakeSession:
         self.asked.append("touch")
 
     async def execute(
-        self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits, *, savepoint: bool = False
+        self,
+        execution_id: str,
+        code: str,
+        mode: OutputMode,
+        limits: RequestedLimits,
+        *,
+        savepoint: bool = False,
+        branch: bool = False,
     ) -> FakeExecution:
         asked = ("execute", execution_id, code, mode, execution_limits(self.spec, limits))
-        self._do((*asked, "savepoint") if savepoint else asked)
+        self._do((*asked, *["savepoint"] * savepoint, *["branch"] * branch))
         self.executions[execution_id] = self.next_execution
         return self.next_execution
 

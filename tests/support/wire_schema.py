@@ -8,7 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from executor_server.guest.wire import file_changes, link_messages, messages, process_messages, session_rules
+from executor_server.guest.wire import (
+    file_changes,
+    link_messages,
+    messages,
+    process_messages,
+    savepoint_messages,
+    session_rules,
+)
 from executor_server.guest.wire.frames import PROTOCOL_VERSION
 from executor_server.guest.wire.link_messages import LinkMessage
 from executor_server.guest.wire.schema import _REQUIRED, Field, Message, Record
@@ -25,7 +32,7 @@ def _records(*modules: ModuleType) -> list[type[Record]]:
     return [cls for cls in found if issubclass(cls, Record) and cls.__module__ in names and cls is not LinkMessage]
 
 
-CHANNEL_RECORDS = _records(session_rules, messages, process_messages, file_changes)
+CHANNEL_RECORDS = _records(session_rules, messages, process_messages, file_changes, savepoint_messages)
 LINK_RECORDS = _records(link_messages)
 
 

@@ -20,15 +20,18 @@ from ..wire import link
 from ..wire.lean import dumps, loads, signal
 from ..wire.link_messages import (
     Answered,
+    BeginBranch,
     Booted,
     CommitVariables,
     DropTools,
+    EndBranch,
     ExportState,
     FindModules,
     ForgetVariables,
     GetVariables,
     LinkMessage,
     PlaceTools,
+    RestoreFiles,
     RestoreState,
     RunProgram,
     SetEnvironment,
@@ -102,6 +105,7 @@ class Interpreter:
         self._keeps_link = False  # true while this process forks savepoints
         os.register_at_fork(after_in_child=self._leave_link)
         self._file_cache: Any = None
+        self._branch: Any = None
         self._config = config
         threading.excepthook = unless_final_answer(threading.excepthook)
 
@@ -141,6 +145,9 @@ class Interpreter:
             ExportState: self._states.on_export,
             RestoreState: self._states.on_restore,
             TakeSavepoint: self._on_savepoint,
+            BeginBranch: self._on_branch,
+            EndBranch: self._on_branch,
+            RestoreFiles: self._on_branch,
         }
         while True:
             try:
@@ -174,10 +181,12 @@ class Interpreter:
         self._send(answer, body)
 
     def _on_savepoint(self, request: TakeSavepoint, packet: link.Packet) -> None:
-        from . import savepoint, workspace_copies  # not at the start: most sessions have none
+        from . import branch, savepoint, workspace_copies  # not at the start: most sessions have none
 
         if self._file_cache is None:
             self._file_cache = workspace_copies.WorkspaceCopies(self._config.workspace)
+        if request.whole:
+            self._branch = branch.Branch(self._runtime.main.__dict__, self._runtime.guarded, self._file_cache)
         parts = savepoint.Parts(self._sock, self._inbox, self._executions, self._streams, self._process)
         self._keeps_link = True
         try:
@@ -185,6 +194,13 @@ class Interpreter:
         finally:
             self._keeps_link = False
             packet.close_fds()
+        self._send(*answer)
+
+    def _on_branch(self, message: LinkMessage, _packet: link.Packet) -> None:
+        assert self._branch is not None, "a branch without its copy"
+        answer = self._branch.answer(message)
+        self._process.end_forks()
+        self._streams.settle()  # output of values' own code belongs to no program
         self._send(*answer)
 
     def _on_find(self, _command: FindModules, packet: link.Packet) -> None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     Answer = tuple[LinkMessage, bytes]
 
 _OOM_SCORE_OF_COPIES = 1000
+_OOM_SCORE_OF_BRANCHES = 950  # the session's interpreter outlives a branch that takes all memory
 _MAX_NAMED = 3  # threads that a refusal names
 
 
@@ -69,7 +70,7 @@ class _Kept:
     def __init__(self, files: Optional[Copy], random_state: Any) -> None:
         self.files = files
         self.random_state = random_state
-        self.positions: list[tuple[int, int]] = []  # descriptor and offset of each open file
+        self.positions: Optional[Positions] = None
 
 
 def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: WorkspaceCopies) -> Answer:
@@ -83,10 +84,11 @@ def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: Work
     files: Optional[Copy] = None
     try:
         files = copies.save(request.file_bytes)
-    except TooMany as reason:
+    except (TooMany, OSError) as error:
+        reason = str(error) if isinstance(error, TooMany) else error.strerror or "they can't be read"
+        if request.whole:
+            return _refusal(reason)
         left_out.append(f"files of the workspace: {reason}")
-    except OSError as error:
-        left_out.append(f"files of the workspace: {error.strerror}")
     module = sys.modules.get("random")
     kept = _Kept(files, module.getstate() if module is not None else None)
     try:
@@ -192,6 +194,23 @@ def _fork() -> int:
     return int(answer)
 
 
+class Positions:
+    """The positions in the files that this process has open. A branch shares them, and moves them."""
+
+    def __init__(self) -> None:
+        self._all = [(fd, os.lseek(fd, 0, os.SEEK_CUR)) for fd, status in _descriptors() if stat.S_ISREG(status.st_mode)]
+
+    def restore(self) -> int:
+        """Returns how many could not be restored."""
+        failed = 0
+        for fd, position in self._all:
+            try:
+                os.lseek(fd, position, os.SEEK_SET)
+            except OSError:
+                failed += 1
+        return failed
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # In the copy
 
@@ -202,10 +221,11 @@ def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept) -> A
         _settle(theirs, parts, kept)
         waiting = socket.socket(fileno=theirs)
         packet = link.receive(waiting, link.INLINE_BYTES)
-        if not isinstance(message_of(packet), Resume) or len(packet.fds) != 1:
+        message = message_of(packet)
+        if not isinstance(message, Resume) or len(packet.fds) != 1:
             raise ValueError("a message that is not for a savepoint")
         waiting.close()
-        return _go_on(packet.fds.pop(), parts, copies, kept)
+        return _go_on(packet.fds.pop(), parts, copies, kept, is_branch=message.branch)
     except link.LinkClosed:
         os._exit(0)
     except BaseException:  # noqa: BLE001 - the supervisor sees its end
@@ -214,17 +234,15 @@ def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept) -> A
 
 def _settle(theirs: int, parts: Parts, kept: _Kept) -> None:
     _set_oom_score(_OOM_SCORE_OF_COPIES)
+    kept.positions = Positions()
     for fd, status in _descriptors():
-        kind = stat.S_IFMT(status.st_mode)
-        if kind == stat.S_IFREG:
-            kept.positions.append((fd, os.lseek(fd, 0, os.SEEK_CUR)))
-        elif kind not in (stat.S_IFDIR, stat.S_IFCHR) and fd != theirs:
+        if stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR) and fd != theirs:
             os.dup2(parts.streams.null, fd, inheritable=fd <= 2)
 
 
-def _go_on(new_link: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept) -> Answer:
+def _go_on(new_link: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, *, is_branch: bool) -> Answer:
     """Makes this process the interpreter. Returns its first message."""
-    _set_oom_score(OOM_SCORE)
+    _set_oom_score(_OOM_SCORE_OF_BRANCHES if is_branch else OOM_SCORE)
     os.dup2(new_link, parts.sock.fileno(), inheritable=False)
     os.close(new_link)
     parts.process.move_here()
@@ -234,12 +252,9 @@ def _go_on(new_link: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept) ->
     if kept.random_state is not None:  # a fork gives the copy another one
         sys.modules["random"].setstate(kept.random_state)
     left_out = []
-    for fd, position in kept.positions:
-        try:
-            os.lseek(fd, position, os.SEEK_SET)
-        except OSError:
-            left_out.append("the position in an open file")
-    if kept.files is not None:
+    if kept.positions is not None and (failed := kept.positions.restore()):
+        left_out.append(f"positions in open files: {failed}")
+    if kept.files is not None and not is_branch:
         failed = copies.restore(kept.files)
         if failed:
             left_out.append(f"files of the workspace that could not be restored: {failed}")

@@ -73,6 +73,25 @@ class WorkspaceCopies:
         self._last = copy
         return copy
 
+    def changes(self) -> tuple[list[str], list[str], list[str]]:
+        """Returns the paths added, changed and removed since the last copy was made."""
+        added, changed = [], []
+        gone = set(self._last)
+        for seen, (path, status) in enumerate(_walk(self._root, "")):
+            if seen >= _MAX_SEEN:
+                break
+            entry = self._last.get(path)
+            gone.discard(path)
+            if entry is None:
+                added.append(path)
+            elif _key(status) != entry.key or not _same_kind(status, entry):
+                changed.append(path)
+        return added, changed, sorted(gone)
+
+    def restore_last(self) -> int:
+        """Makes the workspace as it was when the last copy was made; returns how many files could not be made so."""
+        return self.restore(self._last)
+
     def _read(self, path: str, max_bytes: int) -> Optional[Entry]:
         """Reads a file; None when it is gone. Raises TooMany when it has grown meanwhile."""
         try:

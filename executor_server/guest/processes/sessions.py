@@ -41,6 +41,11 @@ def cpu_s(leaders: Set[int]) -> float:
     return ticks / _TICKS_PER_S
 
 
+def leaders() -> frozenset[int]:
+    """Returns the kernel sessions of all processes but this one."""
+    return frozenset(int(stat[_SESSION]) for _, stat in _processes())
+
+
 def signal_session(leader: int, number: int) -> None:
     """Sends a signal to every process of a kernel session."""
     for pid, stat in _processes():

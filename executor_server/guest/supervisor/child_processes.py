@@ -148,6 +148,29 @@ class ChildProcesses:
         self._used = True
         self._set_interpreter(child)
 
+    def swap(self, child: Child, measured: Process) -> tuple[Optional[Child], Process]:
+        """Puts a process in the place of the interpreter, which waits; returns that."""
+        assert self._measured is not None
+        other = self._interpreter, self._measured
+        if self._interpreter is not None:
+            self._loop.watch(self._interpreter.sock.fileno(), 0, None)
+        self._interpreter, self._measured = child, measured
+        self._watch_interpreter()
+        return other
+
+    def kill_others(self) -> bool:
+        """Kills everything but what `leaders` spares, and the checker; false when that took their lives, too."""
+        checker = self._checker
+
+        def note_exit(pid: int, status: int, usage: Any) -> None:
+            if checker is not None and pid == checker.pid:
+                self._forget(checker)
+                self._checker = None
+            else:
+                self._spared.note_exit(pid, status, usage)
+
+        return kill_but(self._spared.leaders | ({checker.pid} if checker is not None else set()), note_exit)
+
     def pause(self, paused: bool) -> None:
         """Stops reading the interpreter's link, so that it waits once the link is full, or starts again."""
         if paused != self._paused:

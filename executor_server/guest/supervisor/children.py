@@ -172,10 +172,11 @@ def _signal_everything(number: int) -> None:
         pass  # no other process is there
 
 
-def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object]) -> None:
+def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object]) -> bool:
     """Ends every other process of the sandbox but those in the kernel sessions of `leaders`, and waits for it.
 
-    `on_exit` gets what was reaped meanwhile. A program that can't be ended so costs those sessions their lives, too.
+    `on_exit` gets what was reaped meanwhile. A program that can't be ended so costs those sessions their lives, too;
+    then the answer is False.
     """
 
     from ..processes import sessions
@@ -190,8 +191,10 @@ def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object]) -> N
                 return True
             on_exit(pid, status, usage)
 
-    if not leaders or not sessions.kill_all_but(leaders, reap_ended):
-        kill_everything(on_exit)
+    if leaders and sessions.kill_all_but(leaders, reap_ended):
+        return True
+    kill_everything(on_exit)
+    return False
 
 
 def kill_everything(on_exit: Callable[[int, int, Any], object] = lambda *_: None) -> None:

@@ -90,6 +90,9 @@ class JobQueue:
         """Returns the next job; only when one is `ready`."""
         return self._jobs.popleft()
 
+    def __contains__(self, job: Job) -> bool:
+        return job in self._jobs
+
     def cancel(self, execution_id: str) -> Optional[Execute]:
         """Removes an execution that waits, and returns it."""
         for job in self._jobs:

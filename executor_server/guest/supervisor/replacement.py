@@ -74,6 +74,13 @@ class Replacement:
         """
         cpu_time_s = self._runner.cpu_time_s()
         run = self._runner.run
+        if self._undo.on_branch and self._undo.leave_branch():
+            # It was a branch that died; the interpreter is there, and has not changed.
+            if run is not None:
+                self._runner.finish_dead(status, cpu_time_s, why)
+            else:
+                self._requests.refuse_current()
+            return
         over_prelude = run is not None and not run.visible and run.phase == Phase.RUNNING
         # Prelude and tools did not kill it at once. But no job has used it, so one of them did: neither is tried again.
         over_both = self.restored and run is None and not self._requests.busy
@@ -140,7 +147,7 @@ class Replacement:
 
     def _end_what_ran(self, status: Optional[int], cpu_time_s: float, why: str) -> None:
         run = self._runner.run
-        if run is not None and run.phase == Phase.RUNNING:
+        if run is not None and (run.phase == Phase.RUNNING or run.is_branch):
             self._runner.finish_dead(status, cpu_time_s, why)
         elif run is not None:
             # A process of an earlier execution killed the interpreter while this source was checked: it has not begun.

@@ -328,8 +328,12 @@ class Requests:
             raise FrameError("the end of a request that was not made")
         request, ok, message = self._current, answer.ok, answer.message
         if request.on_answer is not None:
-            request.on_answer(answer, body)
-            self._current = None
+            self._current = None  # first, since it may ask for more
+            try:
+                request.on_answer(answer, body)
+            except FrameError:
+                self._current = request  # the interpreter is killed over it, and that is the answer
+                raise
             return
         if ok and request.kind in _OF_STATES:
             self._end_state(request, body)
@@ -365,6 +369,11 @@ class Requests:
 
     def on_interpreter_replaced(self) -> None:
         """Refuses the current request: its interpreter is dead, and another one has been started."""
+        self.refuse_current()
+        self.tools_due = self._tools.has_shipped and not self._why_no_tools
+
+    def refuse_current(self) -> None:
+        """Refuses the current request, whose process is dead."""
         request, self._current = self._current, None
         if request is not None:
             request.close()
@@ -379,7 +388,6 @@ class Requests:
                 message = "the interpreter died or hung over these values"
                 reason = "state_refused" if request.kind in _OF_STATES else "value_refused"
                 self._channel.fail(request.op, reason, message)
-        self.tools_due = self._tools.has_shipped and not self._why_no_tools
 
 
 def _listed_variables(request: SetVariables, body: bytes) -> list[SetVariable]:

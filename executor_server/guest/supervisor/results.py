@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any, Optional
 
     from ..wire.channel import Channel
+    from ..wire.savepoint_messages import BranchEnded
     from .run import Run
 
 
@@ -50,7 +51,9 @@ class Results:
         """The session went back to a savepoint because its client asked for it."""
         self._variables = "kept"
 
-    def send(self, run: Run, outcome: str, detail: Optional[ErrorDetail]) -> None:
+    def send(
+        self, run: Run, outcome: str, detail: Optional[ErrorDetail], branch: Optional[BranchEnded] = None
+    ) -> None:
         wall_time_s = run.wall_time_s()  # first: looking for artifacts and sending the value can take long
         for notice in self._notices:
             run.logs.say("stderr", notice)
@@ -58,6 +61,7 @@ class Results:
         error_body = dumps(detail.head()) if detail else b""
         artifacts, truncated = run.artifacts.found() if run.artifacts is not None else ([], False)
         listed = dumps([artifact.head() for artifact in artifacts]) if artifacts else b""
+        branched = dumps(branch.head()) if branch is not None else b""
         payload, output = self._output_of(run) if outcome == "succeeded" else ({}, b"")
         result = Result(
             id=run.execution_id,
@@ -76,10 +80,11 @@ class Results:
             artifacts_truncated=truncated if listed or truncated else None,
             imports=run.imports or None,
             savepoint=run.savepoint,
+            branch=len(branched) or None,
             **payload,
         )
         self._variables = "kept"
-        self._channel.send(result, error_body + listed + output)
+        self._channel.send(result, error_body + listed + branched + output)
 
     def _output_of(self, run: Run) -> tuple[dict[str, Any], bytes]:
         """Takes the run's value: returns the fields that describe it, and its bytes if they fit into the frame."""

@@ -137,6 +137,7 @@ class Run:
         self.peak_memory_bytes = 0
         self.oom_suspect = False
         self.savepoint: Optional[int] = None  # number of the one that was taken before it
+        self.is_branch = False  # it runs in a copy of the interpreter
         self.artifacts: Optional[Artifacts] = None  # from when its code starts; None for the prelude
         self._held = False  # its output is not read for now
         self._paused_at: Optional[float] = None  # start of the part of a pause that is not settled yet

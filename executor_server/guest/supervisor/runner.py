@@ -95,13 +95,21 @@ class Runner:
 
     # -- beginning -----------------------------------------------------------------------------------------------
 
-    def begin(self, execution_id: str, source: str, settings: Settings, *, savepoint: Optional[int] = None) -> None:
+    def begin(
+        self,
+        execution_id: str,
+        source: str,
+        settings: Settings,
+        *,
+        savepoint: Optional[int] = None,
+        is_branch: bool = False,
+    ) -> None:
         """Begins a run; one without an id is the prelude. `savepoint` was taken before it."""
         if execution_id:
             self._count += 1
         self.run = Run(execution_id, source, settings, self._count, self._channel)
         self.run.hold(self._output.paused)
-        self.run.savepoint = savepoint
+        self.run.savepoint, self.run.is_branch = savepoint, is_branch
         if execution_id:
             self._background.show(self.run.logs, settings.output_bytes)
         if self.budget.is_spent:
@@ -120,7 +128,7 @@ class Runner:
         run.pipes = [Pipe("stdout"), Pipe("stderr")]
         run.write_fds = tuple(pipe.write_fd for pipe in run.pipes)
         self._output.watch(run)
-        if run.visible:
+        if run.visible and not run.is_branch:  # the files of a branch do not stay
             run.artifacts = self._artifacts.begin()
 
     def on_verdict(self, packet: link.Packet) -> None:
@@ -157,7 +165,7 @@ class Runner:
         message = self.budget.charge(run, len(source))
         self.reports.warn(run, spent=0)
         fds, run.write_fds = run.write_fds, ()
-        if self._idle_of is not self._child_processes.interpreter:
+        if self._idle_of is not self._child_processes.interpreter and not run.is_branch:
             self._idle_of = self._child_processes.interpreter
             fds += self._background.open_idle()
         self._child_processes.post(message, source + code, fds=fds)

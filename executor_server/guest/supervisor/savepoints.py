@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .results import Results
 
     OnTaken = Callable[[Optional[int], str], None]
+    OnMade = Callable[[Optional["Taken"], str], None]
 
 # Seconds for a copy to go on, with all files of the workspace written back; a few milliseconds are usual.
 _RESUME_TIME_S = 5.0
@@ -48,7 +49,9 @@ _MEMORY_PART = 0.7
 _STAT_PPID, _STAT_SESSION = 1, 3
 
 
-class _Savepoint:
+class Taken:
+    """A copy of the interpreter that waits."""
+
     def __init__(self, pid: int, sock: socket.socket, entry: ListedSavepoint) -> None:
         self.number = entry.savepoint
         self.pid = pid
@@ -75,7 +78,7 @@ class Savepoints:
         self._requests = requests
         self._results = results
         self._go_back = go_back
-        self._kept: list[_Savepoint] = []
+        self._kept: list[Taken] = []  # savepoints and branches, by their numbers
         self._count = 0
         self._dropped = 0  # since the last answer
         self._gone_on: Optional[ListedSavepoint] = None  # the interpreter is its process, and is to take it again
@@ -109,22 +112,39 @@ class Savepoints:
         """Has the interpreter make one; answers the request, or calls `on_taken` with its number, or the reason."""
         self._file_bytes = file_bytes
 
-        number = self._count + 1
-
-        def on_made(why_not: str) -> None:
-            if not why_not:
-                self._count = number
-                self._drop_beyond(min(kept, SAVEPOINTS_MAX))
-                if self._find(number) is None:
-                    why_not = "the memory of the sandbox does not suffice"
+        def on_kept(number: Optional[int], why_not: str) -> None:
             if on_taken is not None:
-                on_taken(None if why_not else number, why_not)
-            elif why_not:
+                on_taken(number, why_not)
+            elif number is None:
                 self._channel.fail(op, "savepoint_refused", f"no savepoint could be taken: {why_not}")
             else:
                 self.answer(op, taken=number)
 
-        self._make(number, time.time(), on_made)
+        self._keep(kept, on_kept, is_branch=False)
+
+    def keep_branch(self, kept: int, file_bytes: int, on_kept: OnTaken) -> None:
+        """Has the branch that is in the place of the interpreter make one of itself; at most so many are kept."""
+        self._file_bytes = file_bytes
+        self._keep(kept, on_kept, is_branch=True)
+
+    def _keep(self, kept: int, on_kept: OnTaken, *, is_branch: bool) -> None:
+        number = self._count + 1
+
+        def on_made(taken: Optional[Taken], why_not: str) -> None:
+            if taken is not None:
+                self._count = number
+                self._kept.append(taken)
+                self._drop_beyond(min(kept, SAVEPOINTS_MAX), is_branch=is_branch)
+                if self._find(number) is None:
+                    why_not = "the memory of the sandbox does not suffice"
+            on_kept(None if why_not else number, why_not)
+
+        self._make(number, time.time(), on_made, is_branch=is_branch, whole=is_branch)
+
+    def fork(self, file_bytes: int, on_forked: OnMade) -> None:
+        """Has the interpreter make a copy that is not kept, with all files of the workspace."""
+        self._file_bytes = file_bytes
+        self._make(self._count + 1, time.time(), on_forked, is_branch=True, whole=True)
 
     @property
     def is_due(self) -> bool:
@@ -136,20 +156,25 @@ class Savepoints:
         entry, self._gone_on = self._gone_on, None
         assert entry is not None
 
-        def on_made(why_not: str) -> None:
-            self._dropped += bool(why_not)
+        def on_made(taken: Optional[Taken], why_not: str) -> None:
+            if taken is None:
+                self._dropped += 1
+            else:
+                self._kept = sorted([*self._kept, taken], key=lambda each: each.number)
 
-        self._make(entry.savepoint, entry.made, on_made)
+        self._make(entry.savepoint, entry.made, on_made, is_branch=entry.branch)
 
-    def _make(self, number: int, made_s: float, on_made: Callable[[str], None]) -> None:
-        """`on_made` gets the reason when there is none; else nothing."""
+    def _make(
+        self, number: int, made_s: float, on_made: OnMade, *, is_branch: bool = False, whole: bool = False
+    ) -> None:
+        """`on_made` gets the copy, or the reason why there is none."""
         ours, theirs = link.make_pair()
         ours.setblocking(False)
 
         def on_answer(answer: Answered, body: bytes) -> None:
             if not answer.ok:
                 ours.close()
-                on_made(answer.message or "no reason was given")
+                on_made(None, answer.message or "no reason was given")
                 return
             made = read_object(SavepointMade, body, "a savepoint")
             self._check(made.pid)
@@ -159,11 +184,12 @@ class Savepoints:
                 files=made.files,
                 file_bytes=made.file_bytes,
                 left_out=made.left_out,
+                branch=is_branch,
             )
-            self._kept.append(_Savepoint(made.pid, ours, entry))
-            on_made("")
+            on_made(Taken(made.pid, ours, entry), "")
 
-        self._requests.ask(TakeSavepoint(file_bytes=self._file_bytes), (theirs.detach(),), on_answer)
+        request = TakeSavepoint(file_bytes=self._file_bytes, whole=whole)
+        self._requests.ask(request, (theirs.detach(),), on_answer)
 
     def _check(self, pid: int) -> None:
         """Raises FrameError unless the process may be a copy of the interpreter."""
@@ -176,9 +202,11 @@ class Savepoints:
         if pid in self.sharing or int(stat[_STAT_PPID]) != 1 or int(stat[_STAT_SESSION]) != pid:
             raise FrameError(f"process {pid} is no copy of the interpreter")
 
-    def _drop_beyond(self, most: int) -> None:
-        while len(self._kept) > most:
-            self._drop(self._kept[0])
+    def _drop_beyond(self, most: int, *, is_branch: bool) -> None:
+        """Drops the oldest: of savepoints or branches those beyond `most`, of both those that memory has no room for."""
+        of_kind = [taken for taken in self._kept if taken.entry.branch is is_branch]
+        for taken in of_kind[: max(0, len(of_kind) - most)]:
+            self._drop(taken)
         while self._kept and self._memory_is_short():
             self._drop(self._kept[0])
 
@@ -191,13 +219,15 @@ class Savepoints:
 
     def roll_back(self, request: RollBack) -> None:
         """Goes back, and answers the request."""
-        if self._find(request.savepoint) is None:
+        target = self._find(request.savepoint)
+        if target is None:
             numbers = ", ".join(str(savepoint.number) for savepoint in self._kept) or "none"
             message = f"savepoint {request.savepoint} is not there; those that are: {numbers}"
             self._channel.fail(request.op, "savepoint_not_found", message)
         elif self._go_back(request.savepoint):
-            for savepoint in [each for each in self._kept if each.number > request.savepoint]:
-                self._drop(savepoint)
+            for later in [each for each in self._kept if each.number > request.savepoint]:
+                if not (target.entry.branch and later.entry.branch):
+                    self._drop(later)
             self.answer(request.op)
         else:
             message = f"savepoint {request.savepoint} did not answer: a new interpreter was started, without variables"
@@ -211,10 +241,30 @@ class Savepoints:
         savepoint = self._find(number)
         if savepoint is None:
             return False
-        ours, theirs = link.make_pair()
         self._left_out = []
+        child = self._start(savepoint, is_branch=False)
+        if child is None:
+            self._drop(savepoint)
+            return False
+        self._kept.remove(savepoint)
+        savepoint.sock.close()
+        self._gone_on = savepoint.entry
+        self._children.adopt(child)
+        return True
+
+    def go_on_beside(self, copy: Taken) -> Optional[Child]:
+        """Starts the copy beside the interpreter; None when that failed."""
+        child = self._start(copy, is_branch=True)
+        copy.sock.close()
+        if child is None:
+            _kill(copy.pid)
+        return child
+
+    def _start(self, savepoint: Taken, *, is_branch: bool) -> Optional[Child]:
+        """Has a copy go on as an interpreter; None when that failed."""
+        ours, theirs = link.make_pair()
         try:
-            link.send(savepoint.sock, Resume(), fds=(theirs.fileno(),))
+            link.send(savepoint.sock, Resume(branch=is_branch), fds=(theirs.fileno(),))
             theirs.close()  # so that the end of the copy is an end of the link
             waiting = select.poll()
             waiting.register(ours, select.POLLIN)  # ready also when the copy has ended, and with it the other end
@@ -230,22 +280,18 @@ class Savepoints:
         except (OSError, link.LinkClosed, FrameError):
             ours.close()
             theirs.close()
-            self._drop(savepoint)
-            return False
+            return None
         ours.setblocking(False)
         self._left_out = message.left_out
-        self._kept.remove(savepoint)
-        savepoint.sock.close()
-        self._gone_on = savepoint.entry
-        self._children.adopt(Child(savepoint.pid, ours))
-        return True
+        return Child(savepoint.pid, ours)
 
     # -- answering -------------------------------------------------------------------------------------------------
 
     def answer(self, op: int, taken: Optional[int] = None) -> None:
         """Answers a request with all savepoints that are there."""
+        entries = [*(savepoint.entry for savepoint in self._kept), *([self._gone_on] if self._gone_on else ())]
         answer = SavepointList(
-            savepoints=[*(savepoint.entry for savepoint in self._kept), *([self._gone_on] if self._gone_on else ())],
+            savepoints=sorted(entries, key=lambda entry: entry.savepoint),
             dropped=self._dropped,
             generation=self._results.generation,
             taken=taken,
@@ -254,17 +300,21 @@ class Savepoints:
         self._dropped, self._left_out = 0, []
         self._channel.done(op, dumps(answer.head()))
 
-    def _find(self, number: int) -> Optional[_Savepoint]:
+    def _find(self, number: int) -> Optional[Taken]:
         return next((savepoint for savepoint in self._kept if savepoint.number == number), None)
 
-    def _drop(self, savepoint: _Savepoint) -> None:
+    def _drop(self, savepoint: Taken) -> None:
         self._forget(savepoint)
-        try:
-            os.kill(savepoint.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended, and its exit is about to be reaped
+        _kill(savepoint.pid)
 
-    def _forget(self, savepoint: _Savepoint) -> None:
+    def _forget(self, savepoint: Taken) -> None:
         self._kept.remove(savepoint)
         self._dropped += 1
         savepoint.sock.close()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended, and its exit is about to be reaped

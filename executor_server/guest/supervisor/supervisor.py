@@ -117,7 +117,9 @@ class Supervisor:
             self._undo,
             self._equip,
         )
-        self._undo.connect(self._child_processes, self._requests, self._replacement.go_back)
+        self._undo.connect(
+            self._child_processes, self._requests, self._replacement.go_back, lambda: self._replacement.replace(None)
+        )
         self._has_environment = config.has_environment
         self._session_env: dict[str, str] = {}
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -293,7 +295,8 @@ class Supervisor:
                 if self._undo.comes_first(request, job, self._jobs):
                     continue
                 source, before = job.body.decode("utf-8", "replace"), self._undo.before_run
-                self._runner.begin(request.id, source, Settings.of(request), savepoint=before)
+                in_branch = bool(request.branches)
+                self._runner.begin(request.id, source, Settings.of(request), savepoint=before, is_branch=in_branch)
             elif isinstance(request, undo.REQUESTS):
                 self._undo.begin(request)
             elif isinstance(request, Configure):
@@ -389,9 +392,11 @@ class Supervisor:
 
     def _on_run_end(self, run: Run, outcome: str, detail: Optional[ErrorDetail]) -> None:
         why, self._unfit = self._unfit, ""
-        if why:
+        if why and not run.is_branch:
             self._replacement.replace_unfit(run, why)
-        if run.visible:
+        if run.is_branch:
+            self._undo.end_branch_run(run, outcome, detail, why)
+        elif run.visible:
             self._results.send(run, outcome, detail)
         else:
             self._prelude.end(outcome, detail)

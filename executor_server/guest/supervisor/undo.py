@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Optional, Union
 
     from ..wire.channel import Channel
-    from ..wire.messages import Execute
+    from ..wire.messages import ErrorDetail, Execute
     from .beside import Beside
     from .child_processes import ChildProcesses
     from .config import Config
     from .jobs import Job, JobQueue
     from .requests import Requests
     from .results import Results
+    from .branches import Branches
+    from .run import Run
     from .savepoints import Savepoints
 
 REQUESTS = (TakeSavepoint, RollBack, ListSavepoints)
@@ -33,15 +35,25 @@ class Undo:
         self._beside = beside
         self._results = results
         self._savepoints: Optional[Savepoints] = None
+        self._branches: Optional[Branches] = None
         self._parts: Optional[tuple[ChildProcesses, Requests, Callable[[int], bool]]] = None
+        self._replace: Callable[[], None] = _nothing
         self.before_run: Optional[int] = None  # the savepoint that the run at hand goes back to when it is killed
 
-    def connect(self, children: ChildProcesses, requests: Requests, go_back: Callable[[int], bool]) -> None:
+    def connect(
+        self,
+        children: ChildProcesses,
+        requests: Requests,
+        go_back: Callable[[int], bool],
+        replace: Callable[[], None],
+    ) -> None:
         """Gives it the parts that are made after it.
 
-        `go_back` replaces the interpreter for a request. It calls `resume`, and returns what that returned.
+        `go_back` replaces the interpreter for a request. It calls `resume`, and returns what that returned. `replace`
+        replaces one that has ended.
         """
         self._parts = children, requests, go_back
+        self._replace = replace
 
     def begin(self, request: Union[TakeSavepoint, RollBack, ListSavepoints]) -> None:
         """Begins a request of the daemon."""
@@ -53,7 +65,14 @@ class Undo:
             self._opened().answer(request.op)
 
     def comes_first(self, request: Execute, job: Job, jobs: JobQueue) -> bool:
-        """True when a savepoint is taken for the execution, which is put back until that is done."""
+        """True when a savepoint or a branch is made for the execution, which is put back until that is done."""
+        if request.branches:
+            self.before_run = None
+            if job.saved:
+                return False
+            job.saved = True
+            self._opened_branches().begin(request, job, jobs)
+            return True
         if request.savepoints and not job.saved:
             job.saved = True
             jobs.put_back(job)
@@ -84,6 +103,34 @@ class Undo:
         """Puts an interpreter of this savepoint in place; false when there is none."""
         return number is not None and self._savepoints is not None and self._savepoints.resume(number)
 
+    # -- branches --------------------------------------------------------------------------------------------------
+
+    @property
+    def on_branch(self) -> bool:
+        """True while a branch is in the place of the interpreter."""
+        return self._branches is not None and self._branches.is_on
+
+    def leave_branch(self) -> bool:
+        """Ends the branch; false when the interpreter has ended, too."""
+        assert self._branches is not None
+        return self._branches.leave()
+
+    def end_branch_run(self, run: Run, outcome: str, detail: Optional[ErrorDetail], unfit: str) -> None:
+        """Ends the branch of a run that has ended, and sends its result."""
+        assert self._branches is not None
+        self._branches.on_run_end(run, outcome, detail, unfit)
+
+    def _opened_branches(self) -> Branches:
+        if self._branches is None:
+            from .branches import Branches
+
+            assert self._parts is not None
+            children, requests, _ = self._parts
+            self._branches = Branches(
+                self._channel, self._results, children, requests, self._opened(), lambda: self._replace()
+            )
+        return self._branches
+
     def _opened(self) -> Savepoints:
         if self._savepoints is None:
             from .savepoints import Savepoints
@@ -94,22 +141,30 @@ class Undo:
 
     def close_all(self) -> None:
         """In a forked child: closes the links, which belong to the supervisor."""
-        if self._savepoints is not None:
-            self._savepoints.close_all()
+        for part in (self._savepoints, self._branches):
+            if part is not None:
+                part.close_all()
 
     # -- the processes that outlive an interpreter -----------------------------------------------------------------
 
     @property
     def leaders(self) -> frozenset[int]:
         """The kernel sessions of those processes."""
-        return self._beside.leaders if self._savepoints is None else self._beside.leaders | self._savepoints.pids
+        leaders = self._beside.leaders if self._savepoints is None else self._beside.leaders | self._savepoints.pids
+        return leaders if self._branches is None else leaders | self._branches.leaders
 
     @property
     def copies(self) -> frozenset[int]:
         """The processes of the savepoints, and of the interpreter, whose memory they share; empty without one."""
-        return frozenset() if self._savepoints is None else self._savepoints.sharing
+        sharing = frozenset() if self._savepoints is None else self._savepoints.sharing
+        return sharing if self._branches is None else sharing | self._branches.copies
 
     def note_exit(self, pid: int, status: int, usage: Any) -> bool:
         """Notes that a process was reaped; true when it is one of these."""
         is_copy = self._savepoints is not None and self._savepoints.note_exit(pid)
-        return is_copy or self._beside.note_exit(pid, status, usage)
+        is_trunk = self._branches is not None and self._branches.note_exit(pid)
+        return is_copy or is_trunk or self._beside.note_exit(pid, status, usage)
+
+
+def _nothing() -> None:
+    pass

@@ -15,7 +15,7 @@ from executor_api.limits import TOOL_MODULES_MAX, TOOL_PARAMETERS_MAX, TOOLS_MAX
 
 from .frames import MAX_BODY_BYTES, FrameError
 from .messages import IMAGE_SOURCES, IMAGE_TYPES, MAX_IMPORT_CHARS, MAX_IMPORTS, MAX_NAME_CHARS, ErrorDetail
-from .savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS
+from .savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS, Changes
 from .schema import Record, boolean, integer, one_of, read_listed, record, text, texts
 
 TYPE_CHECKING = False
@@ -98,6 +98,13 @@ class SavepointMade(Record):
     files: int = integer()
     file_bytes: int = integer()
     left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)
+
+
+class BranchChanges(Record):
+    """What a branch has changed."""
+
+    variables: Changes = record(Changes)
+    files: Changes = record(Changes)
 
 
 def placed_tools(body: bytes) -> list[PlacedTool]:
@@ -206,13 +213,34 @@ class RestoreState(LinkMessage, kind="restore"):
 
 
 class TakeSavepoint(LinkMessage, kind="savepoint"):
-    """The link of the copy to be made comes as a descriptor. ANSWERED, whose body is SavepointMade, answers it."""
+    """The link of the copy to be made comes as a descriptor. ANSWERED, whose body is SavepointMade, answers it.
+
+    With `whole`, it is refused when it can't hold the files of the workspace.
+    """
 
     file_bytes: int = integer()
+    whole: bool = boolean(default=False)
 
 
 class Resume(LinkMessage, kind="resume"):
-    """To a savepoint's process: it goes on as the interpreter, with the link that comes as a descriptor."""
+    """To a savepoint's process: it goes on as the interpreter, with the link that comes as a descriptor.
+
+    With `branch`, it goes on beside the interpreter, in a workspace that is as it was.
+    """
+
+    branch: bool = boolean(default=False)
+
+
+class BeginBranch(LinkMessage, kind="begin_branch"):
+    """To a branch, before its program: it notes its variables. ANSWERED answers it."""
+
+
+class EndBranch(LinkMessage, kind="end_branch"):
+    """To a branch, after its program. ANSWERED, whose body is BranchChanges, answers it."""
+
+
+class RestoreFiles(LinkMessage, kind="restore_files"):
+    """To the interpreter, after a branch: it makes the workspace as it was. ANSWERED answers it, with what failed."""
 
 
 class ToolReply(LinkMessage, kind="reply"):

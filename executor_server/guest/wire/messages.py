@@ -149,6 +149,7 @@ class Execute(Message, kind=Kind.EXECUTE):
     """Body: the source. `asked` and `policy` are for the daemon's journal; the guest does not use them.
 
     With `savepoints`, one is taken first, as by TAKE_SAVEPOINT; a program that ends the interpreter goes back to it.
+    With `branches`, it runs in a copy of the interpreter, and at most so many copies are kept.
     """
 
     id: str = text(_ID_CHARS)
@@ -161,6 +162,7 @@ class Execute(Message, kind=Kind.EXECUTE):
     policy: str = text(64)
     savepoints: Optional[int] = integer(1, SAVEPOINTS_MAX, default=None)
     savepoint_file_bytes: Optional[int] = integer(default=None)
+    branches: Optional[int] = integer(1, SAVEPOINTS_MAX, default=None)
 
 
 class Cancel(Message, kind=Kind.CANCEL):
@@ -338,7 +340,7 @@ class LimitWarning(Message, kind=Kind.LIMIT_WARNING):
 
 
 class Result(Message, kind=Kind.RESULT):
-    """Body: ErrorDetail and a list of FileEntry, of these lengths, then the packed value, unless a blob has it."""
+    """Body: ErrorDetail, a list of FileEntry and BranchEnded, of these lengths, then the value, unless a blob has it."""
 
     id: str = text(_ID_CHARS)
     outcome: str = text(32)
@@ -356,6 +358,7 @@ class Result(Message, kind=Kind.RESULT):
     artifacts_truncated: Optional[bool] = boolean(default=None)
     imports: Optional[list[str]] = texts(MAX_IMPORTS, MAX_IMPORT_CHARS, default=None)
     savepoint: Optional[int] = integer(1, _MAX_GENERATION, default=None)
+    branch: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)
     blob: Optional[str] = identifier(default=None)
     size: Optional[int] = integer(0, MAX_PAYLOAD_BYTES, default=None)
     output: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)

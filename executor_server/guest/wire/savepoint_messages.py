@@ -5,7 +5,7 @@ from __future__ import annotations
 from executor_api.limits import SAVEPOINT_NUMBER_MAX, SAVEPOINTS_MAX
 
 from .frames import Kind
-from .schema import Message, Record, integer, number, records, texts
+from .schema import Message, Record, boolean, integer, number, record, records, text, texts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 MAX_LEFT_OUT = 8
 MAX_LEFT_OUT_CHARS = 200
+MAX_REASON_CHARS = 400
+MAX_CHANGED = 256
+"""Names in each list of what a branch has changed."""
+MAX_CHANGED_CHARS = 1024
 
 
 class TakeSavepoint(Message, kind=Kind.TAKE_SAVEPOINT):
@@ -27,7 +31,10 @@ class TakeSavepoint(Message, kind=Kind.TAKE_SAVEPOINT):
 
 
 class RollBack(Message, kind=Kind.ROLL_BACK):
-    """Goes on from a savepoint in a new interpreter, and drops the later ones. DONE answers it, with SavepointList."""
+    """Goes on from a savepoint or a branch in a new interpreter. DONE answers it, with SavepointList.
+
+    Later savepoints are dropped. Later branches are dropped, too, when it goes back to a savepoint.
+    """
 
     op: int = integer()
     savepoint: int = integer(1, SAVEPOINT_NUMBER_MAX)
@@ -47,13 +54,38 @@ class ListedSavepoint(Record):
     files: int = integer()
     file_bytes: int = integer()
     left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)
+    branch: bool = boolean(default=False)
 
 
 class SavepointList(Record):
     """The body of DONE: all savepoints, and how many were dropped for this request."""
 
-    savepoints: list[ListedSavepoint] = records(ListedSavepoint, SAVEPOINTS_MAX)
+    savepoints: list[ListedSavepoint] = records(ListedSavepoint, 2 * SAVEPOINTS_MAX)
     dropped: int = integer()
     generation: int = integer(1, 2**31)
     taken: Optional[int] = integer(1, SAVEPOINT_NUMBER_MAX, default=None)
+    left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)
+
+
+class Changes(Record):
+    """Names, each list bounded; with `truncated` there are more."""
+
+    added: list[str] = texts(MAX_CHANGED, MAX_CHANGED_CHARS)
+    changed: list[str] = texts(MAX_CHANGED, MAX_CHANGED_CHARS)
+    removed: list[str] = texts(MAX_CHANGED, MAX_CHANGED_CHARS)
+    unknown: list[str] = texts(MAX_CHANGED, MAX_CHANGED_CHARS)
+    truncated: bool = boolean(default=False)
+
+
+class BranchEnded(Record):
+    """The end of a branch. `number` is that of its copy, which is kept, or `why_not_kept` says why there is none.
+
+    `refused` says why there was no branch, and nothing has run. Without `variables` nobody could look.
+    """
+
+    number: Optional[int] = integer(1, SAVEPOINT_NUMBER_MAX, default=None)
+    refused: str = text(MAX_REASON_CHARS, default="")
+    why_not_kept: str = text(MAX_REASON_CHARS, default="")
+    variables: Optional[Changes] = record(Changes, default=None)
+    files: Optional[Changes] = record(Changes, default=None)
     left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)

@@ -183,20 +183,22 @@ class AuthorizeImportsResponse(_message.Message):
     def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("session_id", "execution_id", "code", "output_mode", "limits", "savepoint")
+    __slots__ = ("session_id", "execution_id", "code", "output_mode", "limits", "savepoint", "branch")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_MODE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     execution_id: str
     code: str
     output_mode: _types_pb2.OutputMode
     limits: _types_pb2.Limits
     savepoint: bool
-    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., code: _Optional[str] = ..., output_mode: _Optional[_Union[_types_pb2.OutputMode, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., savepoint: bool = ...) -> None: ...
+    branch: bool
+    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., code: _Optional[str] = ..., output_mode: _Optional[_Union[_types_pb2.OutputMode, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., savepoint: bool = ..., branch: bool = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("event",)
@@ -447,18 +449,20 @@ class WatchFilesResponse(_message.Message):
     def __init__(self, changes: _Optional[_Iterable[_Union[_types_pb2.FileChange, _Mapping]]] = ..., overflowed: bool = ...) -> None: ...
 
 class Savepoint(_message.Message):
-    __slots__ = ("number", "made_time", "files", "file_bytes", "left_out")
+    __slots__ = ("number", "made_time", "files", "file_bytes", "left_out", "is_branch")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MADE_TIME_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    IS_BRANCH_FIELD_NUMBER: _ClassVar[int]
     number: int
     made_time: _timestamp_pb2.Timestamp
     files: int
     file_bytes: int
     left_out: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, number: _Optional[int] = ..., made_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., files: _Optional[int] = ..., file_bytes: _Optional[int] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+    is_branch: bool
+    def __init__(self, number: _Optional[int] = ..., made_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., files: _Optional[int] = ..., file_bytes: _Optional[int] = ..., left_out: _Optional[_Iterable[str]] = ..., is_branch: bool = ...) -> None: ...
 
 class TakeSavepointRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -450,7 +450,7 @@ class ExecutorServiceServicer(object):
 
     def Rollback(self, request, context):
         """Goes back to a savepoint: a new interpreter goes on from it, under the policy, the tools and the budgets of now, and
-        the later savepoints are dropped. Everything else that runs in the sandbox ends, but processes that calls have
+        the later savepoints are dropped, and, unless it is a branch that is kept, later branches too. Everything else that runs in the sandbox ends, but processes that calls have
         started. Waits for the executions ahead of it. NOT_FOUND (it was dropped), FAILED_PRECONDITION (its process has
         ended: variables are reset; or the session is lost). Repeating is harmless.
         """

@@ -436,7 +436,7 @@ class LimitWarningEvent(_message.Message):
     def __init__(self, limit: _Optional[str] = ..., used: _Optional[int] = ..., budget: _Optional[int] = ...) -> None: ...
 
 class ExecutionResult(_message.Message):
-    __slots__ = ("outcome", "output", "error", "usage", "variables_state", "generation", "final_answer_call_id", "artifacts", "artifacts_truncated", "policy_fingerprint", "savepoint")
+    __slots__ = ("outcome", "output", "error", "usage", "variables_state", "generation", "final_answer_call_id", "artifacts", "artifacts_truncated", "policy_fingerprint", "savepoint", "branch")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +448,7 @@ class ExecutionResult(_message.Message):
     ARTIFACTS_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     POLICY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     output: Value
     error: ErrorDetail
@@ -459,7 +460,38 @@ class ExecutionResult(_message.Message):
     artifacts_truncated: bool
     policy_fingerprint: str
     savepoint: int
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., output: _Optional[_Union[Value, _Mapping]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., variables_state: _Optional[_Union[VariablesState, str]] = ..., generation: _Optional[int] = ..., final_answer_call_id: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[FileInfo, _Mapping]]] = ..., artifacts_truncated: bool = ..., policy_fingerprint: _Optional[str] = ..., savepoint: _Optional[int] = ...) -> None: ...
+    branch: BranchEnd
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., output: _Optional[_Union[Value, _Mapping]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., variables_state: _Optional[_Union[VariablesState, str]] = ..., generation: _Optional[int] = ..., final_answer_call_id: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[FileInfo, _Mapping]]] = ..., artifacts_truncated: bool = ..., policy_fingerprint: _Optional[str] = ..., savepoint: _Optional[int] = ..., branch: _Optional[_Union[BranchEnd, _Mapping]] = ...) -> None: ...
+
+class BranchEnd(_message.Message):
+    __slots__ = ("number", "refused", "why_not_kept", "variables", "files", "left_out")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    refused: str
+    why_not_kept: str
+    variables: Changes
+    files: Changes
+    left_out: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., refused: _Optional[str] = ..., why_not_kept: _Optional[str] = ..., variables: _Optional[_Union[Changes, _Mapping]] = ..., files: _Optional[_Union[Changes, _Mapping]] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Changes(_message.Message):
+    __slots__ = ("added", "changed", "removed", "unknown", "truncated")
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    added: _containers.RepeatedScalarFieldContainer[str]
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    unknown: _containers.RepeatedScalarFieldContainer[str]
+    truncated: bool
+    def __init__(self, added: _Optional[_Iterable[str]] = ..., changed: _Optional[_Iterable[str]] = ..., removed: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ..., truncated: bool = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("number", "queued", "log", "output_cut", "image", "tool_call", "blob_chunk", "result", "limit_warning")
@@ -626,20 +658,22 @@ class FileLimits(_message.Message):
     def __init__(self, max_put_bytes: _Optional[int] = ..., max_get_bytes: _Optional[int] = ..., max_puts: _Optional[int] = ..., max_gets: _Optional[int] = ...) -> None: ...
 
 class StateRules(_message.Message):
-    __slots__ = ("export", "restore", "max_bytes", "allow_foreign", "savepoints", "savepoint_file_bytes")
+    __slots__ = ("export", "restore", "max_bytes", "allow_foreign", "savepoints", "savepoint_file_bytes", "branches")
     EXPORT_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     ALLOW_FOREIGN_FIELD_NUMBER: _ClassVar[int]
     SAVEPOINTS_FIELD_NUMBER: _ClassVar[int]
     SAVEPOINT_FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
     export: bool
     restore: bool
     max_bytes: int
     allow_foreign: bool
     savepoints: int
     savepoint_file_bytes: int
-    def __init__(self, export: bool = ..., restore: bool = ..., max_bytes: _Optional[int] = ..., allow_foreign: bool = ..., savepoints: _Optional[int] = ..., savepoint_file_bytes: _Optional[int] = ...) -> None: ...
+    branches: int
+    def __init__(self, export: bool = ..., restore: bool = ..., max_bytes: _Optional[int] = ..., allow_foreign: bool = ..., savepoints: _Optional[int] = ..., savepoint_file_bytes: _Optional[int] = ..., branches: _Optional[int] = ...) -> None: ...
 
 class Quotas(_message.Message):
     __slots__ = ("sessions", "executions", "creations_per_minute", "cpu_time_s_per_hour", "output_bytes_per_hour", "calls", "calls_per_second", "egress_bytes_per_hour")

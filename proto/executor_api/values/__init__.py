@@ -15,7 +15,7 @@ evaluation and no import by name.
 from __future__ import annotations
 
 from executor_api.values.decode import decode
-from executor_api.values.encode import encode
+from executor_api.values.encode import digest, encode
 from executor_api.values.generic import EnumValue, OpaqueValue, Record, TupleRecord
 from executor_api.values.limits import DecodeError, EncodeError, ValueLimits
 
@@ -28,5 +28,6 @@ __all__ = [
     "TupleRecord",
     "ValueLimits",
     "decode",
+    "digest",
     "encode",
 ]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     Fallback = Callable[[object], "bytes | None"]
 
 DEFAULT_LIMITS = ValueLimits()
+_DIGEST_BYTES = 16
 
 
 def encode(
@@ -63,6 +64,16 @@ def encode(
     if encoder.has_doubtful_keys and not _is_decodable(packed, limits):
         packed = _Encoder(limits, fallback, passing, trust_keys=False).run(obj)
     return packed
+
+
+def digest(
+    obj: object, limits: ValueLimits, fallback: Fallback, passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
+) -> bytes:
+    """Returns a digest of what `encode` would pack, without a copy of it; equal for the same value, unchanged.
+
+    Raises EncodeError as `encode` does.
+    """
+    return _Encoder(limits, fallback, passing, trust_keys=True).digest(obj)
 
 
 def _is_decodable(packed: bytes, limits: ValueLimits) -> bool:
@@ -109,6 +120,16 @@ class _Encoder:
         tree = dump_tree(self._write(root))
         self._count_bytes(len(tree))
         return pack(tree, self._buffers)
+
+    def digest(self, root: object) -> bytes:
+        from hashlib import blake2b  # not at the start of a sandbox
+
+        hashed = blake2b(dump_tree(self._write(root)), digest_size=_DIGEST_BYTES)
+        for data in self._buffers:
+            view = memoryview(data)
+            if view.nbytes:
+                hashed.update(view.cast("B"))
+        return hashed.digest()
 
     # Used by what lowers values (kinds.Writer)
 

@@ -1,0 +1,212 @@
+"""What a program has changed, found in the branch in which it ran: a copy of the interpreter (savepoint.py).
+
+A variable has changed when its name is bound to another value, or when the digest of its value is another one. Both
+digests are made in the same process, so what has no content that can be read (a function, a class, a generator, an
+object of C without attributes) is compared by identity. What takes too long, or is too large, is said to be unknown.
+
+The code of values (`__repr__`, properties) may run here. It runs in the branch, and not in the session.
+"""
+
+from __future__ import annotations
+
+import time
+import types
+
+from executor_api.values import ValueLimits, digest
+
+from ..checks.control import ControlException
+from ..wire.lean import dumps
+from ..wire.link_messages import Answered, BeginBranch, BranchChanges, EndBranch
+from ..wire.messages import MAX_NAME_CHARS
+from ..wire.savepoint_messages import MAX_CHANGED, MAX_CHANGED_CHARS, Changes
+from .savepoint import Positions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Callable, Optional
+
+    from ..wire.link_messages import LinkMessage
+    from .workspace_copies import WorkspaceCopies
+
+# Seconds for all values to be looked at, once before the program and once after it; what is left then is unknown.
+_LOOK_TIME_S = 2.0
+# Bytes of one value that are looked at.
+_LOOK_BYTES = 1024**3
+# Objects inside each other that are looked into.
+_MAX_DEPTH = 60
+# Characters of all names in one list of changes.
+_MAX_LISTED_CHARS = 32 * 1024
+_LIMITS = ValueLimits(total_bytes=_LOOK_BYTES, unfolded_bytes=_LOOK_BYTES)
+# Values of these types do not change.
+_FIXED = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), range)
+# Values of these types are compared by identity.
+_OPAQUE = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType),
+    *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
+)
+_BASES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (dict, lambda value: list(dict.items(value))),
+    (list, lambda value: list(list.__iter__(value))),
+    (tuple, lambda value: list(tuple.__iter__(value))),
+    (set, lambda value: list(set.__iter__(value))),
+    (frozenset, lambda value: list(frozenset.__iter__(value))),
+    (str, str.__str__),
+    ((bytes, bytearray), bytes),
+)
+
+
+class _TooMuch(Exception):
+    """A value is too large or too deep to be looked at."""
+
+
+class _Look:
+    """One look at one value."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, object] = {}
+        self._depth = 0
+
+    def digest(self, value: object) -> bytes:
+        """Raises _TooMuch, EncodeError, and what the codec does not catch of the value's own code."""
+        return digest(value, _LIMITS, self._unlike, passing=(ControlException, _TooMuch))  # type: ignore[arg-type]
+
+    def _unlike(self, value: object) -> bytes:
+        """Returns what stands for a value that the codec has no exact form for."""
+        identity = b"%d" % id(value)
+        kind = type(value)  # not isinstance, which asks the value itself
+        if issubclass(kind, _OPAQUE) or id(value) in self._seen:
+            return identity
+        if kind in (list, tuple, dict, set, frozenset):
+            raise _TooMuch  # beyond the limits of the codec
+        content = [read(value) for base, read in _BASES if issubclass(kind, base)]
+        attributes = _attributes(value)
+        if not content and not attributes:
+            return identity
+        if self._depth >= _MAX_DEPTH:
+            raise _TooMuch
+        self._seen[id(value)] = value
+        self._depth += 1
+        try:
+            return b"%d " % id(kind) + self.digest([content, attributes])
+        finally:
+            self._depth -= 1
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """Returns the attributes of an instance, without its own code."""
+    found: dict[str, object] = {}
+    for cls in type.__dict__["__mro__"].__get__(type(value)):
+        for name, member in type.__dict__["__dict__"].__get__(cls).items():
+            try:
+                if isinstance(member, types.MemberDescriptorType):
+                    found[name] = member.__get__(value)
+                elif name == "__dict__" and isinstance(member, types.GetSetDescriptorType):
+                    found.update(member.__get__(value))
+            except AttributeError:
+                continue  # a slot that is empty
+    return found
+
+
+class Branch:
+    """Answers the supervisor: in the branch, before and after its program; in the interpreter, when it is over."""
+
+    def __init__(self, namespace: dict[str, Any], guarded: Callable[..., Any], copies: WorkspaceCopies) -> None:
+        self._look = _Variables(namespace, guarded)
+        self._copies = copies
+        self._positions = Positions()
+
+    def answer(self, message: LinkMessage) -> tuple[LinkMessage, bytes]:
+        if isinstance(message, BeginBranch):
+            self._look.begin()
+            return Answered(ok=True), b""
+        if isinstance(message, EndBranch):
+            files = listed_changes(*self._copies.changes(), ())
+            return Answered(ok=True), dumps(BranchChanges(variables=self._look.changes(), files=files).head())
+        failed = {
+            "files of the workspace that could not be restored": self._copies.restore_last(),
+            "positions in open files": self._positions.restore(),
+        }
+        why = "; ".join(f"{what}: {count}" for what, count in failed.items() if count)
+        return Answered(ok=not why, message=why), b""
+
+
+class _Variables:
+    """Notes the variables before a program, and finds what has changed after it."""
+
+    def __init__(self, namespace: dict[str, Any], guarded: Callable[..., Any]) -> None:
+        self._namespace = namespace
+        self._guarded = guarded
+        self._before: dict[str, Any] = {}
+        self._digests: dict[str, Optional[bytes]] = {}
+
+    def begin(self) -> None:
+        self._before = _listed(self._namespace)
+        ends_s = time.monotonic() + _LOOK_TIME_S
+        for name, value in self._before.items():
+            if type(value) not in _FIXED:
+                self._digests[name] = self._digest(value, ends_s)
+
+    def changes(self) -> Changes:
+        now, before = _listed(self._namespace), self._before
+        ends_s = time.monotonic() + _LOOK_TIME_S
+        changed, unknown = [], []
+        for name, value in now.items():
+            if name not in before:
+                continue
+            is_same = self._is_same(name, value, ends_s)
+            if is_same is None and value is before[name]:
+                unknown.append(name)
+            elif not is_same:
+                changed.append(name)
+        return listed_changes(now.keys() - before.keys(), changed, before.keys() - now.keys(), unknown)
+
+    def _is_same(self, name: str, value: Any, ends_s: float) -> Optional[bool]:
+        """None: nobody knows."""
+        old = self._before[name]
+        if type(old) in _FIXED:
+            if value is old:
+                return True
+            if type(value) is not type(old):
+                return False
+            was: Optional[bytes] = self._digest(old, ends_s)
+        else:
+            was = self._digests[name]
+        is_now = self._digest(value, ends_s)
+        return None if was is None or is_now is None else was == is_now
+
+    def _digest(self, value: Any, ends_s: float) -> Optional[bytes]:
+        if time.monotonic() >= ends_s:
+            return None
+        try:
+            return self._guarded(_Look().digest, value)  # type: ignore[no-any-return]
+        except BaseException:  # noqa: BLE001 (the border of agent code: what can't be read is unknown)
+            return None
+
+
+def listed_changes(
+    added: Iterable[str], changed: Iterable[str], removed: Iterable[str], unknown: Iterable[str]
+) -> Changes:
+    """Returns the names, as many as an answer may have."""
+    lists = []
+    truncated = False
+    for names in (added, changed, removed, unknown):
+        fitting: list[str] = []
+        left = _MAX_LISTED_CHARS
+        for name in sorted(names):
+            left -= len(name)
+            if len(fitting) == MAX_CHANGED or left < 0 or len(name) > MAX_CHANGED_CHARS:
+                truncated = True
+                break
+            fitting.append(name.encode("utf-8", "replace").decode())
+        lists.append(fitting)
+    return Changes(added=lists[0], changed=lists[1], removed=lists[2], unknown=lists[3], truncated=truncated)
+
+
+def _listed(namespace: dict[str, Any]) -> dict[str, Any]:
+    """Returns the variables by name; names with an underscore before them are private, to the notebook, too."""
+    return {
+        name: value
+        for name, value in list(namespace.items())
+        if type(name) is str and name[:1] != "_" and len(name) <= MAX_NAME_CHARS
+    }

@@ -1,0 +1,234 @@
+"""Branches: executions that run in a copy of the interpreter, and leave the session as it was.
+
+Theory of operation. The interpreter takes a savepoint; its process goes on at once, beside the interpreter, and takes
+the execution. So all that holds for an execution holds for a branch: it is checked, counted, limited, interrupted, and
+its tools are answered. Meanwhile the interpreter waits, with its sockets and its children, and no other job begins.
+
+When the program has ended, the branch says what has changed. If the program has succeeded, a savepoint of the branch is
+taken, by which the session can go on from there later. Then the branch and all that it has started are killed, the
+interpreter puts the files of the workspace back, and only then the result is sent.
+
+A branch that ends early, or has to be killed, takes the same path without the first steps. Branches run one after the
+other, since they share the workspace.
+
+Trust. A branch is agent code as the interpreter is, of the same user: it can kill the interpreter, and then the session
+has lost its variables, which is said. It gains nothing.
+"""
+
+from __future__ import annotations
+
+from executor_api.limits import SAVEPOINTS_MAX
+
+from ..wire.link_messages import BeginBranch, BranchChanges, EndBranch, RestoreFiles
+from ..wire.messages import ErrorDetail
+from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS, MAX_REASON_CHARS, BranchEnded
+from ..wire.schema import read_object
+from .run import Run, Settings
+from .usage import Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
+    from ..wire.channel import Channel
+    from ..wire.link_messages import Answered
+    from ..wire.messages import Execute
+    from .child_processes import ChildProcesses
+    from .children import Child
+    from .jobs import Job, JobQueue
+    from .requests import Requests
+    from .results import Results
+    from .savepoints import Savepoints, Taken
+
+_DIED = "its process has ended"
+
+
+class _Ending:
+    """A run that has ended, and what its result will say."""
+
+    def __init__(self, run: Run, outcome: str, detail: Optional[ErrorDetail], left_out: list[str]) -> None:
+        self.run = run
+        self.outcome = outcome
+        self.detail = detail
+        self.output, run.output = run.output, None  # else the runner closes it
+        self.left_out = left_out
+        self.number: Optional[int] = None
+        self.why_not_kept = ""
+        self.changes: Optional[BranchChanges] = None
+
+
+class Branches:
+    """Runs one branch at a time. `replace` starts another interpreter when it has ended in the meantime."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        results: Results,
+        children: ChildProcesses,
+        requests: Requests,
+        savepoints: Savepoints,
+        replace: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._results = results
+        self._children = children
+        self._requests = requests
+        self._savepoints = savepoints
+        self._replace = replace
+        self._request: Optional[Execute] = None
+        self._trunk: Optional[tuple[Child, Process]] = None  # the interpreter that waits, while a branch is there
+        self._trunk_ended = False
+        self._sessions: frozenset[int] = frozenset()  # the kernel sessions that were there before the branch
+        self._left_out: list[str] = []
+        self._ending: Optional[_Ending] = None
+
+    @property
+    def is_on(self) -> bool:
+        """True while a branch is in the place of the interpreter."""
+        return self._trunk is not None
+
+    @property
+    def leaders(self) -> frozenset[int]:
+        """The kernel sessions that outlive the branch."""
+        return self._sessions
+
+    @property
+    def copies(self) -> frozenset[int]:
+        """The processes that share memory."""
+        return frozenset() if self._trunk is None else frozenset((self._trunk[0].pid, self._children.interpreter.pid))
+
+    def note_exit(self, pid: int) -> bool:
+        """Notes the end of the interpreter that waits."""
+        if self._trunk is None or pid != self._trunk[0].pid:
+            return False
+        self._trunk_ended = True
+        return True
+
+    # -- beginning -----------------------------------------------------------------------------------------------
+
+    def begin(self, request: Execute, job: Job, jobs: JobQueue) -> None:
+        """Makes a branch for a job, which is put back until it is there."""
+        jobs.put_back(job)
+        self._request = request
+
+        def on_forked(taken: Optional[Taken], why_not: str) -> None:
+            branch = self._savepoints.go_on_beside(taken) if taken is not None else None
+            if taken is None or branch is None:
+                self._refuse(request, jobs, why_not or _DIED)
+                return
+            self._left_out = [*taken.entry.left_out]
+            self._sessions = _kernel_sessions() - {branch.pid}
+            trunk, measured = self._children.swap(branch, Process(branch.pid))
+            assert trunk is not None, "a branch of no interpreter"
+            self._trunk, self._trunk_ended = (trunk, measured), False
+            self._requests.ask(BeginBranch(), (), on_begun)
+
+        def on_begun(answer: Answered, _body: bytes) -> None:
+            if not answer.ok or not self.is_on:
+                self._abort(request, jobs, answer.message or _DIED)
+            elif job not in jobs:
+                self._abort(request, jobs, "")  # it was cancelled meanwhile, and its result is sent
+
+        self._savepoints.fork(request.savepoint_file_bytes or 0, on_forked)
+
+    def _abort(self, request: Execute, jobs: JobQueue, why_not: str) -> None:
+        if self.is_on and not self.leave():
+            self._replace()
+        if why_not:
+            self._refuse(request, jobs, why_not)
+
+    def _refuse(self, request: Execute, jobs: JobQueue, why_not: str) -> None:
+        """Ends the execution, of which nothing has run."""
+        if jobs.cancel(request.id) is None:
+            return
+        run = Run(request.id, "", Settings.of(request), 0, self._channel)
+        message = f"no branch could be made: {why_not}"
+        ended = BranchEnded(refused=why_not[:MAX_REASON_CHARS] or "no reason was given", left_out=[])
+        self._results.send(run, "exception", ErrorDetail(type="BranchRefused", message=message), ended)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    def on_run_end(self, run: Run, outcome: str, detail: Optional[ErrorDetail], unfit: str) -> None:
+        """Ends the branch of this run, and sends its result then. `unfit`: the branch can't run anything more."""
+        self._ending = ending = _Ending(run, outcome, detail, self._left_out)
+        if not self.is_on:
+            ending.why_not_kept = _DIED
+            self._restore_files(ending)
+        elif unfit:
+            ending.why_not_kept = unfit
+            self._close(ending)
+        else:
+            self._requests.ask(EndBranch(), (), self._on_changes)
+
+    def _on_changes(self, answer: Answered, body: bytes) -> None:
+        ending = self._ending
+        assert ending is not None and self._request is not None
+        if answer.ok:
+            ending.changes = read_object(BranchChanges, body, "changes")
+            if ending.outcome == "succeeded":
+                kept = min(self._request.branches or 1, SAVEPOINTS_MAX)
+                self._savepoints.keep_branch(kept, self._request.savepoint_file_bytes or 0, self._on_kept)
+                return
+            ending.why_not_kept = "its program has not succeeded"
+        else:
+            ending.why_not_kept = answer.message or _DIED
+        self._close(ending)
+
+    def _on_kept(self, number: Optional[int], why_not: str) -> None:
+        assert self._ending is not None
+        self._ending.number, self._ending.why_not_kept = number, why_not
+        self._close(self._ending)
+
+    def _close(self, ending: _Ending) -> None:
+        if self.is_on and not self.leave():
+            self._replace()
+        self._restore_files(ending)
+
+    def leave(self) -> bool:
+        """Kills the branch and all that it has started; the interpreter is back. False when that has ended."""
+        assert self._trunk is not None
+        branch, measured = self._children.swap(*self._trunk)
+        if branch is not None:
+            branch.close()
+        measured.close()
+        survived = self._children.kill_others()
+        self._trunk, self._sessions = None, frozenset()
+        return survived and not self._trunk_ended
+
+    def close_all(self) -> None:
+        """In a forked child: closes the descriptors, which belong to the supervisor."""
+        if self._trunk is not None:
+            self._trunk[0].close()
+            self._trunk[1].close()
+
+    def _restore_files(self, ending: _Ending) -> None:
+        if self._trunk_ended:
+            ending.left_out.append("the interpreter, which has ended, and with it the copy of the workspace")
+            self._finish(ending)
+        else:
+            self._requests.ask(RestoreFiles(), (), self._on_restored)
+
+    def _on_restored(self, answer: Answered, _body: bytes) -> None:
+        assert self._ending is not None
+        if not answer.ok:
+            self._ending.left_out.append(answer.message[:MAX_LEFT_OUT_CHARS] or "files of the workspace")
+        self._finish(self._ending)
+
+    def _finish(self, ending: _Ending) -> None:
+        self._ending = self._request = None
+        run, run.output = ending.run, ending.output
+        ended = BranchEnded(
+            number=ending.number,
+            why_not_kept=ending.why_not_kept[:MAX_REASON_CHARS],
+            variables=ending.changes.variables if ending.changes is not None else None,
+            files=ending.changes.files if ending.changes is not None else None,
+            left_out=ending.left_out[:MAX_LEFT_OUT],
+        )
+        self._results.send(run, ending.outcome, ending.detail, ended)
+        run.close()
+
+
+def _kernel_sessions() -> frozenset[int]:
+    from ..processes import sessions
+
+    return sessions.leaders()

@@ -72,7 +72,7 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
         ("of the asyncio client", "of the blocking client"),
         ("workspace. The disk's work is done in threads.", "workspace. Thread-safe."),
     ),
-    "aio_undo.py": (("savepoints, of the asyncio client", "savepoints, of the blocking client"),),
+    "aio_undo.py": (("of the asyncio client", "of the blocking client"),),
     "aio_watch.py": (("files, of the asyncio client", "files, of the blocking client"),),
     "aio_process.py": (("of the asyncio client: its output", "of the blocking client: its output"),),
     "aio_processes.py": (

@@ -96,7 +96,7 @@ if TYPE_CHECKING:
         Usage,
         VariablesState,
     )
-    from executor_client.savepoint import Rollback, Savepoint
+    from executor_client.savepoint import Branch, Changes, Rollback, Savepoint
     from executor_client.session import Session
     from executor_client.waits import OnWait, Progress, Wait, WaitKind
     from executor_client.watch import FileWatch
@@ -112,7 +112,9 @@ __all__ = [
     "AsyncSessionProcesses",
     "AuthenticationError",
     "AuthorizationError",
+    "Branch",
     "CallTimeoutError",
+    "Changes",
     "Checkpoint",
     "CompletedProcess",
     "ConfigurationError",
@@ -237,7 +239,7 @@ _HOMES = {
         "SessionState "
         "StateManifest StateRules Usage VariablesState"
     ),
-    "executor_client.savepoint": "Rollback Savepoint",
+    "executor_client.savepoint": "Branch Changes Rollback Savepoint",
     "executor_client.session": "Session",
     "executor_client.watch": "FileWatch",
     "executor_client.aio_watch": "AsyncFileWatch",

@@ -22,7 +22,6 @@ from executor_client._core.blobs import IncomingBlobs
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.requests import InlineBudget, LimitsLike
-from executor_client._core.session_base import SessionBase
 from executor_client._core.suggest import names_arguments
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
@@ -32,7 +31,7 @@ from executor_client.aio_driving import abandon, drive
 from executor_client.aio_files import AsyncSessionFiles
 from executor_client.aio_ports import AsyncSessionPorts
 from executor_client.aio_processes import AsyncSessionProcesses
-from executor_client.aio_undo import list_savepoints, roll_back, take_savepoint
+from executor_client.aio_undo import AsyncSessionUndo
 from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.errors import (
     ConnectionLost,
@@ -43,10 +42,9 @@ from executor_client.errors import (
 )
 from executor_client.file_results import FileInfo, FileList
 from executor_client.results import ExecutionResult, SessionInfo
-from executor_client.savepoint import Rollback, Savepoint
 
 
-class AsyncSession(SessionBase):
+class AsyncSession(AsyncSessionUndo):
     """Made by `AsyncExecutorClient.create_session` and `get_session`. As a context manager it is deleted at the end.
 
     Executions of one session run one after the other, in the daemon's order of arrival. Host tools may be coroutine
@@ -326,34 +324,6 @@ class AsyncSession(SessionBase):
             return reader.finish()
 
         return await self._transport.repeat(attempt, awaited=self._turn("to write down its state"))
-
-    async def savepoint(self) -> Savepoint:
-        """Takes a savepoint: a copy of the interpreter, with all that its memory holds, and of the workspace's files.
-
-        It takes milliseconds, stays in the sandbox, and ends with it; the oldest are dropped when there are more than
-        the policy allows, or when memory is short. Raises PreconditionError (SAVEPOINT_REFUSED) while the program has
-        threads, and PolicyViolationError where the policy allows none.
-        """
-        host_tools.refuse_reentrance(self.session_id, "savepoint")
-        return await take_savepoint(self._transport, self.session_id, self._turn("to take a savepoint"))
-
-    async def savepoints(self) -> list[Savepoint]:
-        """Returns the savepoints that are there, the oldest first."""
-        return await list_savepoints(self._transport, self.session_id, self._turn("to list its savepoints"))
-
-    async def rollback(self, savepoint: Savepoint | int | None = None, *, steps: int = 1) -> Rollback:
-        """Goes back to a savepoint, or by a number of savepoints: `steps=1` is the newest.
-
-        Variables, modules and files of the workspace are as they were; the savepoint stays, later ones are dropped.
-        What runs in the sandbox ends, but processes that `processes` has started. Budgets, the policy and tools stay
-        those of now. Raises NotFoundError (SAVEPOINT_NOT_FOUND), PreconditionError (SAVEPOINT_LOST: then variables are
-        reset), and InvalidRequest when there are not so many.
-        """
-        host_tools.refuse_reentrance(self.session_id, "rollback")
-        turn = self._turn("to go back to a savepoint")
-        done = await roll_back(self._transport, self.session_id, turn, savepoint, steps)
-        self._generation = done.generation
-        return done
 
     async def _begin_with(self, state: bytes) -> None:
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))

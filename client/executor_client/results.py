@@ -16,6 +16,8 @@ from executor_client.process_results import NO_PORTS, NO_RULES, PortRules, Proce
 if TYPE_CHECKING:
     import PIL.Image
 
+    from executor_client.savepoint import Branch
+
 
 class Outcome(enum.Enum):
     """The end of an execution."""
@@ -137,7 +139,8 @@ class ExecutionResult:
     (`is_final_answer`). A value without an exact form arrives as an `OpaqueValue`. `state` and `generation` say whether
     the session's variables were kept. `artifacts` are the files of the workspace that the program made or changed; with
     `artifacts_truncated` there may be more. `policy_fingerprint` identifies the policy that it ran under. `savepoint`
-    is the number of the savepoint that was taken before it; 0 when there is none.
+    is the number of the savepoint that was taken before it; 0 when there is none. `branch` says what a program that
+    was tried has changed (`Session.try_`); None for one that was executed.
     """
 
     execution_id: str
@@ -157,6 +160,7 @@ class ExecutionResult:
     artifacts_truncated: bool = False
     policy_fingerprint: str = ""
     savepoint: int = 0
+    branch: Branch | None = None
 
     @property
     def images(self) -> list[PIL.Image.Image]:
@@ -258,7 +262,7 @@ class StateManifest:
 @dataclass(frozen=True, kw_only=True)
 class StateRules:
     """Rules for the state of a session: whether it may be exported or restored, also one of another daemon; how many
-    savepoints it may have, and how many bytes of the workspace one holds."""
+    savepoints it may have, how many bytes of the workspace one holds, and how many branches are kept."""
 
     export: bool
     restore: bool
@@ -266,6 +270,7 @@ class StateRules:
     allow_foreign: bool
     savepoints: int = 0
     savepoint_file_bytes: int = 0
+    branches: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

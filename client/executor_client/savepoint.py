@@ -1,15 +1,18 @@
-"""Savepoints of a session, and what going back to one has restored."""
+"""Savepoints and branches of a session: what they hold, and what going to one has restored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from executor_api.limits import SAVEPOINT_NUMBER_MAX, SAVEPOINTS_MAX
 from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2
 from executor_client.errors import InvalidRequest, ProtocolError
 
 _LEFT_OUT_MAX = 100
+_CHANGED_MAX = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +20,8 @@ class Savepoint:
     """A point of a session to go back to.
 
     `number` rises by one in a session. `files` and `file_bytes` are what it holds of the workspace. `left_out` says in
-    words what going back does not restore: child processes, sockets, a workspace that is too large.
+    words what going back does not restore: child processes, sockets, a workspace that is too large. `is_branch`: it is
+    the end of a branch that is kept, and the session was not in this state.
     """
 
     number: int
@@ -25,11 +29,48 @@ class Savepoint:
     files: int
     file_bytes: int
     left_out: tuple[str, ...] = ()
+    is_branch: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """Names, sorted, at most 256 of each kind; with `truncated` there are more.
+
+    `unknown` may have changed: it would have taken too long, or too much memory, to look.
+    """
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    truncated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """What a program that was tried has changed, in a session that is as it was.
+
+    `variables` and `files` (of the workspace) are None when the program has ended its interpreter. `number` is 0 when
+    the branch is not kept, and `why_not_kept` says why: only those are whose program has succeeded. `left_out` says in
+    words what the branch did not have, or what could not be put back. `refused`: no branch was made, and nothing ran.
+    """
+
+    number: int = 0
+    variables: Changes | None = None
+    files: Changes | None = None
+    why_not_kept: str = ""
+    left_out: tuple[str, ...] = ()
+    refused: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """True when the session could go on from it; the oldest are dropped later."""
+        return self.number > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback:
-    """The session went back to `savepoint`. `dropped` counts the later savepoints, which are gone.
+    """The session went to `savepoint`, or to a branch. `dropped` counts the later savepoints, which are gone.
 
     `left_out` says in words what could not be restored, beside what the savepoint itself has not.
     """
@@ -40,9 +81,9 @@ class Rollback:
     left_out: tuple[str, ...] = ()
 
 
-def savepoints_from(wire: list[service_pb.Savepoint]) -> list[Savepoint]:
+def savepoints_from(wire: Sequence[service_pb.Savepoint]) -> list[Savepoint]:
     """Raises ProtocolError for more than a session can have."""
-    if len(wire) > SAVEPOINTS_MAX:
+    if len(wire) > 2 * SAVEPOINTS_MAX:  # with as many branches
         raise ProtocolError(f"the daemon listed {len(wire)} savepoints")
     return [
         Savepoint(
@@ -50,31 +91,63 @@ def savepoints_from(wire: list[service_pb.Savepoint]) -> list[Savepoint]:
             made_time=datetime.fromtimestamp(each.made_time.ToNanoseconds() / 1e9, UTC),
             files=each.files,
             file_bytes=each.file_bytes,
-            left_out=tuple(each.left_out[:_LEFT_OUT_MAX]),
+            left_out=_lines(each.left_out),
+            is_branch=each.is_branch,
         )
         for each in wire
     ]
 
 
-def rollback_from(wire: service_pb.RollbackResponse) -> Rollback:
-    """Raises ProtocolError for an answer that names no savepoint."""
-    savepoints = savepoints_from(list(wire.savepoints))
-    if not savepoints:
-        raise ProtocolError("the daemon did not say which savepoint the session went back to")
+def rollback_from(wire: service_pb.RollbackResponse, number: int) -> Rollback:
+    """Raises ProtocolError for an answer without the savepoint that was asked for."""
+    found = [each for each in savepoints_from(wire.savepoints) if each.number == number]
+    if not found:
+        raise ProtocolError(f"the daemon did not say that the session went to savepoint {number}")
     return Rollback(
-        savepoint=savepoints[-1],
-        generation=wire.generation,
-        dropped=wire.dropped,
-        left_out=tuple(wire.left_out[:_LEFT_OUT_MAX]),
+        savepoint=found[0], generation=wire.generation, dropped=wire.dropped, left_out=_lines(wire.left_out)
     )
 
 
-def chosen(savepoint: Savepoint | int, session_id: str) -> service_pb.RollbackRequest:
-    """Raises InvalidRequest for what is no number of a savepoint."""
+def branch_from(wire: types_pb2.BranchEnd) -> Branch:
+    """Raises ProtocolError for lists that are too long."""
+    return Branch(
+        number=wire.number,
+        variables=_changes_from(wire.variables) if wire.HasField("variables") else None,
+        files=_changes_from(wire.files) if wire.HasField("files") else None,
+        why_not_kept=wire.why_not_kept,
+        left_out=_lines(wire.left_out),
+        refused=wire.refused,
+    )
+
+
+def _changes_from(wire: types_pb2.Changes) -> Changes:
+    lists = [tuple(names) for names in (wire.added, wire.changed, wire.removed, wire.unknown)]
+    if any(len(names) > _CHANGED_MAX for names in lists):
+        raise ProtocolError("the daemon listed too many changes of a branch")
+    added, changed, removed, unknown = lists
+    return Changes(added=added, changed=changed, removed=removed, unknown=unknown, truncated=wire.truncated)
+
+
+def _lines(wire: Sequence[str]) -> tuple[str, ...]:
+    return tuple(wire[:_LEFT_OUT_MAX])
+
+
+def chosen(savepoint: Savepoint | int) -> int:
+    """Returns the number of a savepoint. Raises InvalidRequest for what is none."""
     number = savepoint.number if isinstance(savepoint, Savepoint) else savepoint
-    if isinstance(number, bool) or not 0 < number <= SAVEPOINT_NUMBER_MAX:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= SAVEPOINT_NUMBER_MAX:
         raise InvalidRequest(f"a savepoint is one that Session.savepoint gave, or its number, not {number!r}")
-    return service_pb.RollbackRequest(session_id=session_id, savepoint=number)
+    return number
+
+
+def chosen_branch(tried: object) -> int:
+    """Returns the number of a branch, or of the branch of a result. Raises InvalidRequest for one that is not kept."""
+    branch = tried if isinstance(tried, Branch) else getattr(tried, "branch", None)
+    if not isinstance(branch, Branch):
+        raise InvalidRequest(f"a branch is a result that Session.try_ gave, not of type {type(tried).__name__}")
+    if not branch.is_kept:
+        raise InvalidRequest(f"this branch was not kept: {branch.why_not_kept or 'the daemon gave no reason'}")
+    return branch.number
 
 
 def newest(savepoints: list[Savepoint], steps: int) -> Savepoint:

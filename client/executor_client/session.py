@@ -22,7 +22,6 @@ from executor_client._core.blobs import IncomingBlobs
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.requests import InlineBudget, LimitsLike
-from executor_client._core.session_base import SessionBase
 from executor_client._core.suggest import names_arguments
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
@@ -43,11 +42,10 @@ from executor_client.files import SessionFiles
 from executor_client.ports import SessionPorts
 from executor_client.processes import SessionProcesses
 from executor_client.results import ExecutionResult, SessionInfo
-from executor_client.savepoint import Rollback, Savepoint
-from executor_client.undo import list_savepoints, roll_back, take_savepoint
+from executor_client.undo import SessionUndo
 
 
-class Session(SessionBase):
+class Session(SessionUndo):
     """Made by `ExecutorClient.create_session` and `get_session`. As a context manager it is deleted at the end.
 
     Executions of one session run one after the other, in the daemon's order of arrival. Thread-safe.
@@ -324,34 +322,6 @@ class Session(SessionBase):
             return reader.finish()
 
         return self._transport.repeat(attempt, awaited=self._turn("to write down its state"))
-
-    def savepoint(self) -> Savepoint:
-        """Takes a savepoint: a copy of the interpreter, with all that its memory holds, and of the workspace's files.
-
-        It takes milliseconds, stays in the sandbox, and ends with it; the oldest are dropped when there are more than
-        the policy allows, or when memory is short. Raises PreconditionError (SAVEPOINT_REFUSED) while the program has
-        threads, and PolicyViolationError where the policy allows none.
-        """
-        host_tools.refuse_reentrance(self.session_id, "savepoint")
-        return take_savepoint(self._transport, self.session_id, self._turn("to take a savepoint"))
-
-    def savepoints(self) -> list[Savepoint]:
-        """Returns the savepoints that are there, the oldest first."""
-        return list_savepoints(self._transport, self.session_id, self._turn("to list its savepoints"))
-
-    def rollback(self, savepoint: Savepoint | int | None = None, *, steps: int = 1) -> Rollback:
-        """Goes back to a savepoint, or by a number of savepoints: `steps=1` is the newest.
-
-        Variables, modules and files of the workspace are as they were; the savepoint stays, later ones are dropped.
-        What runs in the sandbox ends, but processes that `processes` has started. Budgets, the policy and tools stay
-        those of now. Raises NotFoundError (SAVEPOINT_NOT_FOUND), PreconditionError (SAVEPOINT_LOST: then variables are
-        reset), and InvalidRequest when there are not so many.
-        """
-        host_tools.refuse_reentrance(self.session_id, "rollback")
-        turn = self._turn("to go back to a savepoint")
-        done = roll_back(self._transport, self.session_id, turn, savepoint, steps)
-        self._generation = done.generation
-        return done
 
     def _begin_with(self, state: bytes) -> None:
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))

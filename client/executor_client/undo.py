@@ -1,29 +1,152 @@
 # Made of aio_undo.py by tools/unasync.py: change that, and run `make unasync`.
-"""The calls about savepoints, of the blocking client."""
+"""Savepoints and branches of a session, of the blocking client."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal, overload
+
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._core.waiting import Awaited
-from executor_client._sync import SessionTransport
-from executor_client.savepoint import Rollback, Savepoint, chosen, newest, rollback_from, savepoints_from
+from executor_client._core import requests
+from executor_client._core import tools as host_tools
+from executor_client._core.requests import LimitsLike
+from executor_client._core.session_base import SessionBase
+from executor_client._core.tools import Tool
+from executor_client._sync import OnEvent, SessionTransport
+from executor_client.errors import PreconditionError
+from executor_client.results import ExecutionResult
+from executor_client.savepoint import (
+    Branch,
+    Rollback,
+    Savepoint,
+    chosen,
+    chosen_branch,
+    newest,
+    rollback_from,
+    savepoints_from,
+)
 
 
-def take_savepoint(transport: SessionTransport, session_id: str, turn: Awaited) -> Savepoint:
-    response = transport.call(transport.stub.TakeSavepoint, pb.TakeSavepointRequest(session_id=session_id), turn)
-    return newest(savepoints_from(list(response.savepoints)), 1)
+class SessionUndo(SessionBase):
+    """The calls of a session that go back, or try what can be left undone."""
 
+    _transport: SessionTransport
+    _tools: dict[str, Tool]
 
-def list_savepoints(transport: SessionTransport, session_id: str, turn: Awaited) -> list[Savepoint]:
-    response = transport.call(transport.stub.ListSavepoints, pb.ListSavepointsRequest(session_id=session_id), turn)
-    return savepoints_from(list(response.savepoints))
+    def savepoint(self) -> Savepoint:
+        """Takes a savepoint: a copy of the interpreter, with all that its memory holds, and of the workspace's files.
 
+        It takes milliseconds, stays in the sandbox, and ends with it; the oldest are dropped when there are more than
+        the policy allows, or when memory is short. Raises PreconditionError (SAVEPOINT_REFUSED) while the program has
+        threads, and PolicyViolationError where the policy allows none.
+        """
+        host_tools.refuse_reentrance(self.session_id, "savepoint")
+        turn = self._turn("to take a savepoint")
+        request = pb.TakeSavepointRequest(session_id=self.session_id)
+        response = self._transport.call(self._transport.stub.TakeSavepoint, request, turn)
+        return newest(savepoints_from(response.savepoints), 1)
 
-def roll_back(
-    transport: SessionTransport, session_id: str, turn: Awaited, savepoint: Savepoint | int | None, steps: int
-) -> Rollback:
-    """Without a savepoint, goes back by so many."""
-    if savepoint is None:
-        savepoint = newest(list_savepoints(transport, session_id, turn), steps)
-    response = transport.call(transport.stub.Rollback, chosen(savepoint, session_id), turn)
-    return rollback_from(response)
+    def savepoints(self) -> list[Savepoint]:
+        """Returns the savepoints that are there, the oldest first."""
+        return [each for each in self._kept() if not each.is_branch]
+
+    def rollback(self, savepoint: Savepoint | int | None = None, *, steps: int = 1) -> Rollback:
+        """Goes back to a savepoint, or by a number of savepoints: `steps=1` is the newest.
+
+        Variables, modules and files of the workspace are as they were; the savepoint stays, later ones are dropped.
+        What runs in the sandbox ends, but processes that `processes` has started. Budgets, the policy and tools stay
+        those of now. Raises NotFoundError (SAVEPOINT_NOT_FOUND), PreconditionError (SAVEPOINT_LOST: then variables are
+        reset), and InvalidRequest when there are not so many.
+        """
+        host_tools.refuse_reentrance(self.session_id, "rollback")
+        if savepoint is None:
+            savepoint = newest(self.savepoints(), steps)
+        return self._go_to(chosen(savepoint), "to go back to a savepoint")
+
+    @overload
+    def try_(
+        self,
+        code: str,
+        *,
+        on_event: OnEvent | None = None,
+        limits: LimitsLike = None,
+        output_mode: Literal["trailing_expression", "last_statement"] = "trailing_expression",
+        tools: bool = True,
+    ) -> ExecutionResult: ...
+
+    @overload
+    def try_(
+        self,
+        code: Sequence[str],
+        *,
+        on_event: OnEvent | None = None,
+        limits: LimitsLike = None,
+        output_mode: Literal["trailing_expression", "last_statement"] = "trailing_expression",
+        tools: bool = True,
+    ) -> list[ExecutionResult]: ...
+
+    def try_(
+        self,
+        code: str | Sequence[str],
+        *,
+        on_event: OnEvent | None = None,
+        limits: LimitsLike = None,
+        output_mode: Literal["trailing_expression", "last_statement"] = "trailing_expression",
+        tools: bool = True,
+    ) -> ExecutionResult | list[ExecutionResult]:
+        """Runs code in a branch, a copy of the interpreter, and leaves the session as it was.
+
+        `ExecutionResult.branch` says which variables and files the program has changed. `keep` goes on from it. Several
+        programs run one after the other, each in a branch of the same state; then there are as many results.
+
+        A branch is an execution: the policy holds, it is audited, and it spends the session's budgets. It calls the
+        session's tools, whose effects outside of the sandbox stay; with `tools=False`, a call raises in the program.
+
+        Raises PreconditionError (SAVEPOINT_REFUSED) when no branch can be made, as while the program has threads or the
+        workspace is larger than a savepoint may hold; PolicyViolationError where the policy allows none; and the errors
+        of `execute`.
+        """
+        host_tools.refuse_reentrance(self.session_id, "try_")
+        given = self._tools if tools else {}
+        if isinstance(code, str):
+            return self._tried(code, given, on_event, limits, output_mode)
+        return [self._tried(each, given, on_event, limits, output_mode) for each in code]
+
+    def _tried(
+        self, code: str, tools: Mapping[str, Tool], on_event: OnEvent | None, limits: LimitsLike, output_mode: str
+    ) -> ExecutionResult:
+        request = requests.execute(self.session_id, code, None, output_mode, limits, branch=True)
+        result = self._execute(request, tools, on_event)
+        if result.branch is not None and result.branch.refused:
+            message = f"no branch could be made: {result.branch.refused}"
+            raise PreconditionError(message, reason="SAVEPOINT_REFUSED")
+        return result
+
+    def keep(self, branch: ExecutionResult | Branch) -> Rollback:
+        """Goes on from a branch: variables and files are those that its program has left.
+
+        The branch stays, and so do the others; savepoints that were taken after it are dropped. All else is as with
+        `rollback`. Raises InvalidRequest for a branch that was not kept, and NotFoundError for one that was dropped.
+        """
+        host_tools.refuse_reentrance(self.session_id, "keep")
+        return self._go_to(chosen_branch(branch), "to go on from a branch")
+
+    def _kept(self) -> list[Savepoint]:
+        turn = self._turn("to list its savepoints")
+        request = pb.ListSavepointsRequest(session_id=self.session_id)
+        response = self._transport.call(self._transport.stub.ListSavepoints, request, turn)
+        return savepoints_from(response.savepoints)
+
+    def _go_to(self, number: int, to_do: str) -> Rollback:
+        request = pb.RollbackRequest(session_id=self.session_id, savepoint=number)
+        response = self._transport.call(self._transport.stub.Rollback, request, self._turn(to_do))
+        done = rollback_from(response, number)
+        self._generation = done.generation
+        return done
+
+    @abstractmethod
+    def _execute(
+        self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
+    ) -> ExecutionResult:
+        """Runs an execution to its result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from executor_client import (
     AsyncExecutorClient,
+    Changes,
+    ExecutionResult,
     ExecutorClient,
     InvalidRequest,
     NotFoundError,
@@ -60,6 +63,78 @@ async def test_the_asyncio_client_has_the_same_calls(daemon: Daemon) -> None:
         with pytest.raises(PreconditionError, match="threads of the program") as refused:
             await session.savepoint()
         assert refused.value.reason == "SAVEPOINT_REFUSED"
+
+
+def test_code_is_tried_and_the_best_branch_is_gone_on_from(client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.register_tools({"score": len})
+        session.execute("x = [1]")
+        one = session.try_("x.append(2); new = 3; x")
+        assert (one.output, one.state, one.generation) == ([1, 2], VariablesState.KEPT, 1)
+        assert one.branch is not None
+        assert one.branch.variables == Changes(added=("new",), changed=("x",))
+        tried = session.try_(["x = 'a'; score(x)", "x = 'abc'; score(x)", "1 / 0"])
+        assert [each.output for each in tried] == [1, 3, None]
+        assert [bool(each.branch and each.branch.is_kept) for each in tried] == [True, True, False]
+        assert session.savepoints() == []
+        assert session.execute("x").output == [1]
+        best = max(tried, key=lambda each: each.output or 0)
+        kept = session.keep(best)
+        assert (kept.savepoint.is_branch, kept.generation, kept.dropped) == (True, 2, 0)
+        assert session.execute("x").output == "abc"
+        session.keep(one)
+        assert session.execute("x, new").output == ([1, 2], 3)
+        with pytest.raises(InvalidRequest, match="not kept: its program has not succeeded"):
+            session.keep(tried[2])
+        with pytest.raises(InvalidRequest, match="not of type int"):
+            session.keep(3)  # type: ignore[arg-type]
+        alone = session.try_("score(x)", tools=False)
+        assert alone.error is not None
+        assert "score" in alone.error.message
+
+
+async def test_the_asyncio_client_tries_code_too(daemon: Daemon) -> None:
+    async with (
+        AsyncExecutorClient(daemon.address, token=daemon.token) as client,
+        await client.create_session(authorized_imports=["threading"]) as session,
+    ):
+        tried = await session.try_(["x = 1", "x = 2"])
+        await session.keep(tried[1])
+        assert (await session.execute("x")).output == 2
+        await session.execute("import threading; e = threading.Event(); threading.Thread(target=e.wait).start()")
+        with pytest.raises(PreconditionError, match="no branch could be made: 1 threads") as refused:
+            await session.try_("x")
+        assert refused.value.reason == "SAVEPOINT_REFUSED"
+
+
+def test_a_branch_outlives_the_daemon_that_began_it(tmp_path: Path) -> None:
+    """And the client's own connection: the execution is attached to again, and ends with its changes."""
+    with running_daemon(tmp_path) as first:
+        session = first.client().create_session(detached=True)
+        session.execute("x = 1")
+        kept = session.try_("x = 2")
+        begun = threading.Event()
+        answers: list[ExecutionResult] = []
+
+        def try_it() -> None:
+            code = "import time\nprint('begun', flush=True)\nx = 3\nfor _ in range(15): time.sleep(0.1)"
+            answers.append(session.try_(code, on_event=lambda event: begun.set()))
+
+        thread = threading.Thread(target=try_it)
+        thread.start()
+        assert begun.wait(20)
+        first.kill()
+        with running_daemon(tmp_path) as second, second.client() as client:
+            again = client.get_session(session.session_id)
+            assert again.execute("x").output == 1, "it waits for the branch, which has left no trace"
+            again.keep(kept)
+            assert again.execute("x").output == 2
+            thread.join()
+            again.close()
+    (tried,) = answers
+    assert tried.branch is not None
+    assert tried.branch.variables is not None
+    assert tried.branch.variables.changed == ("x",)
 
 
 def test_savepoints_outlive_the_daemon(tmp_path: Path) -> None:

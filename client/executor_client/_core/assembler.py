@@ -28,6 +28,7 @@ from executor_client.events import (
     ToolCallEvent,
 )
 from executor_client.results import ExecutionResult, Image
+from executor_client.savepoint import branch_from
 
 
 class EventGap(ProtocolError):
@@ -202,4 +203,5 @@ class Assembler:
             artifacts_truncated=wire.artifacts_truncated,
             policy_fingerprint=wire.policy_fingerprint,
             savepoint=wire.savepoint,
+            branch=branch_from(wire.branch) if wire.HasField("branch") else None,
         )

@@ -208,6 +208,7 @@ def _state_rules_from_wire(wire: pb.StateRules) -> StateRules:
         allow_foreign=wire.allow_foreign,
         savepoints=wire.savepoints,
         savepoint_file_bytes=wire.savepoint_file_bytes,
+        branches=wire.branches,
     )
 
 

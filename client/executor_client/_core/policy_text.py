@@ -90,7 +90,7 @@ def _transfers(size_bytes: int, count: int | None) -> str:
 
 def _state(rules: StateRules) -> str:
     allowed = [verb for verb, may in (("exported", rules.export), ("restored", rules.restore)) if may]
-    savepoints = f"; {rules.savepoints} savepoints" if rules.savepoints else "; no savepoints"
+    savepoints = f"; {rules.savepoints or 'no'} savepoints, {rules.branches or 'no'} branches"
     if not allowed:
         return "neither exported nor restored" + savepoints
     foreign = ", foreign ones too" * rules.allow_foreign

@@ -172,6 +172,7 @@ def execute(
     limits: LimitsLike,
     *,
     savepoint: bool = False,
+    branch: bool = False,
 ) -> pb.ExecuteRequest:
     if output_mode not in convert.OUTPUT_MODES:
         raise InvalidRequest(f"output_mode is one of {', '.join(convert.OUTPUT_MODES)}, not {output_mode!r}")
@@ -189,6 +190,7 @@ def execute(
         output_mode=convert.OUTPUT_MODES[output_mode],
         limits=convert.limits_to_wire(limits),
         savepoint=bool(savepoint),
+        branch=branch,
     )
 
 

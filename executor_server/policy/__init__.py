@@ -14,11 +14,11 @@ from executor_server.policy.packages import PackagesSummary
 from executor_server.policy.profile import QuotasTable
 from executor_server.policy.requests import RequestedLimits, RequestedSession
 from executor_server.policy.session_rules import (
+    check_branch,
     check_file_get,
     check_file_put,
     check_port,
     check_process,
-    check_branch,
     check_savepoint,
     check_state_export,
     check_state_restore,

@@ -58,9 +58,7 @@ async def test_a_branch_says_what_it_has_changed_and_leaves_the_session_as_it_wa
         "print(x, gone, p.at, 'new' in globals(), 'json' in globals(), sorted(os.listdir()))\n"
         "print(open('a').read(), open('b').read(), open('log').read(), log.tell())\nprint('tried', random.random())",
     )
-    assert now.stdout == (
-        "[1] 2 [0] False False ['a', 'b', 'd', 'log']\none two abc 3\n" + tried.stdout
-    )
+    assert now.stdout == ("[1] 2 [0] False False ['a', 'b', 'd', 'log']\none two abc 3\n" + tried.stdout)
     assert now.ended.generation == 1
 
 
@@ -68,7 +66,10 @@ async def test_a_branch_says_what_it_has_changed_and_leaves_the_session_as_it_wa
 async def test_a_session_goes_on_from_any_branch_that_is_kept(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(session, "x = [0]")
-    numbers = [end_of(await harness.run(session, f"x.append({n}); open('f', 'w').write('{n}')", branch=True)).number for n in (1, 2, 3)]
+    numbers = [
+        end_of(await harness.run(session, f"x.append({n}); open('f', 'w').write('{n}')", branch=True)).number
+        for n in (1, 2, 3)
+    ]
     assert numbers == [1, 2, 3]
     back = await session.savepoints.roll_back(2)
     assert (back.generation, [(each.number, each.is_branch) for each in back.savepoints]) == (
@@ -169,7 +170,8 @@ print([p for p in os.listdir('/proc') if p.isdigit() and b'1000' in open(f'/proc
 async def test_no_branch_is_made_of_what_could_not_be_left_as_it_was(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(
-        session, "import threading\nends = threading.Event()\nt = threading.Thread(target=ends.wait, name='counter')\nt.start()"
+        session,
+        "import threading\nends = threading.Event()\nt = threading.Thread(target=ends.wait, name='counter')\nt.start()",
     )
     refused = await harness.run(session, "x = 1", branch=True)
     branch = end_of(refused)
@@ -311,7 +313,9 @@ a = b = [1]
 """,
     )
     tried = await harness.run(
-        session, "bad.a.append(2); sub.append(1); endless['b'] = 1; loop.append(1); b.append(2); wide[5] = 1", branch=True
+        session,
+        "bad.a.append(2); sub.append(1); endless['b'] = 1; loop.append(1); b.append(2); wide[5] = 1",
+        branch=True,
     )
     branch = end_of(tried)
     assert branch.variables is not None

@@ -198,7 +198,9 @@ class Positions:
     """The positions in the files that this process has open. A branch shares them, and moves them."""
 
     def __init__(self) -> None:
-        self._all = [(fd, os.lseek(fd, 0, os.SEEK_CUR)) for fd, status in _descriptors() if stat.S_ISREG(status.st_mode)]
+        self._all = [
+            (fd, os.lseek(fd, 0, os.SEEK_CUR)) for fd, status in _descriptors() if stat.S_ISREG(status.st_mode)
+        ]
 
     def restore(self) -> int:
         """Returns how many could not be restored."""

@@ -226,6 +226,7 @@ class Branches:
         )
         self._results.send(run, ending.outcome, ending.detail, ended)
         run.close()
+        self._children.have_checker()  # the client has its answer, and may send a source next
 
 
 def _kernel_sessions() -> frozenset[int]:

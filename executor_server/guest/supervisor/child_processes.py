@@ -159,17 +159,9 @@ class ChildProcesses:
         return other
 
     def kill_others(self) -> bool:
-        """Kills everything but what `leaders` spares, and the checker; false when that took their lives, too."""
-        checker = self._checker
-
-        def note_exit(pid: int, status: int, usage: Any) -> None:
-            if checker is not None and pid == checker.pid:
-                self._forget(checker)
-                self._checker = None
-            else:
-                self._spared.note_exit(pid, status, usage)
-
-        return kill_but(self._spared.leaders | ({checker.pid} if checker is not None else set()), note_exit)
+        """Kills everything but what is spared; false when that took its life, too."""
+        self.rest()
+        return kill_but(self._spared.leaders, self._spared.note_exit)
 
     def pause(self, paused: bool) -> None:
         """Stops reading the interpreter's link, so that it waits once the link is full, or starts again."""

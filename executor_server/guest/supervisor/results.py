@@ -51,9 +51,7 @@ class Results:
         """The session went back to a savepoint because its client asked for it."""
         self._variables = "kept"
 
-    def send(
-        self, run: Run, outcome: str, detail: Optional[ErrorDetail], branch: Optional[BranchEnded] = None
-    ) -> None:
+    def send(self, run: Run, outcome: str, detail: Optional[ErrorDetail], branch: Optional[BranchEnded] = None) -> None:
         wall_time_s = run.wall_time_s()  # first: looking for artifacts and sending the value can take long
         for notice in self._notices:
             run.logs.say("stderr", notice)

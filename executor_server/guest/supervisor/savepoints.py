@@ -203,7 +203,7 @@ class Savepoints:
             raise FrameError(f"process {pid} is no copy of the interpreter")
 
     def _drop_beyond(self, most: int, *, is_branch: bool) -> None:
-        """Drops the oldest: of savepoints or branches those beyond `most`, of both those that memory has no room for."""
+        """Drops the oldest: of savepoints, or of branches, those beyond `most`; then any, while memory is short."""
         of_kind = [taken for taken in self._kept if taken.entry.branch is is_branch]
         for taken in of_kind[: max(0, len(of_kind) - most)]:
             self._drop(taken)

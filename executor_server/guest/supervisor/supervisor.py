@@ -15,10 +15,7 @@ this process, which is undumpable and, as pid 1, ignores what it does not handle
 Therefore this process never runs agent code, never parses it and never unpickles or unmarshals anything. It never holds
 the daemon's token, a host path, or anything of another session: each child is forked from it and inherits its memory.
 
-An interpreter that dies, or has to be killed, is replaced, and everything in the sandbox is killed with it
-(replacement.py).
-
-Ending. The loop ends when the daemon says SHUTDOWN, when no daemon has been heard for `orphan_time_s` (orphan_time.py),
+Ending. An interpreter that dies is replaced (replacement.py). The loop ends when the daemon says SHUTDOWN, when no daemon has been heard for `orphan_time_s` (orphan_time.py),
 when the daemon breaks the protocol, or when no interpreter starts any more. Then everything in the sandbox is killed,
 and with the exit of pid 1 the kernel ends the namespace, whatever else may be left in it.
 """
@@ -117,9 +114,7 @@ class Supervisor:
             self._undo,
             self._equip,
         )
-        self._undo.connect(
-            self._child_processes, self._requests, self._replacement.go_back, lambda: self._replacement.replace(None)
-        )
+        self._undo.connect(self._child_processes, self._requests, self._replacement)
         self._has_environment = config.has_environment
         self._session_env: dict[str, str] = {}
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -295,8 +290,8 @@ class Supervisor:
                 if self._undo.comes_first(request, job, self._jobs):
                     continue
                 source, before = job.body.decode("utf-8", "replace"), self._undo.before_run
-                in_branch = bool(request.branches)
-                self._runner.begin(request.id, source, Settings.of(request), savepoint=before, is_branch=in_branch)
+                settings, in_branch = Settings.of(request), bool(request.branches)
+                self._runner.begin(request.id, source, settings, savepoint=before, is_branch=in_branch)
             elif isinstance(request, undo.REQUESTS):
                 self._undo.begin(request)
             elif isinstance(request, Configure):
@@ -392,12 +387,12 @@ class Supervisor:
 
     def _on_run_end(self, run: Run, outcome: str, detail: Optional[ErrorDetail]) -> None:
         why, self._unfit = self._unfit, ""
-        if why and not run.is_branch:
-            self._replacement.replace_unfit(run, why)
         if run.is_branch:
             self._undo.end_branch_run(run, outcome, detail, why)
-        elif run.visible:
+        elif why:
+            self._replacement.replace_unfit(run, why)
+        if run.visible and not run.is_branch:
             self._results.send(run, outcome, detail)
-        else:
+        elif not run.visible:
             self._prelude.end(outcome, detail)
         self._next_job()

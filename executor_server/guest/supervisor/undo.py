@@ -9,17 +9,18 @@ from ..wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional, Union
+    from typing import Any, Optional, Union
 
     from ..wire.channel import Channel
     from ..wire.messages import ErrorDetail, Execute
     from .beside import Beside
+    from .branches import Branches
     from .child_processes import ChildProcesses
     from .config import Config
     from .jobs import Job, JobQueue
+    from .replacement import Replacement
     from .requests import Requests
     from .results import Results
-    from .branches import Branches
     from .run import Run
     from .savepoints import Savepoints
 
@@ -36,24 +37,12 @@ class Undo:
         self._results = results
         self._savepoints: Optional[Savepoints] = None
         self._branches: Optional[Branches] = None
-        self._parts: Optional[tuple[ChildProcesses, Requests, Callable[[int], bool]]] = None
-        self._replace: Callable[[], None] = _nothing
+        self._parts: Optional[tuple[ChildProcesses, Requests, Replacement]] = None
         self.before_run: Optional[int] = None  # the savepoint that the run at hand goes back to when it is killed
 
-    def connect(
-        self,
-        children: ChildProcesses,
-        requests: Requests,
-        go_back: Callable[[int], bool],
-        replace: Callable[[], None],
-    ) -> None:
-        """Gives it the parts that are made after it.
-
-        `go_back` replaces the interpreter for a request. It calls `resume`, and returns what that returned. `replace`
-        replaces one that has ended.
-        """
-        self._parts = children, requests, go_back
-        self._replace = replace
+    def connect(self, children: ChildProcesses, requests: Requests, replacement: Replacement) -> None:
+        """Gives it the parts that are made after it."""
+        self._parts = children, requests, replacement
 
     def begin(self, request: Union[TakeSavepoint, RollBack, ListSavepoints]) -> None:
         """Begins a request of the daemon."""
@@ -125,9 +114,9 @@ class Undo:
             from .branches import Branches
 
             assert self._parts is not None
-            children, requests, _ = self._parts
+            children, requests, replacement = self._parts
             self._branches = Branches(
-                self._channel, self._results, children, requests, self._opened(), lambda: self._replace()
+                self._channel, self._results, children, requests, self._opened(), lambda: replacement.replace(None)
             )
         return self._branches
 
@@ -136,7 +125,10 @@ class Undo:
             from .savepoints import Savepoints
 
             assert self._parts is not None
-            self._savepoints = Savepoints(self._config, self._channel, self._results, *self._parts)
+            children, requests, replacement = self._parts
+            self._savepoints = Savepoints(
+                self._config, self._channel, self._results, children, requests, replacement.go_back
+            )
         return self._savepoints
 
     def close_all(self) -> None:
@@ -164,7 +156,3 @@ class Undo:
         is_copy = self._savepoints is not None and self._savepoints.note_exit(pid)
         is_trunk = self._branches is not None and self._branches.note_exit(pid)
         return is_copy or is_trunk or self._beside.note_exit(pid, status, usage)
-
-
-def _nothing() -> None:
-    pass

@@ -340,7 +340,7 @@ class LimitWarning(Message, kind=Kind.LIMIT_WARNING):
 
 
 class Result(Message, kind=Kind.RESULT):
-    """Body: ErrorDetail, a list of FileEntry and BranchEnded, of these lengths, then the value, unless a blob has it."""
+    """Body: ErrorDetail, a list of FileEntry, BranchEnded, of these lengths, then the value, unless a blob has it."""
 
     id: str = text(_ID_CHARS)
     outcome: str = text(32)

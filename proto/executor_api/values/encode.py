@@ -67,7 +67,10 @@ def encode(
 
 
 def digest(
-    obj: object, limits: ValueLimits, fallback: Fallback, passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
+    obj: object,
+    limits: ValueLimits,
+    fallback: Fallback,
+    passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
 ) -> bytes:
     """Returns a digest of what `encode` would pack, without a copy of it; equal for the same value, unchanged.
 

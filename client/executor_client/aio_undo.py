@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, overload
 
 from executor_api.v1 import executor_service_pb2 as pb
@@ -77,7 +77,7 @@ class AsyncSessionUndo(SessionBase):
     @overload
     async def try_(
         self,
-        code: Sequence[str],
+        code: list[str] | tuple[str, ...],
         *,
         on_event: OnEvent | None = None,
         limits: LimitsLike = None,
@@ -87,7 +87,7 @@ class AsyncSessionUndo(SessionBase):
 
     async def try_(
         self,
-        code: str | Sequence[str],
+        code: str | list[str] | tuple[str, ...],
         *,
         on_event: OnEvent | None = None,
         limits: LimitsLike = None,

@@ -48,7 +48,7 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """What a program that was tried has changed, in a session that is as it was.
+    """The changes of a program that was tried, in a session that is as it was.
 
     `variables` and `files` (of the workspace) are None when the program has ended its interpreter. `number` is 0 when
     the branch is not kept, and `why_not_kept` says why: only those are whose program has succeeded. `left_out` says in
@@ -135,7 +135,7 @@ def _lines(wire: Sequence[str]) -> tuple[str, ...]:
 def chosen(savepoint: Savepoint | int) -> int:
     """Returns the number of a savepoint. Raises InvalidRequest for what is none."""
     number = savepoint.number if isinstance(savepoint, Savepoint) else savepoint
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= SAVEPOINT_NUMBER_MAX:
+    if isinstance(number, bool) or not 0 < number <= SAVEPOINT_NUMBER_MAX:
         raise InvalidRequest(f"a savepoint is one that Session.savepoint gave, or its number, not {number!r}")
     return number
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, overload
 
 from executor_api.v1 import executor_service_pb2 as pb
@@ -78,7 +78,7 @@ class SessionUndo(SessionBase):
     @overload
     def try_(
         self,
-        code: Sequence[str],
+        code: list[str] | tuple[str, ...],
         *,
         on_event: OnEvent | None = None,
         limits: LimitsLike = None,
@@ -88,7 +88,7 @@ class SessionUndo(SessionBase):
 
     def try_(
         self,
-        code: str | Sequence[str],
+        code: str | list[str] | tuple[str, ...],
         *,
         on_event: OnEvent | None = None,
         limits: LimitsLike = None,

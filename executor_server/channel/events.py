@@ -155,7 +155,8 @@ def _changes(changes: ChangedNames | None) -> Changes | None:
     if changes is None:
         return None
     lists = (changes.added, changes.changed, changes.removed, changes.unknown)
-    return Changes(*(tuple(map(clean, names)) for names in lists), truncated=changes.truncated)
+    added, changed, removed, unknown = (tuple(map(clean, names)) for names in lists)
+    return Changes(added, changed, removed, unknown, changes.truncated)
 
 
 def clean(text: str) -> str:

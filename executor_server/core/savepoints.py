@@ -19,7 +19,7 @@ class Savepoint:
 
 @dataclass(frozen=True)
 class Changes:
-    """Names, sorted; with `truncated` there are more. `unknown` may have changed: nobody could look."""
+    """Names, sorted; with `truncated` there are more. `unknown` may have changed: it was not possible to look."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Changes:
 class BranchEnd:
     """The end of an execution that ran in a branch. `number` is 0 when the branch is not kept.
 
-    `refused` says why there was no branch, and nothing has run. The changes are None when nobody could look.
+    `refused` says why there was no branch, and nothing has run. The changes are None when the branch has died.
     """
 
     number: int = 0

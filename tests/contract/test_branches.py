@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -224,7 +226,7 @@ async def test_the_oldest_branches_are_dropped_and_the_later_ones_by_a_rollback(
 @promise("branches")
 async def test_a_branch_calls_tools_and_spends_the_budgets_of_the_session(harness: Harness) -> None:
     session = await harness.session(session_operations=1000)
-    tools = {"ask": lambda: 42, "answer": lambda value: value}
+    tools: dict[str, Callable[..., Any]] = {"ask": lambda: 42, "answer": lambda value: value}
     tried = await harness.run_with_tools(session, "x = ask()\nx", tools, branch=True)
     assert tried.output == 42
     final = await harness.run_with_tools(session, "answer(7)", tools, "answer", branch=True)

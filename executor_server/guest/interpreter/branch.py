@@ -1,4 +1,4 @@
-"""What a program has changed, found in the branch in which it ran: a copy of the interpreter (savepoint.py).
+"""Finds what a program has changed, in the branch in which it ran: a copy of the interpreter (savepoint.py).
 
 A variable has changed when its name is bound to another value, or when the digest of its value is another one. Both
 digests are made in the same process, so what has no content that can be read (a function, a class, a generator, an
@@ -69,7 +69,7 @@ class _Look:
 
     def digest(self, value: object) -> bytes:
         """Raises _TooMuch, EncodeError, and what the codec does not catch of the value's own code."""
-        return digest(value, _LIMITS, self._unlike, passing=(ControlException, _TooMuch))  # type: ignore[arg-type]
+        return digest(value, _LIMITS, self._unlike, passing=(ControlException, _TooMuch))
 
     def _unlike(self, value: object) -> bytes:
         """Returns what stands for a value that the codec has no exact form for."""
@@ -162,7 +162,7 @@ class _Variables:
         return listed_changes(now.keys() - before.keys(), changed, before.keys() - now.keys(), unknown)
 
     def _is_same(self, name: str, value: Any, ends_s: float) -> Optional[bool]:
-        """None: nobody knows."""
+        """None: it is not known."""
         old = self._before[name]
         if type(old) in _FIXED:
             if value is old:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _DIED = "its process has ended"
 
 
-class _Ending:
+class _EndedRun:
     """A run that has ended, and what its result will say."""
 
     def __init__(self, run: Run, outcome: str, detail: Optional[ErrorDetail], left_out: list[str]) -> None:
@@ -80,7 +80,7 @@ class Branches:
         self._trunk_ended = False
         self._sessions: frozenset[int] = frozenset()  # the kernel sessions that were there before the branch
         self._left_out: list[str] = []
-        self._ending: Optional[_Ending] = None
+        self._ending: Optional[_EndedRun] = None
 
     @property
     def is_on(self) -> bool:
@@ -150,7 +150,7 @@ class Branches:
 
     def on_run_end(self, run: Run, outcome: str, detail: Optional[ErrorDetail], unfit: str) -> None:
         """Ends the branch of this run, and sends its result then. `unfit`: the branch can't run anything more."""
-        self._ending = ending = _Ending(run, outcome, detail, self._left_out)
+        self._ending = ending = _EndedRun(run, outcome, detail, self._left_out)
         if not self.is_on:
             ending.why_not_kept = _DIED
             self._restore_files(ending)
@@ -179,7 +179,7 @@ class Branches:
         self._ending.number, self._ending.why_not_kept = number, why_not
         self._close(self._ending)
 
-    def _close(self, ending: _Ending) -> None:
+    def _close(self, ending: _EndedRun) -> None:
         if self.is_on and not self.leave():
             self._replace()
         self._restore_files(ending)
@@ -201,7 +201,7 @@ class Branches:
             self._trunk[0].close()
             self._trunk[1].close()
 
-    def _restore_files(self, ending: _Ending) -> None:
+    def _restore_files(self, ending: _EndedRun) -> None:
         if self._trunk_ended:
             ending.left_out.append("the interpreter, which has ended, and with it the copy of the workspace")
             self._finish(ending)
@@ -214,7 +214,7 @@ class Branches:
             self._ending.left_out.append(answer.message[:MAX_LEFT_OUT_CHARS] or "files of the workspace")
         self._finish(self._ending)
 
-    def _finish(self, ending: _Ending) -> None:
+    def _finish(self, ending: _EndedRun) -> None:
         self._ending = self._request = None
         run, run.output = ending.run, ending.output
         ended = BranchEnded(

@@ -15,9 +15,9 @@ this process, which is undumpable and, as pid 1, ignores what it does not handle
 Therefore this process never runs agent code, never parses it and never unpickles or unmarshals anything. It never holds
 the daemon's token, a host path, or anything of another session: each child is forked from it and inherits its memory.
 
-Ending. An interpreter that dies is replaced (replacement.py). The loop ends when the daemon says SHUTDOWN, when no daemon has been heard for `orphan_time_s` (orphan_time.py),
-when the daemon breaks the protocol, or when no interpreter starts any more. Then everything in the sandbox is killed,
-and with the exit of pid 1 the kernel ends the namespace, whatever else may be left in it.
+Ending. An interpreter that dies is replaced (replacement.py). The loop ends when the daemon says SHUTDOWN, when none is
+heard for `orphan_time_s` (orphan_time.py), when the daemon breaks the protocol, or when no interpreter starts any more.
+Then everything in the sandbox is killed, and with the exit of pid 1 the kernel ends the namespace.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class SavepointMade(Record):
 
 
 class BranchChanges(Record):
-    """What a branch has changed."""
+    """The changes that a program has made in a branch."""
 
     variables: Changes = record(Changes)
     files: Changes = record(Changes)

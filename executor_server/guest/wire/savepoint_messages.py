@@ -80,7 +80,7 @@ class Changes(Record):
 class BranchEnded(Record):
     """The end of a branch. `number` is that of its copy, which is kept, or `why_not_kept` says why there is none.
 
-    `refused` says why there was no branch, and nothing has run. Without `variables` nobody could look.
+    `refused` says why there was no branch, and nothing has run. Without `variables` the branch had died.
     """
 
     number: Optional[int] = integer(1, SAVEPOINT_NUMBER_MAX, default=None)

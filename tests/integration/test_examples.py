@@ -52,6 +52,13 @@ SHOWS = {
         r"Step 3: \d\d characters observed",
         r"The answer: 200",
     ],
+    "undo": [
+        r"Step 1: 5 orders",
+        r"Step 2: 0 orders left",
+        r"Step 3: nothing printed",
+        r"Step 4: 5 orders, 4 with a price, 93\.00 in all",
+        r"The answer: \{'orders': 5, 'total': 93\.0\}",
+    ],
     "planning": [
         r"A plan: 1\. Guess the number of words\. 2\. Answer\.",
         r"Stopped: Agent interrupted\.",

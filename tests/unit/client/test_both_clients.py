@@ -25,6 +25,8 @@ from executor_client import (
     SessionFiles,
     SessionProcesses,
 )
+from executor_client.aio_undo import AsyncSessionUndo
+from executor_client.undo import SessionUndo
 
 ROOT = Path(__file__).parents[3]
 PAIRS = [
@@ -37,7 +39,7 @@ PAIRS = [
 ]
 MEMBERS = [
     pytest.param(blocking, asynchronous, name, id=f"{blocking.__name__}.{name}")
-    for blocking, asynchronous in PAIRS
+    for blocking, asynchronous in [*PAIRS, (SessionUndo, AsyncSessionUndo)]
     for name in sorted({*vars(blocking), *vars(asynchronous)})
     if not name.startswith("_")
 ]
@@ -89,7 +91,8 @@ def test_both_are_made_and_entered_alike(blocking: type, asynchronous: type) -> 
 
 
 def test_what_both_inherit_is_the_same() -> None:
-    assert Session.__mro__[1:] == AsyncSession.__mro__[1:]
+    assert (Session.__mro__[1], AsyncSession.__mro__[1]) == (SessionUndo, AsyncSessionUndo)
+    assert Session.__mro__[2:] == AsyncSession.__mro__[2:]
 
 
 def test_blocking_client_is_what_the_asyncio_one_gives() -> None:

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from executor_client import ExecutionResult, ExecutorClient, NotFoundError, Outcome, Session, VariablesState
 from tests.support.daemon import Daemon, running_daemon
@@ -254,7 +261,7 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[list[str]]:
 def test_variables_and_files_are_always_those_of_the_model(tmp_path: Path) -> None:
     with ExitStack() as stack:
         UndoMachine.served = Served(tmp_path, stack)
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]  # hypothesis has no type for it
+        run_state_machine_as_test(
             UndoMachine,
             settings=settings(
                 max_examples=rounds(60, 4),

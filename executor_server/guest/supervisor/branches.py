@@ -23,6 +23,7 @@ from ..wire.link_messages import BeginBranch, BranchChanges, EndBranch, RestoreF
 from ..wire.messages import ErrorDetail
 from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS, MAX_REASON_CHARS, BranchEnded
 from ..wire.schema import read_object
+from .children import kill_but
 from .run import Run, Settings
 from .usage import Process
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ..wire.channel import Channel
     from ..wire.link_messages import Answered
     from ..wire.messages import Execute
-    from .child_processes import ChildProcesses
+    from .child_processes import ChildProcesses, Spared
     from .children import Child
     from .jobs import Job, JobQueue
     from .requests import Requests
@@ -67,6 +68,7 @@ class Branches:
         children: ChildProcesses,
         requests: Requests,
         savepoints: Savepoints,
+        spared: Spared,
         replace: Callable[[], None],
     ) -> None:
         self._channel = channel
@@ -74,6 +76,7 @@ class Branches:
         self._children = children
         self._requests = requests
         self._savepoints = savepoints
+        self._spared = spared
         self._replace = replace
         self._request: Optional[Execute] = None
         self._trunk: Optional[tuple[Child, Process]] = None  # the interpreter that waits, while a branch is there
@@ -119,7 +122,7 @@ class Branches:
             self._left_out = [*taken.entry.left_out]
             self._sessions = _kernel_sessions() - {branch.pid}
             trunk, measured = self._children.swap(branch, Process(branch.pid))
-            assert trunk is not None, "a branch of no interpreter"
+            assert trunk is not None and measured is not None, "a branch of no interpreter"
             self._trunk, self._trunk_ended = (trunk, measured), False
             self._requests.ask(BeginBranch(), (), on_begun)
 
@@ -187,11 +190,11 @@ class Branches:
     def leave(self) -> bool:
         """Kills the branch and all that it has started; the interpreter is back. False when that has ended."""
         assert self._trunk is not None
-        branch, measured = self._children.swap(*self._trunk)
-        if branch is not None:
-            branch.close()
-        measured.close()
-        survived = self._children.kill_others()
+        for ours in self._children.swap(*self._trunk):
+            if ours is not None:
+                ours.close()
+        self._children.rest()
+        survived = kill_but(self._spared.leaders, self._spared.note_exit)
         self._trunk, self._sessions = None, frozenset()
         return survived and not self._trunk_ended
 

@@ -148,20 +148,14 @@ class ChildProcesses:
         self._used = True
         self._set_interpreter(child)
 
-    def swap(self, child: Child, measured: Process) -> tuple[Optional[Child], Process]:
-        """Puts a process in the place of the interpreter, which waits; returns that."""
-        assert self._measured is not None
+    def swap(self, child: Child, measured: Process) -> tuple[Optional[Child], Optional[Process]]:
+        """Puts a process in the place of the interpreter; returns that, if there is one, unread from now on."""
         other = self._interpreter, self._measured
         if self._interpreter is not None:
             self._loop.watch(self._interpreter.sock.fileno(), 0, None)
         self._interpreter, self._measured = child, measured
         self._watch_interpreter()
         return other
-
-    def kill_others(self) -> bool:
-        """Kills everything but what is spared; false when that took its life, too."""
-        self.rest()
-        return kill_but(self._spared.leaders, self._spared.note_exit)
 
     def pause(self, paused: bool) -> None:
         """Stops reading the interpreter's link, so that it waits once the link is full, or starts again."""
@@ -228,10 +222,7 @@ class ChildProcesses:
 
         In this order: the new checker is forked after the stop, so nothing that runs could have reached it.
         """
-        if self._checker is not None:
-            self._forget(self._checker)
-            end_child(self._checker)
-            self._checker = None
+        self.rest()
         self._held = True
         stop_everything()
         self._start_checker()

@@ -116,7 +116,8 @@ class Undo:
             assert self._parts is not None
             children, requests, replacement = self._parts
             self._branches = Branches(
-                self._channel, self._results, children, requests, self._opened(), lambda: replacement.replace(None)
+                *(self._channel, self._results, children, requests, self._opened(), self),
+                lambda: replacement.replace(None),
             )
         return self._branches
 

@@ -27,7 +27,7 @@ from executor_server.guest.wire.lean import dumps
 
 MAX_RECORD_BYTES = 64 * 1024
 MAX_CODE_RECORD_BYTES = 1024 * 1024
-"""Bytes of a record that holds all of an execution's code, which the profile can ask for."""
+"""Bytes of a record that holds all of an execution's code, or of a command line, which the profile can ask for."""
 
 MAX_LIST_ENTRIES = 64
 MAX_TEXT_CHARS = 512
@@ -37,6 +37,10 @@ _MAX_KNOWN_BYTES = 32 * 1024  # four texts of MAX_TEXT_CHARS, all escaped, and t
 _MAX_NUMBER = 2**63
 # Bytes of one character as two surrogates, each escaped.
 _MAX_ESCAPED_BYTES = 12
+# Fields that are recorded whole: an execution's code, and the command line of a process.
+_WHOLE_FIELDS = ("code", "command")
+# Bytes of the quotes and the comma around a word of a command line.
+_WORD_BYTES = 3
 # (entries, characters) of lists and texts in a record that is still too long. With the last a record always fits.
 _TIGHTER = ((MAX_LIST_ENTRIES, 64), (16, 64), (4, 32), (1, 16))
 
@@ -192,9 +196,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circ
 
 def _rest(fields: Mapping[str, Any], most_bytes: int) -> bytes:
     """The fields as they follow the head of a record, cut until they fit."""
-    code = fields.get("code")
-    if isinstance(code, str):
-        return _with_code(fields, code, most_bytes)
+    whole = next((name for name in _WHOLE_FIELDS if name in fields), None)
+    if whole is not None:
+        return _with_whole(fields, whole, most_bytes)
     text = _members(fields if _is_small(fields) else _bounded(dict(fields), MAX_LIST_ENTRIES, MAX_TEXT_CHARS))
     for entries, chars in _TIGHTER:
         if len(text) <= most_bytes:
@@ -203,14 +207,28 @@ def _rest(fields: Mapping[str, Any], most_bytes: int) -> bytes:
     return text
 
 
-def _with_code(fields: Mapping[str, Any], code: str, most_bytes: int) -> bytes:
-    others = _rest({key: value for key, value in fields.items() if key != "code"}, most_bytes)
+def _with_whole(fields: Mapping[str, Any], name: str, most_bytes: int) -> bytes:
+    others = _rest({key: value for key, value in fields.items() if key != name}, most_bytes)
     budget = MAX_CODE_RECORD_BYTES - MAX_RECORD_BYTES
     # Encoding is bounded too: no more than this is escaped only to be thrown away.
-    written = _members({"code": code[:budget]})
-    if len(written) > budget or len(code) > budget:
-        written = _members({"code": code[: budget // _MAX_ESCAPED_BYTES], "code_cut": True})
+    kept = _beginning(fields[name], budget)
+    written = _members({name: kept})
+    if len(written) > budget or kept != fields[name]:
+        written = _members({name: _beginning(fields[name], budget // _MAX_ESCAPED_BYTES), f"{name}_cut": True})
     return others + written
+
+
+def _beginning(value: str | list[str], budget: int) -> str | list[str]:
+    """Returns as much of a text, or of the words of a command line, as takes `budget` bytes where none is escaped."""
+    if isinstance(value, str):
+        return value[:budget]
+    kept = []
+    for word in value:
+        if budget <= _WORD_BYTES:
+            break
+        kept.append(word[: budget - _WORD_BYTES])
+        budget -= len(kept[-1]) + _WORD_BYTES
+    return kept
 
 
 def _members(fields: Mapping[str, Any]) -> bytes:

@@ -68,12 +68,7 @@ def _encoded_limits(limits: ExecutionLimits) -> bytes:
 
 
 def of_execution(session: SessionFacts, execution_id: str) -> dict[str, Any]:
-    return {
-        **of_principal(session.owner),
-        "session": session.session_id,
-        "execution": clipped(execution_id, SHORT_CHARS),
-        "policy": session.policy.fingerprint,
-    }
+    return {**of_session(session), "execution": clipped(execution_id, SHORT_CHARS)}
 
 
 def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict[str, Any]:

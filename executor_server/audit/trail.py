@@ -2,16 +2,15 @@
 
 Events that are about to happen are recorded by admission, before it lets them happen.
 
-A client can provoke any number of refusals, so their records are bounded: the first of a tenant in every minute are
-recorded one by one and the others counted; of unknown callers only the first is recorded and the others are counted.
+Records of refusals are bounded (refusals.py): of a tenant the first REFUSALS_IN_FULL in every minute are recorded one
+by one, of unknown callers the first.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from executor_server.audit.chain import AuditKind, clipped
@@ -25,6 +24,7 @@ from executor_server.audit.fields import (
     of_state,
 )
 from executor_server.audit.log import AuditLog
+from executor_server.audit.refusals import RefusalWindow
 from executor_server.core import (
     NO_NETWORK_USE,
     ExecutorError,
@@ -44,14 +44,9 @@ from executor_server.identity import TokenNews
 from executor_server.lifecycle import Observer, StateFacts
 from executor_server.policy import Policy, PolicyListener
 
-REFUSALS_WINDOW_S = 60.0
 REFUSALS_IN_FULL = 30
-"""Refusals of one tenant that are recorded one by one in a window."""
+"""Refusals of one tenant that are recorded one by one in a minute."""
 
-# Tenants, and kinds of refusals of each, that are counted by themselves in a window; the others are counted together.
-_MAX_TENANTS = 1024
-_MAX_SORTS = 64
-_OTHERS = "(others)"
 _MESSAGE_CHARS = 256
 
 _LIMIT_OF = {
@@ -63,30 +58,16 @@ _LIMIT_OF = {
 }
 
 
-@dataclass
-class _Window:
-    """Refusals of the current minute, of one tenant or of unknown callers."""
-
-    written: int = 0
-    counted: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-    def count(self, method: str, reason: str) -> None:
-        sort = (clipped(method, SHORT_CHARS), reason)
-        if sort not in self.counted and len(self.counted) >= _MAX_SORTS:
-            sort = (_OTHERS, _OTHERS)
-        self.counted[sort] += 1
-
-
 class AuditTrail(Observer, PolicyListener):
     """Records the events of sessions, executions, policies, tokens and the daemon."""
 
     def __init__(self, log: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        self._clock = clock
-        self._refused: dict[str, _Window] = {}  # by tenant
-        self._unknown_callers = _Window()
-        self._window_end_s = 0.0
-        log.on_tick(self._end_window)
+        self._refused = RefusalWindow(REFUSALS_IN_FULL, clock, self._refusals_counted)
+        # Counted as those of one tenant, since theirs is unknown.
+        self._unknown_callers = RefusalWindow(1, clock, self._unknown_callers_counted)
+        log.on_tick(self._refused.end)
+        log.on_tick(self._unknown_callers.end)
 
     # -- sessions and executions -----------------------------------------------------------------------------------
 
@@ -200,25 +181,16 @@ class AuditTrail(Observer, PolicyListener):
     def request_refused(self, principal: Principal | None, method: str, error: ExecutorError) -> None:
         if isinstance(error, Unavailable) and error.progress is not None:
             return  # it only waits, and asks each second
-        self._end_window()
-        reason = error.reason.value
+        method, reason = clipped(method, SHORT_CHARS), error.reason.value
         if principal is None:
-            if not self._unknown_callers.written:
-                self._unknown_callers.written = 1
-                fields = {"method": clipped(method, SHORT_CHARS), "reason": reason, "count": 1}
-                self._log.write(AuditKind.CREDENTIALS_REFUSED, fields)
-            else:
-                self._unknown_callers.count(method, reason)
+            if self._unknown_callers.records("", method, reason):
+                self._unknown_callers_counted("", (method, reason), 1)
             return
-        tenant = principal.tenant if principal.tenant in self._refused or len(self._refused) < _MAX_TENANTS else _OTHERS
-        window = self._refused.setdefault(tenant, _Window())
-        if window.written >= REFUSALS_IN_FULL:
-            window.count(method, reason)
+        if not self._refused.records(principal.tenant, method, reason):
             return
-        window.written += 1
         fields = {
             **of_principal(principal),
-            "method": clipped(method, SHORT_CHARS),
+            "method": method,
             "reason": reason,
             "message": clipped(error.message, _MESSAGE_CHARS),
         }
@@ -236,18 +208,11 @@ class AuditTrail(Observer, PolicyListener):
             fields["violation_count"] = len(error.violations)
         self._log.write(AuditKind.REQUEST_REFUSED, fields)
 
-    def _end_window(self) -> None:
-        """Records the counted refusals when the minute is over."""
-        now_s = self._clock()
-        if now_s < self._window_end_s:
-            return
-        for tenant, window in self._refused.items():
-            self._write_counted(AuditKind.REQUESTS_REFUSED, {"tenant": tenant}, window)
-        self._write_counted(AuditKind.CREDENTIALS_REFUSED, {}, self._unknown_callers)
-        self._refused.clear()
-        self._unknown_callers = _Window()
-        self._window_end_s = now_s + REFUSALS_WINDOW_S
+    def _refusals_counted(self, tenant: str, kind: tuple[str, ...], count: int) -> None:
+        method, reason = kind
+        fields = {"tenant": tenant, "method": method, "reason": reason, "count": count}
+        self._log.write(AuditKind.REQUESTS_REFUSED, fields)
 
-    def _write_counted(self, kind: AuditKind, known: Mapping[str, Any], window: _Window) -> None:
-        for (method, reason), count in window.counted.items():
-            self._log.write(kind, {**known, "method": method, "reason": reason, "count": count})
+    def _unknown_callers_counted(self, _tenant: str, kind: tuple[str, ...], count: int) -> None:
+        method, reason = kind
+        self._log.write(AuditKind.CREDENTIALS_REFUSED, {"method": method, "reason": reason, "count": count})

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,6 +113,23 @@ def test_code_past_its_limit_is_cut_and_said_to_be() -> None:
     line = line_of({"code": "\U0001f600" * 10**6})
     assert len(line) <= MAX_CODE_RECORD_BYTES
     assert json.loads(line)["code_cut"] is True
+
+
+@pytest.mark.parametrize(
+    "command", [["sh", "-c", "x" * 700_000], ["w"] * 50_000, ["\U0001f600" * 50_000]], ids=["text", "words", "escaped"]
+)
+def test_a_command_line_is_kept_whole_up_to_its_own_limit(command: list[str]) -> None:
+    found = json.loads(line_of({"command": command, "process": "p"}))
+    assert (found["command"], found["process"], "command_cut" in found) == (command, "p", False)
+
+
+@pytest.mark.parametrize(
+    "command", [["\U0001f600" * 10**6], [""] * 10**6, ["a"] * 10**6], ids=["text", "empty", "words"]
+)
+def test_a_command_line_past_its_limit_is_cut_and_said_to_be(command: list[str]) -> None:
+    line = line_of({"command": command})
+    assert len(line) <= MAX_CODE_RECORD_BYTES
+    assert json.loads(line)["command_cut"] is True
 
 
 def test_numbers_that_json_has_not_are_said_to_be_out_of_range() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from executor_server.audit.connections import DENIALS_IN_FULL, DENIALS_WINDOW_S, ConnectionTrail
+from executor_server.audit.connections import DENIALS_IN_FULL, ConnectionTrail
 from executor_server.audit.fields import of_request
 from executor_server.audit.log import AuditLog
+from executor_server.audit.refusals import WINDOW_S
 from executor_server.core.model import Principal
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkSecret
 from executor_server.guest.egress import reasons
@@ -102,7 +103,7 @@ async def test_a_flood_of_refusals_is_counted_by_reason_and_hides_none_of_anothe
     other = replace(facts(), owner=Principal("umbrella", "ci"))
     trail.connection_denied(other, "e", DENIAL)
     assert len(written(tmp_path)) == DENIALS_IN_FULL + 1
-    clock.now_s += DENIALS_WINDOW_S
+    clock.now_s += WINDOW_S
     trail.connection_denied(other, "e", DENIAL)
     counted = [record for record in written(tmp_path) if record["kind"] == "connections_denied"]
     assert counted == [
@@ -118,7 +119,7 @@ async def test_what_was_counted_is_recorded_before_the_log_is_closed(tmp_path: P
     async with audit_log(tmp_path / "audit", sync_interval_s=60.0) as log:
         trail = ConnectionTrail(log, clock)
         trail.denials_uncounted(facts(), "", 3)
-        clock.now_s += DENIALS_WINDOW_S
+        clock.now_s += WINDOW_S
     assert [(record["kind"], record["count"]) for record in written(tmp_path)] == [("connections_denied", 3)]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from executor_server.audit.log import AuditLog
-from executor_server.audit.trail import REFUSALS_IN_FULL, REFUSALS_WINDOW_S, AuditTrail
+from executor_server.audit.refusals import WINDOW_S
+from executor_server.audit.trail import REFUSALS_IN_FULL, AuditTrail
 from executor_server.core.errors import NotFound, PolicyViolation, Reason, Unauthenticated, Violation, ViolationKind
 from executor_server.core.model import (
     ErrorDetail,
@@ -146,7 +147,7 @@ async def test_a_flood_of_refusals_is_counted_and_not_written_one_by_one(
     for _ in range(10_000):
         trail.request_refused(PRINCIPAL, "Execute", UNKNOWN)
     assert len(said(tmp_path)) == REFUSALS_IN_FULL
-    clock.now_s += REFUSALS_WINDOW_S
+    clock.now_s += WINDOW_S
     trail.request_refused(PRINCIPAL, "Execute", UNKNOWN)
     *_, counted, _ = said(tmp_path)
     assert counted == {
@@ -171,7 +172,7 @@ async def test_a_flood_of_strangers_is_a_few_records_whatever_they_call(
     for number in range(10_000):
         trail.request_refused(None, f"/no.Such/Method{number}" * 100, DENIED)
     assert len(said(tmp_path)) == 1
-    clock.now_s += REFUSALS_WINDOW_S
+    clock.now_s += WINDOW_S
     trail.request_refused(None, "Execute", DENIED)
     found = [record for record in said(tmp_path) if record["kind"] == "credentials_refused"]
     assert len(found) < 100
@@ -183,7 +184,7 @@ async def test_what_was_counted_is_written_before_the_log_is_closed(tmp_path: Pa
         trail = AuditTrail(log, clock)
         trail.request_refused(None, "Execute", DENIED)
         trail.request_refused(None, "Execute", DENIED)
-        clock.now_s += REFUSALS_WINDOW_S
+        clock.now_s += WINDOW_S
     assert [record["count"] for record in said(tmp_path)] == [1, 1]
 
 

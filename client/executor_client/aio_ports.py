@@ -205,9 +205,16 @@ async def _pass_on(
 
 
 async def _send(call: Any, reader: asyncio.StreamReader) -> None:
-    """Passes what comes from here on, up to its end. The other direction finds out when the call breaks."""
-    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, ConnectionError):
-        while data := await reader.read(_PIECE_BYTES):
-            await call.write(pb.ForwardPortRequest(data=data))
+    """Passes what comes from here on, up to its end. The other direction finds out when the call breaks.
+
+    A connection that is reset here ends the call: the program could wait for its client for ever.
+    """
+    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+        try:
+            while data := await reader.read(_PIECE_BYTES):
+                await call.write(pb.ForwardPortRequest(data=data))
+        except ConnectionError:
+            call.cancel()
+            return
         await call.write(pb.ForwardPortRequest(shutdown=pb.Shutdown()))
         await call.done_writing()

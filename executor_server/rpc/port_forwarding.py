@@ -25,24 +25,38 @@ async def forward_port(
         raise checks.invalid("open.port", f"must be from 1 to {_MAX_PORT}")
     async with find(first.open.session_id).ports.open(first.open.port) as connection:
         await context.write(service_pb.ForwardPortResponse(opened=service_pb.PortOpened()))
-        sending = asyncio.create_task(_send(requests, connection))
+        passing = [
+            asyncio.create_task(_send(requests, connection)),
+            asyncio.create_task(_receive(context, connection)),
+        ]
         try:
-            while data := await connection.read():
-                await context.write(service_pb.ForwardPortResponse(data=data))
-            await context.write(service_pb.ForwardPortResponse(shutdown=service_pb.Shutdown()))
-            await sending
+            done, _ = await asyncio.wait(passing, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
         finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            for task in passing:
+                task.cancel()
+            await asyncio.gather(*passing, return_exceptions=True)
+
+
+async def _receive(context: Context, connection: PortConnection) -> None:
+    """Passes the program's data on, up to its end."""
+    while data := await connection.read():
+        await context.write(service_pb.ForwardPortResponse(data=data))
+    await context.write(service_pb.ForwardPortResponse(shutdown=service_pb.Shutdown()))
 
 
 async def _send(requests: AsyncIterator[service_pb.ForwardPortRequest], connection: PortConnection) -> None:
-    """Passes the client's data on, up to its end."""
+    """Passes the client's data on, up to its end.
+
+    Only `shutdown` is the end: the stream of a client that is gone ends too, and the program must not take what it got
+    for all that there is. Such a call is cancelled, which resets the connection.
+    """
     async for request in requests:
         part = request.WhichOneof("part")
         if part == "shutdown":
-            break
+            connection.end_input()
+            return
         if part != "data" or not 0 < len(request.data) <= PIECE_BYTES:
             raise checks.invalid("data", f"must be 1 to {PIECE_BYTES:,} bytes in each message")
         await connection.write(request.data)
-    connection.end_input()

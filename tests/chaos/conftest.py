@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.backends import require
+from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.e2b import WHY_NOT, ThreadedDouble
 
 StartDaemon = Callable[..., Daemon]
 
@@ -36,6 +37,29 @@ def start(directory: Path) -> Iterator[StartDaemon]:
             return stack.enter_context(running_daemon(directory, "--config", str(path)))
 
         yield start
+
+
+@pytest.fixture
+def cloud() -> Iterator[ThreadedDouble]:
+    """A double of E2B's cloud."""
+    if WHY_NOT is not None:
+        pytest.skip(WHY_NOT)
+    require("e2b")
+    with ThreadedDouble() as double:
+        yield double
+
+
+@pytest.fixture(params=("local", "docker", "e2b"))
+def restart_on_each(request: pytest.FixtureRequest) -> Callable[[], Daemon]:
+    """Starts a daemon of each backend, the next time on what the last one left."""
+    require(request.param)
+    config = f'pool.size = 0\nserver.backend = "{request.param}"\ndocker.images.base = "{DOCKER_IMAGE}"\n'
+    if request.param == "e2b":
+        cloud = request.getfixturevalue("cloud")  # before the daemon, which ends its machines
+        config += "".join(f'e2b.{key} = "{cloud.url}"\n' for key in ("api_url", "sandbox_url"))
+        config += f'e2b.api_key_file = "{cloud.api_key_file}"\n'
+    start = request.getfixturevalue("start")
+    return lambda: start(config)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from executor_client import (
 )
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import WAIT_S, executing
-from tests.support.backends import require
 from tests.support.daemon import Daemon
 from tests.support.e2b import WHY_NOT, Kind, ThreadedDouble
 from tests.support.e2b.faults import HARMLESS
@@ -62,13 +61,6 @@ SAID = "".join(f"line {number}\n" for number in range(LINES))
 FOREVER = "import time\nprint('here', flush=True)\ntime.sleep(1e6)"
 
 Start = Callable[..., Daemon]
-
-
-@pytest.fixture
-def cloud() -> Iterator[ThreadedDouble]:
-    require("e2b")
-    with ThreadedDouble() as double:
-        yield double
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,10 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from executor_client import Process, ProcessOutput, ProcessOutputCut, Session, TerminalSize
-from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import WAIT_S
-from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon
+from tests.support.polling import eventually
 from tests.support.rounds import rounds
 
 KILLS = rounds(10, 2)
@@ -21,13 +22,17 @@ LINES = 3000
 PRINT = f"i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); [ $((i % 100)) = 0 ] && sleep 0.02; done"
 ALL_LINES = "".join(f"line {number}\n" for number in range(LINES)).encode()
 
-
-@pytest.fixture(params=("local", "docker"))
-def restart(request: pytest.FixtureRequest, start: StartDaemon) -> Callable[..., Daemon]:
-    """Starts a daemon of the backend, the next time on what the last one left."""
-    require(request.param)
-    base = f'pool.size = 0\nserver.backend = "{request.param}"\ndocker.images.base = "{DOCKER_IMAGE}"\n'
-    return lambda config="": start(base + config)
+ECHO = """
+import socket, threading
+def serve(connection):
+    with connection:
+        while data := connection.recv(65536):
+            connection.sendall(data)
+listener = socket.create_server(("127.0.0.1", 9000))
+print("listening")
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],)).start()
+"""
 
 
 def follow(threads: ThreadPoolExecutor, process: Process) -> Future[bytes]:
@@ -50,8 +55,8 @@ def follow(threads: ThreadPoolExecutor, process: Process) -> Future[bytes]:
 
 
 @pytest.mark.timeout(240)
-def test_what_eight_processes_print_arrives_once_whatever_is_killed(restart: Callable[..., Daemon]) -> None:
-    daemon = restart()
+def test_what_eight_processes_print_arrives_once_whatever_is_killed(restart_on_each: Callable[[], Daemon]) -> None:
+    daemon = restart_on_each()
     with daemon.client() as client, ThreadPoolExecutor(8) as threads:
         sessions: list[Session] = [client.create_session() for _ in range(2)]
         for _ in range(KILLS):
@@ -59,24 +64,50 @@ def test_what_eight_processes_print_arrives_once_whatever_is_killed(restart: Cal
             started += [session.processes.start(PRINT, pty=TerminalSize(80, 24)) for session in sessions]
             read = [follow(threads, process) for process in started]
             daemon.kill()
-            daemon = restart()
+            daemon = restart_on_each()
             said = [each.result(WAIT_S) for each in read]
             assert said[:6] == [ALL_LINES] * 6
             assert [each.replace(b"\r\n", b"\n") for each in said[6:]] == [ALL_LINES] * 2
         assert all(session.execute("1 + 1").output == 2 for session in sessions)
 
 
-def test_input_that_was_given_before_the_kill_is_given_once(restart: Callable[..., Daemon]) -> None:
-    daemon = restart()
+def test_input_that_was_given_before_the_kill_is_given_once(restart_on_each: Callable[[], Daemon]) -> None:
+    daemon = restart_on_each()
     with daemon.client() as client:
         session = client.create_session()
         process = session.processes.start(["cat"], stdin=True)
         process.write("before ")
         daemon.kill()
-        daemon = restart()
+        daemon = restart_on_each()
         process.write("after")
         process.close_stdin()
         said = b"".join(event.data for event in process if isinstance(event, ProcessOutput))
         assert said == b"before after"
         found = session.processes.list()
         assert [(info.argv, info.running) for info in found] == [(("cat",), False)]
+
+
+def test_a_forwarded_connection_ends_with_the_daemon_and_the_listener_finds_the_next(
+    restart_on_each: Callable[[], Daemon],
+) -> None:
+    daemon = restart_on_each()
+    with daemon.client() as client:
+        session = client.create_session()
+        for _ in session.processes.start(["python3", "-u", "-c", ECHO]):
+            break  # it listens
+        with session.ports.forward(9000) as forward:
+            with socket.create_connection(forward.address, WAIT_S) as connection:
+                connection.sendall(b"first")
+                assert connection.recv(5) == b"first"
+                daemon.kill()
+                with contextlib.suppress(ConnectionError):
+                    assert connection.recv(1) == b""
+            daemon = restart_on_each()
+
+            def served() -> bool:
+                with contextlib.suppress(OSError), socket.create_connection(forward.address, WAIT_S) as connection:
+                    connection.sendall(b"again")
+                    return connection.recv(5) == b"again"
+                return False
+
+            assert eventually(served), "the server inside has outlived its connection and the daemon"

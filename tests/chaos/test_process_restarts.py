@@ -10,9 +10,7 @@ import pytest
 
 from executor_client import ProcessOutput, ProcessOutputCut
 from executor_client.process import Process
-from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import WAIT_S
-from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon
 
 PROCESSES = 8
@@ -38,14 +36,6 @@ def expected(stream: str) -> bytes:
 EXPECTED = {stream: expected(stream) for stream in ("stdout", "stderr")}
 
 
-@pytest.fixture(params=("local", "docker"))
-def restart(request: pytest.FixtureRequest, start: StartDaemon) -> Callable[..., Daemon]:
-    """Starts a daemon of the backend, the next time on what the last one left."""
-    require(request.param)
-    base = f'pool.size = 0\nserver.backend = "{request.param}"\ndocker.images.base = "{DOCKER_IMAGE}"\n'
-    return lambda config="": start(base + config)
-
-
 class Follower:
     """Reads a process's events in a thread, and checks their numbers."""
 
@@ -66,8 +56,8 @@ class Follower:
 
 
 @pytest.mark.timeout(180)
-def test_each_byte_of_eight_processes_arrives_once_after_two_kills(restart: Callable[..., Daemon]) -> None:
-    daemon = restart()
+def test_each_byte_of_eight_processes_arrives_once_after_two_kills(restart_on_each: Callable[[], Daemon]) -> None:
+    daemon = restart_on_each()
     begun = threading.Semaphore(0)
     with daemon.client() as client, client.create_session() as session, ThreadPoolExecutor(PROCESSES) as threads:
         command = ["python3", "-c", PRINTER]
@@ -78,7 +68,7 @@ def test_each_byte_of_eight_processes_arrives_once_after_two_kills(restart: Call
                 assert begun.acquire(timeout=WAIT_S)
             assert any(each.process.result is None for each in followers), "the kill comes while they print"
             daemon.kill()
-            daemon = restart()
+            daemon = restart_on_each()
         for read in reads:
             read.result(WAIT_S)
         for each in followers:
@@ -90,9 +80,9 @@ def test_each_byte_of_eight_processes_arrives_once_after_two_kills(restart: Call
 
 @pytest.mark.timeout(120)
 def test_a_process_that_ended_while_no_daemon_ran_is_read_from_its_first_event(
-    restart: Callable[..., Daemon],
+    restart_on_each: Callable[[], Daemon],
 ) -> None:
-    daemon = restart()
+    daemon = restart_on_each()
     with daemon.client() as client, client.create_session() as session:
         process = session.processes.start(["sh", "-c", "echo before; read line; echo after; exit 4"], stdin=True)
         first = next(iter(process))
@@ -100,7 +90,7 @@ def test_a_process_that_ended_while_no_daemon_ran_is_read_from_its_first_event(
         assert first.data == b"before\n"
         process.write("go\n")
         daemon.kill()
-        daemon = restart()
+        daemon = restart_on_each()
         again = session.processes.attach(process.process_id)
         assert b"".join(each.data for each in again if isinstance(each, ProcessOutput)) == b"before\nafter\n"
         assert again.result is not None

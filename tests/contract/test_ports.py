@@ -54,6 +54,13 @@ def serve(connection):
     elif kind == b"f":  # floods
         while True:
             connection.sendall(bytes(65536))
+    elif kind == b"w":  # says how its client's direction ends
+        try:
+            while connection.recv(65536):
+                pass
+            print("ended", flush=True)
+        except ConnectionError:
+            print("cut off", flush=True)
     elif kind == b"r":
         connection.recv(1, socket.MSG_PEEK)  # data that came and was not read makes a reset of the end
     elif kind == b"x":
@@ -185,6 +192,24 @@ async def test_a_connection_that_breaks_is_told_as_broken_and_not_as_ended(harne
     # Refused; or cut off, when the kernel had taken it before it closed the listener.
     with pytest.raises((PreconditionFailed, Unavailable)):
         await asked(session, b"e")
+
+
+@promise("ports")
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "left"])
+async def test_a_program_can_tell_a_client_that_has_ended_from_one_that_is_gone(harness: Harness, ends: bool) -> None:
+    """What it got of a client that is gone is not all that there was."""
+    session = await harness.session()
+    await serve(session)
+    async with session.ports.open(9000) as connection:
+        await connection.write(b"w" + bytes(100_000))
+        if ends:
+            await end_input(connection)
+            assert await rest(connection) == b""
+    async with asyncio.timeout(WAIT_S):
+        async for event in (await session.processes.start(_server())).events_with_gap(0):
+            if isinstance(event.kind, ProcessOutput) and event.kind.data != b"listening\n":
+                assert event.kind.data == (b"ended\n" if ends else b"cut off\n")
+                return
 
 
 @promise("ports")

@@ -6,16 +6,27 @@ import asyncio
 import contextlib
 import hashlib
 import socket
+import struct
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
-from executor_client import AsyncExecutorClient, ExecutorClient, InvalidRequest, PreconditionError, Session
+from executor_client import (
+    AsyncExecutorClient,
+    ExecutorClient,
+    InvalidRequest,
+    PreconditionError,
+    ProcessOutput,
+    Session,
+)
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
 
 WAIT_S = 20.0
+CONNECTIONS = 1000
+MOST_CONNECTIONS = 64
+"""Connections at one time by the built-in policy."""
 SERVER = """
 import socket, threading
 
@@ -134,6 +145,54 @@ def test_a_connection_that_the_program_resets_is_cut_off_here(session: Session) 
         with contextlib.suppress(ConnectionError):
             assert connection.recv(1) == b""
         assert eventually(lambda: getattr(forward.last_error, "reason", "") == "PORT_RESET")
+
+
+def test_a_connection_that_is_reset_here_is_cut_off_there(session: Session) -> None:
+    """A server that only waits for its client would keep it for ever."""
+    waiting = "import socket\nwith socket.create_server(('127.0.0.1', 9000)) as listener:\n" + (
+        "  print('listening', flush=True)\n  connection, _ = listener.accept()\n  print(connection.recv(1), flush=True)\n"
+        "  try: print('ended', connection.recv(1), flush=True)\n  except ConnectionError: print('cut off', flush=True)\n"
+    )
+    process = session.processes.start(["python3", "-c", waiting])
+    events = iter(process)
+    assert isinstance(next(events), ProcessOutput)
+    with session.ports.forward(9000) as forward:
+        connection = socket.create_connection(forward.address)
+        connection.sendall(b"x")
+        assert isinstance(next(events), ProcessOutput)  # the server has it
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        assert b"".join(each.data for each in events if isinstance(each, ProcessOutput)) == b"cut off\n"
+
+
+def test_a_thousand_connections_are_served_or_refused_and_leave_nothing(session: Session) -> None:
+    """More than the policy allows at a time come at once: each of them ends, and later ones are served."""
+    serve(session)
+    with session.ports.forward(9000) as forward:
+        held = [socket.create_connection(forward.address) for _ in range(CONNECTIONS)]
+        for connection in held:
+            with contextlib.suppress(ConnectionError):  # it may be refused by now
+                connection.sendall(b"e!")
+        answered = 0
+        for connection in held:
+            connection.settimeout(WAIT_S)
+            with contextlib.suppress(ConnectionError):
+                answered += connection.recv(1) == b"!"
+        assert answered == MOST_CONNECTIONS
+        assert getattr(forward.last_error, "reason", "") == "TOO_MANY_CONNECTIONS"
+        assert session.execute("1 + 1").output == 2
+        for connection in held:
+            connection.close()
+
+        def served() -> bool:
+            with contextlib.suppress(ConnectionError), socket.create_connection(forward.address) as connection:
+                connection.sendall(b"elater")
+                connection.shutdown(socket.SHUT_WR)
+                return received(connection) == b"later"
+            return False
+
+        assert eventually(served)
+        assert forward.connections > CONNECTIONS
 
 
 def test_the_end_of_the_session_ends_its_connections(client: ExecutorClient) -> None:

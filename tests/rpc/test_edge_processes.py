@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -68,13 +69,20 @@ class FakeProcesses:
 
 class FakePorts:
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.asked: list[Any] = []
 
     @asynccontextmanager
     async def open(self, port: int) -> AsyncIterator[Any]:
         self.asked.append(port)
+        yield self
+
+    async def read(self) -> bytes:
+        """The program says nothing."""
+        await asyncio.Event().wait()
         raise AssertionError
-        yield
+
+    async def write(self, data: bytes) -> None:
+        self.asked.append(data)
 
 
 class FakeWatches:
@@ -204,6 +212,15 @@ async def test_a_connection_begins_with_a_port(edge: Edge, first: pb.ForwardPort
     # A front looks for the session first.
     assert list(found.fields) in ([field], ["session_id"]) if wanted() else list(found.fields) == [field]
     assert not ports.asked
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * (2**18 + 1)], ids=["empty", "large"])
+async def test_a_wrong_message_ends_a_connection_whose_program_says_nothing(edge: Edge, data: bytes) -> None:
+    _, ports, _ = await session_of(edge)
+    messages = [pb.ForwardPortRequest(open=pb.OpenPort(session_id="s1", port=8000)), pb.ForwardPortRequest(data=data)]
+    found = await refusal(edge.stub.ForwardPort(iter(messages), metadata=AUTH))
+    assert (found.reason, list(found.fields)) == ("INVALID_FIELD", ["data"])
+    assert ports.asked == [8000]
 
 
 async def test_changes_of_files_are_passed_on(edge: Edge) -> None:

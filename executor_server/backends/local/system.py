@@ -1,13 +1,13 @@
 """The part of the host's system that every sandbox sees: libraries, data that libraries read, and a few tools.
 
 A sandbox needs the system for Python: shared libraries, time zones, fonts, terminal descriptions. Programs that agents
-write also run `sh`, `ls`, `grep`, `tar` or `git`, so those are there; compilers, database servers, administration and
-whatever else a host has installed are not, nor is anything of /usr/local. Of network clients there are `curl` and
-`git`, which heed the variables that name the egress proxy: where a session has a network, agents expect them, and
-where it has none, they reach nothing. Others (ssh, nc, dig) could reach nothing in either case, and wget verifies with
-a list of authorities of its own. The tools are copied into one directory, because a mount for each of a hundred files
-would double the time to make a sandbox; and it is one for all sandboxes, with a network or without, so that there is
-one to copy.
+write also run `sh`, `ls`, `grep`, `tar` or `git`, so those are there, and editors for people who have a terminal in a
+session; compilers, database servers, administration and whatever else a host has installed are not, nor is anything of
+/usr/local. Of network clients there are `curl` and `git`, which heed the variables that name the egress proxy: where a
+session has a network, agents expect them, and where it has none, they reach nothing. Others (ssh, nc, dig) could reach
+nothing in either case, and wget verifies with a list of authorities of its own. The tools are copied into one
+directory, because a mount for each of a hundred files would double the time to make a sandbox; and it is one for all
+sandboxes, with a network or without, so that there is one to copy.
 
 A program can read in /proc/self/mountinfo at which path of the host a mounted file lies. So the daemon keeps the files
 that sandboxes mount at paths that say nothing about the host or its users, where it has any such path.
@@ -49,11 +49,11 @@ _TOOLS = _names(
     [ awk b2sum base32 base64 basename bash bunzip2 bzcat bzip2 cat chmod cksum clear cmp column comm cp csplit curl cut
     dash date dd df diff diff3 dir dirname du echo egrep env expand expr false fc-list fc-match fgrep file find fmt fold
     free gawk getconf getopt git grep groups gunzip gzip head hexdump hostname iconv id infocmp install join kill
-    ldconfig ldd less link ln locale logname ls lscpu mawk md5sum mkdir mkfifo mktemp more mv nice nl nohup nproc numfmt
-    od paste patch pathchk pgrep pidof pkill pr printenv printf ps pwd readlink realpath rev rm rmdir sdiff sed seq sh
-    sha1sum sha224sum sha256sum sha384sum sha512sum shuf sleep sort split stat stdbuf strings stty sum sync tac tail tar
-    tee test time timeout top touch tput tr true truncate tset tsort tty uname unexpand uniq unlink unlzma unxz unzip
-    unzstd uptime uuidgen vdir watch wc which whoami xargs xxd xz xzcat yes zcat zip zipinfo zstd zstdcat
+    ldconfig ldd less link ln locale logname ls lscpu mawk md5sum mkdir mkfifo mktemp more mv nano nice nl nohup nproc
+    numfmt od paste patch pathchk pgrep pidof pkill pr printenv printf ps pwd readlink realpath rev rm rmdir sdiff sed
+    seq sh sha1sum sha224sum sha256sum sha384sum sha512sum shuf sleep sort split stat stdbuf strings stty sum sync tac
+    tail tar tee test time timeout top touch tput tr true truncate tset tsort tty uname unexpand uniq unlink unlzma unxz
+    unzip unzstd uptime uuidgen vdir vi vim watch wc which whoami xargs xxd xz xzcat yes zcat zip zipinfo zstd zstdcat
     """
 )
 # By any name: virtual environments are made of it. Not its tools, such as python3-config.

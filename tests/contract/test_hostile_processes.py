@@ -32,7 +32,7 @@ AT_A_TIME = 48
 
 
 async def test_ten_thousand_starts_run_as_many_as_the_policy_allows_and_leave_few_known(harness: Harness) -> None:
-    """All are asked for by callers that do not wait for the earlier ones; those beyond the limit are told so."""
+    """All are asked for by callers that do not wait for the earlier ones; those beyond the limit are refused."""
     session = await harness.session()
     most = ProcessRules().max
     refused = 0

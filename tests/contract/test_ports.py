@@ -197,7 +197,7 @@ async def test_a_connection_that_breaks_is_told_as_broken_and_not_as_ended(harne
 @promise("ports")
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "left"])
 async def test_a_program_can_tell_a_client_that_has_ended_from_one_that_is_gone(harness: Harness, ends: bool) -> None:
-    """What it got of a client that is gone is not all that there was."""
+    """A client that is gone has not sent all that there was."""
     session = await harness.session()
     await serve(session)
     async with session.ports.open(9000) as connection:

@@ -120,6 +120,7 @@ class SandboxSpec:
     max_files: int = DEFAULT_MAX_FILES  # files, directories and links in each of its file systems
     egress: bool = False  # it has a listener for the egress proxy; its session's rules say what that lets through
     packages: PackagesSpec | None = None  # it sees an environment of these; None: the image's packages alone
+    fork_server: str = "off"  # the local backend may fork it: "off", "shared", or "tenant:" and the tenant's name
 
     @property
     def fingerprint(self) -> str:

@@ -36,6 +36,11 @@ def main() -> None:
     values = loads(sys.argv[1])
     _drop_to(values.get("drop_to"))
     _make_undumpable()
+    serve(values)
+
+
+def serve(values: dict[str, Any]) -> None:
+    """Runs the supervisor in a process that has given up what it must, and is undumpable."""
     _ignore_signals()
     os.umask(0o022)
     config = read_config(values)

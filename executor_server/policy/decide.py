@@ -35,6 +35,7 @@ from executor_server.policy.grants import (
     execution_default,
     execution_max,
     file_rules,
+    fork_server,
     import_violations,
     limit_violations,
     max_limits,
@@ -172,7 +173,7 @@ class Policy:
     def decide(self, principal: Principal, request: RequestedSession) -> SessionSpec:
         """Returns the approved session. Raises InvalidRequest, PolicyViolation."""
         check_request(request)
-        return self._decide(*self._profile_of(principal.tenant), request)
+        return self._decide(*self._profile_of(principal.tenant), request, principal.tenant)
 
     def with_packages(self, spec: SessionSpec, modules: Sequence[str]) -> SessionSpec | None:
         """Returns the spec of a new session with the packages of modules that it authorizes and its image lacks.
@@ -299,7 +300,8 @@ class Policy:
             raise PolicyViolation((violation,))
         return name, self._file.profiles[name]
 
-    def _decide(self, name: str, profile: Profile, request: RequestedSession) -> SessionSpec:
+    def _decide(self, name: str, profile: Profile, request: RequestedSession, tenant: str | None = None) -> SessionSpec:
+        """Without a tenant, what every tenant of the profile could get; see `_fork_server`."""
         self._choice.check_image(profile, request)
         limits = session_limits(profile, request.limits)
         network = network_rules(profile, request.network)
@@ -330,6 +332,7 @@ class Policy:
                 max_files=limits.max_files,
                 egress=network.any,
                 packages=packages_spec(profile.packages, asked),
+                fork_server=_fork_server(profile, tenant),
             ),
             limits=limits,
             execution_default=execution_default(profile, request.limits, limits),
@@ -357,6 +360,14 @@ class Policy:
 
     def _can_serve(self, profile: Profile) -> bool:
         return bool(self._choice.backends_of(profile) and self._choice.images_of(profile))
+
+
+def _fork_server(profile: Profile, tenant: str | None) -> str:
+    """The value for a SandboxSpec. A warm sandbox belongs to no tenant yet, and so to no fork server of one."""
+    value = fork_server(profile)
+    if value != "tenant":
+        return value
+    return "off" if tenant is None else f"tenant:{tenant}"
 
 
 def _authorized_below(module: str, spec: SessionSpec) -> list[str]:

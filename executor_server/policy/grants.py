@@ -127,6 +127,18 @@ def port_rules(profile: Profile) -> PortRules:
     return PortRules(tuple(port_range(text) for text in written), table.max_connections)
 
 
+FORK_SERVERS = ("off", "tenant", "shared")
+"""Values of `sandbox.fork_server`, from the strictest on."""
+
+
+DEFAULT_FORK_SERVER = "off"
+
+
+def fork_server(profile: Profile) -> str:
+    """Returns one of FORK_SERVERS."""
+    return profile.sandbox.fork_server or DEFAULT_FORK_SERVER
+
+
 def audit_rules(profile: Profile) -> AuditRules:
     return AuditRules(**profile.audit.model_dump())
 

@@ -121,6 +121,10 @@ class SandboxTable(Section):
     Not set: the daemon's own, `server.backend`."""
     pull_images: Flag = False
     """True when an image that the Engine lacks may be fetched from its registry."""
+    fork_server: Literal["shared", "tenant", "off"] | None = None
+    """The processes that the local backend forks sandboxes from (docs/backends.md): one for all sessions of an image
+    (`shared`), one for each `tenant`, or none (`off`): bubblewrap then makes each sandbox, with an address layout and
+    a hash seed of its own. Not set: `off`."""
     network: Annotated[Any, AfterValidator(NO_NETWORK)] = "none"
     """`"none"`, the only value. Hosts that a sandbox may reach are named in `[profiles.NAME.network]`, and a profile
     with some of them can't say `"none"` here."""

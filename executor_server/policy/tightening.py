@@ -21,9 +21,11 @@ from executor_server.core import (
 )
 from executor_server.policy.backend_choice import BackendChoice
 from executor_server.policy.grants import (
+    FORK_SERVERS,
     audit_rules,
     execution_max,
     file_rules,
+    fork_server,
     max_limits,
     port_rules,
     process_rules,
@@ -55,6 +57,9 @@ def why_sandbox_must_go(
     cpus = profile.limits.cpus
     if cpus is not None and (sandbox.cpus is None or sandbox.cpus > cpus):
         return f"its sandbox may use more processors than the {number(cpus)} that the policy allows now"
+    had, may_have = sandbox.fork_server.partition(":")[0], fork_server(profile)
+    if FORK_SERVERS.index(had) > FORK_SERVERS.index(may_have):
+        return f"its sandbox may come from a fork server, and the policy says {may_have!r} now"
     if sandbox.packages is not None:
         return why_packages_must_go(profile.packages, sandbox.packages, own_index=own_index)
     return None

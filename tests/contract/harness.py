@@ -23,7 +23,7 @@ from executor_server.backends.docker.engine import EngineImage
 from executor_server.backends.docker.probe import PreparedImage, UselessImage
 from executor_server.backends.docker.probe import probe as ask_image
 from executor_server.backends.docker.resources import Resources
-from executor_server.backends.local import LocalBackend, host
+from executor_server.backends.local import host
 from executor_server.backends.local.images import Image as ProbedImage
 from executor_server.backends.local.images import probe_image as probe_local_image
 from executor_server.backends.local.resources import Resources as LocalResources
@@ -58,6 +58,7 @@ from tests.contract.probes import Probe, probe_of, supervisor_of
 from tests.support.backends import require
 from tests.support.environments import ServedEnvironments
 from tests.support.fake_session import abandon
+from tests.support.forked_backend import local_backend
 from tests.support.specs import session_spec
 
 __all__ = [
@@ -367,7 +368,7 @@ async def harness_on(python: Path, image: str = "base", preload: tuple[str, ...]
     directory = Path(tempfile.mkdtemp(prefix="c-"))
     directory.chmod(0o755)
     images, served = {image: LocalImage(python=python, preload=preload)}, ServedEnvironments(directory)
-    async with Harness(LocalBackend(directory, images, environments=lambda: served)) as ready:
+    async with Harness(local_backend(directory, images, environments=lambda: served)) as ready:
         yield ready
     shutil.rmtree(directory)
 

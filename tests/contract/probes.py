@@ -30,6 +30,7 @@ from executor_server.core.model import SandboxSpec
 from executor_server.sessions import Session
 from tests.support.backends import DOCKER_IMAGE, egress_bundle, make_backend
 from tests.support.engine import engine_client
+from tests.support.forked_backend import local_backend
 from tests.support.in_memory import MemoryBackend, MemoryHost, MemorySandbox
 from tests.support.killed_daemon import killed_daemon
 from tests.support.polling import eventually_async, has_ended
@@ -184,7 +185,7 @@ class LocalProbe(RealProbe):
     def with_lost_image(self) -> Backend:
         venv.create(self.state_dir / "env", symlinks=True)
         images = {"base": LocalImage(python=Path(sys.executable)), MISSING: LocalImage(python=self.state_dir / "env")}
-        return LocalBackend(self.state_dir, images)
+        return local_backend(self.state_dir, images)
 
     def lose_image(self) -> None:
         shutil.rmtree(self.state_dir / "env")

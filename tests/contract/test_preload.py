@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from executor_server.backends.local import LocalBackend
 from executor_server.config.backend_config import LocalImage
 from executor_server.policy.decide import WarmSandboxes
 from tests.contract.harness import Harness
 from tests.contract.marks import promise
 from tests.support.backends import require
+from tests.support.forked_backend import local_backend
 from tests.support.polling import eventually_async
 
 pytestmark = promise("preload")
@@ -61,7 +61,7 @@ async def opened(python: Path, *modules: str) -> AsyncIterator[Harness]:
     directory = Path(tempfile.mkdtemp(prefix="c-"))
     directory.chmod(0o755)
     try:
-        async with Harness(LocalBackend(directory, {"base": LocalImage(python=python, preload=modules)})) as harness:
+        async with Harness(local_backend(directory, {"base": LocalImage(python=python, preload=modules)})) as harness:
             yield harness
     finally:
         shutil.rmtree(directory)

@@ -21,12 +21,12 @@ import pytest
 from executor_server.backends.base import Backend
 from executor_server.backends.docker import DockerBackend
 from executor_server.backends.e2b import E2BBackend
-from executor_server.backends.local import LocalBackend
 from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection
 from tests.support import rounds
 from tests.support.certificates import Authority
 from tests.support.environments import ServedEnvironments
 from tests.support.fork_server import start_daemon, start_program
+from tests.support.forked_backend import local_backend
 
 CHECK_TIMEOUT_S = 60.0
 # The image of the tests, with the libraries that they use.
@@ -49,7 +49,7 @@ def make_backend(backend: str, state_dir: Path, *, e2b: E2BSection | None = None
     if backend == "e2b":
         assert e2b is not None
         return E2BBackend(state_dir, e2b, environments=lambda: served)
-    return LocalBackend(state_dir, egress_bundle=lambda: egress_bundle(state_dir), environments=lambda: served)
+    return local_backend(state_dir, egress_bundle=lambda: egress_bundle(state_dir), environments=lambda: served)
 
 
 def egress_bundle(state_dir: Path) -> Path:

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 import psutil
 
+from executor_server.guest.wire.nursery_messages import PARENT_NAME
 from tests.support.fork_server import server_pid
 from tests.support.own_addresses import addresses_of
 from tests.support.polling import eventually
@@ -85,10 +86,18 @@ def _leftovers(before: Snapshot) -> list[str]:
 
 def _processes() -> set[int]:
     tests, server = os.getpid(), server_pid()
-    found = children(tests) | children(os.getppid())
+    # A nursery lives as long as its backend, which several tests may share; closing that ends it. An orphaned one counts.
+    found = {pid for pid in children(tests) if not _is_nursery(pid)} | children(os.getppid())
     if server is not None:
         found |= children(server)
     return found - {tests, server}
+
+
+def _is_nursery(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == PARENT_NAME
+    except OSError:  # ended meanwhile
+        return False
 
 
 def _describe(pid: int) -> str:

@@ -4,7 +4,7 @@ It works for root and for an ordinary user; `check_host` reports, and `start` re
 These walls confine a sandbox, from outside in: a host user of its own (under root's daemon; else the daemon's user),
 namespaces of every kind, no network, a file system of its own (layout.py), a control group or else resource limits
 (cgroups.py), no capabilities, no new privileges, and a filter of system calls (seccomp_program.py). process.py puts
-them up in order.
+them up in order; where the policy allows it, a sandbox is forked behind the same walls instead (nursery/).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from executor_server.backends.local.building import Plan, build_sandbox
 from executor_server.backends.local.egress import EgressFiles
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
-from executor_server.backends.local.recovery import recover, still_serves
+from executor_server.backends.local.nursery.nurseries import ForkServerStats, Nurseries
+from executor_server.backends.local.recovery import nursery_of, recover, still_serves
 from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.system import neutral_directory
@@ -63,6 +64,7 @@ class _HostCapabilities:
     users: HostUsers | None
     workshop_uid: int | None  # the user of the workshops that write; None: the daemon's own
     images: dict[str, Image]  # as they are now; those of `resources` are as they were at the start
+    nurseries: Nurseries
 
 
 class LocalBackend:
@@ -107,10 +109,14 @@ class LocalBackend:
             directory.release()
             raise
         # The first user is the examination's: at the next start it must not be that of an adopted sandbox. The second
-        # owns what workshops write, and so is the same for every daemon.
-        users, workshop_uid = (HostUsers(found.uids[2:]), found.uids[1]) if found.uids else (None, None)
+        # owns what workshops write, and so is the same for every daemon. The third is the nurseries'.
+        users, workshop_uid, nursery_users = None, None, None
+        if found.uids:
+            users, workshop_uid = HostUsers(found.uids[3:]), found.uids[1]
+            nursery_users = (found.uids[2], found.uids[3], len(found.uids) - 3)
         images = dict(found.resources.images)
-        self._capabilities = _HostCapabilities(found.resources, directory, users, workshop_uid, images)
+        nurseries = Nurseries(self._state_dir, nursery_users)
+        self._capabilities = _HostCapabilities(found.resources, directory, users, workshop_uid, images, nurseries)
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, LocalSandbox]:
         capabilities = self._started()
@@ -120,6 +126,7 @@ class LocalBackend:
             sandbox.sandbox_id: sandbox for sandbox in found if sandbox.sandbox_id in tokens and still_serves(sandbox)
         }
         swept = await self._remove(capabilities, [sandbox for sandbox in found if sandbox.sandbox_id not in adopted])
+        capabilities.nurseries.adopt({nursery_of(sandbox) for sandbox in adopted.values()})
         self._environments.keep_only(adopted)
         if adopted or swept:
             _log.info("sandboxes_adopted", adopted=len(adopted), swept=swept)
@@ -127,6 +134,7 @@ class LocalBackend:
 
     async def sweep(self) -> int:
         capabilities = self._started()
+        capabilities.nurseries.sweep()
         failed = [sandbox for sandbox in self._live if sandbox.teardown.has_failed]
         return await self._remove(capabilities, [*failed, *self._recover(capabilities, {})])
 
@@ -168,13 +176,17 @@ class LocalBackend:
             if environment is not None:
                 plan = replace(plan, mounts=(environment_mount(environment.directory),))
             sandbox.fingerprint = _fingerprint(plan.resources, plan.image, plan.spec, environment)
-            await build_sandbox(sandbox, plan, capabilities.directory.daemon_id)
+            await build_sandbox(sandbox, plan, capabilities.directory.daemon_id, capabilities.nurseries)
         except BaseException as error:
             await destroy_failed(sandbox)
             if isinstance(error, OSError):  # no descriptors, memory or space left
                 raise SandboxFailure(f"cannot make a sandbox: {error}") from error
             raise
         return sandbox
+
+    def fork_server_stats(self) -> ForkServerStats:
+        """Returns counts of sandboxes that the fork server has made, and of those that it left to bubblewrap."""
+        return self._capabilities.nurseries.stats if self._capabilities is not None else ForkServerStats()
 
     async def check_host(self) -> Sequence[HostFinding]:
         return (await self._examine()).findings
@@ -184,6 +196,7 @@ class LocalBackend:
         await self._creations.finished()
         failures = await failures_of(sandbox.destroy() for sandbox in self._live)
         if capabilities is not None:
+            failures += await failures_of([capabilities.nurseries.close()])
             capabilities.directory.release()
         check_none_left(failures)
 

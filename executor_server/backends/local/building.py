@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,15 +15,18 @@ from pathlib import Path
 import structlog
 
 from executor_server.backends.environments import Mount, have_environment
+from executor_server.backends.local.cgroups import BESIDE_SANDBOX
 from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.file_counts import limit_files
 from executor_server.backends.local.images import Image
-from executor_server.backends.local.layout import SANDBOX_ID
+from executor_server.backends.local.layout import SANDBOX_ID, environment_of
+from executor_server.backends.local.nursery.births import NurseryProcess, SandboxPlan
+from executor_server.backends.local.nursery.nurseries import Fallback, Nurseries
 from executor_server.backends.local.process import BwrapProcess
-from executor_server.backends.local.records import ProcessRecord, Record, write_record
+from executor_server.backends.local.records import ProcessRecord, Record, remove_record, write_record
 from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.backends.settings import BACKLOG, guest_config
+from executor_server.backends.settings import BACKLOG, guest_config, shm_bytes
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.guest.wire.paths import GUEST_BOOT
 from executor_server.guest.wire.tokens import CHAIN_LENGTH
@@ -42,27 +46,97 @@ class Plan:
     mounts: tuple[Mount, ...] = ()  # besides those of every sandbox
 
 
-async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str) -> None:
+async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str, nurseries: Nurseries) -> None:
     """Acquires the sandbox's parts on the host, step by step; `destroy` releases those that are there.
 
+    The sandbox itself is forked by a nursery where the spec allows it, else, or if that fails, made by bubblewrap.
     Raises SandboxFailure or OSError.
     """
-    deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
-    resources, spec = plan.resources, plan.spec
     sandbox.directory.mkdir(mode=0o700)
     with contextlib.ExitStack() as stack:
-        sandbox.cgroup = resources.make_cgroup(daemon_id, sandbox.sandbox_id, spec)
+        sandbox.cgroup = plan.resources.make_cgroup(daemon_id, sandbox.sandbox_id, plan.spec)
         # Bound outside, in a directory that only we can enter: no file inside leads to the supervisor.
         listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
-        ready_read, ready_write = os.pipe()
-        stack.callback(os.close, ready_read)
+        cpu_fd = sandbox.cgroup.open_cpu_counter() if sandbox.cgroup is not None else None
+        if cpu_fd is not None:
+            stack.callback(os.close, cpu_fd)
+        if plan.spec.fork_server != "off":
+            try:
+                await _fork(sandbox, plan, nurseries, listener.fileno(), cpu_fd)
+            except Fallback:
+                _forget_fork(sandbox, plan.spec)
+            else:
+                return
+        await _start_bwrap(sandbox, plan, listener.fileno(), cpu_fd)
+
+
+async def _fork(sandbox: LocalSandbox, plan: Plan, nurseries: Nurseries, listener: int, cpu_fd: int | None) -> None:
+    """Has a nursery make the sandbox. Raises Fallback; nothing of it runs then."""
+    resources, spec = plan.resources, plan.spec
+    if plan.mounts:
+        nurseries.note_fallback("unsupported", "it has mounts of its own")
+        raise Fallback("unsupported", "it has mounts of its own")
+    blueprint = nurseries.blueprint(resources, plan.image, spec)
+
+    def on_here(pid: int, process: NurseryProcess) -> None:
+        sandbox.process = process
+        record = Record(
+            sandbox_id=sandbox.sandbox_id,
+            fingerprint=sandbox.fingerprint,
+            first=ProcessRecord.of(pid),
+            monitor=None,
+            host_uid=sandbox.host_uid,
+            cgroup=sandbox.cgroup,
+            nursery=process.nursery_id,
+        )
+        write_record(sandbox.directory, record)
+
+    with contextlib.ExitStack() as stack:
+        groups: list[int] = []
+        if sandbox.cgroup is not None:
+            sandbox.cgroup.set_processes(spec.processes)  # no bubblewrap is in the group
+            groups = sandbox.cgroup.open_entrances()
+            for fd in groups:
+                stack.callback(os.close, fd)
+
+        def planned(imported: tuple[str, ...]) -> SandboxPlan:
+            preload = [name for name in plan.image.preload if name not in imported]
+            return SandboxPlan(
+                guest=_guest_settings(plan, sandbox, preload),
+                sizes={
+                    "disk": spec.disk_bytes,
+                    "shm": shm_bytes(spec.disk_bytes, spec.memory_bytes),
+                    "files": spec.max_files,
+                },
+                rlimits=resources.rlimits(spec),
+                host_uid=sandbox.host_uid,
+                seccomp=resources.seccomp,
+                environment=environment_of(plan.image, spec),
+                listener=listener,
+                cpu_counter=cpu_fd,
+                groups=groups,
+            )
+
+        await nurseries.make(blueprint, planned, on_here)
+
+
+def _forget_fork(sandbox: LocalSandbox, spec: SandboxSpec) -> None:
+    """Removes what a fork that came to nothing leaves, so that bubblewrap can begin."""
+    sandbox.process = None
+    remove_record(sandbox.directory)
+    if sandbox.cgroup is not None:
+        sandbox.cgroup.set_processes(spec.processes + BESIDE_SANDBOX)
+
+
+async def _start_bwrap(sandbox: LocalSandbox, plan: Plan, listener: int, cpu_fd: int | None) -> None:
+    deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
+    resources, spec = plan.resources, plan.spec
+    ready_read, ready_write = os.pipe()
+    with os.fdopen(ready_read, "rb"):
         with contextlib.closing(os.fdopen(ready_write, "wb")):
-            cpu_fd = sandbox.cgroup.open_cpu_counter() if sandbox.cgroup is not None else None
-            if cpu_fd is not None:
-                stack.callback(os.close, cpu_fd)
-            config = _guest_config(plan, sandbox, listener.fileno(), cpu_fd)
+            config = _guest_config(plan, sandbox, listener, cpu_fd)
             command = [str(plan.image.python), "-I", "-S", "-c", GUEST_BOOT, json.dumps(config), str(ready_write)]
-            pass_fds = (listener.fileno(), ready_write, *(() if cpu_fd is None else (cpu_fd,)))
+            pass_fds = (listener, ready_write, *(() if cpu_fd is None else (cpu_fd,)))
             process = resources.start(
                 plan.image, spec, command, cgroup=sandbox.cgroup, mounts=plan.mounts, pass_fds=pass_fds
             )
@@ -125,13 +199,17 @@ def _guest_config(plan: Plan, sandbox: LocalSandbox, listen_fd: int, cpu_fd: int
         "listen_fd": listen_fd,
         **({} if cpu_fd is None else {"cpu_fd": cpu_fd}),
         "drop_to": None if sandbox.host_uid is None else [SANDBOX_ID, SANDBOX_ID],
-        **guest_config(
-            plan.spec,
-            token=sandbox.endpoint.token,
-            connections_max=CHAIN_LENGTH,
-            memory_bytes=plan.spec.memory_bytes,
-            watch_memory=not plan.resources.limits_memory,
-            preload=plan.image.preload,
-            has_environment=have_environment(plan.mounts),
-        ),
+        **_guest_settings(plan, sandbox, plan.image.preload),
     }
+
+
+def _guest_settings(plan: Plan, sandbox: LocalSandbox, preload: Sequence[str]) -> dict[str, object]:
+    return guest_config(
+        plan.spec,
+        token=sandbox.endpoint.token,
+        connections_max=CHAIN_LENGTH,
+        memory_bytes=plan.spec.memory_bytes,
+        watch_memory=not plan.resources.limits_memory,
+        preload=preload,
+        has_environment=have_environment(plan.mounts),
+    )

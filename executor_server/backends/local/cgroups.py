@@ -50,6 +50,8 @@ _NEEDED = ("memory", "pids")
 _WANTED = (*_NEEDED, "cpu", "cpuacct")
 _PERIOD_US = 100_000  # the kernel's own default
 _SHORTEST_QUOTA_US = 1_000  # the kernel takes no shorter one
+BESIDE_SANDBOX = 1
+"""Processes of the group that are not the sandbox's own: bubblewrap."""
 _FIRST_RETRY_S = 0.002
 _LONGEST_RETRY_S = 0.1
 
@@ -107,7 +109,7 @@ class CgroupTrees:
         self, directories: dict[str, Path], memory_bytes: int, processes: int
     ) -> Iterator[tuple[Path, str, str]]:
         if "pids" in directories:
-            yield directories["pids"], "pids.max", str(processes + 1)  # one for bubblewrap, which is in the group too
+            yield directories["pids"], "pids.max", str(processes + BESIDE_SANDBOX)
         if "memory" not in directories:
             return
         memory = directories["memory"]
@@ -179,6 +181,27 @@ class Cgroup:
         files = [str(directory / file) for directory in self.unique_directories]
         moves = "".join(f'echo 0 > "${number}"; ' for number in range(1, len(files) + 1))
         return ["/bin/sh", "-c", f'set -e; {moves}shift {len(files)}; exec "$@"', "sh", *files, *command]
+
+    def open_entrances(self) -> list[int]:
+        """Opens the files by which a process that gets the descriptors moves itself in; see `enter_and_run`.
+
+        The kernel asks whether the process that opened them may move it. Raises OSError.
+        """
+        file = "cgroup.procs" if self.version == 2 else "tasks"
+        fds: list[int] = []
+        try:
+            for directory in self.unique_directories:
+                fds.append(os.open(directory / file, os.O_WRONLY | os.O_CLOEXEC))
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return fds
+
+    def set_processes(self, processes: int) -> None:
+        """Limits the processes of the group, where the kernel counts them. Raises OSError."""
+        if "pids" in self.directories:
+            (self.directories["pids"] / "pids.max").write_text(str(processes))
 
     def set_cpu_share(self, share: float) -> None:
         if "cpu" in self.directories:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,9 @@ from executor_server.guest.wire.paths import GUEST_PATH
 
 SANDBOX_ID = 1000
 """User and group of the code inside."""
+
+Entry = tuple[str, ...]
+"""A part of the file system: ("dir", path), ("link", target, path) or ("bind", source, path), which is read-only."""
 
 _HASH_CHARS = 16
 _NOLOGIN = "/usr/sbin/nologin"
@@ -88,43 +91,62 @@ class Layout:
 
     def arguments(self, image: Image, spec: SandboxSpec, mounts: Sequence[Mount] = ()) -> list[str]:
         """Arguments of bwrap for namespaces, environment and mounts; not the command."""
-        return [*_namespaces(), *_environment(image, spec), *self._mounts(image, spec, mounts)]
+        return [*_namespaces(), *_variables(image, spec), *self._mounts(image, spec, mounts)]
+
+    def nursery_root(self, image: Image) -> list[Entry]:
+        """Returns the read-only part of what sandboxes of the image see, for a nursery; its sandboxes add their own."""
+        return [*self._system(), *self._image(image)]
 
     def _mounts(self, image: Image, spec: SandboxSpec, mounts: Sequence[Mount]) -> Iterator[str]:
-        for directory in SHOWN_DIRECTORIES:
-            if directory.is_symlink():  # /lib -> usr/lib
-                yield from ("--symlink", str(directory.readlink()), str(directory))
-            elif directory.is_dir():
-                yield from (*_parents(directory), "--ro-bind", str(directory), str(directory))
-        yield from ("--ro-bind", str(self.tools), "/usr/bin", "--symlink", "usr/bin", "/bin")
-        yield from ("--symlink", "usr/bin", "/sbin")  # where the standard library looks for ldconfig
-        yield from ("--ro-bind", str(self.etc), "/etc")
-        for name in _MOUNTED_ETC:
-            if (self.etc / name).is_dir():
-                yield from ("--ro-bind", f"/etc/{name}", f"/etc/{name}")
+        yield from _as_arguments(self._system())
         # The devices that ordinary programs open, and terminals of its own (devpts): no /dev/fuse, no hardware.
         yield from ("--proc", "/proc", "--dev", "/dev")
         yield from _writable("/dev/shm", shm_bytes(spec.disk_bytes, spec.memory_bytes))
         yield from _writable("/tmp", spec.disk_bytes)
         yield from _writable(WORKSPACE, spec.disk_bytes)
-        # After /tmp: an environment may live there.
-        yield from _parents(*image.directories, *(link for link, _ in image.links), Path(GUEST_PATH))
-        for directory in image.directories:
-            yield from ("--ro-bind", str(directory), str(directory))
-        for link, target in image.links:
-            yield from ("--symlink", target, str(link))
-        yield from ("--ro-bind", str(self.guest.path), GUEST_PATH)
+        yield from _as_arguments(self._image(image))  # after /tmp: an environment may live there
         for mount in mounts:  # bwrap makes all mounts nosuid and, but for --dev-bind, nodev
             yield from ("--ro-bind" if mount.read_only else "--bind", str(mount.source), mount.target)
         # Last, since bwrap could make no mount point after it. Neither reaches the mounts below them.
         yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKSPACE)
 
+    def _system(self) -> Iterator[Entry]:
+        for directory in SHOWN_DIRECTORIES:
+            if directory.is_symlink():  # /lib -> usr/lib
+                yield ("link", str(directory.readlink()), str(directory))
+            elif directory.is_dir():
+                yield from _parents(directory)
+                yield ("bind", str(directory), str(directory))
+        yield ("bind", str(self.tools), "/usr/bin")
+        yield ("link", "usr/bin", "/bin")
+        yield ("link", "usr/bin", "/sbin")  # where the standard library looks for ldconfig
+        yield ("bind", str(self.etc), "/etc")
+        for name in _MOUNTED_ETC:
+            if (self.etc / name).is_dir():
+                yield ("bind", f"/etc/{name}", f"/etc/{name}")
 
-def _parents(*paths: Path) -> Iterator[str]:
+    def _image(self, image: Image) -> Iterator[Entry]:
+        yield from _parents(*image.directories, *(link for link, _ in image.links), Path(GUEST_PATH))
+        for directory in image.directories:
+            yield ("bind", str(directory), str(directory))
+        for link, target in image.links:
+            yield ("link", target, str(link))
+        yield ("bind", str(self.guest.path), GUEST_PATH)
+
+
+def _parents(*paths: Path) -> Iterator[Entry]:
     """Makes the parent directories: bubblewrap would make them for root alone, and the sandbox's user is not root."""
     directories = {parent for path in paths for parent in path.parents}
     for directory in sorted(directories - {Path("/")}):
-        yield from ("--perms", "0755", "--dir", str(directory))
+        yield ("dir", str(directory))
+
+
+def _as_arguments(entries: Iterable[Entry]) -> Iterator[str]:
+    for entry in entries:
+        if entry[0] == "dir":
+            yield from ("--perms", "0755", "--dir", entry[1])
+        else:
+            yield from ("--symlink" if entry[0] == "link" else "--ro-bind", *entry[1:])
 
 
 def _namespaces() -> Iterator[str]:
@@ -132,11 +154,16 @@ def _namespaces() -> Iterator[str]:
     yield from ("--unshare-all", "--unshare-user", "--as-pid-1", "--new-session", "--hostname", "sandbox")
 
 
-def _environment(image: Image, spec: SandboxSpec) -> Iterator[str]:
+def environment_of(image: Image, spec: SandboxSpec) -> dict[str, str]:
+    """All environment variables of a sandbox."""
     path = f"{image.python.parent}:/usr/local/bin:/usr/bin:/bin"
-    yield "--clearenv"
     egress = egress_environment() if spec.egress else {}
-    for name, value in {"PATH": path, **sandbox_environment(spec.processes), **egress}.items():
+    return {"PATH": path, **sandbox_environment(spec.processes), **egress}
+
+
+def _variables(image: Image, spec: SandboxSpec) -> Iterator[str]:
+    yield "--clearenv"
+    for name, value in environment_of(image, spec).items():
         yield from ("--setenv", name, value)
 
 

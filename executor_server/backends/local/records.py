@@ -1,9 +1,9 @@
 """The record of a sandbox's parts on the host, by which another daemon of the same state directory finds them.
 
 Each sandbox has a directory of its own that only the daemon's user can enter. It holds the socket of the guest and a
-record: the sandbox's first process and bubblewrap's, with the times at which they started (a process id alone may have
-been used again), its control groups, its user and its fingerprint. The record is written before the sandbox runs
-anything, so a sandbox without a complete record never ran.
+record: the sandbox's first process and bubblewrap's, if that made it, with the times at which they started (a process
+id alone may have been used again), its control groups, its user and its fingerprint. The record is written before the
+sandbox runs anything, so a sandbox without a complete record never ran.
 """
 
 from __future__ import annotations
@@ -37,14 +37,34 @@ class ProcessRecord:
         return cls(pid, int(fields[_START_TIME_FIELD]), Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
 
+def open_recorded(recorded: ProcessRecord) -> int | None:
+    """Opens a pidfd of the recorded process; None when it has ended, even if another one has its id."""
+    try:
+        pidfd = os.pidfd_open(recorded.pid)
+    except (ProcessLookupError, OverflowError):
+        return None
+    try:
+        same = ProcessRecord.of(recorded.pid) == recorded
+    except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+        same = False
+    except BaseException:
+        os.close(pidfd)
+        raise
+    if not same:
+        os.close(pidfd)
+        return None
+    return pidfd
+
+
 @dataclass(frozen=True)
 class Record:
     sandbox_id: str
     fingerprint: str
     first: ProcessRecord
-    monitor: ProcessRecord  # bubblewrap, the parent of the first
+    monitor: ProcessRecord | None  # bubblewrap, the parent of the first; None for a sandbox of a nursery
     host_uid: int | None
     cgroup: Cgroup | None
+    nursery: str = ""  # id of the nursery whose first process the sandbox ends with
 
 
 def write_record(directory: Path, record: Record) -> None:
@@ -55,8 +75,8 @@ def write_record(directory: Path, record: Record) -> None:
         "boot_id": record.first.boot_id,
         "pid": record.first.pid,
         "start_time": record.first.start_time,
-        "monitor_pid": record.monitor.pid,
-        "monitor_start_time": record.monitor.start_time,
+        **_values_of_monitor(record.monitor),
+        "nursery": record.nursery,
         "host_uid": record.host_uid,
         "cgroup_version": cgroup.version if cgroup else None,
         "cgroups": {name: str(path) for name, path in cgroup.directories.items()} if cgroup else {},
@@ -64,6 +84,10 @@ def write_record(directory: Path, record: Record) -> None:
     fd = os.open(directory / _RECORD_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
         json.dump(values, file)
+
+
+def remove_record(directory: Path) -> None:
+    (directory / _RECORD_NAME).unlink(missing_ok=True)
 
 
 def read_record(directory: Path) -> Record | None:
@@ -83,10 +107,15 @@ def _record_from(values: dict[str, Any]) -> Record:
         sandbox_id=_text(values["sandbox_id"]),
         fingerprint=_text(values["fingerprint"]),
         first=_process_from(values, ""),
-        monitor=_process_from(values, "monitor_"),
+        monitor=_process_from(values, "monitor_") if "monitor_pid" in values else None,
         host_uid=None if host_uid is None else _count(host_uid),
         cgroup=_cgroup_from(values),
+        nursery=_text(values["nursery"]) if values.get("nursery") else "",
     )
+
+
+def _values_of_monitor(monitor: ProcessRecord | None) -> dict[str, int]:
+    return {} if monitor is None else {"monitor_pid": monitor.pid, "monitor_start_time": monitor.start_time}
 
 
 def _process_from(values: dict[str, Any], prefix: str) -> ProcessRecord:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from executor_server.backends.directory import SOCKET_NAME
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable, wait_readable_too
-from executor_server.backends.local.records import ProcessRecord, Record, read_record
+from executor_server.backends.local.records import Record, open_recorded, read_record
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.channel import SocketEndpoint
 from executor_server.core import SandboxFailure
@@ -48,14 +48,20 @@ def still_serves(sandbox: LocalSandbox) -> bool:
         return False
 
 
+def nursery_of(sandbox: LocalSandbox) -> str:
+    """Returns the id of the nursery that a recovered sandbox lives in; empty without one."""
+    return sandbox.process.nursery_id if isinstance(sandbox.process, OrphanedProcess) else ""
+
+
 class OrphanedProcess:
-    """A bubblewrap and the first process of its sandbox that a daemon left. Implements `SandboxProcess`."""
+    """The first process of a sandbox that a daemon left, and its bubblewrap, if any. Implements `SandboxProcess`."""
 
     def __init__(self, record: Record) -> None:
         self.init_pid = record.first.pid
-        self._monitor_pid = record.monitor.pid
-        self._init_pidfd = _open(record.first)
-        self._monitor_pidfd = _open(record.monitor)
+        self._monitor_pid = None if record.monitor is None else record.monitor.pid
+        self.nursery_id = record.nursery
+        self._init_pidfd = open_recorded(record.first)
+        self._monitor_pidfd = None if record.monitor is None else open_recorded(record.monitor)
 
     def has_ended(self) -> bool:
         return self._init_pidfd is None or is_readable(self._init_pidfd)
@@ -83,22 +89,3 @@ class OrphanedProcess:
                 raise SandboxFailure(f"bubblewrap (process {self._monitor_pid}) does not end after its sandbox")
             os.close(self._monitor_pidfd)
             self._monitor_pidfd = None
-
-
-def _open(recorded: ProcessRecord) -> int | None:
-    """Opens a pidfd of the recorded process; None when it has ended, even if another one has its id."""
-    try:
-        pidfd = os.pidfd_open(recorded.pid)
-    except (ProcessLookupError, OverflowError):
-        return None
-    try:
-        same = ProcessRecord.of(recorded.pid) == recorded
-    except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
-        same = False
-    except BaseException:
-        os.close(pidfd)
-        raise
-    if not same:
-        os.close(pidfd)
-        return None
-    return pidfd

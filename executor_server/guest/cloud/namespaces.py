@@ -44,10 +44,9 @@ import sys
 import time
 from struct import pack
 
-from ..wire import privileges
+from ..wire import kernel, privileges
 from ..wire.lean import dumps, loads, socket
 from ..wire.paths import GUEST_BOOT
-from . import kernel
 from .config import Config
 from .environment import unpack
 from .root_files import build_root

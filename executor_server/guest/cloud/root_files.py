@@ -13,9 +13,9 @@ import os
 import stat
 import sys
 
+from ..wire import kernel
+from ..wire.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 from ..wire.paths import ENVIRONMENT_PATH, GUEST_PATH
-from . import kernel
-from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

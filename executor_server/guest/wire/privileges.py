@@ -1,7 +1,8 @@
 """Gives up what a process may do: capabilities, what programs could gain, system calls.
 
-The command that makes namespaces in a machine of the cloud uses it, and the egress proxy. It imports ctypes (6 ms), so
-nothing that every sandbox starts imports it. The order of the steps matters; the callers explain theirs.
+What makes sandboxes out of its own process uses it (guest/cloud/namespaces.py, guest/nursery), and the egress proxy. It
+imports ctypes (6 ms), so nothing that every sandbox starts imports it. The order of the steps matters; the callers
+explain theirs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
 # linux/prctl.h
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15
 _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 22, 24, 38
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8  # struct sock_filter
@@ -34,12 +36,14 @@ class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def drop_bounding_set() -> None:
-    """Empties the bounding set: no program that is executed later gains a capability. Needs CAP_SETPCAP.
+def drop_bounding_set(kept: Collection[int] = ()) -> None:
+    """Takes all but `kept` out of the bounding set: no program that is executed later gains them. Needs CAP_SETPCAP.
 
     Raises OSError, as do all functions here.
     """
     for capability in range(_MAX_CAPABILITIES):
+        if capability in kept:
+            continue
         try:
             _prctl(_PR_CAPBSET_DROP, capability)
         except OSError:
@@ -48,11 +52,13 @@ def drop_bounding_set() -> None:
             return  # the kernel knows no higher number
 
 
-def drop_capabilities() -> None:
-    """Empties all sets of this process. A capability that is not inheritable can't be ambient."""
+def drop_capabilities(kept: Collection[int] = ()) -> None:
+    """Takes all but `kept` out of the sets of this process. One that is not inheritable can't be ambient."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    _check(_libc.capset(header, nothing))
+    low, high = (sum(1 << bit % 32 for bit in kept if bit // 32 == word) for word in (0, 1))
+    # Twice: effective, permitted, inheritable.
+    sets = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
+    _check(_libc.capset(header, sets))
 
 
 def gain_no_privileges() -> None:
@@ -69,6 +75,11 @@ def filter_system_calls(program: bytes) -> None:
     _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(holder))
 
 
+def show_memory() -> None:
+    """Undoes `hide_memory`, and what a change of user does: the files of this process in /proc are its own again."""
+    _prctl(_PR_SET_DUMPABLE, 1)
+
+
 def hide_memory() -> None:
     """Makes this process non-dumpable: no other process of its user may trace it or read its memory, and it dumps no
     core. A change of user undoes it, so this goes after."""
@@ -78,6 +89,11 @@ def hide_memory() -> None:
 def end_with_parent() -> None:
     """Has the kernel kill this process when the thread that started it ends. A change of user undoes it, as above."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """Gives this process the name that `ps` shows; at most 15 bytes of it count."""
+    _check(_libc.prctl(ctypes.c_int(_PR_SET_NAME), name.encode(), 0, 0, 0))
 
 
 def _prctl(option: int, value: int, pointer: Any = None) -> None:

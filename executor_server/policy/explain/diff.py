@@ -14,6 +14,7 @@ from typing import Any, Literal
 from executor_server.config import dotted
 from executor_server.core import LANGUAGE_RULES, is_covered, is_denied
 from executor_server.policy.file import PolicyFile, Tenant
+from executor_server.policy.grants import DEFAULT_FORK_SERVER, FORK_SERVERS
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
 from executor_server.policy.packages_table import ANY_PACKAGE, age_s
 from executor_server.policy.profile import Profile
@@ -88,6 +89,7 @@ _UNSET = {
     "files.": "no limit",
     "sandbox.images": "all",
     "sandbox.backends": "the daemon's own",
+    "sandbox.fork_server": DEFAULT_FORK_SERVER,
     "limits.cpus": "all",
     "limits.execution_": "the session's",
     "": "not set",
@@ -137,6 +139,10 @@ def _more(old: Any, new: Any) -> bool:
 def _serves_more(old: Any, new: Any) -> bool:
     """Compares lists of backends. None is the daemon's own backend, which a list may or may not contain."""
     return old == new or (old is not None and new is not None and set(old) <= set(new))
+
+
+def _forks_more(old: Any, new: Any) -> bool:
+    return FORK_SERVERS.index(old or DEFAULT_FORK_SERVER) <= FORK_SERVERS.index(new or DEFAULT_FORK_SERVER)
 
 
 def _less(old: Any, new: Any) -> bool:
@@ -192,6 +198,7 @@ _COMPARISONS: Mapping[str, Comparison | None] = {
     "imports.denied": _denies_fewer,
     "tools.allowed": _covers_tools,
     "sandbox.backends": _serves_more,
+    "sandbox.fork_server": _forks_more,
     "sandbox.network": None,
     "network.default": _covers_hosts,
     "network.allowed": _covers_hosts,

@@ -1,0 +1,269 @@
+"""The nurseries of one daemon: which sandboxes they can make, and when one is started, replaced and dropped.
+
+A sandbox that no nursery makes is made by bubblewrap, each time, and the reason is counted. Most reasons pass: there is
+no nursery yet (it takes a second, and no session waits for it), or one has just failed.
+
+A nursery is replaced after some sandboxes and some time. All its children have the same layout of memory and the same
+seed of string hashes, so what one of them reveals helps against its siblings; the replacement bounds how many there
+are. The successor is started first, and the predecessor serves until it is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from executor_server.backends.local.descriptors import wait_readable
+from executor_server.backends.local.images import Image
+from executor_server.backends.local.layout import environment_of
+from executor_server.backends.local.nursery.births import NoBirth, NurseryProcess, SandboxPlan, bear
+from executor_server.backends.local.nursery.nursery import Blueprint, Nursery, start_nursery
+from executor_server.backends.local.nursery.packets import now
+from executor_server.backends.local.nursery.records import NurseryRecords, OrphanedNursery
+from executor_server.backends.local.records import ProcessRecord
+from executor_server.backends.local.resources import Resources
+from executor_server.backends.teardown import failures_of
+from executor_server.core import SandboxFailure, SandboxSpec
+
+MODULES = ("numpy", "pandas", "PIL.Image", "matplotlib.pyplot")
+"""Modules that a zygote imports, where the image has them: those that agents use most, known to be fit for a fork."""
+
+# Bytes of a sandbox's memory below which its nursery imports no modules: they would take too large a part of it.
+_MODULES_FROM_BYTES = 1024 * 1024 * 1024
+# Sandboxes of one nursery, and seconds of its life, before it is replaced.
+_MAX_REQUESTS = 500
+_MAX_AGE_S = 1800.0
+# Seconds without a request after which it is dropped: it holds the memory of its modules.
+_IDLE_S = 600.0
+# Nurseries that serve or are being made, at one time; the one that was used longest ago goes first.
+_MAX_NURSERIES = 4
+# Seconds after a nursery failed until the next of the same kind is started; doubled with each failure.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
+_END_TIME_S = 10.0
+_ID_BYTES = 8
+# A sandbox mounts its own file systems here, which would hide an image that lies below.
+_COVERED = tuple(Path(name) for name in ("/dev", "/proc", "/tmp", "/workspace"))
+
+_log = structlog.get_logger(__name__)
+
+
+class Fallback(Exception):
+    """No nursery makes this sandbox: bubblewrap is to make it. `reason` is a word for the metric."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass
+class ForkServerStats:
+    """Counts since the start of the daemon."""
+
+    made: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class _Pause:
+    """A kind whose nursery has failed."""
+
+    until: float
+    seconds: float
+
+
+class Nurseries:
+    """Owns them from `start` to `close`."""
+
+    def __init__(self, state_dir: Path, users: tuple[int, int, int] | None) -> None:
+        """`users`: the nurseries' own host user, the first user of sandboxes and their number; None: the daemon's."""
+        self._records = NurseryRecords(state_dir)
+        self._users = users
+        self._serving: dict[Blueprint, Nursery] = {}
+        self._successors: dict[Blueprint, Nursery] = {}
+        self._retired: list[Nursery] = []
+        self._orphans: list[OrphanedNursery] = []
+        self._pauses: dict[Blueprint, _Pause] = {}
+        self.stats = ForkServerStats()
+
+    # -- making sandboxes
+
+    async def make(
+        self,
+        blueprint: Blueprint,
+        plan: Callable[[tuple[str, ...]], SandboxPlan],
+        on_here: Callable[[int, NurseryProcess], None],
+    ) -> NurseryProcess:
+        """Makes a sandbox of a plan, which gets the modules that are imported already. Raises Fallback.
+
+        Nothing of the sandbox is left then.
+        """
+        nursery = self._nursery(blueprint)
+        try:
+            process = await bear(nursery, plan(nursery.imported), on_here)
+        except NoBirth as problem:
+            if problem.reason == "silent":
+                self._give_up(nursery, str(problem))
+            raise self._fallback(problem.reason, str(problem)) from problem
+        self.stats.made += 1
+        return process
+
+    def blueprint(self, resources: Resources, image: Image, spec: SandboxSpec) -> Blueprint:
+        """Returns the kind of nursery that makes such sandboxes. Raises Fallback."""
+        for path in (*image.directories, *(link for link, _ in image.links)):
+            if any(path.is_relative_to(covered) for covered in _COVERED):
+                raise self._fallback("unsupported", f"the image has files in {path}")
+        # With a network, a program may install another version of a module, and expects to import that.
+        modules = MODULES if spec.memory_bytes >= _MODULES_FROM_BYTES and not spec.egress else ()
+        return Blueprint(
+            guest=resources.layout.guest.path,
+            image_identity=image.identity,
+            root=tuple(resources.layout.nursery_root(image)),
+            python=image.python,
+            environment=tuple(environment_of(image, spec).items()),
+            modules=modules,
+            users=self._users,
+            owner=spec.fork_server.partition(":")[2],
+        )
+
+    def note_fallback(self, reason: str, text: str) -> None:
+        """Counts a sandbox that bubblewrap makes, and says why; the same reason is logged as a warning once."""
+        if not self.stats.fallbacks[reason] and reason != "starting":
+            _log.warning("fork_server_not_used", reason=reason, detail=text)
+        else:
+            _log.debug("fork_server_not_used", reason=reason, detail=text)
+        self.stats.fallbacks[reason] += 1
+
+    def _fallback(self, reason: str, text: str) -> Fallback:
+        self.note_fallback(reason, text)
+        return Fallback(reason, text)
+
+    def _nursery(self, blueprint: Blueprint) -> Nursery:
+        self._tidy()
+        nursery = self._serving.get(blueprint)
+        if nursery is None:
+            self._start(blueprint, self._serving)
+            raise self._fallback("starting", "the nursery is being made")
+        if not nursery.is_ready:
+            raise self._fallback("starting", "the nursery is being made")
+        worn = nursery.requests >= _MAX_REQUESTS or now() - nursery.started_at >= _MAX_AGE_S
+        if worn and blueprint not in self._successors:
+            with contextlib.suppress(Fallback):
+                self._start(blueprint, self._successors)
+        if nursery.requests >= 2 * _MAX_REQUESTS:
+            nursery.retire("it has made twice its share of sandboxes")
+            self._tidy()
+            raise self._fallback("starting", "the nursery's successor is being made")
+        return nursery
+
+    def _start(self, blueprint: Blueprint, where: dict[Blueprint, Nursery]) -> None:
+        pause = self._pauses.get(blueprint)
+        if pause is not None and now() < pause.until:
+            raise self._fallback("failing", "the last nursery of this kind has failed")
+        while len(self._serving) + len(self._successors) >= _MAX_NURSERIES:
+            oldest = min((*self._serving.values(), *self._successors.values()), key=lambda each: each.used_at)
+            oldest.retire("others are used more")
+            self._tidy()
+        try:
+            where[blueprint] = start_nursery(blueprint, secrets.token_hex(_ID_BYTES), self._note_init)
+        except OSError as error:
+            self._note_failure(blueprint)
+            raise self._fallback("failed", f"no nursery can be started: {error}") from error
+
+    def _note_init(self, nursery: Nursery, init: ProcessRecord) -> None:
+        self._records.write(nursery.nursery_id, init)
+
+    # -- their ends
+
+    def _give_up(self, nursery: Nursery, reason: str) -> None:
+        nursery.retire(reason)
+        self._note_failure(nursery.blueprint)
+        self._tidy()
+
+    def _note_failure(self, blueprint: Blueprint) -> None:
+        last = self._pauses.get(blueprint)
+        seconds = min(2 * last.seconds, _LONGEST_PAUSE_S) if last else _FIRST_PAUSE_S
+        self._pauses[blueprint] = _Pause(now() + seconds, seconds)
+
+    def _tidy(self) -> None:
+        """Lets successors take over, moves ended ones out of the way, and releases those of which nothing is left."""
+        for blueprint, successor in list(self._successors.items()):
+            if successor.is_ready or successor.ended_because:
+                del self._successors[blueprint]
+                if successor.ended_because:
+                    self._put_away(successor)
+                    continue
+                predecessor = self._serving.pop(blueprint, None)
+                self._serving[blueprint] = successor
+                if predecessor is not None:
+                    predecessor.retire("its successor is ready")
+                    self._retired.append(predecessor)
+        for blueprint, nursery in list(self._serving.items()):
+            if nursery.ended_because:
+                del self._serving[blueprint]
+                self._put_away(nursery)
+            elif nursery.requests and nursery.is_ready:
+                self._pauses.pop(blueprint, None)
+        for nursery in [each for each in self._retired if each.has_ended()]:
+            self._retired.remove(nursery)
+            nursery.release()
+            self._records.remove(nursery.nursery_id)
+
+    def _put_away(self, nursery: Nursery) -> None:
+        if not nursery.is_ready:
+            self._note_failure(nursery.blueprint)
+        self._retired.append(nursery)
+
+    def sweep(self) -> None:
+        """Drops nurseries that are not used any more, and the records of those that have ended."""
+        for nursery in (*self._serving.values(), *self._successors.values()):
+            if nursery.is_ready and now() - nursery.used_at >= _IDLE_S:
+                nursery.retire("it is not used")
+        self._tidy()
+        for orphan in [each for each in self._orphans if each.has_ended()]:
+            self._orphans.remove(orphan)
+            orphan.release()
+            self._records.remove(orphan.nursery_id)
+
+    def adopt(self, with_sandboxes: Collection[str]) -> None:
+        """Finds the nurseries of an earlier daemon: ends those without sandboxes, and waits for the others' end.
+
+        They end by themselves, soon after their daemon; one that hangs would not.
+        """
+        for orphan in self._records.orphans():
+            if orphan.nursery_id not in with_sandboxes:
+                orphan.kill()
+            self._orphans.append(orphan)
+        self.sweep()
+
+    async def close(self) -> None:
+        """Ends all of them, with every process that they still have. Raises SandboxFailure."""
+        deadline = now() + _END_TIME_S
+        nurseries = [*self._serving.values(), *self._successors.values(), *self._retired]
+        self._serving, self._successors, self._retired = {}, {}, []
+        failures = await failures_of(self._end(nursery, deadline) for nursery in nurseries)
+        for orphan in self._orphans:
+            orphan.kill()
+            if not await wait_readable(orphan.pidfd, deadline):
+                failures.append(SandboxFailure("a nursery of an earlier daemon does not end"))
+                continue
+            orphan.release()
+            self._records.remove(orphan.nursery_id)
+        self._orphans = []
+        if failures:
+            raise failures[0]
+
+    async def _end(self, nursery: Nursery, deadline: float) -> None:
+        await nursery.end(deadline)
+        self._records.remove(nursery.nursery_id)
+
+    async def settled(self) -> None:
+        """Waits until none is being made; for tests and measurements."""
+        for nursery in (*self._serving.values(), *self._successors.values()):
+            await nursery.settled.wait()
+        self._tidy()

@@ -1,0 +1,224 @@
+"""One nursery: starts its processes, asks its zygote for forks, learns how those ended, and drops it.
+
+A nursery is made once and not changed. It serves until it is retired, because it has made its share of sandboxes, is
+not used any more, or does not answer. A retired one gets no request; its zygote ends, and its first process when the
+last sandbox has. The race on retiring: a request may lie in the socket. The zygote that still reads it forks a process
+whose own socket is closed at the other end, and that ends at its first word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from executor_server.backends.local.descriptors import is_readable, kill, wait_readable
+from executor_server.backends.local.layout import Entry
+from executor_server.backends.local.nursery.packets import now, packet_pair, receive_now, send_with
+from executor_server.backends.local.records import ProcessRecord
+from executor_server.backends.local.stderr_file import open_stderr, read_stderr
+from executor_server.core import SandboxFailure
+from executor_server.guest.wire.nursery_messages import INIT, NURSERY_BOOT, READY, REFUSED
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """All that a nursery is made of; sandboxes of equal blueprints can share one."""
+
+    guest: Path  # the archive, whose name has its version
+    image_identity: str
+    root: tuple[Entry, ...]
+    python: Path
+    environment: tuple[tuple[str, str], ...]
+    modules: tuple[str, ...]
+    users: tuple[int, int, int] | None  # its own host user, the first of sandboxes, their number; None: the daemon's
+    owner: str = ""  # the tenant, where each has its own
+
+
+@dataclass
+class Nursery:
+    """Owns the processes until `end`."""
+
+    blueprint: Blueprint
+    nursery_id: str
+    popen: subprocess.Popen[bytes]
+    monitor_pidfd: int
+    _socket: socket.socket
+    _lifeline: int
+    _stderr: int
+    _on_init: Callable[[Nursery, ProcessRecord], None]
+    started_at: float
+    used_at: float
+    imported: tuple[str, ...] = ()
+    namespaces: dict[str, int] = field(default_factory=dict)
+    init_pidfd: int | None = None
+    init_pid: int | None = None
+    zygote_pid: int | None = None
+    requests: int = 0
+    is_ready: bool = False
+    ended_because: str = ""  # not empty: retired, or it could not be made
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    _exits: dict[int, asyncio.Future[int]] = field(default_factory=dict)
+
+    @property
+    def serves(self) -> bool:
+        return self.is_ready and not self.ended_because
+
+    # -- requests
+
+    def request(self, control: socket.socket) -> asyncio.Future[int]:
+        """Asks for a fork that gets this socket; returns the future wait status. Raises OSError."""
+        self.requests += 1
+        self.used_at = now()
+        send_with(self._socket, b"%d" % self.requests, [control.fileno()])
+        ended = asyncio.get_running_loop().create_future()
+        self._exits[self.requests] = ended
+        return ended
+
+    # -- packets of its processes
+
+    def _on_packets(self) -> None:
+        while True:
+            try:
+                packet = receive_now(self._socket)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.retire(f"its socket failed: {error}")
+                return
+            if not packet.data:
+                self.retire("its zygote ended")
+                return
+            try:
+                self._on_packet(packet.data, packet.pid)
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                self.retire(f"it sent what makes no sense: {type(error).__name__}")
+                return
+
+    def _on_packet(self, data: bytes, pid: int) -> None:
+        if data == INIT and self.init_pidfd is None:
+            # The id can't have been used again: the launcher, its parent, is alive or has left it to the host's first.
+            self.init_pid, self.init_pidfd = pid, os.pidfd_open(pid)
+            self._on_init(self, ProcessRecord.of(pid))
+        elif data.startswith(READY) and not self.is_ready:
+            said = json.loads(data[len(READY) :])
+            self.imported = tuple(str(name) for name in said["modules"])
+            self.namespaces = {str(name): int(inode) for name, inode in said["namespaces"].items()}
+            self.zygote_pid, self.is_ready = pid, True
+            self.settled.set()
+            _log.info("nursery_ready", nursery=self.nursery_id, took_s=round(now() - self.started_at, 3))
+        elif data.startswith(REFUSED):
+            self.retire(data[len(REFUSED) :].decode("utf-8", "backslashreplace"))
+        else:
+            number, _, status = data.partition(b" ")
+            ended = self._exits.pop(int(number), None)
+            if ended is not None and not ended.done():
+                ended.set_result(int(status))
+
+    # -- its end
+
+    def retire(self, reason: str) -> None:
+        """Asks nothing more of it. Its sandboxes live on; it ends with the last of them. Idempotent."""
+        if self.ended_because:
+            return
+        self.ended_because = reason
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
+        os.close(self._lifeline)
+        for ended in self._exits.values():
+            if not ended.done():
+                ended.cancel()
+        self._exits.clear()
+        self.settled.set()
+        words = self.last_words()
+        _log.info("nursery_retired", nursery=self.nursery_id, reason=reason, requests=self.requests)
+        if words:
+            _log.debug("nursery_last_words", nursery=self.nursery_id, text=words)
+
+    def has_ended(self) -> bool:
+        """True when none of its processes is left."""
+        init_ended = self.init_pidfd is None or is_readable(self.init_pidfd)
+        return is_readable(self.monitor_pidfd) and init_ended
+
+    def last_words(self) -> str:
+        """Returns what its processes wrote to standard error. It names host paths: never for a client."""
+        return read_stderr(self._stderr)
+
+    async def end(self, deadline: float) -> None:
+        """Ends it with all sandboxes that it still has. Raises SandboxFailure when it does not end in time."""
+        self.retire("the daemon ends it")
+        if self.init_pidfd is not None:
+            kill(self.init_pidfd)
+            if not await wait_readable(self.init_pidfd, deadline):
+                raise SandboxFailure(f"process {self.init_pid} of a nursery does not end")
+        elif not is_readable(self.monitor_pidfd):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
+        if not await wait_readable(self.monitor_pidfd, deadline):
+            kill(self.monitor_pidfd)
+            raise SandboxFailure(f"the parent of a nursery (process {self.popen.pid}) does not end")
+        self.release()
+
+    def release(self) -> None:
+        """Releases what the daemon holds of an ended nursery."""
+        self.popen.wait()
+        for fd in (self.monitor_pidfd, self.init_pidfd, self._stderr):
+            if fd is not None:
+                os.close(fd)
+        self.init_pidfd = None
+
+
+def start_nursery(blueprint: Blueprint, nursery_id: str, on_init: Callable[[Nursery, ProcessRecord], None]) -> Nursery:
+    """Starts one, which then gets ready by itself. Raises OSError."""
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        requests, remote = packet_pair()
+        ours.callback(requests.close)
+        theirs.callback(remote.close)
+        lifeline_read, lifeline = os.pipe()
+        theirs.callback(os.close, lifeline_read)
+        ours.callback(os.close, lifeline)
+        stderr = open_stderr()
+        ours.callback(os.close, stderr)
+        config = {
+            "users": blueprint.users,
+            "root": blueprint.root,
+            "python": str(blueprint.python),
+            "environment": dict(blueprint.environment),
+            "modules": blueprint.modules,
+            "fds": [remote.fileno(), lifeline_read],
+        }
+        program = NURSERY_BOOT.format(archive=str(blueprint.guest), program="launch")
+        popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", program, json.dumps(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env={"LANG": "C.UTF-8"},
+            cwd="/",
+            pass_fds=(remote.fileno(), lifeline_read),
+            start_new_session=True,  # a Ctrl-C in the daemon's terminal is for the daemon
+        )
+        ours.callback(_abandon, popen)
+        nursery = Nursery(
+            blueprint, nursery_id, popen, os.pidfd_open(popen.pid), requests, lifeline, stderr, on_init, now(), now()
+        )
+        asyncio.get_running_loop().add_reader(requests.fileno(), nursery._on_packets)
+        ours.pop_all()
+    return nursery
+
+
+def _abandon(popen: subprocess.Popen[bytes]) -> None:
+    os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()

@@ -1,0 +1,85 @@
+"""The first process of a nursery: starts the zygote, reaps what has lost its parent, and ends last.
+
+It is apart from the zygote because the kernel ends a pid namespace with its first process. A zygote that crashes, or
+that the daemon gives up, must not take the sandboxes that it made with it; they are this process's children then.
+
+It needs no orphan time of its own. When the daemon dies, the pipe that it held open says so; the zygote is killed,
+since no other daemon can ask it, also when it hangs; and this process ends with the last sandbox, each of which ends
+after its own orphan time or is found by the next daemon. So a nursery without sandboxes ends with its daemon, at
+once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+
+from ..wire import privileges
+from ..wire.lean import signal, socket
+from ..wire.nursery_messages import INIT, INIT_NAME
+
+# Seconds between two looks, for a signal that came just before the wait.
+_LOOK_S = 60.0
+
+
+def main() -> None:
+    """Runs as the first process of the pid namespace, with the arguments SOCKET LIFELINE MODULE…"""
+    if os.getpid() != 1:
+        raise SystemExit("it only runs as the first process of a pid namespace")
+    privileges.name_process(INIT_NAME)
+    # Nothing that a module does when the zygote imports it may reach this process, which has the same user.
+    privileges.hide_memory()
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_IGN)
+    requests, lifeline = int(sys.argv[1]), int(sys.argv[2])
+    for fd in (requests, lifeline):
+        os.set_inheritable(fd, False)
+    with_daemon = socket.socket(fileno=requests)
+    with_daemon.send(INIT)
+    zygote = os.fork()
+    if zygote == 0:
+        os.close(lifeline)
+        try:
+            from .zygote import serve
+
+            serve(with_daemon, sys.argv[3:])
+        finally:
+            os._exit(1)
+    with_daemon.close()  # or the daemon would not see the zygote's end
+    _watch(zygote, lifeline)
+    os._exit(0)
+
+
+def _watch(zygote: int, lifeline: int) -> None:
+    """Returns when no process is left."""
+    wakeup_read, wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    poll = select.poll()
+    poll.register(wakeup_read, select.POLLIN)
+    poll.register(lifeline, 0)  # the other end was closed: POLLHUP, which needs no asking
+    daemon_lives = True
+    while _reap():
+        events = dict(poll.poll(_LOOK_S * 1000))
+        if wakeup_read in events:
+            os.read(wakeup_read, 4096)
+        if daemon_lives and lifeline in events:
+            daemon_lives = False
+            poll.unregister(lifeline)
+            try:
+                os.kill(zygote, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended, and was reaped; no other process has its id, as all are children of this one
+
+
+def _reap() -> bool:
+    """Reaps all that has ended; false when there is no child any more."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True

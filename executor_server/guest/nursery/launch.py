@@ -1,0 +1,220 @@
+"""Makes a nursery on the host: its namespaces, its files, its first process.
+
+Theory of operation. A nursery needs rights over namespaces, since it makes those of sandboxes, and the modules that it
+imports are the image's. So it has a user namespace of its own, in which its user 0 has these rights, and which maps
+nothing of the host's root: 0 is a host user that owns nothing, the other ids are those of sandboxes. Under an ordinary
+user's daemon, 0 is that user, and there is no other id. A package that attacks when it is imported therefore meets what
+it would meet in a sandbox of an ordinary user, without the filter of system calls: other mounts, processes and users
+than the host's.
+
+The files of an image may lie where only root can go (/root/.pyenv), and the nursery's user 0 is not root. So root
+copies the mounts (open_tree) before it enters the user namespace, and mounts the copies inside. This needs Linux 5.12;
+where it fails, the daemon goes on with bubblewrap.
+
+The steps, and why in this order:
+
+1. Descriptors are closed, groups left: the namespace is no wall to what a process holds already.
+2. Root copies the mounts: later it can't reach them. An ordinary user does it after 3, where it has the right to.
+3. All namespaces at once. The pid namespace must be owned by this user namespace: the zygote returns to it (setns)
+   after it made another, which takes CAP_SYS_ADMIN over its owner.
+4. The map of users is written from outside, by a process that has the right to.
+5. A fork is the first process of the pid namespace. It builds the root, since /proc shows the processes of its
+   mounter's namespace, gives up the rights that it needs no more, and executes the image's Python.
+
+This process stays as the parent, so that the daemon learns the end of a child of its own and nothing of the nursery is
+left as a zombie on a host whose first process reaps none. It holds no descriptor of the nursery by then.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from ..wire import kernel, privileges
+from ..wire.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
+from ..wire.lean import loads
+from ..wire.nursery_messages import NURSERY_BOOT, PARENT_NAME
+from ..wire.paths import GUEST_PATH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# A directory of every host, on which the new root is put together in the nursery's own mount namespace.
+_BASE = "/tmp"
+_ROOT_BYTES = 16 * 1024 * 1024
+_SCRATCH_BYTES = 64 * 1024 * 1024
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = (
+    ("/proc/self/fd", "fd"),
+    ("/proc/self/fd/0", "stdin"),
+    ("/proc/self/fd/1", "stdout"),
+    ("/proc/self/fd/2", "stderr"),
+    ("/proc/kcore", "core"),
+    ("pts/ptmx", "ptmx"),
+)
+# linux/capability.h: SETGID, SETUID, SETPCAP, NET_ADMIN, SYS_ADMIN.
+KEPT_CAPABILITIES = (6, 7, 8, 12, 21)
+_NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.SANDBOX_NAMESPACES
+
+
+def main() -> None:
+    """Runs as `python -c BOOT CONFIG`, CONFIG a JSON object:
+
+    users        [host user of 0, first user of sandboxes, their number]; null for the daemon's own user alone
+    root         the files: ["dir", path], ["link", target, path], ["bind", source, path], in order
+    python       the image's interpreter
+    environment  the variables of every sandbox
+    modules      what the zygote imports
+    fds          [socket of the nursery, pipe that the daemon holds open]
+    """
+    privileges.name_process(PARENT_NAME)
+    config = loads(sys.argv[1])
+    os.umask(0o022)
+    keep = sorted(int(fd) for fd in config["fds"])
+    users = config["users"]
+    copies: list[int] = []
+    if users is not None:
+        os.setgroups([])
+        copies = _copy_mounts(config["root"])
+        _enter_namespaces_as_root([int(number) for number in users])
+    else:
+        uid, gid = os.getuid(), os.getgid()
+        kernel.unshare(_NAMESPACES)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"0 {uid} 1")
+        _write("/proc/self/gid_map", f"0 {gid} 1")
+        copies = _copy_mounts(config["root"])
+    child = os.fork()
+    if child == 0:
+        try:
+            _build_root(config["root"], copies)
+            _run_init(config, keep)
+        except OSError as error:
+            sys.stderr.write(f"no nursery: {error}\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+    kernel.close_descriptors_from(3)
+    _, status = os.waitpid(child, 0)
+    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+
+
+def _enter_namespaces_as_root(users: list[int]) -> None:
+    """Enters the namespaces, while a process outside of them writes the map of users."""
+    own, first, count = users
+    read, write = os.pipe()
+    done_read, done_write = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        try:
+            os.close(write)
+            if os.read(read, 1):
+                mapping = f"0 {own} 1\n{first} {first} {count}\n"
+                for name in ("uid_map", "gid_map"):
+                    _write(f"/proc/{os.getppid()}/{name}", mapping)
+                os.write(done_write, b"1")
+        finally:
+            os._exit(0)
+    os.close(done_write)
+    kernel.unshare(_NAMESPACES)
+    os.write(write, b"1")
+    if os.read(done_read, 1) != b"1":
+        raise SystemExit("the map of users can't be written")
+    os.waitpid(writer, 0)
+    for fd in (read, write, done_read):
+        os.close(fd)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def _copy_mounts(root: list[list[str]]) -> list[int]:
+    """Copies what is bound, in its order, read-only from the start: nothing that is mounted later can change that."""
+    copies = []
+    for entry in root:
+        if entry[0] == "bind":
+            fd = kernel.copy_mounts(entry[1])
+            kernel.set_mount_attributes(
+                fd, kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
+            )
+            copies.append(fd)
+    return copies
+
+
+def _build_root(root: list[list[str]], copies: list[int]) -> None:
+    # First: a shared mount would carry the mounts below to the host. Its own copy of the host's mounts is a slave of
+    # them by the user namespace already; private also keeps later ones of the host out.
+    kernel.mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    devices = [kernel.copy_mounts(f"/dev/{name}") for name in _DEVICES]
+    kernel.mount("tmpfs", _BASE, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=0755,size={_ROOT_BYTES}")
+    remaining = iter(copies)
+    for entry in root:
+        if entry[0] == "link":
+            os.makedirs(os.path.dirname(_BASE + entry[2]), exist_ok=True)
+            os.symlink(entry[1], _BASE + entry[2])
+        elif entry[0] == "dir":
+            os.makedirs(_BASE + entry[1], exist_ok=True)
+        else:
+            _mount(next(remaining), _BASE + entry[2])
+    _make_devices(devices)
+    # Not covered anywhere: the kernel lets a user namespace mount another /proc only if it sees one in full.
+    os.makedirs(f"{_BASE}/proc", exist_ok=True)
+    kernel.mount("proc", f"{_BASE}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    for name in ("workspace", "tmp"):
+        os.makedirs(f"{_BASE}/{name}", exist_ok=True)
+    # For what modules write when they are imported; each sandbox has its own over it.
+    kernel.mount("tmpfs", f"{_BASE}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_SCRATCH_BYTES}")
+    kernel.mount("none", _BASE, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    kernel.enter_root(_BASE)
+
+
+def _make_devices(devices: list[int]) -> None:
+    os.makedirs(f"{_BASE}/dev", exist_ok=True)
+    kernel.mount("tmpfs", f"{_BASE}/dev", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=0755,size={_ROOT_BYTES}")
+    for name, fd in zip(_DEVICES, devices):
+        _write(f"{_BASE}/dev/{name}", "")
+        kernel.mount_copy(fd, f"{_BASE}/dev/{name}")
+        os.close(fd)
+    for target, name in _DEVICE_LINKS:
+        os.symlink(target, f"{_BASE}/dev/{name}")
+    for name in ("pts", "shm"):
+        os.mkdir(f"{_BASE}/dev/{name}")
+    kernel.mount("none", f"{_BASE}/dev", flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _mount(copy: int, target: str) -> None:
+    """Mounts a copy of a directory or of a file."""
+    if stat.S_ISDIR(os.fstat(copy).st_mode):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _write(target, "")
+    kernel.mount_copy(copy, target)
+    os.close(copy)
+
+
+def _run_init(config: dict[str, Any], keep: list[int]) -> None:
+    """Executes the image's Python as the nursery's first process.
+
+    With the rights that its zygote needs and no others, also for programs that a module starts when it is imported. The
+    variables are those of sandboxes; nothing of the daemon's is among them.
+    """
+    os.chdir("/")
+    os.setsid()
+    privileges.drop_bounding_set(KEPT_CAPABILITIES)
+    privileges.drop_capabilities(KEPT_CAPABILITIES)
+    privileges.gain_no_privileges()
+    for fd in keep:
+        os.set_inheritable(fd, True)
+    program = NURSERY_BOOT.format(archive=GUEST_PATH, program="init")
+    arguments = [str(fd) for fd in config["fds"]] + [str(name) for name in config["modules"]]
+    os.execve(config["python"], [config["python"], "-I", "-S", "-c", program, *arguments], config["environment"])
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

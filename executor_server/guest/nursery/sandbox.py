@@ -1,0 +1,260 @@
+"""Turns a fork of the zygote into a sandbox, and has that checked before it serves.
+
+Theory of operation. The process is the first one of a new pid namespace, and otherwise still the zygote: its files, its
+user, its rights. It takes itself apart, one step at a time, in the order of `_STEPS`. As in `cloud/namespaces.py` the
+order is the argument: each step needs a right that a later one takes away, or hides what a later one opens. No step is
+optional, and the first that fails ends the process, and with it everything in the sandbox.
+
+Two more rules hold throughout:
+
+- The daemon knows this process before it does anything (`HERE`; the kernel vouches for its id), and has opened a handle
+  to it. So whatever goes wrong later, the daemon can end it.
+- It serves only when the daemon says so, which it does when it has read the report and written the record by which a
+  later daemon finds the sandbox. A daemon that dies before that closes the socket, which ends this process.
+
+Agent code can't get at a sandbox in the making: it lives in other pid namespaces, in which this process has no id, and
+nothing of it has a name in a file system that they share.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from struct import pack
+
+from ..wire import kernel, privileges
+from ..wire.kernel import MS_BIND, MS_MOVE, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
+from ..wire.lean import dumps, loads, signal, socket
+from ..wire.nursery_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
+from .modules import renew_random_state
+from .report import report
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_HOSTNAME = "sandbox"
+_DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620"
+_READ_ONLY_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus")
+_REASON_BYTES = 2000
+
+
+def become(control: int) -> None:
+    """Becomes a sandbox whose plan comes over `control`, and serves. Does not return.
+
+    `os._exit` in any case: an exception that unwound into the zygote's code would serve its requests twice.
+    """
+    try:
+        with_daemon = socket.socket(fileno=_only_descriptor(control))
+        with_daemon.send(HERE)
+        child = _Child(with_daemon)
+        for what, step in _STEPS:
+            try:
+                step(child)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                with_daemon.send(FAILED + f"cannot {what}: {error}".encode()[:_REASON_BYTES])
+                return
+        with_daemon.send(dumps(report()))
+        if with_daemon.recv(PACKET_BYTES) != SERVE:
+            return
+        with_daemon.send(SERVING)
+        with_daemon.close()
+        from ..main import serve
+
+        serve(child.guest)
+    except OSError:
+        return  # the daemon has gone
+    finally:
+        os._exit(1)
+
+
+def _only_descriptor(control: int) -> int:
+    """Leaves the zygote's session, signals and descriptors; returns the socket's new number, 3.
+
+    First of all, before anything can fail or be read: the zygote's socket would let this process ask for other forks,
+    and its handle of the pid namespace would lead out of this one.
+    """
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    moved = os.dup2(control, 3, inheritable=False) if control != 3 else 3
+    kernel.close_descriptors_from(4)
+    return moved
+
+
+class _Child:
+    """The plan and the descriptors that came with it, which the steps hand on."""
+
+    def __init__(self, with_daemon: socket.socket) -> None:
+        self.with_daemon = with_daemon
+        self.plan: dict[str, Any] = {}
+        self.fds: dict[str, int] = {}
+        self.groups: list[int] = []
+
+    @property
+    def guest(self) -> dict[str, Any]:
+        return dict(self.plan["guest"], **{f"{name}_fd": fd for name, fd in self.fds.items() if name != "stderr"})
+
+
+def _read_plan(child: _Child) -> None:
+    """Reads the plan and its descriptors: standard error, the guest's listener, what counts its CPU time, and the files
+    by which it joins its control groups."""
+    data, control, flags, _ = child.with_daemon.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(4 * MAX_PLAN_FDS))
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raise ValueError("a plan that is too large")
+    fds = [
+        int.from_bytes(rights[at : at + 4], sys.byteorder)
+        for level, kind, rights in control
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for at in range(0, len(rights), 4)
+    ]
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    child.plan = loads(data)
+    names = [str(name) for name in child.plan["fds"]]
+    if len(names) > len(fds):
+        raise ValueError("descriptors are missing")
+    child.fds = dict(zip(names, fds))
+    child.groups = fds[len(names) :]
+
+
+def _join_groups(child: _Child) -> None:
+    """Joins the control groups, before it takes memory or forks: what it takes earlier would be charged to the daemon.
+
+    The daemon has opened the files, so no path of the host is needed; and the kernel asks whether the daemon might move
+    the process, not this one. They are closed: who has them could move itself out of another group.
+    """
+    for fd in child.groups:
+        os.write(fd, b"0")
+        os.close(fd)
+
+
+def _take_streams(child: _Child) -> None:
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for number, fd in ((0, null), (1, null), (2, child.fds["stderr"])):
+        os.dup2(fd, number, inheritable=True)
+    os.close(null)
+    os.close(child.fds.pop("stderr"))
+
+
+def _make_namespaces(_child: _Child) -> None:
+    """Enters new namespaces. Before anything is mounted or configured: earlier, that would change the nursery's.
+
+    In its control groups already: of the namespace for these it shall see itself as the top.
+    """
+    kernel.unshare(kernel.SANDBOX_NAMESPACES)
+
+
+def _bring_up(_child: _Child) -> None:
+    """Brings loopback up and names the host, both its own by now. Before the rights go that it takes."""
+    with_kernel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    import fcntl
+
+    fcntl.ioctl(with_kernel.fileno(), _SIOCSIFFLAGS, pack("16sh14x", b"lo", _IFF_UP))
+    with_kernel.close()
+    socket.sethostname(_HOSTNAME)
+
+
+def _mount_files(child: _Child) -> None:
+    """Mounts what is the sandbox's own over the nursery's files, which are read-only already.
+
+    By the first process of the pid namespace: /proc shows the namespace of its mounter. The nursery's /proc is removed,
+    and not covered: what is covered can be uncovered. The new one is made elsewhere first, since the kernel mounts a
+    /proc only where it sees another one in full. As the nursery's user 0, so before `_become_user`.
+    """
+    sizes = child.plan["sizes"]
+    for place, size in (("/workspace", sizes["disk"]), ("/dev/shm", sizes["shm"])):
+        _mount_memory(place, size, sizes["files"])
+    # Over the nursery's own, in which nothing is kept: the zygote has read what its modules wrote there.
+    kernel.unmount("/tmp")
+    _mount_memory("/tmp", sizes["disk"], sizes["files"])
+    os.mkdir("/tmp/proc")
+    kernel.mount("proc", "/tmp/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    kernel.unmount("/proc")
+    kernel.mount("/tmp/proc", "/proc", flags=MS_MOVE)
+    os.rmdir("/tmp/proc")
+    for name in _READ_ONLY_IN_PROC:
+        if os.path.exists(f"/proc/{name}"):
+            kernel.mount(f"/proc/{name}", f"/proc/{name}", flags=MS_BIND)
+            kernel.mount(
+                "none", f"/proc/{name}", flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+            )
+    kernel.mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, _DEVPTS_OPTIONS)
+
+
+def _mount_memory(place: str, size_bytes: int, files: int) -> None:
+    options = f"mode=1777,size={size_bytes},nr_inodes={files + 1}"  # its own directory is one
+    kernel.mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, options)
+
+
+def _limit_resources(child: _Child) -> None:
+    """Sets the resource limits, hard and soft, while it has the rights to; nothing of the sandbox runs without them."""
+    for kind, value in child.plan["rlimits"]:
+        _, hard = resource.getrlimit(kind)
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
+
+
+def _become_user(child: _Child) -> None:
+    """Becomes the sandbox's user on the host, then the one user of a user namespace of its own, for good.
+
+    1. The host's user first, while the nursery's user 0 may choose it: groups, then the group, then the user, real,
+       effective and saved, so that there is no path back. Under an ordinary user's daemon there is one user only.
+    2. The namespace is made as that user, who owns it, and so has every right in it from the one above: earlier, that
+       were the nursery's user 0. Its map has one line, so there is no other user to become. The process's files in
+       /proc must be its own for the map to be written, and are root's after a change of user: hence `show_memory`,
+       while no process is there that could look.
+    3. All other namespaces stay the nursery's: even with every right in its own, the sandbox could not mount, or
+       configure its network.
+    4. The bounding set, then all sets: the first takes a right of the second.
+    """
+    host_uid = child.plan["host_uid"]
+    if host_uid is not None:
+        os.setgroups([])
+        os.setresgid(host_uid, host_uid, host_uid)
+        os.setresuid(host_uid, host_uid, host_uid)
+    uid, gid = os.getuid(), os.getgid()
+    privileges.show_memory()
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    inside = int(child.plan["uid"])
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+    privileges.hide_memory()
+    privileges.drop_bounding_set()
+    privileges.drop_capabilities()
+
+
+def _filter_system_calls(child: _Child) -> None:
+    """Loads the filter of system calls, after all steps that make calls which it refuses."""
+    import binascii
+
+    privileges.gain_no_privileges()  # inherited already; without it the kernel would refuse the filter
+    privileges.filter_system_calls(binascii.a2b_base64(child.plan["seccomp"]))
+
+
+def _settle(child: _Child) -> None:
+    """Makes of the zygote's process one of the session: its variables, its random numbers, its place."""
+    privileges.name_process(os.path.basename(sys.executable))
+    os.environ.clear()
+    os.environ.update(child.plan["environment"])
+    renew_random_state()
+    os.chdir("/workspace")
+
+
+_STEPS = (
+    ("read its plan", _read_plan),
+    ("join its control groups", _join_groups),
+    ("take its streams", _take_streams),
+    ("make namespaces", _make_namespaces),
+    ("bring up its network", _bring_up),
+    ("mount its files", _mount_files),
+    ("limit its resources", _limit_resources),
+    ("become its user", _become_user),
+    ("filter its system calls", _filter_system_calls),
+    ("settle", _settle),
+)

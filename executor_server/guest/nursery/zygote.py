@@ -1,0 +1,159 @@
+"""The zygote: a process that has imported what interpreters need, and forks sandboxes.
+
+It serves the daemon's requests one after the other. A request is a number and one descriptor, the forked process's own
+socket to the daemon. This process never reads from that socket, so what goes over it, the session's configuration with
+the hash of its token above all, is never in a memory that later sandboxes inherit.
+
+Invariants:
+
+- It runs no agent code, and reads nothing that agent code wrote.
+- It has one thread when it forks: another one's locks would stay locked in the child for ever. OpenBLAS ends its own
+  before a fork, and starts others when it needs them; threads that stay are a reason not to serve at all.
+- It forks into a new pid namespace and returns to its own at once. If it can't return it ends: the next fork would be
+  the second process of that sandbox's namespace, beside agent code.
+- Its objects are frozen: the garbage collector would write to them in each child, and so end the sharing of pages.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import sys
+
+from ..wire import kernel, privileges
+from ..wire.lean import dumps, signal, socket
+from ..wire.nursery_messages import FAILED, READY, REFUSED, ZYGOTE_NAME
+from . import sandbox
+from .modules import import_modules
+from .report import namespaces
+
+# Bytes of a request, and of the control data that brings its descriptor.
+_REQUEST_BYTES = 32
+_CONTROL_BYTES = 64
+_LOOK_S = 60.0
+_SOL_SOCKET_RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+
+
+def serve(requests: socket.socket, modules: list[str]) -> None:
+    """Imports the modules, then serves until the daemon closes the socket. Does not return."""
+    privileges.name_process(ZYGOTE_NAME)
+    try:
+        imported = import_modules(modules)
+        _load()
+        threads = _foreign_threads()
+        if threads:
+            requests.send(REFUSED + f"{threads} threads of imported modules do not end before a fork".encode())
+            os._exit(1)
+        # The change of user in a sandbox is made by its own process; this one only keeps the rights for it.
+        privileges.hide_memory()
+        gc.collect()
+        gc.freeze()
+        requests.send(READY + dumps({"modules": imported, "namespaces": namespaces()}))
+    except OSError:
+        os._exit(1)  # the daemon has gone
+    Zygote(requests).serve()
+    os._exit(0)
+
+
+def _load() -> None:
+    """Imports the guest's own modules, those of the interpreter and the checker too."""
+    from ..checks import checker_process  # noqa: F401
+    from ..interpreter import interpreter  # noqa: F401
+    from ..supervisor import supervisor  # noqa: F401
+
+
+def _foreign_threads() -> int:
+    """Returns how many threads there are besides this one after a fork, which ends those that know of forks."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return len(os.listdir("/proc/self/task")) - 1
+
+
+class Zygote:
+    """Forks on request, and reports how its children ended."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._children: dict[int, bytes] = {}  # number of the request, by process id
+        self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._wakeup_read, select.POLLIN)
+        poll.register(self._requests.fileno(), select.POLLIN)
+        while True:
+            events = dict(poll.poll(_LOOK_S * 1000))
+            if self._wakeup_read in events:
+                os.read(self._wakeup_read, 4096)
+            self._reap()
+            if self._requests.fileno() in events and not self._next_request():
+                return
+
+    def _next_request(self) -> bool:
+        """Serves a request; false when the daemon has closed the socket."""
+        data, control, _, _ = self._requests.recvmsg(_REQUEST_BYTES, _CONTROL_BYTES)
+        if not data:
+            return False
+        fds = [
+            fd for level, kind, rights in control if (level, kind) == _SOL_SOCKET_RIGHTS for fd in _descriptors(rights)
+        ]
+        try:
+            if len(fds) == 1:
+                self._fork(data, fds[0])
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _fork(self, number: bytes, control: int) -> None:
+        try:
+            kernel.unshare(kernel.CLONE_NEWPID)
+        except OSError as error:  # the limit of pid namespaces, or no memory
+            _answer(control, FAILED + f"no pid namespace: {error.strerror}".encode())
+            return
+        try:
+            child = os.fork()
+        except OSError as error:  # the process table is full, or no memory
+            child = -1
+            _answer(control, FAILED + f"no process: {error.strerror}".encode())
+        if child == 0:
+            sandbox.become(control)
+        try:
+            kernel.enter_namespace(self._own_pids, kernel.CLONE_NEWPID)
+        except OSError:
+            os._exit(1)
+        if child > 0:
+            self._children[child] = number
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            number = self._children.pop(pid, None)
+            if number is not None:
+                try:
+                    self._requests.send(b"%s %d" % (number, status))
+                except OSError:
+                    pass  # the daemon has gone, or reads too slowly: it does without
+
+
+def _descriptors(rights: bytes) -> list[int]:
+    size = 4
+    return [int.from_bytes(rights[at : at + size], sys.byteorder) for at in range(0, len(rights) // size * size, size)]
+
+
+def _answer(control: int, packet: bytes) -> None:
+    try:
+        os.write(control, packet)
+    except OSError:
+        pass  # the daemon has given up

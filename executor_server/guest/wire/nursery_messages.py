@@ -1,0 +1,34 @@
+"""The packets between the daemon and the processes of a nursery, and their limits.
+
+The daemon has a socket of packets to the zygote, the nursery's. It sends requests there, and gets `INIT`, `READY`, and
+how processes ended. For each sandbox it makes a second pair, hands one end over with the request, and from then on
+speaks with the forked process itself: `HERE`, plan, report, `SERVE`, `SERVING`. Both are sockets between processes of
+ours; no agent code ever has either.
+"""
+
+from __future__ import annotations
+
+NURSERY_BOOT = """\
+import sys; sys.path.insert(0, {archive!r})
+from executor_guest.nursery.{program} import main; main()
+"""
+"""The program for `python -c` that starts the launcher, and inside the nursery its first process."""
+
+PARENT_NAME, INIT_NAME, ZYGOTE_NAME = "nursery-parent", "nursery", "zygote"
+"""Names of the processes, as `ps` shows them. A sandbox's own have that of the interpreter."""
+
+PACKET_BYTES = 32_768
+"""Bytes of the largest packet: a plan, with its filter of system calls."""
+MAX_PLAN_FDS = 16
+"""Descriptors that go with a plan: the listener, standard error, the counter of CPU time, files of control groups."""
+
+INIT, READY = b"init", b"ready"
+"""On the nursery's socket: from its first process, and from its zygote when the modules are imported. The kernel adds
+the sender's process id, as the daemon numbers it."""
+REFUSED = b"refused "
+"""Before a reason: the zygote does not serve."""
+
+HERE, SERVE, SERVING = b"here", b"serve", b"serving"
+"""On a sandbox's socket: the first packet of the forked process, the daemon's word, and the answer to that."""
+FAILED = b"failed "
+"""Before a reason: the zygote could not fork, or the forked process could not become a sandbox, and ends."""

@@ -1,0 +1,58 @@
+"""Local backends whose sandboxes are forked by a nursery, each of them: none falls back to bubblewrap unnoticed.
+
+EXECUTOR_TEST_FORK_SERVER=shared runs the tests that make a backend in their process on such a one; `make test-forked`
+does. Tests of the fork server itself ask for it by `ForkedBackend`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from executor_server.backends.local import LocalBackend
+from executor_server.backends.local.nursery.births import NurseryProcess
+from executor_server.backends.local.nursery.nurseries import Fallback
+from executor_server.backends.local.sandbox import LocalSandbox
+from executor_server.config import LocalImage
+from executor_server.core import SandboxSpec
+
+VARIABLE = "EXECUTOR_TEST_FORK_SERVER"
+# The reason of the fork server for a sandbox that no nursery makes by design.
+_BY_DESIGN = "unsupported"
+
+
+def local_backend(state_dir: Path, images: Mapping[str, LocalImage] | None = None, **options: Any) -> LocalBackend:
+    """Returns the backend that this run of the tests is for."""
+    kind = ForkedBackend if os.environ.get(VARIABLE) == "shared" else LocalBackend
+    return kind(state_dir, images, **options)
+
+
+class ForkedBackend(LocalBackend):
+    """Waits for a nursery before each sandbox that it may make."""
+
+    async def fingerprint(self, spec: SandboxSpec) -> str:
+        return await super().fingerprint(replace(spec, fork_server="shared"))
+
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        spec = replace(spec, fork_server="shared")
+        await self.nursery_for(spec)
+        sandbox = await super().create(spec)
+        fallbacks = self.fork_server_stats().fallbacks
+        assert isinstance(sandbox.process, NurseryProcess) or fallbacks[_BY_DESIGN], fallbacks
+        return sandbox
+
+    async def nursery_for(self, spec: SandboxSpec) -> None:
+        """Waits until there is a nursery that can make such sandboxes, if there can be one."""
+        capabilities = self._started()
+        if spec.packages is not None:
+            return
+        image = await self._image(capabilities, spec.image)
+        nurseries = capabilities.nurseries
+        try:
+            blueprint = nurseries.blueprint(await self._resources(capabilities, spec), image, spec)
+            nurseries._nursery(blueprint)
+        except Fallback:
+            await nurseries.settled()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -29,8 +29,6 @@ from executor_server.rpc.handlers import Context
 from executor_server.rpc.port_forwarding import forward_port
 from executor_server.rpc.upload import Upload
 from executor_server.sessions import Session, SessionManager, SessionRequest, StateArchives
-
-T = TypeVar("T")
 
 STATE_TIME_S = 600.0
 """Seconds that the transfer of one state may take, in either direction."""
@@ -194,14 +192,14 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def StartProcess(self, request: service_pb.StartProcessRequest, context: Context) -> None:
         session = self._session(request.session_id)
         process = await session.processes.start(processes_wire.process_request_from(request))
-        async with _closing(process.events_with_gap(0)) as events:
+        async with aclosing(process.events_with_gap(0)) as events:
             async for event in events:
                 message = service_pb.StartProcessResponse(event=processes_wire.process_event_to(event))
                 await context.write(message)
 
     async def AttachProcess(self, request: service_pb.AttachProcessRequest, context: Context) -> None:
         process = self._session(request.session_id).processes.process(_process_id(request))
-        async with _closing(process.events_with_gap(request.after_event)) as events:
+        async with aclosing(process.events_with_gap(request.after_event)) as events:
             async for event in events:
                 message = service_pb.AttachProcessResponse(event=processes_wire.process_event_to(event))
                 await context.write(message)
@@ -260,7 +258,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def GetVariables(self, request: service_pb.GetVariablesRequest, context: Context) -> None:
         session = self._session(request.session_id)
         names = from_wire.variable_names_from(request.names)
-        async with _closing(session.get_variables(names)) as parts:
+        async with aclosing(session.get_variables(names)) as parts:
             async for part in parts:
                 if isinstance(part, BlobChunk):
                     message = service_pb.GetVariablesResponse(blob_chunk=to_wire.blob_chunk_to(part))
@@ -295,7 +293,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = self._session(request.session_id)
         tar = from_wire.is_tar(request.format)
         path = checks.workspace_path(request.path, "path", may_be_empty=tar)
-        async with _closing(session.get_file(path, tar=tar)) as parts:
+        async with aclosing(session.get_file(path, tar=tar)) as parts:
             async for part in parts:
                 if isinstance(part, FileInfo):
                     await context.write(service_pb.GetFileResponse(file=to_wire.file_to(part)))
@@ -337,7 +335,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
     async def ExportState(self, request: service_pb.ExportStateRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        async with _in_time(), _closing(session.export_state(self._states)) as parts:
+        async with _in_time(), aclosing(session.export_state(self._states)) as parts:
             async for part in parts:
                 if isinstance(part, bytes):
                     await context.write(service_pb.ExportStateResponse(data=part))
@@ -399,14 +397,3 @@ async def _in_time() -> AsyncIterator[None]:
         if not limit.expired():  # a timeout of the layers below, which has nothing to do with the size of the state
             raise
         raise ResourceExhausted(Reason.TOO_SLOW, f"the state was not through within {STATE_TIME_S:g} s") from error
-
-
-@asynccontextmanager
-async def _closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Closes the iterator as soon as the caller leaves, instead of when it is garbage-collected."""
-    try:
-        yield items
-    finally:
-        close: Any = getattr(items, "aclose", None)
-        if close is not None:
-            await close()

@@ -193,7 +193,7 @@ class GuestRequests:
         body = names + b"".join(inline)
         await self._request(nothing, lambda op: SetVariables(op=op, listed=len(names)), body)
 
-    async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
+    async def get_variables(self, names: Sequence[str]) -> AsyncGenerator[BlobChunk | VariablesReply, None]:
         """Yields blob chunks, then the variables that refer to them."""
         self._session.require_alive()
         await self._admission.variables(self._session.facts, names, write=False)
@@ -272,7 +272,7 @@ class GuestRequests:
                 if left:
                     self._channel.send(FileData(op=op, abandon=True))
 
-    async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
+    async def get_file(self, path: str, *, tar: bool = False) -> AsyncGenerator[FileInfo | bytes, None]:
         """Yields the description of a file, then its bytes; with `tar`, the bytes of an archive of a directory."""
         self._session.require_alive()
         check_file_get(self._session.spec, 0, self.gets)

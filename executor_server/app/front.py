@@ -51,6 +51,7 @@ from executor_server.rpc.fleet.front_admin import FrontAdmin
 from executor_server.rpc.fleet.front_fleet import FrontFleet
 from executor_server.rpc.fleet.front_service import BY_HAND, FrontService
 from executor_server.rpc.fleet.moving import Mover
+from executor_server.rpc.fleet.names import FrontNames
 from executor_server.rpc.fleet.proxy import proxy_handlers
 
 VERSION = version("remote-executor")
@@ -153,20 +154,21 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     creations = FrontCreations(
         lambda: policies.current, fleet, knowledge.creations, knowledge.shares, choice, admission, news
     )
+    names = FrontNames(fleet)
     watching = [each for each in (watchers.trail, watchers.metrics) if each is not None]
     admin = FrontAdmin(
         fleet,
         knowledge.creations,
         knowledge.shares,
         control.quotas,
-        Mover(fleet, creations, lambda: policies.current, news),
+        Mover(fleet, creations, names, lambda: policies.current, news),
         lambda: choice.parked,
         lambda: policies.current,
         partial(_reload, control, refuse_again),
         _record_nothing if watchers.trail is None else watchers.trail.admin_called,
     )
     server = RpcServer(
-        FrontService(lambda: policies.current, fleet, creations),
+        FrontService(lambda: policies.current, fleet, creations, names),
         Identities(control.tokens, lambda: policies.current),
         settings,
         admin=admin,

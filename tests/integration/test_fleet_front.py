@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor_client import ExecutorClientError, Outcome
+from executor_client import ExecutorClientError, Outcome, PreconditionError
 from tests.support.backends import require
 from tests.support.front_process import FrontProcess, front_over
 from tests.support.polling import eventually
@@ -95,3 +95,46 @@ def test_a_proxy_serves_clients_that_reach_no_node() -> None:
         assert session.get_variables(["rows"])["rows"] == list(range(1000))
         session.register_tools({"double": lambda value: 2 * value})
         assert session.execute("double(21)").output == 42
+
+
+def test_a_session_that_moves_takes_its_name_along_and_is_told_to_leave_its_savepoints(front: FrontProcess) -> None:
+    with front.client() as client:
+        session = client.create_session(name="analysis", detached=True)
+        session.execute("x = 41")
+        session.savepoint()
+        node = session.session_id.rpartition("-")[0]
+        (moved,) = json.loads(front.command("admin", "drain", node, "--move", "--json"))["moved"]
+        assert moved["problem"] == "not moved: its savepoints (1)"
+        found = client.get_session(name="analysis")
+        assert found.session_id == moved["new_session_id"]
+        assert (found.info.detached, found.execute("x + 1").output, found.savepoints()) == (True, 42, [])
+        with pytest.raises(PreconditionError, match="has the name"):
+            client.create_session(name="analysis")
+        found.close()
+
+
+def test_a_session_with_processes_or_variables_of_the_environment_stays_and_that_is_said(front: FrontProcess) -> None:
+    with front.client() as client:
+        session = client.create_session()
+        process = session.processes.start("sleep 1000", process_id="server")
+        others = [client.create_session(env={"TOKEN": "t"}) for _ in range(3)]  # the other node has room for two
+        node = session.session_id.rpartition("-")[0]
+        kept = next(each for each in others if each.session_id.startswith(f"{node}-"))
+        moved = {each["session_id"]: each for each in _drain(front, node)}
+        assert {each["new_session_id"] for each in moved.values()} == {""}
+        assert moved[session.session_id]["problem"] == "processes run in it: server"
+        assert "environment variables (TOKEN)" in moved[kept.session_id]["problem"]
+        process.kill()
+        process.wait(20)
+        assert kept.processes.run("echo $TOKEN").stdout == "t\n"
+        for each in others:
+            if each is not kept:
+                each.close()
+        moved = {each["session_id"]: each for each in _drain(front, node)}
+        assert moved[session.session_id]["new_session_id"], "a process that has ended holds nothing up"
+
+
+def _drain(front: FrontProcess, node: str) -> list[dict[str, str]]:
+    answer = json.loads(front.command("admin", "drain", node, "--move", "--json"))
+    moved: list[dict[str, str]] = answer["moved"]
+    return moved

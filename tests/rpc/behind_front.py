@@ -52,6 +52,7 @@ from executor_server.rpc.fleet.front_fleet import FrontFleet
 from executor_server.rpc.fleet.front_service import BY_HAND, FrontService
 from executor_server.rpc.fleet.lease_guard import LeaseGuard
 from executor_server.rpc.fleet.moving import Mover
+from executor_server.rpc.fleet.names import FrontNames
 from executor_server.rpc.fleet.node_link import FleetService
 from executor_server.rpc.fleet.node_server import FrontServices, NodeServer
 from executor_server.rpc.fleet.proxy import proxy_handlers
@@ -251,7 +252,8 @@ class FrontedServer(RpcServer):
         own_quotas = quotas or Quotas(lambda _: QuotasTable())
         admission = Admission(own_quotas, FairSemaphore(1), None)
         making = FrontCreations(current_policy, self._fleet, creations, shares, choice, admission, news)
-        mover = Mover(self._fleet, making, current_policy, news)
+        names = FrontNames(self._fleet)
+        mover = Mover(self._fleet, making, names, current_policy, news)
         front_admin = FrontAdmin(
             self._fleet,
             creations,
@@ -265,7 +267,7 @@ class FrontedServer(RpcServer):
         )
         self._making = making
         super().__init__(
-            FrontService(current_policy, self._fleet, making),
+            FrontService(current_policy, self._fleet, making, names),
             identities,
             server_settings,
             admin=front_admin if admin is not None else None,

@@ -35,12 +35,14 @@ BY_HAND = frozenset({"GetSession", "RenameSession", "DeleteSession"})
 class FrontService(service_grpc.ExecutorServiceServicer):
     """Serves executor_api.v1.ExecutorService for a fleet."""
 
-    def __init__(self, policy: Callable[[], Policy], fleet: FrontFleet, creations: FrontCreations) -> None:
+    def __init__(
+        self, policy: Callable[[], Policy], fleet: FrontFleet, creations: FrontCreations, names: FrontNames
+    ) -> None:
         """`policy` returns the one in force."""
         self._policy = policy
         self._fleet = fleet
         self._creations = creations
-        self._names = FrontNames(fleet)
+        self._names = names
 
     async def CreateSession(
         self, request: service_pb.CreateSessionRequest, context: Context

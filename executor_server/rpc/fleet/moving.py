@@ -2,7 +2,8 @@
 
 The state goes from node to node through the front in pieces, and is kept nowhere. The new session is made first, and
 the old one is ended last: after any failure one of them has the state. The reason of the old one names the new one.
-Sessions in which something runs or waits are left alone.
+Sessions in which something runs or waits are left alone, and so are those with environment variables, whose values only
+their sandboxes have. A name moves with its session. Savepoints are copies of an interpreter, and stay behind.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from executor_server.rpc.fleet.creations import FrontCreations
 from executor_server.rpc.fleet.front_fleet import FrontFleet
 from executor_server.rpc.fleet.front_link import FrontLink
 from executor_server.rpc.fleet.front_sessions import of_node
+from executor_server.rpc.fleet.names import FrontNames
 from executor_server.rpc.fleet.node_calls import NodeSilent, answer_of, metadata_for, translated
 
 AT_A_TIME = 4
@@ -52,11 +54,13 @@ class Mover:
         self,
         fleet: FrontFleet,
         creations: FrontCreations,
+        names: FrontNames,
         policy: Callable[[], Policy],
         watcher: MoveWatcher,
     ) -> None:
         self._fleet = fleet
         self._creations = creations
+        self._names = names
         self._policy = policy
         self._watcher = watcher
         self._places = asyncio.Semaphore(AT_A_TIME)
@@ -86,9 +90,9 @@ class Mover:
     async def _move(self, link: FrontLink, owned: admin_pb.OwnedSession) -> tuple[str, str]:
         """Returns the new session and what of the state was left out. Raises ExecutorError, RefusedByNode."""
         old, owner = owned.session, Principal(owned.tenant, owned.principal)
-        if old.state not in (pb.SESSION_STATE_IDLE, pb.SESSION_STATE_PAUSED):
-            lost = old.state == pb.SESSION_STATE_LOST
-            return "", "it is lost" if lost else "an execution runs or waits in it"
+        if reason := await _why_it_stays(link, old, owner):
+            return "", reason
+        savepoints = await _savepoints(link, old, owner)
         async with _exported(link, old.session_id, owner) as pieces:
             first = await anext(pieces, b"")  # where its export is refused, no other session is made
             new = await self._creations.create(owner, self._request(owned, owner))
@@ -97,14 +101,36 @@ class Mover:
             except BaseException:
                 await self._delete(new.session_id, owner)
                 raise
-        try:
-            await ask(link, "DeleteSession", service_pb.DeleteSessionRequest(session_id=old.session_id), owner, None)
-        except BaseException:
-            await self._delete(new.session_id, owner)  # the old one goes on
-            raise
+        unnamed = await self._replace(link, old, new, owner)
         reason = f"it was moved to the session {new.session_id}"
         self._fleet.members.replaced(old.session_id, owner.tenant, reason, lease_clock())
-        return new.session_id, _left_out(manifest)
+        return new.session_id, _told(_left_out(manifest), savepoints, unnamed)
+
+    async def _replace(self, link: FrontLink, old: pb.Session, new: pb.Session, owner: Principal) -> str:
+        """Ends the old session, and gives its name to the new one. Returns why that has no name; empty when it has."""
+        request = service_pb.DeleteSessionRequest(session_id=old.session_id)
+        is_ended = False
+        try:
+            async with self._names.giving(owner, old.name, old.session_id):
+                await ask(link, "DeleteSession", request, owner, None)
+                is_ended = True
+                return await self._rename(new, old.name, owner) if old.name else ""
+        except BaseException:
+            if not is_ended:
+                await self._delete(new.session_id, owner)  # the old one goes on
+            raise
+
+    async def _rename(self, session: pb.Session, name: str, owner: Principal) -> str:
+        """Returns why it was not renamed."""
+        link = self._fleet.link_of(session.node)
+        request = service_pb.RenameSessionRequest(session_id=session.session_id, name=name)
+        try:
+            if link is None:
+                raise NodeSilent(session.node)
+            await ask(link, "RenameSession", request, owner, ASK_TIME_S)
+        except (ExecutorError, PassedOn) as error:
+            return f"it has lost its name {name}: {error.message}"
+        return ""
 
     def _request(self, owned: admin_pb.OwnedSession, owner: Principal) -> service_pb.CreateSessionRequest:
         """Returns the request for a session like the old one: what the policy adds by itself is not asked for."""
@@ -176,6 +202,31 @@ async def _exported(link: FrontLink, session_id: str, owner: Principal) -> Async
         yield pieces()
     finally:
         call.cancel()
+
+
+async def _why_it_stays(link: FrontLink, old: pb.Session, owner: Principal) -> str:
+    """Returns why a session can't be moved now; empty when it can. Raises ExecutorError, RefusedByNode."""
+    if old.state == pb.SESSION_STATE_LOST:
+        return "it is lost"
+    if old.state not in (pb.SESSION_STATE_IDLE, pb.SESSION_STATE_PAUSED):
+        return "an execution runs or waits in it"
+    if old.env_names:
+        return f"only its sandbox has the values of its environment variables ({', '.join(old.env_names)})"
+    request = service_pb.ListProcessesRequest(session_id=old.session_id)
+    answer: service_pb.ListProcessesResponse = await ask(link, "ListProcesses", request, owner, ASK_TIME_S)
+    running = [each.process_id for each in answer.processes if not each.HasField("result")]
+    return f"processes run in it: {', '.join(running)}"[:MAX_PROBLEM_CHARS] if running else ""
+
+
+async def _savepoints(link: FrontLink, old: pb.Session, owner: Principal) -> str:
+    """Returns what of them is left behind, for people. Raises ExecutorError, RefusedByNode."""
+    request = service_pb.ListSavepointsRequest(session_id=old.session_id)
+    answer: service_pb.ListSavepointsResponse = await ask(link, "ListSavepoints", request, owner, ASK_TIME_S)
+    return f"not moved: its savepoints ({len(answer.savepoints)})" if answer.savepoints else ""
+
+
+def _told(*problems: str) -> str:
+    return "; ".join(filter(None, problems))[:MAX_PROBLEM_CHARS]
 
 
 def _beside(has: Sequence[str], default: Collection[str]) -> list[str]:

@@ -104,7 +104,7 @@ class Mover:
         unnamed = await self._replace(link, old, new, owner)
         reason = f"it was moved to the session {new.session_id}"
         self._fleet.members.replaced(old.session_id, owner.tenant, reason, lease_clock())
-        return new.session_id, _told(_left_out(manifest), savepoints, unnamed)
+        return new.session_id, _joined(_left_out(manifest), savepoints, unnamed)
 
     async def _replace(self, link: FrontLink, old: pb.Session, new: pb.Session, owner: Principal) -> str:
         """Ends the old session, and gives its name to the new one. Returns why that has no name; empty when it has."""
@@ -225,7 +225,7 @@ async def _savepoints(link: FrontLink, old: pb.Session, owner: Principal) -> str
     return f"not moved: its savepoints ({len(answer.savepoints)})" if answer.savepoints else ""
 
 
-def _told(*problems: str) -> str:
+def _joined(*problems: str) -> str:
     return "; ".join(filter(None, problems))[:MAX_PROBLEM_CHARS]
 
 

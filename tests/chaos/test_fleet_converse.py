@@ -58,7 +58,7 @@ class Stream:
         said = ""
         for response in self.call:
             for event in response.events:
-                said += event.log.text
+                said += str(event.log.text)
                 if event.WhichOneof("kind") == "result":
                     return said
         raise AssertionError("the stream ended")

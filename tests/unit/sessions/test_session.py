@@ -545,7 +545,7 @@ async def test_what_nobody_takes_of_a_file_stays_with_the_guest(bench: Bench) ->
         bench.guest.done(asked)
 
     bench.guest.on[Kind.FILE_GET] = send_all
-    async with aclosing(bench.session.get_file("a")) as parts:  # type: ignore[type-var]
+    async with aclosing(bench.session.get_file("a")) as parts:
         await anext(parts)
         await asking_for_a_while(bench)
         transport = bench.guest.connections[-1].transport
@@ -563,7 +563,7 @@ async def test_a_reader_of_a_file_that_leaves_does_not_hold_the_session_up(bench
             bench.guest.say(Kind.FILE_CHUNK, {"op": asked.head.integer("op")}, bytes(CHUNK_BYTES))
 
     bench.guest.on[Kind.FILE_GET] = send_much
-    async with aclosing(bench.session.get_file("a")) as parts:  # type: ignore[type-var]
+    async with aclosing(bench.session.get_file("a")) as parts:
         await anext(parts)
         await asking_for_a_while(bench)
     execution = await bench.execute()

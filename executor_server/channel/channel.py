@@ -43,7 +43,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from executor_server.channel.connection import Connection
+from executor_server.channel.connection import Connection, common_space
 from executor_server.channel.endpoint import GuestEndpoint, RefusedError, UnreachedError
 from executor_server.channel.listener import take_listener
 from executor_server.channel.reading import ReadingControl
@@ -171,6 +171,9 @@ class GuestChannel:
         """Called by the connection when it is open."""
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
+        if (sock := transport.get_extra_info("socket")) is not None:
+            # Room for a whole piece: with less, each one would be written in parts, with a turn of the loop between.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WRITE_HIGH_BYTES)
         self._decoder = FrameDecoder()
         self._ready = asyncio.get_running_loop().create_future()
         self.reading.attach(transport)
@@ -267,16 +270,27 @@ class GuestChannel:
 
     def take_data(self, data: bytes) -> None:
         """Called by the connection with what arrived."""
+        self._take_all(lambda: self._decoder.feed(data), len(data))
+
+    def space(self) -> memoryview:
+        """Called by the connection to find out where the next bytes should be read to."""
+        return self._decoder.space(common_space)
+
+    def take_filled(self, space: memoryview, size: int) -> None:
+        """Called by the connection with the number of bytes that arrived where `space` said."""
+        self._take_all(lambda: self._decoder.filled(space, size), size)
+
+    def _take_all(self, decode: Callable[[], list[Frame]], size: int) -> None:
         self.last_heard_s = time.monotonic()
         try:
-            for frame in self._decoder.feed(data):
+            for frame in decode():
                 self._take(frame)
         except FrameError as error:
             self._violated(error)
-        if self._window.note_received(len(data)):
+        if self._window.note_received(size):
             self._say(Ack())
         if self._shares is not None:
-            self._shares.note(self._tenant, self.reading, len(data), self.last_heard_s)
+            self._shares.note(self._tenant, self.reading, size, self.last_heard_s)
 
     def _take(self, frame: Frame) -> None:
         before = self._window.acked

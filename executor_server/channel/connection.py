@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
+from executor_server.guest.wire.frames import CHUNK_BYTES
+
+common_space = memoryview(bytearray(CHUNK_BYTES // 4))
+"""Where all connections of a process read to. What was read is taken before the event loop reads again."""
+
 
 class ConnectionOwner(Protocol):
     """The channel that a connection reports to."""
@@ -18,8 +23,34 @@ class ConnectionOwner(Protocol):
     def take_data(self, data: bytes) -> None:
         """Bytes arrived."""
 
+    def space(self) -> memoryview:
+        """Returns where the next bytes should be read to."""
+
+    def take_filled(self, space: memoryview, size: int) -> None:
+        """Bytes arrived there."""
+
     def note_writable(self, writable: bool) -> None:
         """The transport takes more bytes, or takes no more for now."""
+
+
+class DirectConnection(asyncio.BufferedProtocol):
+    """A connection whose transport reads to where the bytes belong, instead of making objects of what it has read."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._space = common_space
+        self.connection_made = connection.connection_made  # type: ignore[method-assign]
+        self.connection_lost = connection.connection_lost  # type: ignore[method-assign]
+        self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self._space = self._connection.space()
+        return self._space
+
+    def buffer_updated(self, nbytes: int) -> None:
+        space, self._space = self._space, common_space
+        self._connection.filled(space, nbytes)
 
 
 class Connection(asyncio.Protocol):
@@ -45,6 +76,15 @@ class Connection(asyncio.Protocol):
         if self._channel is not None:
             self._channel.take_data(data)
 
+    def space(self) -> memoryview:
+        """Returns where a transport that can do so should read to."""
+        return common_space if self._channel is None else self._channel.space()
+
+    def filled(self, space: memoryview, size: int) -> None:
+        """The first bytes of what `space` returned have arrived."""
+        if self._channel is not None:
+            self._channel.take_filled(space, size)
+
     def pause_writing(self) -> None:
         if self._channel is not None:
             self._channel.note_writable(False)
@@ -57,3 +97,8 @@ class Connection(asyncio.Protocol):
         self.ended.set()
         if self._channel is not None:
             self._channel.end_connection(exc)
+
+
+def directly(protocol: asyncio.Protocol) -> asyncio.BaseProtocol:
+    """Returns a protocol whose transport reads to where the bytes belong, where the protocol can be one."""
+    return DirectConnection(protocol) if isinstance(protocol, Connection) else protocol

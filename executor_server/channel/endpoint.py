@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from executor_server.channel.connection import directly
 from executor_server.core import SandboxFailure
 from executor_server.guest.wire.tokens import CHAIN_LENGTH
 
@@ -78,7 +79,9 @@ class SocketEndpoint:
         """Waits for the socket where the guest itself makes it."""
         while True:
             try:
-                await asyncio.get_running_loop().create_unix_connection(make_protocol, str(self.socket_path))
+                await asyncio.get_running_loop().create_unix_connection(
+                    lambda: directly(make_protocol()), str(self.socket_path)
+                )
                 return
             except FileNotFoundError:
                 await asyncio.sleep(_CONNECT_STEP_S)

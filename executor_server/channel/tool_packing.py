@@ -5,8 +5,10 @@ What is shipped passes through the daemon unread: nothing here decodes, compiles
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from executor_server.core import BlobRef, Payload, ShippedTool, ToolSource, ToolSpec
@@ -14,15 +16,48 @@ from executor_server.guest.wire.messages import ListedTool, Place
 
 # Digests that are kept per session: more than the blobs that can be staged at a time.
 _MAX_DIGESTS = 128
+HOLD_S = 0.25
+"""Seconds that the bytes of a staged blob are held for the message that names it."""
+# Blobs that are held at one time in a session; each is at most as large as all tools together may be.
+_MAX_HELD = 2
 
 
 class BlobDigests:
-    """The digests of a session's last blobs that are small enough to be a tool."""
+    """The digests of a session's last blobs that are small enough to be a tool.
+
+    Nearly every blob is a variable, of which no record has a digest, and SHA-256 would be a third of what passing it on
+    takes. So a blob's bytes, which have just passed, are held for the moment in which the message comes that names it:
+    a tool has its digest made then, and a variable none. What is named later is digested in a thread after HOLD_S.
+    """
 
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
+        self._held: dict[str, Sequence[bytes]] = {}
 
-    def note(self, blob_id: str, sha256: str) -> None:
+    def hold(self, blob_id: str, pieces: Sequence[bytes]) -> None:
+        """Notes a blob that was staged; `settle` must follow, as a task of the session."""
+        self._held[blob_id] = pieces
+        if len(self._held) > _MAX_HELD:
+            self._digest(next(iter(self._held)))
+
+    async def settle(self, blob_id: str) -> None:
+        """Makes the digest of a blob that no message has named soon."""
+        await asyncio.sleep(HOLD_S)
+        pieces = self._held.get(blob_id)
+        if pieces is not None:
+            sha256 = await asyncio.to_thread(_sha256, pieces)
+            if self._held.pop(blob_id, None) is not None:  # else it was named meanwhile
+                self._note(blob_id, sha256)
+
+    def drop(self, blob_ids: Iterable[str]) -> None:
+        """Forgets blobs that are no tools: each was named by another message, and can't be named again."""
+        for blob_id in blob_ids:
+            self._held.pop(blob_id, None)
+
+    def _digest(self, blob_id: str) -> None:
+        self._note(blob_id, _sha256(self._held.pop(blob_id)))
+
+    def _note(self, blob_id: str, sha256: str) -> None:
         self._digests[blob_id] = sha256
         if len(self._digests) > _MAX_DIGESTS:
             del self._digests[next(iter(self._digests))]
@@ -39,9 +74,18 @@ class BlobDigests:
         return replace(shipped, code=self._payload(code))
 
     def _payload(self, payload: Payload) -> Payload:
-        if isinstance(payload, BlobRef):
-            return replace(payload, sha256=self._digests.get(payload.blob_id))
-        return payload
+        if not isinstance(payload, BlobRef):
+            return payload
+        if payload.blob_id in self._held:
+            self._digest(payload.blob_id)
+        return replace(payload, sha256=self._digests.get(payload.blob_id))
+
+
+def _sha256(pieces: Sequence[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def packed_tools(tools: Sequence[ToolSpec]) -> tuple[int, bytes]:

@@ -7,7 +7,6 @@ the guest (backpressure); a caller that leaves has the rest of its answer droppe
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -192,6 +191,8 @@ class GuestRequests:
         names = json.dumps([variable.head() for variable in listed]).encode()
         body = names + b"".join(inline)
         await self._request(nothing, lambda op: SetVariables(op=op, listed=len(names)), body)
+        # Only now: of a request that failed, a blob may be left, and be named again as a tool's.
+        self._digests.drop(variable.blob for variable in listed if variable.blob is not None)
 
     async def get_variables(self, names: Sequence[str]) -> AsyncGenerator[BlobChunk | VariablesReply, None]:
         """Yields blob chunks, then the variables that refer to them."""
@@ -210,14 +211,14 @@ class GuestRequests:
         blob_id = secrets.token_hex(16)
         await self._request(nothing, lambda op: BlobBegin(op=op, blob=blob_id, size=size_bytes))
         received = 0
-        digest = hashlib.sha256() if size_bytes <= MAX_SHIPPED_BYTES else None
+        may_be_tool, held = size_bytes <= MAX_SHIPPED_BYTES, list[bytes]()
         try:
             async for chunk in chunks:
                 received += len(chunk)
                 if received > size_bytes:
                     break
-                if digest is not None:
-                    digest.update(chunk)
+                if may_be_tool:
+                    held.append(chunk)
                 self._channel.send(BlobData(blob=blob_id), chunk)
                 await self._channel.drain()
         finally:
@@ -229,8 +230,9 @@ class GuestRequests:
         # message again. So the blob counts as staged only when the guest has acknowledged all of it.
         await self._channel.delivered()
         self._session.require_alive()
-        if digest is not None:
-            self._digests.note(blob_id, digest.hexdigest())
+        if may_be_tool:
+            self._digests.hold(blob_id, held)
+            self._session.spawn(self._digests.settle(blob_id))
         return blob_id
 
     async def put_file(

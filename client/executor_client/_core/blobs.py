@@ -25,10 +25,11 @@ class IncomingBlobs:
 
     def add(self, chunk: pb.BlobChunk) -> None:
         """Keeps a piece. Raises ProtocolError past the limits."""
-        if len(chunk.data) > PIECE_BYTES:
-            raise ProtocolError(f"a piece of a blob has {len(chunk.data)} bytes, allowed are {PIECE_BYTES}")
+        piece = chunk.data  # each access makes another copy
+        if len(piece) > PIECE_BYTES:
+            raise ProtocolError(f"a piece of a blob has {len(piece)} bytes, allowed are {PIECE_BYTES}")
         with self._lock:
-            self._bytes += len(chunk.data)
+            self._bytes += len(piece)
             too_many = self._bytes > self._bytes_max
         if too_many:
             raise ProtocolError(f"more than {self._bytes_max} bytes of blobs in one stream")
@@ -37,7 +38,7 @@ class IncomingBlobs:
             if len(self._data) >= self._open_max:
                 raise ProtocolError(f"more than {self._open_max} blobs at once")
             data = self._data[chunk.blob_id] = bytearray()
-        data += chunk.data
+        data += piece
 
     def take(self, payload: pb.Payload) -> bytes | bytearray:
         """Returns the payload's bytes, inline or collected. A blob can be taken once. Raises ProtocolError."""

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 _MAX_STRANGERS = 4
 _HELLO_TIME_S = 5.0
-_READ_BYTES = 256 * 1024
+# The rest of a frame that is larger is read to where it belongs (frames.py).
+_READ_BYTES = CHUNK_BYTES // 4
 _REFUSAL_CHARS_SENT = 4000
 
 
@@ -319,11 +320,12 @@ class Channel:
         if self._conn is None or not events & ~WRITE:
             return
         try:
-            size = self._conn.recv_into(self._buffer)
+            space = self._decoder.space(self._buffer)
+            size = self._conn.recv_into(space)
             if not size:
                 self._disconnect()
                 return
-            frames = self._decoder.feed(self._buffer[:size])
+            frames = self._decoder.filled(space, size)
         except BlockingIOError:
             return
         except OSError:

@@ -36,6 +36,10 @@ CHUNK_BYTES = PIECE_BYTES
 # Names of missing modules that a refused registration of tools lists.
 MAX_MISSING_MODULES = 32
 
+# A frame of one piece, with its head, in whole; and the rest of a frame that is worth reading by itself.
+_PLACE_BYTES = CHUNK_BYTES + MAX_HEAD_BYTES
+_REST_BYTES = CHUNK_BYTES // 4
+
 _HEADER = struct.Struct("!IBQQI")
 _AFTER_LENGTH = _HEADER.size - 4
 
@@ -232,11 +236,16 @@ class FrameDecoder:
     """Takes bytes as they come, gives frames. Holds at most one incomplete frame.
 
     A frame that comes whole is not copied; one that comes in pieces is gathered. `kinds` are those that may come.
+
+    Whoever reads a socket may read straight into the rest of a large frame: `space`, then `filled`. So a large body is
+    copied once on its way, by the kernel. Such a frame gets its place as soon as its length is known, if that is no
+    more than _PLACE_BYTES; of a larger one only what came is held, so that a length alone costs next to nothing.
     """
 
     def __init__(self, kinds: frozenset[int] = _KINDS) -> None:
         self._kinds = kinds
         self._gathered = bytearray()  # and no list of pieces: of those, a sender could make as many as it has bytes
+        self._filled = 0  # bytes of it that have arrived
         self._needed = 0  # bytes of the incomplete frame; 4 until its length has arrived
         self._failed = False
 
@@ -255,23 +264,59 @@ class FrameDecoder:
             raise
         return frames
 
+    def space(self, common: memoryview) -> memoryview:
+        """Returns where the next bytes are to be read to: the rest of a large frame, or `common`, for what comes."""
+        if self._needed == len(self._gathered) and self._needed - self._filled >= _REST_BYTES:
+            return memoryview(self._gathered)[self._filled :]
+        return common
+
+    def filled(self, space: memoryview, size: int) -> list[Frame]:
+        """As `feed`, with the first `size` bytes of what `space` returned."""
+        if space.obj is not self._gathered:
+            return self.feed(space[:size])
+        self._filled += size
+        if self._filled < self._needed:
+            return []
+        try:
+            return [self._whole()]
+        except FrameError:
+            self._failed = True
+            raise
+
     def _next(self, view: memoryview) -> tuple[Optional[Frame], memoryview]:
         """At most one frame of the bytes, and what comes after it."""
-        if not self._gathered:
+        if not self._filled:
             needed = _needed(view)
             if len(view) >= needed > 4:
                 return _parse(view[:needed], self._kinds), view[needed:]
-            self._needed = needed
-        missing = self._needed - len(self._gathered)
+            self._need(needed)
+        missing = self._needed - self._filled
         piece, rest = view[:missing], view[missing:]
-        self._gathered += piece
-        if len(self._gathered) < self._needed:
+        self._gather(piece)
+        if self._filled < self._needed:
             return None, rest
-        self._needed = _needed(memoryview(self._gathered))
-        if self._needed > len(self._gathered):  # only its length was missing
+        if self._needed == 4:  # only its length was missing
+            self._need(_needed(memoryview(self._gathered)))
             return None, rest
-        whole, self._gathered = self._gathered, bytearray()
-        return _parse(memoryview(whole), self._kinds), rest
+        return self._whole(), rest
+
+    def _need(self, size: int) -> None:
+        self._needed = size
+        if 4 < size <= _PLACE_BYTES:
+            place = bytearray(size)
+            place[: self._filled] = self._gathered
+            self._gathered = place
+
+    def _gather(self, piece: memoryview) -> None:
+        if len(self._gathered) == self._needed:
+            self._gathered[self._filled : self._filled + len(piece)] = piece
+        else:
+            self._gathered += piece
+        self._filled += len(piece)
+
+    def _whole(self) -> Frame:
+        whole, self._gathered, self._filled = self._gathered, bytearray(), 0
+        return _parse(memoryview(whole), self._kinds)
 
 
 def _needed(view: memoryview) -> int:

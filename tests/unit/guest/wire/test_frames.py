@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_server.guest.wire.frames import (
+    CHUNK_BYTES,
     MAX_FRAME_BYTES,
     MAX_HEAD_BYTES,
     Fields,
@@ -89,6 +90,78 @@ def test_a_frame_with_one_byte_changed_gives_frames_or_a_frame_error(
     data[at % len(data)] ^= flip
     with contextlib.suppress(FrameError):
         fed(FrameDecoder(), bytes(data) * 2, cuts)
+
+
+def read_into_place(decoder: FrameDecoder, data: bytes, common_bytes: int, most_bytes: int) -> list[Fed]:
+    """The frames of a stream that is read to where `space` says, at most so many bytes at a time."""
+    taken: list[Fed] = []
+    common = memoryview(bytearray(common_bytes))
+    start = 0
+    while start < len(data):
+        space = decoder.space(common)
+        size = min(len(space), most_bytes, len(data) - start)
+        space[:size] = data[start : start + size]
+        taken += [(f.kind, f.seq, f.ack, f.head.values, f.body) for f in decoder.filled(space, size)]
+        start += size
+    return taken
+
+
+_LARGE = st.sampled_from([0, 1, 60_000, 70_000, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 600_000])
+
+
+@given(
+    st.lists(st.tuples(_LARGE, st.integers(0, 255)), max_size=5),
+    st.integers(1, 100_000),
+    st.integers(1, 300_000),
+)
+@settings(deadline=None, max_examples=60)
+def test_any_frames_come_back_when_they_are_read_to_their_place(
+    bodies: list[tuple[int, int]], common_bytes: int, most_bytes: int
+) -> None:
+    common_bytes, most_bytes = max(common_bytes, 300), max(most_bytes, 300)  # else it takes minutes
+    sent = [(Kind.BLOB_DATA, seq, 0, {"blob": "b"}, bytes([fill]) * size) for seq, (size, fill) in enumerate(bodies)]
+    data = b"".join(encode_frame(kind, head, body, seq=seq, ack=ack) for kind, seq, ack, head, body in sent)
+    assert read_into_place(FrameDecoder(), data, common_bytes, most_bytes) == sent
+
+
+def test_the_rest_of_a_large_frame_is_read_without_a_copy() -> None:
+    decoder, common = FrameDecoder(), memoryview(bytearray(1000))
+    data = encode_frame(Kind.BLOB_DATA, {"blob": "b"}, b"x" * CHUNK_BYTES)
+    assert decoder.space(common) is common
+    common[:] = data[:1000]
+    assert decoder.filled(common, 1000) == []
+    rest = decoder.space(common)
+    assert len(rest) == len(data) - 1000
+    rest[:] = data[1000:]
+    (frame,) = decoder.filled(rest, len(rest))
+    assert frame.raw.obj is rest.obj
+    assert decoder.space(common) is common
+
+
+def test_a_length_that_nothing_follows_takes_no_more_memory_than_a_piece() -> None:
+    decoders = [FrameDecoder() for _ in range(10)]
+    tracemalloc.start()
+    try:
+        for decoder in decoders:
+            decoder.feed(struct.pack("!IB", MAX_FRAME_BYTES, Kind.LOG))
+        large, _ = tracemalloc.get_traced_memory()
+        for decoder in decoders:
+            decoder.filled(decoder.space(memoryview(bytearray(8))), 0)
+    finally:
+        tracemalloc.stop()
+    assert large < 10 * 10_000
+
+
+def test_a_frame_that_is_wrong_ends_the_decoder_that_read_it_to_its_place() -> None:
+    decoder, common = FrameDecoder(), memoryview(bytearray(1000))
+    data = raw(CHUNK_BYTES, kind=255) + bytes(CHUNK_BYTES)
+    common[:] = data[:1000]
+    decoder.filled(common, 1000)
+    rest = decoder.space(common)
+    with pytest.raises(FrameError):
+        decoder.filled(rest, len(rest))
+    with pytest.raises(AssertionError):
+        decoder.feed(b"x")
 
 
 def raw(length: int, kind: int = Kind.LOG, head_bytes: int = 2, rest: bytes = b"{}") -> bytes:

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 from executor_server.guest.wire.frames import CHUNK_BYTES
 
 common_space = memoryview(bytearray(CHUNK_BYTES // 4))
-"""Where all connections of a process read to. What was read is taken before the event loop reads again."""
+"""The memory that all connections of a process read to: what was read is taken before the event loop reads again."""
 
 
 class ConnectionOwner(Protocol):

@@ -39,10 +39,10 @@ BY_THEMSELVES = frozenset(
         "CreateSession",
         "DeleteSession",
         "Execute",
+        "Converse",
         "AttachExecution",
         "CancelExecution",
         "SubmitToolResult",
-        "Converse",
         "RenewLease",
     )
 ) | {f"/{health.SERVICE_NAME}/Check"}

@@ -237,7 +237,7 @@ class FrameDecoder:
 
     A frame that comes whole is not copied; one that comes in pieces is gathered. `kinds` are those that may come.
 
-    Whoever reads a socket may read straight into the rest of a large frame: `space`, then `filled`. So a large body is
+    The caller may read a socket straight into the rest of a large frame: `space`, then `filled`. So a large body is
     copied once on its way, by the kernel. Such a frame gets its place as soon as its length is known, if that is no
     more than _PLACE_BYTES; of a larger one only what came is held, so that a length alone costs next to nothing.
     """

@@ -27,6 +27,7 @@ MEASUREMENTS: dict[str, str] = {
     "port": "ports:forward",
     "loop": "programs:loops",
     "mixed": "programs:mixed",
+    "savepoints": "savepoints:savepoints",
     "throughput": "sessions:throughput",
     "memory": "memory:idle",
     "crowd": "memory:crowd",

@@ -257,7 +257,8 @@ async def test_a_branch_that_kills_the_interpreter_loses_the_variables_and_that_
 import os, signal
 for name in os.listdir('/proc'):
     if name.isdigit() and int(name) not in (1, os.getpid()):
-        stat = open(f'/proc/{name}/stat').read().rpartition(')')[2].split()
+        try: stat = open(f'/proc/{name}/stat').read().rpartition(')')[2].split()
+        except OSError: continue
         if int(stat[1]) == 1 and int(stat[3]) == int(name): os.kill(int(name), signal.SIGKILL)
 """,
         branch=True,

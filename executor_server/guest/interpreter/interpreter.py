@@ -152,6 +152,8 @@ class Interpreter:
         while True:
             try:
                 packet = self._inbox.command()
+                if self._process.between:
+                    self._process.wait_between()
                 message = message_of(packet)
                 handlers[type(message)](message, packet)
             except link.LinkClosed:

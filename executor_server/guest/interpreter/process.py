@@ -76,10 +76,21 @@ class OwnProcess:
         # Captured: agent code may replace these names in their modules.
         self._getpid, self._exit = os.getpid, os._exit
         self._pid = os.getpid()
+        self._waitpid = os.waitpid
+        self.between = 0  # the process between this one and its last copy, which is to be waited for
+
+    def wait_between(self) -> None:
+        """Waits for the process in between, before agent code could meet it."""
+        pid, self.between = self.between, 0
+        try:
+            self._waitpid(pid, 0)
+        except ChildProcessError:
+            pass  # the program lets the kernel wait for its children
 
     def move_here(self) -> None:
         """This process, a fork, is the interpreter's from now on."""
         self._pid = self._getpid()
+        self.between = 0
 
     def is_here(self) -> bool:
         return self._getpid() == self._pid

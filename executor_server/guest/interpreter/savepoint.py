@@ -5,7 +5,9 @@ then has it take the same savepoint again, while no client waits, so that a sess
 
 Each fork is a double one. The process in between ends at once, so the copy is a child of process 1, the supervisor:
 agent code that waits for its own children never meets it, and the supervisor gets its exit. It leads a kernel session
-of its own, by which the supervisor spares it when it kills everything else.
+of its own, by which the supervisor spares it when it kills everything else. The interpreter does not wait for the
+second fork, which takes several times as long as the first: memory is copied by then. The copy itself says where it is,
+and the process in between is waited for before the interpreter does anything else.
 
 A copy has one thread, so a program with threads gets no savepoint: a lock that one held would be held for ever. Threads
 of native libraries are counted after the fork: those of OpenBLAS end before one, and begin again when needed.
@@ -19,16 +21,15 @@ but the loss of its own state.
 
 from __future__ import annotations
 
-import errno
 import os
-import signal
 import stat
 import sys
 import threading
+import time
 
 from ..wire import link
 from ..wire.lean import dumps, socket
-from ..wire.link_messages import Answered, Resume, Resumed, SavepointMade, message_of
+from ..wire.link_messages import Answered, CopyWaits, Resume, Resumed, SavepointMade, message_of
 from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS
 from .process import OOM_SCORE
 from .workspace_copies import TooMany, WorkspaceCopies
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 _OOM_SCORE_OF_COPIES = 1000
 _OOM_SCORE_OF_BRANCHES = 950  # the session's interpreter outlives a branch that takes all memory
 _MAX_NAMED = 3  # threads that a refusal names
+# Looks of a copy for its parent to end, and seconds between two.
+_ORPHAN_LOOKS, _ORPHAN_LOOK_S = 2000, 0.001
 
 
 class Parts:
@@ -97,14 +100,13 @@ def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: Work
         return _refusal(f"no process could be made for it: {error.strerror}")
     if pid == 0:
         return _serve(packet.fds.pop(), parts, copies, kept)
+    parts.process.between = pid
     packet.close_fds()
     native = len(os.listdir("/proc/self/task")) - 1
-    if native > 0:
-        os.kill(pid, signal.SIGKILL)
+    if native > 0:  # the supervisor closes the copy's link, and that ends it
         return _refusal(f"{native} threads of a native library run, which a copy of the process would not have")
     data = [entry.data for entry in (files or {}).values()]
     made = SavepointMade(
-        pid=pid,
         files=len(data),
         file_bytes=sum(len(each) for each in data if isinstance(each, bytes)),
         left_out=[each[:MAX_LEFT_OUT_CHARS] for each in left_out[:MAX_LEFT_OUT]],
@@ -157,41 +159,25 @@ def _descriptors() -> list[tuple[int, os.stat_result]]:
 
 
 def _fork() -> int:
-    """Forks a process whose parent is process 1. Returns its pid, and 0 in it. Raises OSError."""
-    answer_read, answer_write = os.pipe2(os.O_CLOEXEC)
-    wait_read, wait_write = os.pipe2(os.O_CLOEXEC)
+    """Forks a process whose parent is process 1, soon. Returns the pid of the one in between, and 0 in the copy.
+
+    Raises OSError.
+    """
+    between = os.fork()
+    if between:
+        return between
     try:
-        between = os.fork()
+        is_copy = os.fork() == 0
     except OSError:
-        for fd in (answer_read, answer_write, wait_read, wait_write):
-            os.close(fd)
-        raise
-    if between == 0:
-        try:
-            is_last = os.fork() == 0
-        except OSError:
-            os._exit(1)
-        if not is_last:
-            os._exit(0)
-        os.close(answer_read)
-        os.close(wait_write)
-        os.setsid()
-        os.write(answer_write, b"%d" % os.getpid())
-        os.close(answer_write)
-        os.read(wait_read, 1)  # ends when the process in between was waited for
-        os.close(wait_read)
-        return 0
-    os.close(answer_write)
-    os.close(wait_read)
-    try:
-        answer = os.read(answer_read, 16)
-        os.waitpid(between, 0)
-    finally:
-        os.close(answer_read)
-        os.close(wait_write)
-    if not answer:
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    return int(answer)
+        os._exit(1)  # the copy's link closes with this
+    if not is_copy:
+        os._exit(0)
+    os.setsid()
+    for _ in range(_ORPHAN_LOOKS):
+        if os.getppid() == 1:
+            return 0
+        time.sleep(_ORPHAN_LOOK_S)
+    os._exit(70)  # the program takes orphans in
 
 
 class Positions:
@@ -222,6 +208,7 @@ def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept) -> A
     try:
         _settle(theirs, parts, kept)
         waiting = socket.socket(fileno=theirs)
+        link.send(waiting, CopyWaits(pid=os.getpid()))
         packet = link.receive(waiting, link.INLINE_BYTES)
         message = message_of(packet)
         if not isinstance(message, Resume) or len(packet.fds) != 1:

@@ -6,7 +6,7 @@ again, before anything else uses the interpreter, and after the client has its a
 A savepoint costs what has changed since it was taken. Its memory counts against the sandbox's limit, so the oldest are
 dropped when there are more than the policy allows, or when memory is short.
 
-Trust. The pid of a copy comes from the interpreter, so it is agent code's: it is taken only for a process of this
+Trust. The pid of a copy comes from itself, so it is agent code's: it is taken only for a process of this
 sandbox that is no one else's, a child of process 1 that leads a session of its own. A program can put any process of
 its own in that place; then it goes back to that, and has gained nothing.
 """
@@ -22,7 +22,7 @@ from executor_api.limits import SAVEPOINTS_MAX
 from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.lean import dumps, signal
-from ..wire.link_messages import Answered, Resume, Resumed, SavepointMade, TakeSavepoint, message_of
+from ..wire.link_messages import Answered, CopyWaits, Resume, Resumed, SavepointMade, TakeSavepoint, message_of
 from ..wire.savepoint_messages import MAX_LEFT_OUT, ListedSavepoint, RollBack, SavepointList
 from ..wire.schema import read_object
 from . import memory
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..wire.channel import Channel
     from ..wire.lean import socket
+    from ..wire.link_messages import LinkMessage
     from .child_processes import ChildProcesses
     from .config import Config
     from .requests import Requests
@@ -50,11 +51,11 @@ _STAT_PPID, _STAT_SESSION = 1, 3
 
 
 class Taken:
-    """A copy of the interpreter that waits."""
+    """A copy of the interpreter that waits. Its pid is 0 until it has said that it is there."""
 
-    def __init__(self, pid: int, sock: socket.socket, entry: ListedSavepoint) -> None:
+    def __init__(self, sock: socket.socket, entry: ListedSavepoint) -> None:
         self.number = entry.savepoint
-        self.pid = pid
+        self.pid = 0
         self.sock = sock
         self.entry = entry
 
@@ -87,12 +88,17 @@ class Savepoints:
 
     @property
     def pids(self) -> frozenset[int]:
-        return frozenset(savepoint.pid for savepoint in self._kept)
+        """Their processes; waits for those that have not said yet that they are there, and drops those that do not."""
+        for taken in [taken for taken in self._kept if not self._is_there(taken, _RESUME_TIME_S)]:
+            self._drop(taken)
+        return frozenset(taken.pid for taken in self._kept)
 
     @property
     def sharing(self) -> frozenset[int]:
         """The processes that share memory: theirs, and the interpreter's."""
-        return self.pids | {self._children.interpreter.pid} if self._kept else frozenset()
+        if not self._kept:
+            return frozenset()
+        return frozenset(taken.pid for taken in self._kept if self._is_there(taken)) | {self._children.interpreter.pid}
 
     def close_all(self) -> None:
         for savepoint in self._kept:
@@ -101,7 +107,7 @@ class Savepoints:
     def note_exit(self, pid: int) -> bool:
         """Drops the savepoint whose process has ended."""
         for savepoint in self._kept:
-            if savepoint.pid == pid:
+            if savepoint.pid == pid or (not savepoint.pid and _has_ended(savepoint.sock)):
                 self._forget(savepoint)
                 return True
         return False
@@ -177,7 +183,6 @@ class Savepoints:
                 on_made(None, answer.message or "no reason was given")
                 return
             made = read_object(SavepointMade, body, "a savepoint")
-            self._check(made.pid)
             entry = ListedSavepoint(
                 savepoint=number,
                 made=made_s,
@@ -186,21 +191,32 @@ class Savepoints:
                 left_out=made.left_out,
                 branch=is_branch,
             )
-            on_made(Taken(made.pid, ours, entry), "")
+            on_made(Taken(ours, entry), "")
 
         request = TakeSavepoint(file_bytes=self._file_bytes, whole=whole)
         self._requests.ask(request, (theirs.detach(),), on_answer)
 
-    def _check(self, pid: int) -> None:
-        """Raises FrameError unless the process may be a copy of the interpreter."""
+    def _is_there(self, taken: Taken, wait_s: float = 0.0) -> bool:
+        """True when the process has said that it is there, and is what a copy is."""
+        if taken.pid:
+            return True
+        try:
+            message = _receive(taken.sock, wait_s)
+        except (OSError, link.LinkClosed, FrameError):
+            return False
+        if isinstance(message, CopyWaits) and self._may_be_copy(message.pid):
+            taken.pid = message.pid
+        return taken.pid > 0
+
+    def _may_be_copy(self, pid: int) -> bool:
         try:
             with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
                 text = file.read()
-        except OSError as error:
-            raise FrameError(f"process {pid} is not there") from error
+        except OSError:
+            return False
         stat = text[text.rfind(b")") + 2 :].split()
-        if pid in self.sharing or int(stat[_STAT_PPID]) != 1 or int(stat[_STAT_SESSION]) != pid:
-            raise FrameError(f"process {pid} is no copy of the interpreter")
+        ours = {self._children.interpreter.pid, *(taken.pid for taken in self._kept)}
+        return pid not in ours and int(stat[_STAT_PPID]) == 1 and int(stat[_STAT_SESSION]) == pid
 
     def _drop_beyond(self, most: int, *, is_branch: bool) -> None:
         """Drops the oldest: of savepoints, or of branches, those beyond `most`; then any, while memory is short."""
@@ -262,21 +278,15 @@ class Savepoints:
 
     def _start(self, savepoint: Taken, *, is_branch: bool) -> Optional[Child]:
         """Has a copy go on as an interpreter; None when that failed."""
+        if not self._is_there(savepoint, _RESUME_TIME_S):
+            return None
         ours, theirs = link.make_pair()
         try:
             link.send(savepoint.sock, Resume(branch=is_branch), fds=(theirs.fileno(),))
             theirs.close()  # so that the end of the copy is an end of the link
-            waiting = select.poll()
-            waiting.register(ours, select.POLLIN)  # ready also when the copy has ended, and with it the other end
-            if not waiting.poll(_RESUME_TIME_S * 1000):
-                raise FrameError("no answer")
-            packet = link.receive(ours, link.INLINE_BYTES)
-            packet.close()
-            message = message_of(packet)
-            if not isinstance(message, Resumed):
-                raise FrameError(f"a message {message.kind!r} of a savepoint")
-            if message.pid != savepoint.pid:
-                raise FrameError(f"process {message.pid} in place of {savepoint.pid}")
+            message = _receive(ours, _RESUME_TIME_S)
+            if not isinstance(message, Resumed) or message.pid != savepoint.pid:
+                raise FrameError(f"not the copy of process {savepoint.pid}")
         except (OSError, link.LinkClosed, FrameError):
             ours.close()
             theirs.close()
@@ -313,7 +323,27 @@ class Savepoints:
         savepoint.sock.close()
 
 
+def _has_ended(sock: socket.socket) -> bool:
+    """True when the other end of a link is closed."""
+    waiting = select.poll()
+    waiting.register(sock, 0)  # the end of the other side is always reported
+    return bool(waiting.poll(0))
+
+
+def _receive(sock: socket.socket, wait_s: float) -> LinkMessage:
+    """Receives a message of a copy. Raises OSError, LinkClosed, FrameError."""
+    waiting = select.poll()
+    waiting.register(sock, select.POLLIN)  # ready also when the copy has ended, and with it the other end
+    if not waiting.poll(wait_s * 1000):
+        raise FrameError("no answer")
+    packet = link.receive(sock, link.INLINE_BYTES)
+    packet.close()
+    return message_of(packet)
+
+
 def _kill(pid: int) -> None:
+    if not pid:
+        return  # it has not said yet that it is there; the end of its link is its own
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -92,9 +92,8 @@ class RefusedSource(Record):
 
 
 class SavepointMade(Record):
-    """The interpreter's answer: the process that waits, and what it holds of the workspace."""
+    """The interpreter's answer: what the copy holds of the workspace."""
 
-    pid: int = integer(2, _MAX_PID)
     files: int = integer()
     file_bytes: int = integer()
     left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)
@@ -278,6 +277,12 @@ class NotImported(LinkMessage, kind="not_imported"):
 
 class Booted(LinkMessage, kind="booted"):
     """The interpreter serves."""
+
+
+class CopyWaits(LinkMessage, kind="copy_waits"):
+    """A savepoint's process is there, and waits for RESUME."""
+
+    pid: int = integer(2, _MAX_PID)
 
 
 class Resumed(LinkMessage, kind="resumed"):

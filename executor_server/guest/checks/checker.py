@@ -16,7 +16,7 @@ import warnings
 from ..wire.messages import ErrorDetail
 from . import install_lines
 from .imports import ImportDenied, Imports
-from .instrumentation import Sentinels, compile_tree, instrument, spans
+from .instrumentation import Sentinels, instrument, spans
 from .language import PolicyDenied, find_refused
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ def _check(source: str, filename: str, rules: Rules, output_mode: str, sentinels
             if refused is not None:
                 return _refused(source, filename, statements, *refused, imports.reported)
             instrument(tree, sentinels, rules=rules, output_mode=output_mode)
-            code = compile_tree(tree, filename, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            code = compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True, 0)
             packed = marshal.dumps((code, statements))
     except SyntaxError as error:
         return _syntax_error(error, source, filename)

@@ -84,16 +84,19 @@ class Executions:
         self._last_value = LastValue()
         error = dumps(detail.head()) if detail else b""
         output, self._output = self._output, b""
-        # Before the end is reported: a pipe of the run that is open then is held by other processes.
-        self._streams.disconnect()
         ended = ProgramEnded(
             filename=program.filename,
             outcome=outcome,
             operations=operations,
             error=len(error),
-            unfit=why_unfit(self._streams.null, self._encode),
+            # A value that was encoded has shown that values can be.
+            unfit=why_unfit(self._streams.null, None if output else self._encode),
         )
+        # Before the end is reported: a pipe of the run that is open then is held by other processes. Right before it:
+        # the end of the pipes wakes the supervisor, too.
+        self._streams.disconnect()
         self._send(ended, error + output)
+        self._streams.prepare()
 
     def _warnings(self, program: RunProgram) -> dict[int, Callable[[], None]]:
         """Returns what is called at some operations: warnings that a budget is nearly spent."""

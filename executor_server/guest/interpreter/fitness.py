@@ -17,7 +17,7 @@ from ..wire.link_messages import MAX_REASON_CHARS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Callable, Optional
 
 # Descriptors that a run needs: its message brings up to 4 and a memory file, and an import opens a file.
 SPARE_DESCRIPTORS = 6
@@ -27,8 +27,11 @@ MIN_RECURSION_LIMIT = 100
 _dup, _close, _getrlimit, _getrecursionlimit = os.dup, os.close, resource.getrlimit, sys.getrecursionlimit
 
 
-def why_unfit(null: int, encode: Callable[[object], bytes]) -> str:
-    """Returns the reason why it can't, for a sentence; empty when it can. `null` is any open descriptor."""
+def why_unfit(null: int, encode: Optional[Callable[[object], bytes]]) -> str:
+    """Returns the reason why it can't, for a sentence; empty when it can.
+
+    `null` is any open descriptor; `encode` is tried unless it is None.
+    """
     try:
         highest = _getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS
         try:
@@ -43,7 +46,8 @@ def why_unfit(null: int, encode: Callable[[object], bytes]) -> str:
             return f"the program left it a recursion limit of {limit}, and it needs {MIN_RECURSION_LIMIT}"
         if type(linecache.cache) is not dict:
             return "the program replaced the cache of linecache"
-        encode(0)
+        if encode is not None:
+            encode(0)
     except Exception as problem:  # noqa: BLE001 (the program may have replaced anything that this uses)
         return reason_of(problem)
     return ""

@@ -36,6 +36,7 @@ class Streams:
         """Puts new stream objects in place: the last program may have closed or broken its own."""
         self._stdout = sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
         self._stderr = sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+        self._is_new = True
 
     def put_back(self) -> None:
         """Puts the objects of the last `renew` back in place of those that imports have put there."""
@@ -51,12 +52,30 @@ class Streams:
             for fd in self._idle:
                 os.set_inheritable(fd, False)
         _dup2(self.null, 0)  # a program that closed it would open its next file as stdin
-        self.renew()
+        if not self._is_new or not self._in_place():
+            self.renew()
+        self._is_new = False
 
     def disconnect(self) -> None:
         """Ends a run: this process holds its pipes no more."""
         for fd, number in zip(self._idle, (1, 2)):
             _dup2(fd, number)
+
+    def prepare(self) -> None:
+        """Makes the stream objects of the next program, when no client waits for this process."""
+        try:
+            self.renew()
+        except Exception:  # noqa: BLE001 (the program broke what they are made of: the next one will say so)
+            self._is_new = False
+
+    def _in_place(self) -> bool:
+        """True when nothing that ran between two programs has replaced or closed the new objects."""
+        ours = (self._stdout, self._stderr)
+        return (
+            (sys.stdout, sys.stderr) == ours
+            and (sys.__stdout__, sys.__stderr__) == ours
+            and not any(each.closed for each in ours)
+        )
 
     def forget_idle(self) -> None:
         """In a copy of the interpreter: the idle pipes are another's; the first run here brings new ones."""

@@ -142,6 +142,7 @@ class ProgramOutput:
         self._loop = loop
         self._on_flood = on_flood
         self._resting: Optional[tuple[Run, Pipe]] = None
+        self._busy_until = 0.0  # a program that has just printed much gets no rest: its pipe would soon be full
         self.due = float("inf")  # when `on_time` should be called: the end of the rest
         self.paused = False
 
@@ -188,9 +189,11 @@ class ProgramOutput:
 
     def _read_and_rest(self, run: Run, pipe: Pipe) -> bool:
         """Reads a pipe and sends what may be sent now; true when the pipe rests then."""
-        if not self._read_pieces(run, pipe) or not pipe.is_large:
+        is_little, now, logs = self._read_pieces(run, pipe), time.monotonic(), run.logs
+        if not is_little:
+            self._busy_until = now + _COALESCE_S
+        if now < self._busy_until or not pipe.is_large:
             return False
-        logs, now = run.logs, time.monotonic()
         if logs.due is not None and logs.due <= now:
             logs.flush()
         self.due = now + _COALESCE_S if logs.due is None else logs.due

@@ -72,11 +72,13 @@ class StreamDecoder:
     """Decodes the UTF-8 of each stream, wherever it is cut; other bytes become U+FFFD."""
 
     def __init__(self) -> None:
-        make = codecs.getincrementaldecoder("utf-8")
-        self._decoders = {name: make("replace") for name in ("stdout", "stderr")}
+        self._decoders: dict[str, codecs.IncrementalDecoder] = {}  # made when a stream begins: most runs print nothing
 
     def decode(self, stream: str, data: bytes) -> str:
-        return self._decoders[stream].decode(data)
+        decoder = self._decoders.get(stream)
+        if decoder is None:
+            decoder = self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
+        return decoder.decode(data)
 
     def reset(self) -> list[tuple[str, str]]:
         """Returns the replacement of an incomplete character at the end of each stream."""

@@ -21,7 +21,7 @@ from ..wire import link
 from ..wire.channel import Channel
 from ..wire.frames import FrameError
 from ..wire.lean import signal
-from ..wire.link_messages import RefusedSource, Verdict, message_of
+from ..wire.link_messages import RefusedSource, RunProgram, Verdict, message_of
 from ..wire.loop import Loop
 from ..wire.messages import ErrorDetail
 from ..wire.schema import read_object
@@ -67,6 +67,8 @@ class Runner:
         transfers.on_file = self._on_file
         self._count = 0
         self._next_watch = 0.0
+        # The meter of a run that is checked, and the message that starts it, with the source.
+        self._prepared: Optional[tuple[usage.CpuMeter, RunProgram, bytes]] = None
         self._output = ProgramOutput(loop, lambda run: self.interrupt(run, "output_limit"))
         self._background = Background(loop)
         self._idle_of: Optional[usage.Process] = None  # the interpreter whose pipes for the time between runs are open
@@ -130,6 +132,9 @@ class Runner:
         self._output.watch(run)
         if run.visible and not run.is_branch:  # the files of a branch do not stay
             run.artifacts = self._artifacts.begin()
+        source = run.source.encode("utf-8", "surrogatepass")
+        cpu = usage.CpuMeter(self._child_processes.interpreter, self._cpu)
+        self._prepared = cpu, self.budget.charge(run, len(source)), source
 
     def on_verdict(self, packet: link.Packet) -> None:
         """Starts the code, or ends the run: the checker has decided on the source. Raises FrameError."""
@@ -159,10 +164,11 @@ class Runner:
     def _start_code(self, run: Run, code: bytes) -> None:
         """Hands the checked code to the interpreter, with pipes of its own as its stdout and stderr."""
         run.phase = Phase.RUNNING
-        run.cpu = usage.CpuMeter(self._child_processes.interpreter, self._cpu)
+        assert self._prepared is not None
+        run.cpu, message, source = self._prepared
+        self._prepared = None
+        run.cpu.begin()
         self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
-        source = run.source.encode("utf-8", "surrogatepass")
-        message = self.budget.charge(run, len(source))
         self.reports.warn(run, spent=0)
         fds, run.write_fds = run.write_fds, ()
         if self._idle_of is not self._child_processes.interpreter and not run.is_branch:
@@ -310,6 +316,8 @@ class Runner:
         """Ends a run. The supervisor's decision, if there is one, overrides the program's own outcome."""
         if run.ended_by is not None:
             outcome, detail = run.ended_by, limit_error(run.ended_by, run.settings, detail)
+        if run.phase == Phase.CHECKING:
+            self.budget.settle(run)  # it has spent nothing
         self._child_processes.release()
         run.logs.finish()
         if run.logs.offline and (hint := note(self.rules.network)) not in (detail.message if detail else ""):
@@ -335,6 +343,7 @@ class Runner:
         """Forgets the current run, whose code has not begun: it is to begin again."""
         run, self.run = self.run, None
         assert run is not None and run.phase == Phase.CHECKING
+        self.budget.settle(run)
         self._drop(run)
 
     def _drop(self, run: Run) -> None:

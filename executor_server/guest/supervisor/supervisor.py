@@ -138,10 +138,10 @@ class Supervisor:
             if (self._prelude.due or self._requests.tools_due) and not self._child_processes.imports_ahead:
                 self._next_job()
             self._transfers.pump()
-            # While the daemon does not take events, the program waits.
-            self._child_processes.pause(self._channel.full)
-            self._runner.pause(self._channel.full)
-            self._beside.pause(self._channel.full)
+            full = self._channel.full  # while the daemon does not take events, the program waits
+            self._child_processes.pause(full)
+            self._runner.pause(full)
+            self._beside.pause(full)
         if self._channel.broken:
             sys.stderr.write(f"the daemon broke the protocol: {self._channel.broken}\n")
         kill_everything()

@@ -133,6 +133,8 @@ class CpuMeter:
     Exact where a control group counts it. Elsewhere it is exact for the interpreter, and in clock ticks for other
     processes. Only `look` reads those, since that costs as much as a short run. A process that is older than the run is
     charged with what it spends after the first look.
+
+    Making one takes time, so it is made while the source is checked; `begin` is called when the code starts.
     """
 
     def __init__(self, interpreter: Process, sandbox: SandboxCpu) -> None:
@@ -142,14 +144,21 @@ class CpuMeter:
         self._group_before_s = 0.0
         self._aside_before_s = sandbox.aside_s()
         if sandbox.is_exact:
-            self._group_before_s = sandbox.group_s()
             return
         self._own_before_s = process_cpu_s(interpreter.pid)
-        self._waited_before_s = interpreter.waited_cpu_s() + _reaped_cpu_s()
+        self._reaped_before_s = _reaped_cpu_s()
+        self._waited_before_s = interpreter.waited_cpu_s()
         self._started_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
         self._before_s: dict[tuple[int, int], float] = {}
         self._ended_s = 0.0  # CPU seconds in this run of the processes that had ended by the last look
         self._lost_s = 0.0
+
+    def begin(self) -> None:
+        """The code is about to start: what the checker has spent since this was made is not the run's."""
+        if self._sandbox.is_exact:
+            self._group_before_s = self._sandbox.group_s()
+        else:
+            self._reaped_before_s = _reaped_cpu_s()
 
     def look(self) -> float:
         """Looks at every process, and returns the CPU seconds that the run has spent."""
@@ -175,7 +184,7 @@ class CpuMeter:
         if self._sandbox.is_exact:
             return max(0.0, self._sandbox.group_s() - self._group_before_s - aside_s)
         own_s = process_cpu_s(self._interpreter.pid) - self._own_before_s
-        waited_s = self._interpreter.waited_cpu_s() + _reaped_cpu_s() - self._waited_before_s
+        waited_s = self._interpreter.waited_cpu_s() - self._waited_before_s + _reaped_cpu_s() - self._reaped_before_s
         return max(own_s, 0.0) + max(max(waited_s, 0.0) + self._others_s + self._lost_s - aside_s, 0.0)
 
     def _is_ours(self, key: tuple[int, int]) -> bool:

@@ -85,6 +85,10 @@ serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker|e2b)
 bench: $(STAMP)  ## Measure, beside the references, in one run
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+.PHONY: bench-peers
+bench-peers: $(STAMP)  ## Measure what a user would pick instead, in turns with ours (versions in benchmarks/peers/peers.toml)
+	@$(BIN)/python -m benchmarks.peers $(ARGS)
+
 .PHONY: bench-compare
 bench-compare: $(STAMP)  ## Measure this tree and another commit in turns (BASE=COMMIT, the recorded one by default; ARGS=--quick)
 	@$(BIN)/python -m benchmarks.compare $(BASE) $(ARGS)
@@ -173,7 +177,9 @@ lint: $(STAMP)  ## Lint the sources, and the words that they use (tools/words.py
 .PHONY: types
 types: $(STAMP)  ## Check types
 	@$(BIN)/mypy
-	@MYPYPATH=examples:tools $(BIN)/mypy examples/*.py tools/*.py  # by themselves: they run as scripts, beside each other
+	@# By themselves: they run as scripts, beside each other.
+	@MYPYPATH=examples:tools $(BIN)/mypy examples/*.py tools/*.py
+	@MYPYPATH=benchmarks/peers/drivers $(BIN)/mypy benchmarks/peers/drivers/*.py
 
 .PHONY: imports
 imports: $(STAMP)  ## Check which way imports run

@@ -22,7 +22,8 @@ def main() -> int:
         with exclusive(CACHE):
             builder = Builder(CACHE, base, metadata.version("remote-executor"))
             plain = builder.build(RECIPES / "base", Bases(base).with_packages(RECIPES / "data"), "remote-executor/base")
-            builder.build(ROOT / "benchmarks/reference/jupyter", plain, "remote-executor-bench/jupyter")
+            for name in ("jupyter", "peers"):
+                builder.build(ROOT / "benchmarks/reference" / name, plain, f"remote-executor-bench/{name}")
     except BuildFailure as failure:
         print(f"images: {failure}", file=sys.stderr)
         return 1

@@ -53,7 +53,8 @@ class Processes:
         self._live: dict[str, Process] = {}  # those that have not ended
         self._running: dict[int, Process] = {}  # those of them that were not reaped, by pid
         self._paused = False
-        self._ended_cpu_s = 0.0
+        self.ended_cpu_s = 0.0
+        """The CPU seconds of the processes that were reaped, with the children that they waited for."""
 
     @property
     def leaders(self) -> frozenset[int]:
@@ -67,7 +68,7 @@ class Processes:
 
     def cpu_s(self) -> float:
         """Returns the CPU seconds that all of them have spent so far."""
-        return self._ended_cpu_s + (sessions.cpu_s(self._running.keys()) if self._running else 0.0)
+        return self.ended_cpu_s + (sessions.cpu_s(self._running.keys()) if self._running else 0.0)
 
     def on_time(self, now: float) -> None:
         if self._live and now >= self.due:
@@ -170,7 +171,7 @@ class Processes:
         process = self._running.pop(pid, None)
         if process is None:
             return False
-        self._ended_cpu_s += usage.ru_utime + usage.ru_stime
+        self.ended_cpu_s += usage.ru_utime + usage.ru_stime
         process.note_exit(status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
         return True
 

@@ -136,6 +136,11 @@ class Beside:
         """The kernel sessions of the processes that run."""
         return _NO_LEADERS if self._processes is None else self._processes.leaders
 
+    @property
+    def ended_cpu_s(self) -> float:
+        """The CPU seconds of the processes that have ended."""
+        return 0.0 if self._processes is None else self._processes.ended_cpu_s
+
     def cpu_s(self) -> float:
         """Returns the CPU seconds that all processes have spent so far."""
         return 0.0 if self._processes is None else self._processes.cpu_s()

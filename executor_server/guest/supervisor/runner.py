@@ -297,8 +297,8 @@ class Runner:
         self.finish(run, outcome, detail, oom_suspect=suspect, cpu_time_s=cpu_time_s)
 
     def cpu_time_s(self) -> float:
-        """Returns the CPU seconds that the current run has spent."""
-        return self.run.cpu.spent_s() if self.run is not None and self.run.cpu is not None else 0.0
+        """Returns the CPU seconds that the current run has spent, which is over."""
+        return self.run.cpu.settled_s() if self.run is not None and self.run.cpu is not None else 0.0
 
     def charged_cpu_s(self) -> float:
         """Returns the CPU seconds that all runs have spent so far."""

@@ -90,7 +90,7 @@ class Supervisor:
             limit=lambda pid: limit_process(config, pid),
             on_process=lambda: self._background_cpu.begin(),
         )
-        self._cpu.aside_s = self._beside.cpu_s
+        self._cpu.aside = self._beside
         self._results = Results(self._channel)
         self._undo = Undo(config, self._channel, self._beside, self._results)
         self._child_processes = ChildProcesses(config, self._loop, programs, self, self._undo)

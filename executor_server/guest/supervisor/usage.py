@@ -8,10 +8,23 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterator, Optional
+    from typing import Callable, Iterator, Optional, Protocol
 
-    Seen = dict[tuple[int, int], tuple[float, float]]
-    """By pid and start time: CPU seconds of a process with the children that it waited for, and of these alone."""
+    Seen = dict[tuple[int, int], tuple[float, float, int]]
+    """By pid and start time: CPU seconds of a process with the children that it waited for, and of these alone; the
+    leader of its kernel session."""
+
+    class Aside(Protocol):
+        """The processes that calls have started, which no run is charged with."""
+
+        @property
+        def leaders(self) -> frozenset[int]: ...
+
+        @property
+        def ended_cpu_s(self) -> float: ...
+
+        def cpu_s(self) -> float: ...
+
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CPUCLOCK_SCHED = 2
@@ -73,8 +86,7 @@ class SandboxCpu:
         self._missed_s = 0.0
         self._lost_s = 0.0
         self._reported_s = 0.0
-        # CPU seconds so far of the processes that calls have started, which no run is charged with.
-        self.aside_s: Callable[[], float] = _nothing
+        self.aside: Aside = _Nothing()
 
     @property
     def is_exact(self) -> bool:
@@ -86,7 +98,7 @@ class SandboxCpu:
             total_s = self.group_s()
         else:
             self.look()
-            total_s = sum(spent_s for spent_s, _ in self._seen.values()) + self._reaped_s + self._lost_s
+            total_s = sum(spent_s for spent_s, _, _ in self._seen.values()) + self._reaped_s + self._lost_s
         self._reported_s = max(self._reported_s, total_s)
         return self._reported_s
 
@@ -108,12 +120,12 @@ class SandboxCpu:
         the race is a child that is waited for after its parent was read.
         """
         seen, reaped_s = _processes(), _reaped_cpu_s()
-        ended = {key: spent_s for key, (spent_s, _) in self._seen.items() if key not in seen}
+        ended = {key: spent_s for key, (spent_s, _, _) in self._seen.items() if key not in seen}
         lost_s = 0.0
         if ended or self._missed_s:
             left_s = reaped_s - self._reaped_s
-            for key, (_, waited_s) in seen.items():
-                left_s += waited_s - self._seen.get(key, (0.0, 0.0))[1]
+            for key, (_, waited_s, _) in seen.items():
+                left_s += waited_s - self._seen[key][1] if key in self._seen else waited_s
             lost_s = max(0.0, self._missed_s - left_s)
             left_s = max(0.0, left_s - self._missed_s)
             # Both a process's time and the part left to its parent are rounded to ticks.
@@ -142,9 +154,10 @@ class CpuMeter:
         self._sandbox = sandbox
         self._others_s = 0.0
         self._group_before_s = 0.0
-        self._aside_before_s = sandbox.aside_s()
         if sandbox.is_exact:
+            self._aside_before_s = sandbox.aside.cpu_s()
             return
+        self._aside_before_s = sandbox.aside.ended_cpu_s
         self._own_before_s = process_cpu_s(interpreter.pid)
         self._reaped_before_s = _reaped_cpu_s()
         self._waited_before_s = interpreter.waited_cpu_s()
@@ -168,9 +181,9 @@ class CpuMeter:
             self._ended_s = sum(
                 spent_s - self._before_s.get(key, 0.0) for key, spent_s in ended.items() if self._is_ours(key)
             )
-            others_s = 0.0
-            for key, (spent_s, _) in seen.items():
-                if key[0] == self._interpreter.pid:
+            others_s, aside = 0.0, self._sandbox.aside.leaders
+            for key, (spent_s, _, session) in seen.items():
+                if key[0] == self._interpreter.pid or session in aside:
                     continue
                 if key[1] < self._started_ticks:
                     spent_s -= self._before_s.setdefault(key, spent_s)
@@ -179,13 +192,29 @@ class CpuMeter:
         return self.spent_s()
 
     def spent_s(self) -> float:
-        """Returns the CPU seconds spent; without a control group, other processes' are those of the last look."""
-        aside_s = self._sandbox.aside_s() - self._aside_before_s
+        """Returns the CPU seconds spent; without a control group, other processes' are those of the last look.
+
+        One that was waited for since counts twice then: for the last look, and with its parent. `settled_s` does not.
+        """
         if self._sandbox.is_exact:
+            aside_s = self._sandbox.aside.cpu_s() - self._aside_before_s
             return max(0.0, self._sandbox.group_s() - self._group_before_s - aside_s)
+        # Those that ended are in the supervisor's sum; those that live are not among the others.
+        aside_s = self._sandbox.aside.ended_cpu_s - self._aside_before_s
         own_s = process_cpu_s(self._interpreter.pid) - self._own_before_s
         waited_s = self._interpreter.waited_cpu_s() - self._waited_before_s + _reaped_cpu_s() - self._reaped_before_s
-        return max(own_s, 0.0) + max(max(waited_s, 0.0) + self._others_s + self._lost_s - aside_s, 0.0)
+        return max(own_s, 0.0) + max(waited_s - aside_s, 0.0) + self._others_s + self._lost_s
+
+    def settled_s(self) -> float:
+        """Returns the CPU seconds of a run that is over.
+
+        Where an earlier look has seen other processes, they are looked at again: those that have ended have left their
+        time with a parent, or, as the second look finds out, it is lost.
+        """
+        if not self._sandbox.is_exact and self._others_s:
+            self.look()
+            self.look()
+        return self.spent_s()
 
     def _is_ours(self, key: tuple[int, int]) -> bool:
         """True when a process spent CPU time for this run: a younger one all of it, an older one since a first look."""
@@ -218,12 +247,18 @@ class BackgroundCpu:
         return self._reported_s
 
 
-def _nothing() -> float:
-    return 0.0
+class _Nothing:
+    """No processes that calls have started."""
+
+    leaders: frozenset[int] = frozenset()
+    ended_cpu_s = 0.0
+
+    def cpu_s(self) -> float:
+        return 0.0
 
 
-# Fields 14, 17 and 22 of proc(5)'s stat, counted from the state, which is field 3.
-_UTIME, _CUTIME, _CSTIME, _STARTTIME = 11, 13, 14, 19
+# Fields 6, 14, 16, 17 and 22 of proc(5)'s stat, counted from the state, which is field 3.
+_SESSION, _UTIME, _CUTIME, _CSTIME, _STARTTIME = 3, 11, 13, 14, 19
 
 
 def _processes() -> Seen:
@@ -231,7 +266,8 @@ def _processes() -> Seen:
     for pid in pids():
         stat = _stat(pid)
         if stat is not None:
-            seen[pid, int(stat[_STARTTIME])] = _ticks(stat, _UTIME, _CSTIME), _ticks(stat, _CUTIME, _CSTIME)
+            spent_s, waited_s = _ticks(stat, _UTIME, _CSTIME), _ticks(stat, _CUTIME, _CSTIME)
+            seen[pid, int(stat[_STARTTIME])] = spent_s, waited_s, int(stat[_SESSION])
     return seen
 
 

@@ -43,18 +43,18 @@ def print_table(rows: Sequence[Row]) -> None:
         print(line)
 
 
-def print_markdown(rows: Sequence[Row]) -> None:
+def markdown(rows: Sequence[Row], load: float) -> str:
     """The same table, as docs/performance.md records one."""
-    print(f"{machine()}, {today()}.\n")
-    print_markdown_table(HEADINGS, [_cells(figure) for figure in figures_of(rows)])
-    missing = _missing(rows)
-    if missing:
-        print("\n" + "\n".join(f"- {line}" for line in missing))
+    table = markdown_table(HEADINGS, [_cells(figure) for figure in figures_of(rows)])
+    missing = [f"- {line}" for line in _missing(rows)]
+    return "\n".join([f"{machine()} ({load:.1f} before), {today()}.", "", table, *(["", *missing] if missing else [])])
 
 
-def print_markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    for cells in (headings, ["---"] * len(headings), *lines):
-        print("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+        for cells in (headings, ["---"] * len(headings), *lines)
+    )
 
 
 def figures_of(rows: Sequence[Row]) -> list[Figure]:

@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from benchmarks.bench import Effort
-from benchmarks.compare.comparison import Comparison, compare
-from benchmarks.compare.report import print_report, print_report_markdown, write_report_json
+from benchmarks.compare.comparison import compare
+from benchmarks.compare.report import print_report, report_markdown, write_report_json
 from benchmarks.compare.sides import RECORDED, NoSide, commit_side, recorded_commit, resolved, working_side
 from benchmarks.line_process import WorkerFailure
+from benchmarks.page import write_section
 from benchmarks.rows import MEASUREMENTS
 from benchmarks.table import today
 
@@ -39,6 +40,7 @@ _QUICK_S, _USUAL_S = 90.0, 1500.0
 @click.option("--rounds", type=click.IntRange(1, 200), help="Times that each side has its turn; an interval takes six.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all samples there.")
 @click.option("--markdown", is_flag=True, help="Print the table as docs/performance.md has it.")
+@click.option("--write", is_flag=True, help="Write it there; not with --only or --quick.")
 @click.option("--record", is_flag=True, help="Compare nothing: record the commit as the one to compare with.")
 def main(
     base: str,
@@ -48,6 +50,7 @@ def main(
     rounds: int | None,
     json_path: Path | None,
     markdown: bool,
+    write: bool,
     record: bool,
 ) -> None:
     """Compares this tree with BASE, or with the commit that was recorded last, in turns on this machine.
@@ -55,6 +58,8 @@ def main(
     Each side has the client, the daemon and an environment of its own commit. Nothing passes or fails: where there is
     no such commit, or a row can't be measured, that is said.
     """
+    if write and (only or quick):
+        raise click.UsageError("--write is for the whole table, --only and --quick for a part of it")
     # As an interrupt does: on the way out it ends what it started.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))
@@ -81,11 +86,12 @@ def main(
     except WorkerFailure as reason:
         print(f"nothing to compare: {reason}")
         return
-    _print(comparison, load, json_path, markdown=markdown)
-
-
-def _print(comparison: Comparison, load: float, json_path: Path | None, *, markdown: bool) -> None:
-    (print_report_markdown if markdown else print_report)(comparison, load)
+    if markdown:
+        print(report_markdown(comparison, load))
+    else:
+        print_report(comparison, load)
+    if write:
+        write_section("bench-compare", report_markdown(comparison, load))
     if json_path is not None:
         write_report_json(comparison, load, json_path)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.compare.comparison import Comparison, Pair, Verdict
 from benchmarks.figures import Figure, to_json
-from benchmarks.table import TABLE_COLUMNS, machine, print_markdown_table, quantity, title, today
+from benchmarks.table import TABLE_COLUMNS, machine, markdown_table, quantity, title, today
 
 _COLOURS = {Verdict.WORSE: "red", Verdict.BETTER: "green", Verdict.NONE: "default"}
 _METHOD = (
@@ -35,11 +35,10 @@ def print_report(comparison: Comparison, load: float) -> None:
         print(line)
 
 
-def print_report_markdown(comparison: Comparison, load: float) -> None:
-    print(f"{_heading(comparison, load)}. {_METHOD}\n")
-    print_markdown_table(_headings(comparison), [_cells(pair) for pair in comparison.pairs])
-    if lines := remarks(comparison):
-        print("\n" + "\n".join(f"- {line}" for line in lines))
+def report_markdown(comparison: Comparison, load: float) -> str:
+    table = markdown_table(_headings(comparison), [_cells(pair) for pair in comparison.pairs])
+    lines = [f"- {line}" for line in remarks(comparison)]
+    return "\n".join([f"{_heading(comparison, load)}. {_METHOD}", "", table, "", *lines])
 
 
 def remarks(comparison: Comparison) -> list[str]:

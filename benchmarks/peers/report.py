@@ -9,17 +9,16 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.peers.run import FIGURES, UNITS, Measured
-from benchmarks.table import machine, print_markdown_table, quantity, today
+from benchmarks.table import machine, markdown_table, quantity, today
 
 _LEGEND = "The factor beside a median is that to ours of the same kind, in the same turns."
 
 
-def print_peers(found: Sequence[Measured], catalogue_day: date, load: float) -> None:
-    """As markdown, which docs/performance.md has and a terminal can show."""
+def peers_markdown(found: Sequence[Measured], catalogue_day: date, load: float) -> str:
+    """The table of docs/performance.md, which a terminal can show, too."""
     ours = {measured.peer.name: measured for measured in found}
     notes: dict[str, int] = {}
     figures = [figure for figure in FIGURES if any(_asked(measured, figure) for measured in found)]
-    print(f"{machine()} ({load:.1f} before), {today()}; versions of {catalogue_day.isoformat()}. {_LEGEND}\n")
     lines = [
         [
             f"{measured.peer.title} {measured.version}".strip(),
@@ -28,16 +27,15 @@ def print_peers(found: Sequence[Measured], catalogue_day: date, load: float) -> 
         ]
         for measured in found
     ]
-    print_markdown_table(["", *figures, "isolates"], lines)
-    if notes:
-        print()
-    for reason, number in notes.items():
-        print(f"{number}. {reason}")
-    failures = [(measured, row, reasons) for measured in found for row, reasons in measured.failures.items()]
-    if failures:
-        print()
-    for measured, row, reasons in failures:
-        print(f"- {measured.peer.title}: {len(reasons)} turns of “{row}” failed: {reasons[0]}")
+    table = markdown_table(["", *figures, "isolates"], lines)
+    reasons = [f"{number}. {reason}" for reason, number in notes.items()]
+    failures = [
+        f"- {measured.peer.title}: {len(texts)} turns of “{row}” failed: {texts[0]}"
+        for measured in found
+        for row, texts in measured.failures.items()
+    ]
+    heading = f"{machine()} ({load:.1f} before), {today()}; versions of {catalogue_day.isoformat()}. {_LEGEND}"
+    return "\n".join([heading, "", table, "", *reasons, *([""] if reasons and failures else []), *failures])
 
 
 def write_peers_json(found: Sequence[Measured], load: float, path: Path) -> None:

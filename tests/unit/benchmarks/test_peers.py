@@ -11,7 +11,7 @@ import pytest
 from benchmarks.line_process import WorkerFailure
 from benchmarks.peers import run
 from benchmarks.peers.environments import DRIVERS, Peer, read_catalogue
-from benchmarks.peers.report import print_peers
+from benchmarks.peers.report import peers_markdown
 from benchmarks.peers.run import FIGURES, Measured, Row, measure_peers
 
 CATALOGUE = read_catalogue()
@@ -101,13 +101,12 @@ def test_a_peer_that_fails_again_is_through_with_the_row(monkeypatch: pytest.Mon
     assert other.reasons["1+1"] == "failed: BrokenPipeError: too much"
 
 
-def test_the_table_has_factors_reasons_and_what_is_isolated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_factors_reasons_and_what_is_isolated() -> None:
     ours = Measured(Peer("ours", "ours", "a wall", "ours"), samples={"1+1": [2.0, 2.0]})
     other = Measured(Peer("a", "a peer", "nothing", "ours"), "1.2", samples={"1+1": [50.0, 54.0]})
     third = Measured(Peer("b", "a service", "a machine", "ours", unavailable="no package"))
     third.cannot("no package", FIGURES)
-    print_peers([ours, other, third], date(2026, 11, 24), load=0.1)
-    printed = capsys.readouterr().out
+    printed = peers_markdown([ours, other, third], date(2026, 11, 24), load=0.1)
     assert "| ours | 2 ms | a wall |" in printed
     assert "| a peer 1.2 | 52 ms (26 x) | nothing |" in printed
     assert "| a service | - (1) | a machine |" in printed

@@ -124,6 +124,7 @@ test-all: $(STAMP)  ## Run every test with all rounds and cases, and what `make 
 	@$(BIN)/python -m pytest --all --workers=$(WORKERS) $(ARGS)
 	@$(MAKE) --no-print-directory test-agents BACKEND=docker
 	@$(MAKE) --no-print-directory test-agents BACKEND=e2b-double
+	@$(MAKE) --no-print-directory test-forked
 	@$(MAKE) --no-print-directory test-fleet
 	@$(MAKE) --no-print-directory test-matrix test-mcp-matrix test-e2b-matrix
 
@@ -135,6 +136,11 @@ unit: $(STAMP)  ## Run the unit tests
 test-agents: $(STAMP)  ## Run the tests of the agents on a backend (BACKEND=local|docker|e2b-double)
 	@EXECUTOR_TEST_BACKEND=$(BACKEND:-double=) $(BIN)/python -m pytest \
 		--workers=$(WORKERS) tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
+
+.PHONY: test-forked
+test-forked: $(STAMP)  ## Run the contract and the attacks on sandboxes of the local backend that a zygote forked
+	@EXECUTOR_TEST_FORK_SERVER=shared $(BIN)/python -m pytest --all --workers=$(WORKERS) \
+		-k local tests/contract tests/security $(ARGS)
 
 .PHONY: test-fleet
 test-fleet: $(STAMP)  ## Run the contract and the tests of agents, clients and calls through a front (FLEET=redirect|proxy)

@@ -37,6 +37,7 @@ from executor_server.app.settings import (
 from executor_server.app.signals import Signals, handled_signals
 from executor_server.app.watchers import PolicyListeners, Watchers
 from executor_server.backends import Backend, HostFinding, HostSweeper
+from executor_server.backends.local import ForkServerStats, LocalBackend
 from executor_server.config import BackendName, Config, ConfigError, StateDir, state_dir
 from executor_server.core import Principal, logs
 from executor_server.fairness import CpuShares, FairSemaphore
@@ -334,7 +335,17 @@ def _sources(parts: Parts, watchers: Watchers, environments: EnvironmentOwner) -
         audit=watchers.log.stats if watchers.log is not None else None,
         backends=parts.backend.states if isinstance(parts.backend, BackendSet) else dict,
         environments=environments.service.statistics,
+        fork_server=partial(_fork_server_stats, parts.backend),
     )
+
+
+def _fork_server_stats(backend: Backend) -> ForkServerStats:
+    """Returns the counts of the local backend, if there is one."""
+    members = backend.members() if isinstance(backend, BackendSet) else [backend]
+    for member in members:
+        if isinstance(member, LocalBackend):
+            return member.fork_server_stats()
+    return ForkServerStats()
 
 
 async def _drain_unless_hurried(signals: Signals, sessions: SessionManager, drain_s: float) -> None:

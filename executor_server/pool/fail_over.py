@@ -77,6 +77,9 @@ class BackendSet:
         """Returns for each backend `up`, `full` or `down`, as its last creation found it."""
         return {name: member.state for name, member in self._members.items()}
 
+    def members(self) -> Sequence[Backend]:
+        return [member.backend for member in self._members.values()]
+
     async def start(self) -> None:
         """Starts all. Raises SandboxFailure when none starts."""
         failures = await failures_of(member.start() for member in self._members.values())

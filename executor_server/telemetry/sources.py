@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from executor_server.admission import Quotas
 from executor_server.audit import AuditStats
+from executor_server.backends.local import ForkServerStats
 from executor_server.core import SandboxSpec
 from executor_server.environments import Statistics
 from executor_server.policy import Policy
@@ -94,6 +95,17 @@ AUDIT_COUNTERS = {
     "flushes": "Times that the audit log was forced to the disk.",
 }
 
+FORKED = Described(
+    f"{PREFIX}fork_server_sandboxes_total", "counter", (), "Sandboxes that the fork server of the local backend made."
+)
+NOT_FORKED = Described(
+    f"{PREFIX}fork_server_fallbacks_total",
+    "counter",
+    ("reason",),
+    "Sandboxes that bubblewrap made although the policy allows the fork server; `reason`: `starting`, `failing`,"
+    " `failed`, `silent`, `unverified` or `unsupported`.",
+)
+
 DESCRIBED = (
     SESSIONS,
     BACKENDS,
@@ -106,6 +118,8 @@ DESCRIBED = (
         for name, text in POOL_COUNTERS.items()
     ),
     *(Described(f"{PREFIX}{name}", "gauge", (), text) for name, (_, text) in ENVIRONMENT_GAUGES.items()),
+    FORKED,
+    NOT_FORKED,
     AUDIT_FAILING,
     *(Described(f"{PREFIX}audit_{name}_total", "counter", (), text) for name, text in AUDIT_COUNTERS.items()),
 )
@@ -122,6 +136,7 @@ class Sources:
     audit: AuditStats | None  # None: there is no audit log
     backends: Callable[[], Mapping[str, str]] = dict  # their states, where several run
     environments: Callable[[], Statistics] = Statistics
+    fork_server: Callable[[], ForkServerStats] = ForkServerStats
 
 
 class SourcesCollector(Collector):
@@ -148,6 +163,7 @@ class SourcesCollector(Collector):
         statistics = self._sources.environments()
         for name, (field, text) in ENVIRONMENT_GAUGES.items():
             yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=getattr(statistics, field))
+        yield from self._fork_server()
         if self._sources.audit is not None:
             yield from _audit(self._sources.audit)
 
@@ -166,6 +182,16 @@ class SourcesCollector(Collector):
         for backend, state in self._sources.backends().items():
             family.add_metric((backend, state), 1)
         return family
+
+    def _fork_server(self) -> Iterator[Metric]:
+        stats = self._sources.fork_server()
+        yield CounterMetricFamily(FORKED.name.removesuffix("_total"), FORKED.meaning, value=stats.made)
+        fallbacks = CounterMetricFamily(
+            NOT_FORKED.name.removesuffix("_total"), NOT_FORKED.meaning, labels=NOT_FORKED.labels
+        )
+        for reason, count in stats.fallbacks.items():
+            fallbacks.add_metric((reason,), count)
+        yield fallbacks
 
     def _policy(self) -> Metric:
         policy = self._sources.policy()

@@ -35,6 +35,7 @@ from executor_server.backends.local.building import Plan, build_sandbox
 from executor_server.backends.local.egress import EgressFiles
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
+from executor_server.backends.local.nursery.check import report_fork_server
 from executor_server.backends.local.nursery.nurseries import ForkServerStats, Nurseries
 from executor_server.backends.local.recovery import nursery_of, recover, still_serves
 from executor_server.backends.local.resources import Resources
@@ -110,12 +111,9 @@ class LocalBackend:
             raise
         # The first user is the examination's: at the next start it must not be that of an adopted sandbox. The second
         # owns what workshops write, and so is the same for every daemon. The third is the nurseries'.
-        users, workshop_uid, nursery_users = None, None, None
-        if found.uids:
-            users, workshop_uid = HostUsers(found.uids[3:]), found.uids[1]
-            nursery_users = (found.uids[2], found.uids[3], len(found.uids) - 3)
+        users, workshop_uid = (HostUsers(found.uids[3:]), found.uids[1]) if found.uids else (None, None)
         images = dict(found.resources.images)
-        nurseries = Nurseries(self._state_dir, nursery_users)
+        nurseries = Nurseries(self._state_dir, _nursery_users(found.uids))
         self._capabilities = _HostCapabilities(found.resources, directory, users, workshop_uid, images, nurseries)
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, LocalSandbox]:
@@ -189,7 +187,10 @@ class LocalBackend:
         return self._capabilities.nurseries.stats if self._capabilities is not None else ForkServerStats()
 
     async def check_host(self) -> Sequence[HostFinding]:
-        return (await self._examine()).findings
+        found = await self._examine()
+        if found.resources is not None:
+            await report_fork_server(found, found.resources, _nursery_users(found.uids))
+        return found.findings
 
     async def close(self) -> None:
         capabilities, self._capabilities = self._capabilities, None
@@ -284,6 +285,11 @@ class LocalBackend:
         if failures:
             raise SandboxFailure(f"{len(failures)} sandboxes can't be removed: {failures[0]}") from failures[0]
         return len(results)
+
+
+def _nursery_users(uids: range | None) -> tuple[int, int, int] | None:
+    """Returns the users of nurseries, as `Nurseries` takes them."""
+    return (uids[2], uids[3], len(uids) - 3) if uids else None
 
 
 def _target(image: Image) -> Target:

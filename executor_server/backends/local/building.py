@@ -21,12 +21,12 @@ from executor_server.backends.local.file_counts import limit_files
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import SANDBOX_ID, environment_of
 from executor_server.backends.local.nursery.births import NurseryProcess, SandboxPlan
-from executor_server.backends.local.nursery.nurseries import Fallback, Nurseries
+from executor_server.backends.local.nursery.nurseries import Fallback, Nurseries, below_tmp
 from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.records import ProcessRecord, Record, remove_record, write_record
 from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.backends.settings import BACKLOG, guest_config, shm_bytes
+from executor_server.backends.settings import BACKLOG, WORKSPACE, guest_config, shm_bytes
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.guest.wire.paths import GUEST_BOOT
 from executor_server.guest.wire.tokens import CHAIN_LENGTH
@@ -111,7 +111,8 @@ async def _fork(sandbox: LocalSandbox, plan: Plan, nurseries: Nurseries, listene
                 rlimits=resources.rlimits(spec),
                 host_uid=sandbox.host_uid,
                 seccomp=resources.seccomp,
-                environment=environment_of(plan.image, spec),
+                environment={**environment_of(plan.image, spec), "PWD": WORKSPACE},
+                below_tmp=below_tmp(plan.image),
                 listener=listener,
                 cpu_counter=cpu_fd,
                 groups=groups,

@@ -155,7 +155,7 @@ def _namespaces() -> Iterator[str]:
 
 
 def environment_of(image: Image, spec: SandboxSpec) -> dict[str, str]:
-    """All environment variables of a sandbox."""
+    """Returns all environment variables of a sandbox but PWD, which bwrap sets with --chdir."""
     path = f"{image.python.parent}:/usr/local/bin:/usr/bin:/bin"
     egress = egress_environment() if spec.egress else {}
     return {"PATH": path, **sandbox_environment(spec.processes), **egress}

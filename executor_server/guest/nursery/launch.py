@@ -55,7 +55,10 @@ _DEVICE_LINKS = (
     ("pts/ptmx", "ptmx"),
 )
 # linux/capability.h: SETGID, SETUID, SETPCAP, NET_ADMIN, SYS_ADMIN.
-KEPT_CAPABILITIES = (6, 7, 8, 12, 21)
+_KEPT_CAPABILITIES = (6, 7, 8, 12, 21)
+# SETFCAP: since Linux 5.12 a map that has its parent's user 0 takes it, and under an ordinary user's daemon there is no
+# other user for sandboxes to be.
+_KEPT_WITHOUT_USERS = (31,)
 _NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.SANDBOX_NAMESPACES
 
 
@@ -147,7 +150,13 @@ def _build_root(root: list[list[str]], copies: list[int]) -> None:
     # them by the user namespace already; private also keeps later ones of the host out.
     kernel.mount("none", "/", flags=MS_REC | MS_PRIVATE)
     devices = [kernel.copy_mounts(f"/dev/{name}") for name in _DEVICES]
+    for fd in devices:
+        kernel.set_mount_attributes(fd, kernel.MOUNT_ATTR_NOSUID)
     kernel.mount("tmpfs", _BASE, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=0755,size={_ROOT_BYTES}")
+    # For what modules write when they are imported; each sandbox has its own in its place. Before the image, which may
+    # lie below.
+    os.mkdir(f"{_BASE}/tmp")
+    kernel.mount("tmpfs", f"{_BASE}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_SCRATCH_BYTES}")
     remaining = iter(copies)
     for entry in root:
         if entry[0] == "link":
@@ -161,10 +170,7 @@ def _build_root(root: list[list[str]], copies: list[int]) -> None:
     # Not covered anywhere: the kernel lets a user namespace mount another /proc only if it sees one in full.
     os.makedirs(f"{_BASE}/proc", exist_ok=True)
     kernel.mount("proc", f"{_BASE}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    for name in ("workspace", "tmp"):
-        os.makedirs(f"{_BASE}/{name}", exist_ok=True)
-    # For what modules write when they are imported; each sandbox has its own over it.
-    kernel.mount("tmpfs", f"{_BASE}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_SCRATCH_BYTES}")
+    os.mkdir(f"{_BASE}/workspace")
     kernel.mount("none", _BASE, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     kernel.enter_root(_BASE)
 
@@ -202,8 +208,9 @@ def _run_init(config: dict[str, Any], keep: list[int]) -> None:
     """
     os.chdir("/")
     os.setsid()
-    privileges.drop_bounding_set(KEPT_CAPABILITIES)
-    privileges.drop_capabilities(KEPT_CAPABILITIES)
+    kept = _KEPT_CAPABILITIES if config["users"] is not None else _KEPT_CAPABILITIES + _KEPT_WITHOUT_USERS
+    privileges.drop_bounding_set(kept)
+    privileges.drop_capabilities(kept)
     privileges.gain_no_privileges()
     for fd in keep:
         os.set_inheritable(fd, True)

@@ -166,9 +166,15 @@ def _mount_files(child: _Child) -> None:
     sizes = child.plan["sizes"]
     for place, size in (("/workspace", sizes["disk"]), ("/dev/shm", sizes["shm"])):
         _mount_memory(place, size, sizes["files"])
-    # Over the nursery's own, in which nothing is kept: the zygote has read what its modules wrote there.
+    # In place of the nursery's own, of which only directories of the image are kept: the zygote has read what its
+    # modules wrote there.
+    kept = [(str(place), kernel.copy_mounts(place)) for place in child.plan["below_tmp"]]
     kernel.unmount("/tmp")
     _mount_memory("/tmp", sizes["disk"], sizes["files"])
+    for place, copy in kept:
+        os.makedirs(place)
+        kernel.mount_copy(copy, place)
+        os.close(copy)
     os.mkdir("/tmp/proc")
     kernel.mount("proc", "/tmp/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     kernel.unmount("/proc")
@@ -210,7 +216,10 @@ def _become_user(child: _Child) -> None:
     4. The bounding set, then all sets: the first takes a right of the second.
     """
     host_uid = child.plan["host_uid"]
-    if host_uid is not None:
+    own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if host_uid is None:
+        _close_own_files()
+    else:
         os.setgroups([])
         os.setresgid(host_uid, host_uid, host_uid)
         os.setresuid(host_uid, host_uid, host_uid)
@@ -219,14 +228,27 @@ def _become_user(child: _Child) -> None:
     kernel.unshare(kernel.CLONE_NEWUSER)
     inside = int(child.plan["uid"])
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
-        fd = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=own)
         try:
             os.write(fd, text.encode())
         finally:
             os.close(fd)
+    os.close(own)
     privileges.hide_memory()
     privileges.drop_bounding_set()
     privileges.drop_capabilities()
+
+
+def _close_own_files() -> None:
+    """Makes this process's files in /proc read-only, for an ordinary user's daemon.
+
+    They belong to the user 0 of the namespace in which the program was executed, the nursery's, which is the same user
+    of the host as agent code here: that could make the supervisor the first that the kernel kills for memory. Reading
+    what is secret in them takes the right to trace, which nothing inside has. Before the rights over mounts go; the
+    map of users is written through a descriptor that was opened before.
+    """
+    kernel.mount("/proc/1", "/proc/1", flags=MS_BIND)
+    kernel.mount("none", "/proc/1", flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def _filter_system_calls(child: _Child) -> None:

@@ -60,6 +60,7 @@ class SandboxPlan:
     host_uid: int | None
     seccomp: bytes
     environment: Mapping[str, str]
+    below_tmp: Sequence[str]  # directories of the image there, to be seen in the sandbox's own /tmp
     listener: int  # descriptors of the daemon
     cpu_counter: int | None
     groups: Sequence[int]  # files by which it joins its control groups
@@ -78,6 +79,7 @@ class SandboxPlan:
             "uid": SANDBOX_ID,
             "seccomp": base64.b64encode(self.seccomp).decode(),
             "environment": dict(self.environment),
+            "below_tmp": list(self.below_tmp),
         }
         packet, fds = json.dumps(plan).encode(), [*named.values(), *self.groups]
         if len(packet) > PACKET_BYTES or len(fds) > MAX_PLAN_FDS:

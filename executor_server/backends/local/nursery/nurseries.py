@@ -28,6 +28,7 @@ from executor_server.backends.local.nursery.packets import now
 from executor_server.backends.local.nursery.records import NurseryRecords, OrphanedNursery
 from executor_server.backends.local.records import ProcessRecord
 from executor_server.backends.local.resources import Resources
+from executor_server.backends.settings import WORKSPACE
 from executor_server.backends.teardown import failures_of
 from executor_server.core import SandboxFailure, SandboxSpec
 
@@ -36,6 +37,8 @@ MODULES = ("numpy", "pandas", "PIL.Image", "matplotlib.pyplot")
 
 # Bytes of a sandbox's memory below which its nursery imports no modules: they would take too large a part of it.
 _MODULES_FROM_BYTES = 1024 * 1024 * 1024
+# Seconds until a nursery must be ready; the imports of a loaded machine take some.
+_START_TIME_S = 60.0
 # Sandboxes of one nursery, and seconds of its life, before it is replaced.
 _MAX_REQUESTS = 500
 _MAX_AGE_S = 1800.0
@@ -47,10 +50,16 @@ _MAX_NURSERIES = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 _END_TIME_S = 10.0
 _ID_BYTES = 8
-# A sandbox mounts its own file systems here, which would hide an image that lies below.
-_COVERED = tuple(Path(name) for name in ("/dev", "/proc", "/tmp", "/workspace"))
+# A sandbox mounts its own file systems here, which would hide what lies below; directories below /tmp are kept.
+_REPLACED = tuple(Path(name) for name in ("/dev", "/proc", "/workspace"))
+_COVERED = (*_REPLACED, Path("/tmp"))
 
 _log = structlog.get_logger(__name__)
+
+
+def below_tmp(image: Image) -> list[str]:
+    """Returns the directories of the image that lie in /tmp."""
+    return [str(each) for each in image.directories if each.is_relative_to("/tmp")]
 
 
 class Fallback(Exception):
@@ -115,8 +124,12 @@ class Nurseries:
 
     def blueprint(self, resources: Resources, image: Image, spec: SandboxSpec) -> Blueprint:
         """Returns the kind of nursery that makes such sandboxes. Raises Fallback."""
-        for path in (*image.directories, *(link for link, _ in image.links)):
-            if any(path.is_relative_to(covered) for covered in _COVERED):
+        links = [link for link, _ in image.links]
+        for path, covering in [
+            *((link, _COVERED) for link in links),
+            *((each, _REPLACED) for each in image.directories),
+        ]:
+            if any(path.is_relative_to(covered) for covered in covering):
                 raise self._fallback("unsupported", f"the image has files in {path}")
         # With a network, a program may install another version of a module, and expects to import that.
         modules = MODULES if spec.memory_bytes >= _MODULES_FROM_BYTES and not spec.egress else ()
@@ -125,7 +138,7 @@ class Nurseries:
             image_identity=image.identity,
             root=tuple(resources.layout.nursery_root(image)),
             python=image.python,
-            environment=tuple(environment_of(image, spec).items()),
+            environment=(*environment_of(image, spec).items(), ("PWD", WORKSPACE)),
             modules=modules,
             users=self._users,
             owner=spec.fork_server.partition(":")[2],
@@ -150,6 +163,9 @@ class Nurseries:
             self._start(blueprint, self._serving)
             raise self._fallback("starting", "the nursery is being made")
         if not nursery.is_ready:
+            if now() - nursery.started_at >= _START_TIME_S:
+                nursery.retire(f"it was not ready within {_START_TIME_S:g} s")
+                self._tidy()
             raise self._fallback("starting", "the nursery is being made")
         worn = nursery.requests >= _MAX_REQUESTS or now() - nursery.started_at >= _MAX_AGE_S
         if worn and blueprint not in self._successors:
@@ -261,6 +277,16 @@ class Nurseries:
     async def _end(self, nursery: Nursery, deadline: float) -> None:
         await nursery.end(deadline)
         self._records.remove(nursery.nursery_id)
+
+    async def trial(self, blueprint: Blueprint) -> str:
+        """Makes a nursery of this kind; returns the reason when it does not serve."""
+        with contextlib.suppress(Fallback):
+            self._nursery(blueprint)
+        nursery = self._serving.get(blueprint)
+        if nursery is None:
+            return "it can't be started"
+        await nursery.settled.wait()
+        return "" if nursery.serves else nursery.last_words().rpartition("\n")[2] or nursery.ended_because
 
     async def settled(self) -> None:
         """Waits until none is being made; for tests and measurements."""

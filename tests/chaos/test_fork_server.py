@@ -1,0 +1,196 @@
+"""The fork server's processes die, hang, run out of processes or are unfit; sandboxes are made all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import venv
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from executor_server.backends.local import LocalBackend
+from executor_server.backends.local.nursery import births
+from executor_server.backends.local.nursery.births import NurseryProcess
+from executor_server.backends.local.nursery.nursery import Nursery
+from executor_server.backends.local.process import BwrapProcess
+from executor_server.channel.channel import GuestChannel
+from executor_server.config import LocalImage
+from executor_server.core import SandboxSpec
+from tests.support.backends import require
+from tests.support.forked_backend import ForkedBackend
+from tests.support.polling import eventually_async, has_ended
+
+SPEC = SandboxSpec("base", 2**28, 32, 2**24, 60.0, fork_server="shared")
+WITH_MODULES = replace(SPEC, memory_bytes=2**30)
+THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+DESCRIPTOR = "import os; os.dup2(os.open('/dev/null', 0), 99)"
+END = "import os; os._exit(0)"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    require("local")
+    made = Path(tempfile.mkdtemp(prefix="n-"))
+    made.chmod(0o755)  # a sandbox's user must be able to enter it
+    yield made
+    shutil.rmtree(made)
+
+
+@asynccontextmanager
+async def started(directory: Path, **options: LocalImage) -> AsyncIterator[LocalBackend]:
+    """A backend that has no nursery yet; at the end no process of one is left, nor a record."""
+    backend = LocalBackend(directory, options or None)
+    await backend.start()
+    await backend.adopt(())
+    parents: list[psutil.Process] = []
+    try:
+        yield backend
+        parents = [child for child in psutil.Process().children(recursive=True) if "nursery" in child.name()]
+    finally:
+        await backend.close()
+    assert all(has_ended(parent) for parent in parents)
+    records = directory / "nurseries"
+    assert not records.exists() or list(records.iterdir()) == []
+
+
+async def nursery_of(backend: LocalBackend, spec: SandboxSpec = SPEC) -> Nursery:
+    """The nursery for these sandboxes, ready."""
+    await ForkedBackend.nursery_for(backend, spec)  # type: ignore[arg-type]  # what it needs of it, every one has
+    (nursery,) = backend._started().nurseries._serving.values()
+    assert nursery.serves, nursery.last_words()
+    return nursery
+
+
+async def answers(sandbox: object) -> bool:
+    channel = GuestChannel(sandbox.endpoint)  # type: ignore[attr-defined]
+    try:
+        return (await channel.connect()).generation == 1
+    finally:
+        channel.close()
+
+
+async def test_a_sandbox_outlives_its_zygote_and_the_next_one_is_made_by_bubblewrap(directory: Path) -> None:
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        forked = await backend.create(SPEC)
+        assert isinstance(forked.process, NurseryProcess)
+        assert nursery.zygote_pid is not None
+        os.kill(nursery.zygote_pid, signal.SIGKILL)
+        await eventually_async(lambda: bool(nursery.ended_because))
+        assert await answers(forked)
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        await nursery_of(backend)
+        assert isinstance((await backend.create(SPEC)).process, NurseryProcess)
+
+
+async def test_the_end_of_a_nursery_is_the_end_of_its_sandboxes_and_is_reported(directory: Path) -> None:
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        forked = await backend.create(SPEC)
+        assert nursery.init_pid is not None and forked.process is not None
+        os.kill(nursery.init_pid, signal.SIGKILL)
+        await eventually_async(forked.process.has_ended)
+        assert "first process" in (await forked.cause_of_death() or "")
+        await forked.destroy()
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+
+
+async def test_the_parent_of_a_nursery_is_not_needed(directory: Path) -> None:
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        nursery.popen.kill()
+        forked = await backend.create(SPEC)
+        assert isinstance(forked.process, NurseryProcess) and await answers(forked)
+
+
+async def test_a_zygote_that_hangs_costs_one_creation_some_time(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(births, "ANSWER_TIME_S", 0.3)
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        assert nursery.zygote_pid is not None
+        os.kill(nursery.zygote_pid, signal.SIGSTOP)
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        assert backend.fork_server_stats().fallbacks["silent"] == 1
+        # Its first process kills it, although it is stopped; the request that it never read comes to nothing.
+        await eventually_async(lambda: not Path(f"/proc/{nursery.zygote_pid}").exists())
+
+
+async def test_a_full_process_table_is_a_reason_for_bubblewrap(directory: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the limit would be that of the tests' own user")
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        assert nursery.zygote_pid is not None
+        resource.prlimit(nursery.zygote_pid, resource.RLIMIT_NPROC, (1, 1))
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        assert backend.fork_server_stats().fallbacks["failed"] == 1
+        assert nursery.serves
+
+
+async def test_a_sandbox_that_is_not_as_it_must_be_is_never_served(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(births, "fault_of", lambda *_: "a wall is missing")
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        assert backend.fork_server_stats().fallbacks["unverified"] == 1
+        assert nursery.init_pid is not None
+        zygote = psutil.Process(nursery.zygote_pid)
+        await eventually_async(lambda: zygote.children() == [])
+
+
+@pytest.mark.parametrize("line", [THREAD, END])
+async def test_an_image_that_is_unfit_for_forks_is_left_to_bubblewrap(directory: Path, line: str) -> None:
+    async with started(directory, base=_image_with(directory, line)) as backend:
+        nurseries = backend._started().nurseries
+        await backend.create(replace(WITH_MODULES))
+        (nursery,) = nurseries._serving.values()
+        await nurseries.settled()
+        assert not nursery.is_ready and nursery.ended_because
+        await backend.create(WITH_MODULES)
+        assert backend.fork_server_stats().fallbacks["failing"] == 1
+
+
+async def test_a_descriptor_that_a_library_opened_is_in_no_sandbox(directory: Path) -> None:
+    async with started(directory, base=_image_with(directory, DESCRIPTOR)) as backend:
+        nursery = await nursery_of(backend, WITH_MODULES)
+        assert os.path.lexists(f"/proc/{nursery.zygote_pid}/fd/99")
+        forked = await backend.create(WITH_MODULES)
+        assert isinstance(forked.process, NurseryProcess)
+        assert not os.path.lexists(f"/proc/{forked.process.init_pid}/fd/99")
+
+
+async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        for after_ms in range(12):  # a creation takes about as long, so each of its steps is met
+            try:
+                async with asyncio.timeout(after_ms / 1000):
+                    sandbox = await backend.create(SPEC)
+            except TimeoutError:
+                continue
+            await sandbox.destroy()
+        assert backend._live == set()
+        zygote = psutil.Process(nursery.zygote_pid)
+        await eventually_async(lambda: zygote.children() == [])
+
+
+def _image_with(directory: Path, line: str) -> LocalImage:
+    """An environment that runs this line whenever an interpreter starts."""
+    venv.create(directory / "env", symlinks=True)
+    packages = directory / "env" / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+    (packages / "own.pth").write_text(f"{line}\n")
+    return LocalImage(python=directory / "env" / "bin" / "python")

@@ -23,7 +23,7 @@ CACHE = ROOT / ".cache" / "matrix"
 
 NAMES_SHOWN_MAX = 20
 
-PACKAGES = ("--editable", ".[server,smolagents,mcp,data]", "--group", "dev")
+PACKAGES = ("--editable", ".[server,smolagents,mcp,data,otel]", "--group", "dev")
 # A version that skips the tests that it was to be tried with has shown nothing; see tests/support/backends.py.
 SETTINGS = {"REQUIRED_BACKENDS": "local"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from executor_server.config import MIB
 from executor_server.core import NotFound, PolicyViolation, PreconditionFailed, ProcessRequest, Reason, VariablesState
-from tests.contract.harness import Harness
+from tests.contract.harness import Harness, follow
 from tests.contract.marks import promise
 
 WAIT_S = 20.0
@@ -260,3 +260,60 @@ except OSError: pass
     assert refused.value.reason is Reason.SAVEPOINT_REFUSED
     await harness.run(session, "for child in children: child.kill(); child.wait()")
     assert (await session.savepoints.take()).taken == 1
+
+
+@promise("savepoints")
+async def test_an_event_loop_is_a_new_one_and_what_waited_on_the_old_one_is_gone(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(
+        session,
+        "import asyncio\ndone = []\nasync def wait():\n    await asyncio.sleep(0.01); done.append(1)\n"
+        "task = asyncio.ensure_future(wait())\nawait asyncio.sleep(0)",
+    )
+    (taken,) = (await session.savepoints.take()).savepoints
+    assert taken.left_out == ()
+    await session.savepoints.roll_back(1)
+    again = await harness.run(session, "await asyncio.sleep(0.05)\nprint(done, task.done())")
+    assert (again.outcome, again.stdout) == ("succeeded", "[] False\n")
+
+
+@promise("savepoints")
+async def test_a_savepoint_waits_for_what_runs_and_holds_what_that_has_left(harness: Harness) -> None:
+    session = await harness.session()
+    running = await harness.begin(session, "import time\nx = 1\ntime.sleep(0.3)\nx = 2")
+    taken = await session.savepoints.take()
+    assert (await follow(running)).outcome == "succeeded"
+    await harness.run(session, "x = 3")
+    await session.savepoints.roll_back(taken.taken)
+    assert (await harness.run(session, "x")).output == 2
+
+
+@promise("savepoints")
+async def test_savepoints_are_dropped_when_memory_is_short(harness: Harness) -> None:
+    session = await harness.session(memory_bytes=256 * MIB)
+    await harness.run(session, "import os\nx = bytearray(os.urandom(2**20)) * 60")
+    dropped = 0
+    for number in range(1, 6):
+        await harness.run(session, f"for at in range(0, len(x), 4096): x[at] = {number}")
+        try:
+            dropped += (await session.savepoints.take()).dropped
+        except PreconditionFailed as refused:
+            assert "the memory of the sandbox does not suffice" in refused.message
+    left = (await session.savepoints.listed()).savepoints
+    assert len(left) < 5, "five copies of 60 MiB do not fit into 256 MiB"
+    assert (await harness.run(session, "x[0], len(x)")).output == (5, 60 * MIB)
+    if left:
+        await session.savepoints.roll_back(left[-1].number)
+        assert (await harness.run(session, "x[0]")).output == left[-1].number
+
+
+@promise("savepoints")
+async def test_a_step_that_went_back_can_go_back_again_and_again(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "x = 0; open('f', 'w').write('0')")
+    for number in range(1, 4):
+        died = await harness.run(
+            session, "x += 1; open('f', 'w').write('gone')\nimport os; os._exit(1)", savepoint=True
+        )
+        assert (died.state, died.ended.savepoint, died.ended.generation) == ("rolled_back", number, number + 1)
+    assert (await harness.run(session, "print(x, open('f').read())")).stdout == "0 0\n"

@@ -6,7 +6,7 @@ import pytest
 
 from executor_api.limits import SAVEPOINT_NUMBER_MAX
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_server.core import NotFound, Reason
+from executor_server.core import BranchEnd, Changes, Event, NotFound, Outcome, Reason, Result, VariablesState
 from tests.rpc.edge import AUTH, Edge, refusal, refused
 
 LISTED = [
@@ -52,3 +52,29 @@ async def test_a_savepoint_that_was_dropped_is_not_found(edge: Edge) -> None:
     (await edge.session()).raises = NotFound(Reason.SAVEPOINT_NOT_FOUND, "savepoint 1 is not there")
     call = edge.stub.Rollback(pb.RollbackRequest(session_id="s1", savepoint=1), metadata=AUTH)
     assert await refused(call) == ("NOT_FOUND", "SAVEPOINT_NOT_FOUND")
+
+
+async def test_an_execution_in_a_branch_says_so_and_its_result_what_it_has_changed(edge: Edge) -> None:
+    session = await edge.session()
+    changes = Changes(("new",), ("x",), ("gone",), ("large",), truncated=True)
+    end = BranchEnd(7, "", "", changes, Changes(), ("open sockets: 1",))
+    session.next_execution.events_to_send = [Event(1, Result(Outcome.SUCCEEDED, VariablesState.KEPT, 1, branch=end))]
+    request = pb.ExecuteRequest(session_id="s1", execution_id="e1", code="x", branch=True)
+    events = [response.event async for response in edge.stub.Execute(request, metadata=AUTH)]
+    branch = events[-1].result.branch
+    assert session.asked[-1][-1] == "branch"
+    assert (branch.number, list(branch.left_out)) == (7, ["open sockets: 1"])
+    assert list(branch.variables.added) == ["new"]
+    assert list(branch.variables.changed) == ["x"]
+    assert list(branch.variables.removed) == ["gone"]
+    assert list(branch.variables.unknown) == ["large"]
+    assert branch.variables.truncated
+    assert branch.HasField("files")
+
+
+async def test_a_branch_has_no_savepoint_before_it(edge: Edge) -> None:
+    session = await edge.session()
+    request = pb.ExecuteRequest(session_id="s1", execution_id="e1", code="x", branch=True, savepoint=True)
+    found = await refusal(edge.stub.Execute(request, metadata=AUTH).read())
+    assert (found.code.name, list(found.fields)) == ("INVALID_ARGUMENT", ["branch"])
+    assert session.asked == []

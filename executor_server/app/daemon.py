@@ -237,7 +237,9 @@ async def _start_control(
     """Reads the policy, and starts what counts and records its use."""
     watchers = Watchers.build(config, VERSION, backend)
     listeners = PolicyListeners([watchers.trail, watchers.metrics])
-    policies = PolicyStore(config.policy.file, partial(policy_of, config), config.policy.watch_interval_s, listeners)
+    copies = own_state.node_locks_path if config.fleet.role == "node" else None
+    make = partial(policy_of, config)
+    policies = PolicyStore(config.policy.file, make, config.policy.watch_interval_s, listeners, copies)
     usage = stack.enter_context(closing(UsageStore(own_state.usage_path)))
     capacity = capacity_of(config, lambda: policies.current, tokens)
     quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), usage, capacity=capacity)

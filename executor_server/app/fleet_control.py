@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
-from executor_server.fleet import Control, fingerprint_of
+from executor_server.config import ConfigError
+from executor_server.fleet import MAX_LOCKS, MAX_LOCKS_BYTES, Control, fingerprint_of
 from executor_server.identity import FrontTokens, TokenNews, Tokens
 from executor_server.policy import Policy, PolicyStore
 
@@ -44,5 +45,20 @@ class FleetControl:
                 self._on_change(self.current.fingerprint)
 
     def _made(self) -> Control:
-        policy, tokens = self._policies.content, self._records.content()
-        return Control(policy, tokens, fingerprint_of(policy, tokens, self._state_key), self._state_key)
+        policy, locks, tokens = self._policies.content, self._policies.current.locks, self._records.content()
+        fingerprint = fingerprint_of(policy, tokens, self._state_key, locks)
+        return Control(policy, tokens, fingerprint, self._state_key, locks)
+
+
+def check_locks(policy: Policy) -> Policy:
+    """Returns the policy. Raises ConfigError when its lock files are too many or too large for a message to a node."""
+    locks = policy.locks
+    if len(locks) > MAX_LOCKS:
+        raise ConfigError(
+            [f"The policy names {len(locks):,} lock files; a front sends at most {MAX_LOCKS} to its nodes."]
+        )
+    size_bytes = sum(map(len, locks.values()))
+    if size_bytes > MAX_LOCKS_BYTES:
+        text = f"The lock files of the policy have {size_bytes:,} bytes; a front sends at most {MAX_LOCKS_BYTES:,}."
+        raise ConfigError([text])
+    return policy

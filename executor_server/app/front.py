@@ -21,7 +21,7 @@ import uvloop
 from executor_server.admission import Admission, Capacity, Quotas
 from executor_server.app import open_files
 from executor_server.app.announcement import announce
-from executor_server.app.fleet_control import FleetControl
+from executor_server.app.fleet_control import FleetControl, check_locks
 from executor_server.app.fleet_news import FleetNews
 from executor_server.app.settings import capacity_of, server_settings
 from executor_server.app.signals import Signals, handled_signals
@@ -42,7 +42,7 @@ from executor_server.fleet import (
 )
 from executor_server.identity import FrontTokens, Identities, TokenFile, TokenFileError, Tokens, make_token
 from executor_server.lifecycle import Observers
-from executor_server.policy import PolicyStore, QuotasTable, policy_for
+from executor_server.policy import Policy, PolicyFile, PolicyStore, QuotasTable, policy_for
 from executor_server.rpc import RpcServer
 from executor_server.rpc.fleet.choice import NodeChoice
 from executor_server.rpc.fleet.creations import FrontCreations
@@ -210,7 +210,10 @@ async def _start_control(config: Config, stack: AsyncExitStack, own_state: State
     state_key = state_dir.read_or_make_state_key(own_state, config.state.key_file)
     watchers = Watchers.build(config, VERSION, BACKEND)
     listeners = PolicyListeners([watchers.trail, watchers.metrics])
-    make = partial(policy_for, config=config)
+
+    def make(file: PolicyFile) -> Policy:
+        return check_locks(policy_for(file, config))
+
     policies = PolicyStore(config.policy.file, make, config.policy.watch_interval_s, listeners)
     capacity = _calls_of(capacity_of(config, lambda: policies.current, tokens))
     quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), capacity=capacity)

@@ -134,7 +134,7 @@ class Node:
     def _check_policy(self) -> None:
         """Puts the built-in policy in place of one that this daemon can't serve any more; the front sends it again."""
         try:
-            policy_of(self.config, load_policy(self._files.policy))
+            policy_of(self.config, load_policy(self._files.policy, self._files.locks))
         except ConfigError as error:
             _log.error("fleet_policy_dropped", problems=error.problems)
             self._files.drop_policy()

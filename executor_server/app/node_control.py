@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -18,7 +18,7 @@ from executor_server.app.node_files import BUILT_IN_POLICY, NO_TOKENS, NodeFiles
 from executor_server.config import ConfigError
 from executor_server.fleet import Control
 from executor_server.identity import TokenFileError, Tokens
-from executor_server.policy import PolicyStore
+from executor_server.policy import PolicyStore, copy_of
 from executor_server.sessions import StateArchives
 
 MAX_PROBLEM_CHARS = 1000
@@ -53,7 +53,7 @@ class NodeControl:
                 for what, step in (
                     ("tokens", self._take_tokens(control.tokens)),
                     ("state key", self._take_state_key(control.state_key)),
-                    ("policy", self._take_policy(control.policy)),
+                    ("policy", self._take_policy(control.policy, control.locks)),
                 )
                 if (problem := await _problem_of(step))
             ]
@@ -67,8 +67,14 @@ class NodeControl:
     async def _take_tokens(self, data: bytes) -> None:
         await _replaced(self._files.tokens, data or NO_TOKENS, self._tokens.reload)
 
-    async def _take_policy(self, data: bytes) -> None:
-        await _replaced(self._files.policy, data or BUILT_IN_POLICY, self._policies.reload)
+    async def _take_policy(self, data: bytes, locks: Mapping[str, bytes]) -> None:
+        copies = {copy_of(path): content for path, content in locks.items()}
+        before = await asyncio.to_thread(self._files.replace_locks, copies)
+        try:
+            await _replaced(self._files.policy, data or BUILT_IN_POLICY, self._policies.reload)
+        except ConfigError:
+            await asyncio.to_thread(self._files.replace_locks, before)
+            raise
 
     async def _take_state_key(self, key: bytes) -> None:
         if not key:  # the front has none: states of this node are its own

@@ -1,7 +1,7 @@
 """The files of a node of a fleet, in the folder `node` of its state directory.
 
-`record.json` is what its lease must remember (fleet/node_lease.py). `policy.toml`, `tokens.json` and `state.key` are
-from the front: the last ones that were in force, so that a node that is started again serves as before.
+`record.json` is what its lease must remember (fleet/node_lease.py). `policy.toml`, `locks`, `tokens.json` and
+`state.key` are from the front: the last ones that were in force, so that a node that is started again serves as before.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class NodeFiles:
         self.policy = self._folder / "policy.toml"
         self.tokens = self._folder / "tokens.json"
         self.state_key = self._folder / "state.key"
+        self.locks = state_dir.node_locks_path
         self._record = self._folder / "record.json"
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -39,6 +40,16 @@ class NodeFiles:
                     private_files.write_private(path, content)
         except OSError as error:
             raise StateDirError(f"The folder {self._folder} can't be written: {error.strerror}.") from error
+
+    def replace_locks(self, copies: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Replaces the copies of lock files, by their names. Returns those before. Raises OSError."""
+        self.locks.mkdir(mode=0o700, exist_ok=True)
+        before = {path.name: path.read_bytes() for path in self.locks.iterdir()}
+        for name, content in copies.items():
+            replace_file(self.locks / name, content)
+        for name in before.keys() - copies.keys():
+            (self.locks / name).unlink()
+        return before
 
     def drop_policy(self) -> None:
         """Replaces the policy by the built-in one. Raises StateDirError."""

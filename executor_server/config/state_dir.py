@@ -74,6 +74,7 @@ class StateDir:
     """The egress proxy's authority and its file for sandboxes."""
     node_path = _Entry("node")
     """The files of a node of a fleet."""
+    node_locks_path = _Entry("node/locks")
     fleet_path = _Entry("fleet.db")
     """The memory of a front: its terms, the epochs of its nodes, the sessions that were lost."""
 

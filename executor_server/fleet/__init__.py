@@ -43,6 +43,8 @@ from executor_server.fleet.messages import (
     MAX_LABEL_CHARS,
     MAX_LABELS,
     MAX_LOAD,
+    MAX_LOCKS,
+    MAX_LOCKS_BYTES,
     MAX_NODE_SESSIONS,
     MAX_NODE_TENANTS,
     MAX_NUMBER,

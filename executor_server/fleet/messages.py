@@ -21,6 +21,9 @@ MAX_WARM_KINDS = 1024
 MAX_LABELS = 16
 MAX_LOAD = 1e6
 MAX_NUMBER = 2**62
+MAX_LOCKS = 64
+MAX_LOCKS_BYTES = 12 * 1024 * 1024
+"""Bytes of all lock files of a policy: with the policy and the tokens they must fit one message to a node."""
 MAX_LABEL_CHARS = 64
 MAX_VERSION_CHARS = 64
 MAX_NAME_CHARS = 64
@@ -133,9 +136,12 @@ class Control:
     tokens: bytes
     fingerprint: str  # from `fingerprint_of`
     state_key: bytes = field(default=b"", repr=False)
+    locks: Mapping[str, bytes] = field(default_factory=dict)  # by their paths in the policy
 
 
-def fingerprint_of(policy: bytes, tokens: bytes, state_key: bytes) -> str:
+def fingerprint_of(policy: bytes, tokens: bytes, state_key: bytes, locks: Mapping[str, bytes] | None = None) -> str:
     """Identifies a control. The digest of each part goes in, so that no two divisions of the same bytes are equal."""
-    parts = b"".join(hashlib.sha256(part).digest() for part in (policy, tokens, state_key))
-    return hashlib.sha256(parts).hexdigest()
+    parts = [policy, tokens, state_key]
+    for path, content in sorted((locks or {}).items()):
+        parts += [path.encode(), content]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

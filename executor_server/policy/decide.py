@@ -10,7 +10,7 @@ Decisions about a session that runs are in session_rules.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -45,6 +45,7 @@ from executor_server.policy.grants import (
     state_rules,
     tool_rules,
 )
+from executor_server.policy.lock_file import LockFile
 from executor_server.policy.network import (
     able_to_serve,
     network_rules,
@@ -165,8 +166,16 @@ class Policy:
     @property
     def lock_files(self) -> tuple[Path, ...]:
         """The lock files that it was read with."""
+        return tuple(sorted({lock.file for lock in self._locks()}))
+
+    @property
+    def locks(self) -> dict[str, bytes]:
+        """The contents of these files, by the paths in the policy."""
+        return {str(lock.path): lock.content for lock in self._locks()}
+
+    def _locks(self) -> Iterator[LockFile]:
         locks = (profile.packages.lock for profile in self._file.profiles.values())
-        return tuple(sorted({lock.path for lock in locks if lock is not None}))
+        return (lock for lock in locks if lock is not None)
 
     # -- sessions
 

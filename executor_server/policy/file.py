@@ -29,6 +29,7 @@ from executor_server.config import (
 )
 from executor_server.policy.forms import Certificate, Flag, Uid, Version
 from executor_server.policy.inheritance import is_written, lineage, with_inherited
+from executor_server.policy.lock_file import copies_in
 from executor_server.policy.profile import Profile, fingerprint_of
 
 BUILT_IN_PROFILE = "default"
@@ -110,15 +111,15 @@ def built_in_policy() -> PolicyFile:
     return PolicyFile(version="built-in", default=BUILT_IN_PROFILE, profiles={BUILT_IN_PROFILE: Profile()})
 
 
-def load_policy(path: Path | None) -> PolicyFile:
-    """Returns the policy in a file; the built-in one for None. Raises ConfigError."""
+def load_policy(path: Path | None, copies: Path | None = None) -> PolicyFile:
+    """Returns the policy in a file, with `copies` of its lock files; the built-in one for None. Raises ConfigError."""
     if path is None:
         return built_in_policy()
-    return parse_policy(read_trusted(path, "policy file"), path)
+    return parse_policy(read_trusted(path, "policy file"), path, copies)
 
 
-def parse_policy(data: bytes, path: Path) -> PolicyFile:
-    """Returns the policy in the bytes of a file. Raises ConfigError."""
+def parse_policy(data: bytes, path: Path, copies: Path | None = None) -> PolicyFile:
+    """Returns the policy in the bytes of a file, with `copies` of its lock files. Raises ConfigError."""
     tables = parse_toml(data, f"policy file {path}")
     problems: list[Problem] = []
     written = tables.get("profiles")
@@ -126,7 +127,8 @@ def parse_policy(data: bytes, path: Path) -> PolicyFile:
     if profiles:
         resolved, problems = with_inherited(profiles)
         tables = {**tables, "profiles": resolved}
-    policy, found = examined(PolicyFile, tables)
+    with copies_in(copies):
+        policy, found = examined(PolicyFile, tables)
     problems += [problem for problem in found if _is_reported_here(problem, profiles)]
     if policy is None or problems:
         raise config_error(problems)

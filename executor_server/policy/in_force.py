@@ -57,12 +57,16 @@ class PolicyStore:
         make: Callable[[PolicyFile], Policy],
         interval_s: float,
         listener: PolicyListener | None = None,
+        copies: Path | None = None,
     ) -> None:
-        """Reads the file. `make` raises ConfigError for a valid policy that can't be served here; any thread calls it.
+        """Reads the file, and of its lock files the copies in this folder, where it came from the front of a fleet.
+
+        `make` raises ConfigError for a valid policy that can't be served here; any thread calls it.
 
         Raises ConfigError.
         """
         self._path = path
+        self._copies = copies
         self._make = make
         self._interval_s = interval_s
         self._listener = listener or PolicyListener()
@@ -73,7 +77,7 @@ class PolicyStore:
         self._watcher: asyncio.Task[None] | None = None
         self.content = b"" if path is None else read_trusted(path, "policy file")
         """The content of the file that the policy in force was read from; empty for the built-in policy."""
-        self.current = make(built_in_policy() if path is None else parse_policy(self.content, path))
+        self.current = make(built_in_policy() if path is None else parse_policy(self.content, path, copies))
 
     async def start(self) -> None:
         """Begins to watch the file."""
@@ -122,7 +126,7 @@ class PolicyStore:
             found = b""
             try:
                 found = await self._read_settled(path)
-                policy = await asyncio.to_thread(lambda: self._make(parse_policy(found, path)))
+                policy = await asyncio.to_thread(lambda: self._make(parse_policy(found, path, self._copies)))
             except ConfigError as error:
                 if not found:  # the file could not be read, which may be temporary
                     self._seen = _READ_AGAIN

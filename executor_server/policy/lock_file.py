@@ -9,7 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
@@ -38,25 +41,50 @@ class Locked:
 class LockFile:
     """A lock file as it was when it was read."""
 
-    path: Path
+    path: Path  # as the policy names it
+    file: Path  # the one that was read
     sha256: str  # digest of its content, in hex
     distributions: tuple[Locked, ...]  # sorted; one may be there in several versions, for different markers
+    content: bytes = field(repr=False, compare=False)
 
     def versions_of(self, name: str) -> tuple[str, ...]:
         """The versions of a distribution; empty when the lock does not have it."""
         return tuple(each.version for each in self.distributions if each.name == name)
 
 
+_copies: ContextVar[Path | None] = ContextVar("copies", default=None)
+
+
+@contextmanager
+def copies_in(folder: Path | None) -> Iterator[None]:
+    """Has the block read copies of lock files in a folder, in place of the files that a policy names.
+
+    The front of a fleet has sent them with its policy, to a node that may have others at their paths. None: no copies.
+    """
+    token = _copies.set(folder)
+    try:
+        yield
+    finally:
+        _copies.reset(token)
+
+
+def copy_of(path: str) -> str:
+    """Returns the name of the copy of a lock file."""
+    return f"{hashlib.sha256(path.encode()).hexdigest()}.toml"
+
+
 def read_lock(path: Path) -> LockFile:
     """Reads a lock file that no other user could write. Raises ValueError with a clause."""
     if not path.is_absolute():
         raise ValueError("is no absolute path")
+    copies = _copies.get()
+    file = path if copies is None else copies / copy_of(str(path))
     try:
-        data = read_trusted(path, "lock file", max_bytes=MAX_LOCK_BYTES)
+        data = read_trusted(file, "lock file", max_bytes=MAX_LOCK_BYTES)
         distributions = _distributions_in(data)
     except ConfigError as error:
         raise ValueError(f"can't be used: {error.problems[0]}") from error
-    return LockFile(path, hashlib.sha256(data).hexdigest(), distributions)
+    return LockFile(path, file, hashlib.sha256(data).hexdigest(), distributions, data)
 
 
 @functools.lru_cache(maxsize=4)

@@ -63,7 +63,7 @@ def packages_spec(table: PackagesTable, asked: Sequence[Requirement]) -> Package
 
 def _whole(table: PackagesTable, lock: LockFile) -> PackagesSpec:
     """One environment for all: the packages of a lock were chosen to go together."""
-    return PackagesSpec((), str(lock.path), lock.sha256, None, table.max_environment_bytes)
+    return PackagesSpec((), str(lock.file), lock.sha256, None, table.max_environment_bytes)
 
 
 def _bounded(table: PackagesTable, asked: Requirement) -> Requirement:

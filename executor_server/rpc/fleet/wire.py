@@ -22,6 +22,8 @@ from executor_server.fleet import (
     MAX_LABEL_CHARS,
     MAX_LABELS,
     MAX_LOAD,
+    MAX_LOCKS,
+    MAX_LOCKS_BYTES,
     MAX_NODE_SESSIONS,
     MAX_NODE_TENANTS,
     MAX_NUMBER,
@@ -54,6 +56,7 @@ nodes wait."""
 MAX_POLICY_BYTES = 1024 * 1024
 MAX_TOKENS_BYTES = 16 * 1024 * 1024
 MAX_STATE_KEY_BYTES = 512
+MAX_PATH_CHARS = 4096
 
 MIN_INTERVAL_S = 0.01
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 600.0
@@ -74,7 +77,8 @@ def request_to(message: FrontHello | Control | Renewal) -> pb.LinkRequest:
         case FrontHello():
             return pb.LinkRequest(hello=pb.FrontHello(**vars(message)))
         case Control():
-            return pb.LinkRequest(control=pb.Control(**vars(message)))
+            locks = [pb.LockFile(path=path, content=content) for path, content in message.locks.items()]
+            return pb.LinkRequest(control=pb.Control(**{**vars(message), "locks": locks}))
         case Renewal():
             allowances = (pb.Allowance(tenant=tenant, **vars(each)) for tenant, each in message.allowances.items())
             return pb.LinkRequest(renewal=pb.Renewal(sequence=message.sequence, allowances=allowances))
@@ -133,9 +137,18 @@ def _control_from(message: pb.Control) -> Control:
     checks.size(len(message.policy), MAX_POLICY_BYTES, "the policy")
     checks.size(len(message.tokens), MAX_TOKENS_BYTES, "the file of tokens")
     checks.size(len(message.state_key), MAX_STATE_KEY_BYTES, "the state key")
-    if message.fingerprint != fingerprint_of(message.policy, message.tokens, message.state_key):
+    checks.count(len(message.locks), MAX_LOCKS, "control.locks")
+    checks.size(sum(len(each.content) for each in message.locks), MAX_LOCKS_BYTES, "the lock files")
+    locks = _distinct(((_path(each.path), each.content) for each in message.locks), "control.locks")
+    if message.fingerprint != fingerprint_of(message.policy, message.tokens, message.state_key, locks):
         raise checks.invalid("control.fingerprint", "is not that of the control")
-    return Control(message.policy, message.tokens, message.fingerprint, message.state_key)
+    return Control(message.policy, message.tokens, message.fingerprint, message.state_key, locks)
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or not text.isprintable() or len(text) > MAX_PATH_CHARS:
+        raise checks.invalid("control.locks.path", f"must be an absolute path of at most {MAX_PATH_CHARS:,} characters")
+    return text
 
 
 def _renewal_from(message: pb.Renewal) -> Renewal:

@@ -72,16 +72,26 @@ class NodeHello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., instance: _Optional[str] = ..., protocol: _Optional[int] = ..., program_version: _Optional[str] = ..., address: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Control(_message.Message):
-    __slots__ = ("policy", "tokens", "fingerprint", "state_key")
+    __slots__ = ("policy", "tokens", "fingerprint", "state_key", "locks")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     STATE_KEY_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
     policy: bytes
     tokens: bytes
     fingerprint: str
     state_key: bytes
-    def __init__(self, policy: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., state_key: _Optional[bytes] = ...) -> None: ...
+    locks: _containers.RepeatedCompositeFieldContainer[LockFile]
+    def __init__(self, policy: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., state_key: _Optional[bytes] = ..., locks: _Optional[_Iterable[_Union[LockFile, _Mapping]]] = ...) -> None: ...
+
+class LockFile(_message.Message):
+    __slots__ = ("path", "content")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    content: bytes
+    def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class NodeReport(_message.Message):
     __slots__ = ("sequence", "epoch", "draining", "control_fingerprint", "control_problem", "max_sessions", "load", "backends", "warm", "full", "opened", "closed", "creating", "tenants", "renewed")

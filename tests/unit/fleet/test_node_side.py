@@ -109,7 +109,7 @@ def controlled(files: NodeFiles, tmp_path: Path) -> Controlled:
             raise ConfigError(["profiles.d.image: no such image"])
         return policy_for(file, Config())
 
-    policies = PolicyStore(files.policy, made, 60.0)
+    policies = PolicyStore(files.policy, made, 60.0, copies=files.locks)
     tokens = Tokens("l" * 43, TokenFile(files.tokens))
     archives = StateArchives(tmp_path / "states", b"own")
     return Controlled(NodeControl(files, policies, tokens, archives), policies, tokens, archives, files)
@@ -168,6 +168,43 @@ async def test_tokens_that_cant_be_read_are_reported_and_the_earlier_ones_stay(
     assert controlled.control.problem.startswith("tokens: ") and not controlled.control.fingerprint
     assert controlled.tokens.id_of(token) is not None
     assert controlled.files.tokens.read_bytes() == tokens
+
+
+LOCK_PATH = "/nowhere/agents.pylock.toml"
+LOCKED = f'version = "3"\ndefault = "d"\n[profiles.d.packages]\nlock = "{LOCK_PATH}"\n'.encode()
+
+
+def locked(version: str) -> bytes:
+    wheel = f'{{ url = "https://e/n-{version}-py3-none-any.whl", hashes = {{ sha256 = "{"0" * 64}" }} }}'
+    head = 'lock-version = "1.0"\ncreated-by = "uv"\n[[packages]]\nname = "n"\n'
+    return f'{head}version = "{version}"\nwheels = [{wheel}]\n'.encode()
+
+
+def with_lock(content: bytes) -> Control:
+    locks = {LOCK_PATH: content}
+    return Control(LOCKED, b"", fingerprint_of(LOCKED, b"", b"", locks), b"", locks)
+
+
+async def test_the_lock_files_of_the_policy_are_the_fronts_whatever_is_at_their_paths(controlled: Controlled) -> None:
+    fingerprints = set()
+    for version in ("1", "2"):
+        await controlled.control.take(with_lock(locked(version)))
+        assert controlled.control.problem == ""
+        policy = controlled.policies.current
+        assert policy.locks == {LOCK_PATH: locked(version)}
+        assert [path.parent for path in policy.lock_files] == [controlled.files.locks]
+        fingerprints.add(policy.fingerprint)
+    assert len(fingerprints) == 2, "another lock is another policy"
+    await controlled.control.take(control_of(POLICY))
+    assert list(controlled.files.locks.iterdir()) == []
+
+
+async def test_a_lock_that_cant_be_read_leaves_the_earlier_policy_and_its_lock(controlled: Controlled) -> None:
+    await controlled.control.take(with_lock(locked("1")))
+    await controlled.control.take(with_lock(b"nonsense"))
+    assert controlled.control.problem.startswith("policy: ") and not controlled.control.fingerprint
+    (path,) = controlled.policies.current.lock_files
+    assert path.read_bytes() == locked("1")
 
 
 async def test_a_state_key_of_another_form_is_refused(controlled: Controlled) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from executor_api.v1 import fleet_service_pb2 as pb
 from executor_server.core import InvalidRequest, ResourceExhausted
 from executor_server.fleet.messages import (
+    MAX_LOCKS_BYTES,
     MAX_NODE_SESSIONS,
     MAX_NUMBER,
     Allowance,
@@ -56,11 +57,13 @@ front_hellos = st.builds(
     protocol=numbers_32,
     program_version=texts,
 )
+lock_files = st.dictionaries(st.from_regex(r"/[a-z.]{1,20}", fullmatch=True), st.binary(), max_size=3)
 controls = st.builds(
-    lambda policy, tokens, key: Control(policy, tokens, fingerprint_of(policy, tokens, key), key),
+    lambda policy, tokens, key, locks: Control(policy, tokens, fingerprint_of(policy, tokens, key, locks), key, locks),
     st.binary(),
     st.binary(),
     st.binary(max_size=512),
+    lock_files,
 )
 allowances = st.builds(
     Allowance,
@@ -197,6 +200,28 @@ def test_the_parts_of_a_control_are_told_apart() -> None:
     assert (
         len({fingerprint_of(b"ab", b"c", b""), fingerprint_of(b"a", b"bc", b""), fingerprint_of(b"", b"", b"abc")}) == 3
     )
+
+
+@pytest.mark.parametrize(
+    "locks",
+    [
+        {"relative.toml": b""},
+        {"/a\x07": b""},
+        {"/" + "a" * 4096: b""},
+        {f"/{number}": b"" for number in range(65)},
+        {"/a": bytes(MAX_LOCKS_BYTES // 2 + 1), "/b": bytes(MAX_LOCKS_BYTES // 2 + 1)},
+    ],
+    ids=["relative", "control character", "long", "many", "large"],
+)
+def test_wrong_lock_files_are_refused(locks: dict[str, bytes]) -> None:
+    message = wire.request_to(Control(b"p", b"t", fingerprint_of(b"p", b"t", b"", locks), b"", locks))
+    with pytest.raises((InvalidRequest, ResourceExhausted)):
+        wire.request_from(message)
+
+
+def test_lock_files_of_other_contents_or_paths_make_another_control() -> None:
+    locks: tuple[dict[str, bytes], ...] = ({}, {"/a": b"1"}, {"/a": b"2"}, {"/b": b"1"}, {"/a": b"", "/b": b"1"})
+    assert len({fingerprint_of(b"", b"", b"", each) for each in locks}) == len(locks)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from itertools import groupby
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.contract.marks import promise
 from tests.contract.wire import Front, harness_of
 from tests.support.import_corpus import AUTHORIZED, DENIED, MODULES, OK, PROGRAMS, Program
 from tests.support.interpreters import VERSIONS
-from tests.support.language_corpus import BASE, MORE_PYTHON, ORDINARY, REFUSED
+from tests.support.language_corpus import BASE, MORE_PYTHON, ORDINARY, REFUSED, Refused
 
 pytestmark = promise("rules-same")
 
@@ -65,15 +66,18 @@ def _runs_on(session: Session, source: str) -> bool:
 
 
 async def test_every_rule_of_the_language_refuses_the_same_programs(harness: Harness) -> None:
-    sessions: dict[tuple[str, ...], Session] = {}  # by their imports
-    for name, program in REFUSED.items():
-        imports = tuple(sorted({*BASE, *program.imports}))
-        if imports not in sessions:
-            sessions[imports] = await _session(harness, STRICT, imports)
-        run = await harness.run(sessions[imports], program.source)
-        if _runs_on(sessions[imports], program.source):
-            assert (run.outcome, run.state) == ("policy_denied", "kept"), (name, run.ended)
-            assert f"(language.{program.rule})" in run.message, name
+    for imports, programs in groupby(sorted(REFUSED.items(), key=_imports_of), _imports_of):
+        session = await _session(harness, STRICT, imports)
+        for name, program in programs:
+            run = await harness.run(session, program.source)
+            if _runs_on(session, program.source):
+                assert (run.outcome, run.state) == ("policy_denied", "kept"), (name, run.ended)
+                assert f"(language.{program.rule})" in run.message, name
+        await harness.end_sessions()
+
+
+def _imports_of(named: tuple[str, Refused]) -> tuple[str, ...]:
+    return tuple(sorted({*BASE, *named[1].imports}))
 
 
 async def test_what_strict_lets_pass_has_the_same_value(harness: Harness) -> None:

@@ -308,11 +308,13 @@ async def test_a_process_can_neither_signal_nor_see_the_supervisor(harness: Harn
 async def test_the_end_of_the_session_is_the_end_of_its_processes(harness: Harness) -> None:
     session = await harness.session()
     log = await session.processes.start(ProcessRequest("p", ("sleep", "1000")))
-    reading = asyncio.create_task(read(log))
-    await asyncio.sleep(0)
-    await harness.end_sessions()
-    said = await reading
-    assert said.ended.outcome is ProcessOutcome.LOST and said.ended.lost_reason
+    async with aclosing(log.events_with_gap(0)) as events:
+        await anext(events)  # it follows the process by now
+        reading = asyncio.create_task(anext(events))
+        await harness.end_sessions()
+        ended = (await reading).kind
+    assert isinstance(ended, ProcessResult)
+    assert ended.outcome is ProcessOutcome.LOST and ended.lost_reason
 
 
 @promise("processes-terminal")

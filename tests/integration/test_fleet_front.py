@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from executor_client import ExecutorClientError, Outcome, PreconditionError
 from tests.support.backends import require
+from tests.support.fleet_daemon import fleet_daemon
 from tests.support.front_process import FrontProcess, front_over
+from tests.support.internet.world import Internet
+from tests.support.package_index.wheels import make_wheel
 from tests.support.polling import eventually
 
 POLICY = """
@@ -138,3 +143,31 @@ def _drain(front: FrontProcess, node: str) -> list[dict[str, str]]:
     answer = json.loads(front.command("admin", "drain", node, "--move", "--json"))
     moved: list[dict[str, str]] = answer["moved"]
     return moved
+
+
+LOCK = """\
+lock-version = "1.0"
+created-by = "uv"
+[[packages]]
+name = "kiln"
+version = "1.0"
+wheels = [{{ url = "https://elsewhere/kiln-1.0-py3-none-any.whl", hashes = {{ sha256 = "{sha256}" }} }}]
+"""
+
+
+def test_nodes_install_what_the_lock_of_the_fronts_policy_says_and_have_no_file_of_it(
+    internet: Internet, tmp_path: Path
+) -> None:
+    require("local")
+    index = internet.package_index()
+    name, content = make_wheel("kiln", "1.0", {"kiln.py": "def heat():\n    return 'hot'\n"})
+    index.add((name, content))
+    environments = f'index_url = "{index.url}"\nindex_hosts = ["{index.host}:443", "{index.files_host}:443"]'
+    config = f"[pool]\nsize = 0\n{internet.config()}[environments]\n{environments}\n"
+    lock = tmp_path / "agents.pylock.toml"
+    lock.write_text(LOCK.format(sha256=hashlib.sha256(content).hexdigest()))
+    policy = f'default = "potters"\n[profiles.potters]\nimports.allowed = ["*"]\npackages.lock = "{lock}"\n'
+    with fleet_daemon(config, proxy=True, policy=policy) as front, front.client() as client:
+        lock.unlink()  # a node that read it there would refuse the session
+        with client.create_session(packages=["kiln"], authorized_imports=["kiln"]) as session:
+            assert session.execute("import kiln; kiln.heat()").output == "hot"

@@ -10,7 +10,7 @@ from ..wire.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Optional
 
 OOM_SCORE = 900
 """The kernel should take this process when memory runs out, not the supervisor; before it, what has 1000: savepoints,
@@ -76,12 +76,16 @@ class OwnProcess:
         # Captured: agent code may replace these names in their modules.
         self._getpid, self._exit = os.getpid, os._exit
         self._pid = os.getpid()
-        self._waitpid = os.waitpid
-        self.between = 0  # the process between this one and its last copy, which is to be waited for
+        self._waitpid, self._read, self._close = os.waitpid, os.read, os.close
+        # The process between this one and its last copy, and a pipe that ends when the copy holds nothing any more.
+        self.between: Optional[tuple[int, int]] = None
 
     def wait_between(self) -> None:
-        """Waits for the process in between, before agent code could meet it."""
-        pid, self.between = self.between, 0
+        """Waits for both, before agent code could meet the one, or find its ports taken by the other."""
+        assert self.between is not None
+        (pid, settled), self.between = self.between, None
+        self._read(settled, 1)
+        self._close(settled)
         try:
             self._waitpid(pid, 0)
         except ChildProcessError:
@@ -90,7 +94,7 @@ class OwnProcess:
     def move_here(self) -> None:
         """This process, a fork, is the interpreter's from now on."""
         self._pid = self._getpid()
-        self.between = 0
+        self.between = None
 
     def is_here(self) -> bool:
         return self._getpid() == self._pid

@@ -6,8 +6,9 @@ then has it take the same savepoint again, while no client waits, so that a sess
 Each fork is a double one. The process in between ends at once, so the copy is a child of process 1, the supervisor:
 agent code that waits for its own children never meets it, and the supervisor gets its exit. It leads a kernel session
 of its own, by which the supervisor spares it when it kills everything else. The interpreter does not wait for the
-second fork, which takes several times as long as the first: memory is copied by then. The copy itself says where it is,
-and the process in between is waited for before the interpreter does anything else.
+second fork, which takes several times as long as the first: memory is copied by then. The copy itself says where it is.
+Before the interpreter does anything else, it waits for the process in between, and until the copy has let go of the
+program's descriptors.
 
 A copy has one thread, so a program with threads gets no savepoint: a lock that one held would be held for ever. Threads
 of native libraries are counted after the fork: those of OpenBLAS end before one, and begin again when needed.
@@ -95,12 +96,20 @@ def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: Work
     module = sys.modules.get("random")
     kept = _Kept(files, module.getstate() if module is not None else None)
     try:
-        pid = _fork()
+        settled_read, settled_write = os.pipe2(os.O_CLOEXEC)
     except OSError as error:
+        return _refusal(f"no descriptors are left for it: {error.strerror}")
+    try:
+        between = _fork()
+    except OSError as error:
+        os.close(settled_read)
+        os.close(settled_write)
         return _refusal(f"no process could be made for it: {error.strerror}")
-    if pid == 0:
-        return _serve(packet.fds.pop(), parts, copies, kept)
-    parts.process.between = pid
+    if between == 0:
+        os.close(settled_read)
+        return _serve(packet.fds.pop(), parts, copies, kept, settled_write)
+    os.close(settled_write)
+    parts.process.between = between, settled_read
     packet.close_fds()
     native = len(os.listdir("/proc/self/task")) - 1
     if native > 0:  # the supervisor closes the copy's link, and that ends it
@@ -203,10 +212,11 @@ class Positions:
 # In the copy
 
 
-def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept) -> Answer:
-    """Waits for RESUME, and returns when it has come. Ends with the link."""
+def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, settled: int) -> Answer:
+    """Waits for RESUME, and returns when it has come. Ends with the link. Closes `settled` when it holds nothing."""
     try:
         _settle(theirs, parts, kept)
+        os.close(settled)  # the program's pipes are closed by now, and with them this one
         waiting = socket.socket(fileno=theirs)
         link.send(waiting, CopyWaits(pid=os.getpid()))
         packet = link.receive(waiting, link.INLINE_BYTES)

@@ -7,8 +7,8 @@ Each fork is a double one. The process in between ends at once, so the copy is a
 agent code that waits for its own children never meets it, and the supervisor gets its exit. It leads a kernel session
 of its own, by which the supervisor spares it when it kills everything else. The interpreter does not wait for the
 second fork, which takes several times as long as the first: memory is copied by then. The copy itself says where it is.
-Before the interpreter does anything else, it waits for the process in between, and until the copy has let go of the
-program's descriptors.
+Before the interpreter does anything else, it waits for the process in between, and until the copy has closed the
+program's descriptors in itself.
 
 A copy has one thread, so a program with threads gets no savepoint: a lock that one held would be held for ever. Threads
 of native libraries are counted after the fork: those of OpenBLAS end before one, and begin again when needed.

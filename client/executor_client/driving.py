@@ -7,6 +7,7 @@ import contextlib
 import time
 
 from executor_client._core.assembler import EventGap, ToolRequest
+from executor_client._core.conversation import UseAnotherStream
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CANCEL_GRACE_S
 from executor_client._core.quiet_grpc import grpc
@@ -27,8 +28,9 @@ def drive(
 
     `generation` is that of the session's interpreter, for a result that says that it is lost.
     """
+    plain = False
     while True:
-        stream = transport.open(execution.opening(), execution.trace)
+        stream = transport.follow_execution(execution.opening(), execution.trace, plain=plain)
         calls.watch(stream)
         cause: grpc.RpcError | EventGap | None = None
         try:
@@ -43,6 +45,9 @@ def drive(
                     fed = fed.event
                 if fed is not None and on_event is not None:
                     notify(on_event, fed)
+        except UseAnotherStream as other:
+            plain = other.plain
+            continue
         except (grpc.RpcError, EventGap) as error:
             cause = error
         finally:

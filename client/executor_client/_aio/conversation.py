@@ -1,7 +1,7 @@
 """The asyncio client's stream of Converse, which the tasks that follow executions of its session share.
 
-A task of the stream reads it, and leaves each execution its events. It reads no further while the only execution that is
-followed has more of them than its caller takes.
+A task of the stream reads it, and leaves each execution its events. It reads no further while the only execution that
+is followed has more of them than its caller takes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The client's side of one Converse stream: which message each response answers. No I/O; both clients share it.
 
-A stream carries several executions at a time, so whoever reads it reads for all, and leaves each its events in an
-`Inbox`. An answer to a tool call is unconfirmed until the daemon has reported it done. When it is refused, or the stream
-ends before, it is given again by a plain call, whose refusal says what is to be done.
+A stream carries several executions at a time, so its reader reads for all, and leaves each its events in an `Inbox`. An
+answer to a tool call is unconfirmed until the daemon has reported it done. When it is refused, or the stream ends
+before, it is given again by a plain call, whose refusal says what is to be done.
 
 Nothing here survives the stream: an execution that has no result by then is attached to, in another stream.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
@@ -51,7 +52,7 @@ class Ended(grpc.RpcError):
     def details(self) -> str:
         return self._details
 
-    def trailing_metadata(self) -> object:
+    def trailing_metadata(self) -> Any:
         return self._trailing_metadata
 
 
@@ -70,7 +71,7 @@ class Inbox:
         self.end: Exception | None = None
         """Raised when the events have been taken."""
         self.is_over = False
-        self._is_first = first  # of its stream, which was opened for it
+        self._is_first = first  # the first of its stream: that was opened for it
         self._is_answered = False
         self._size = 0
 
@@ -139,7 +140,10 @@ class Dialogue:
         """Returns the message for a request, and the inbox for its events."""
         inbox = Inbox(self._next_id(), first=self._last_id == 1)
         self.inboxes[inbox.message_id] = inbox
-        message = pb.ConverseRequest(message_id=inbox.message_id, **dict(trace))
+        message = pb.ConverseRequest(message_id=inbox.message_id)
+        if trace:
+            given = dict(trace)
+            message.traceparent, message.tracestate = given.get("traceparent", ""), given.get("tracestate", "")
         if isinstance(request, pb.ExecuteRequest):
             message.execute.CopyFrom(request)
         else:

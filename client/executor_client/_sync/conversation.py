@@ -43,7 +43,7 @@ class Conversation:
         self._changed = threading.Condition(threading.Lock())
         self._call: DuplexCall | None = None  # opened with the first message
         self._unsent: deque[bytes] = deque()
-        self._reader: Inbox | None = None  # that of the thread that reads
+        self._reader: Inbox | None = None  # the inbox of the thread that reads
         self._waiting = 0  # threads that do not
         self._closing = False
         self._pid = os.getpid()

@@ -3,8 +3,8 @@
 gRPC's blocking stubs for such calls start a thread that sends, and hand each message that arrives from a thread of the
 channel to its reader: two hops between threads in each direction, more than all the rest of a small call. For one
 request with a stream of answers they can do without (`ChannelOptions.SingleThreadedUnaryStream`). This does for both
-directions what they do there, with the same calls into gRPC's core. Those are no public interface: where they are not as
-expected, `can_open` is False and plain calls are made instead.
+directions what they do there, with the same calls into gRPC's core. Those are no public interface: where they are not
+as expected, `can_open` is False and plain calls are made instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class DuplexCall:
         self.has_sent = False
         """True when the message before has left, so that the next one may be sent."""
         self._due = {_OPENED, _SENT, _RECEIVED, _STATUS}
-        begin = (cygrpc.SendInitialMetadataOperation(metadata, _NO_FLAGS), cygrpc.SendMessageOperation(first, _NO_FLAGS))
+        begin = (
+            cygrpc.SendInitialMetadataOperation(metadata, _NO_FLAGS),
+            cygrpc.SendMessageOperation(first, _NO_FLAGS),
+        )
         operations = (
             (begin, _SENT),
             ((cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),), _STATUS),

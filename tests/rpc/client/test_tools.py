@@ -19,6 +19,17 @@ from tests.support.polling import eventually
 NOTE: contextvars.ContextVar[str] = contextvars.ContextVar("NOTE", default="unset")
 
 
+def refuse_answer(daemon: FakeDaemon, refusal: Refusal) -> None:
+    """Refuses the next answer; one in a stream also when the plain call repeats it, to learn what is to be done."""
+    daemon.refusals["SubmitToolResult"].extend([refusal] * (2 if daemon.has_streams else 1))
+
+
+@pytest.fixture(params=["plain-calls", "stream"], autouse=True)
+def streams(request: pytest.FixtureRequest, daemon: FakeDaemon) -> None:
+    """Lets the daemon serve Converse, or plain calls only."""
+    daemon.has_streams = request.param == "stream"
+
+
 def answer(daemon: FakeDaemon, call_id: str = "call-1") -> Any:
     """The value that a call was answered with, or its error as (type, message)."""
     (request,) = daemon.answers[call_id]
@@ -140,21 +151,21 @@ def test_call_is_answered_once_across_reconnections(session: Any, daemon: FakeDa
     session.register_tools({"tool": lambda: runs.append(1)})
     daemon.journal = [tool_call("tool"), log("waiting"), tool_call("tool"), Answered(), result()]
     daemon.cuts = deque([Cut(1), Cut(1), Cut(0)])
-    daemon.refusals["SubmitToolResult"].append(Refusal(grpc.StatusCode.UNAVAILABLE))
+    refuse_answer(daemon, Refusal(grpc.StatusCode.UNAVAILABLE))
     session.execute("code")
     assert runs == [1]
     assert len(daemon.answers["call-1"]) == 1
 
 
 def test_answer_that_arrived_before_its_confirmation_was_lost_is_fine(session: Any, daemon: FakeDaemon) -> None:
-    daemon.refusals["SubmitToolResult"].append(Refusal(grpc.StatusCode.FAILED_PRECONDITION, "TOOL_CALL_ANSWERED"))
+    refuse_answer(daemon, Refusal(grpc.StatusCode.FAILED_PRECONDITION, "TOOL_CALL_ANSWERED"))
     session.register_tools({"tool": lambda: 1})
     daemon.journal = [tool_call("tool"), result(5)]
     assert session.execute("code").output == 5
 
 
 def test_value_that_the_daemon_refuses_becomes_an_error_of_the_call(session: Any, daemon: FakeDaemon) -> None:
-    daemon.refusals["SubmitToolResult"].append(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_LARGE", "too large"))
+    refuse_answer(daemon, Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_LARGE", "too large"))
     kind, message = run_tool(session, daemon, lambda: 1)
     assert kind == "RuntimeError" and "too large" in message
 
@@ -170,7 +181,7 @@ def test_answer_that_cannot_be_given_ends_the_execution(
     session: Any, daemon: FakeDaemon, refusal: Refusal, error: type[Exception]
 ) -> None:
     """Else the program would wait for it, and `execute` for the program."""
-    daemon.refusals["SubmitToolResult"].append(refusal)
+    refuse_answer(daemon, refusal)
     session.register_tools({"tool": lambda: 1})
     daemon.journal = [tool_call("tool"), Answered(), result()]
     with pytest.raises(error, match="gone"):

@@ -478,21 +478,21 @@ async def test_a_client_that_disappears_leaves_its_execution_and_nothing_else(ed
 
 
 async def test_an_unused_stream_ends_well(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "IDLE_S", 0.01)
     monkeypatch.setattr(conversations, "SWEEP_S", 0.01)
     _, stream = await opened(edge, events_to_send=HELLO)
     await stream.execute()
     await stream.events(2)
+    monkeypatch.setattr(conversations, "IDLE_S", 0.01)
     await stream.ends_well()
 
 
 async def test_a_stream_with_an_execution_is_not_unused(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "IDLE_S", 0.01)
     monkeypatch.setattr(conversations, "SWEEP_S", 0.01)
     _, stream = await opened(edge, events_to_send=HELLO, stays_open=True)
     other = Stream(edge)
     await stream.execute()
     await stream.events(2)
+    monkeypatch.setattr(conversations, "IDLE_S", 0.01)
     await other.cancel()
     await other.ends_well()
     assert not stream.call.done()

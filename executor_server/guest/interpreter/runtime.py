@@ -54,6 +54,7 @@ class Runtime:
         self.audit = Audit(self.names, self.enforcer, config.workspace)
         sys.modules["__main__"] = self.main
         self._import_functions = ImportFunctions(self.names, self.enforcer)
+        self._constants = self._sentinels.constants(ticks=self.meter.ticks, guard=guard, hooks=self._hooks)
         # Captured: agent code may replace these names in their modules.
         self._loads, self._bind = marshal.loads, bind
 
@@ -70,8 +71,10 @@ class Runtime:
     def load(self, packed: bytes, last: LastValue) -> tuple[types.CodeType, list[list[int]]]:
         """Returns the checker's code, bound to this runtime, and the lines of its statements."""
         code, spans = self._loads(packed)
-        constants = self._sentinels.constants(ticks=self.meter.ticks, guard=guard, keep=last, hooks=self._hooks)
-        return self._bind(code, constants), spans
+        self._constants[self._sentinels.keep] = last.keep
+        bound = self._bind(code, self._constants)
+        self._constants[self._sentinels.keep] = None  # else the value would outlive its run
+        return bound, spans
 
     def guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function that may run agent code outside of an execution, within a budget of operations."""

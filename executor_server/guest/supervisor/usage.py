@@ -153,13 +153,10 @@ class CpuMeter:
         self._interpreter = interpreter
         self._sandbox = sandbox
         self._others_s = 0.0
-        self._group_before_s = 0.0
+        self.begin()
         if sandbox.is_exact:
-            self._aside_before_s = sandbox.aside.cpu_s()
             return
-        self._aside_before_s = sandbox.aside.ended_cpu_s
         self._own_before_s = process_cpu_s(interpreter.pid)
-        self._reaped_before_s = _reaped_cpu_s()
         self._waited_before_s = interpreter.waited_cpu_s()
         self._started_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
         self._before_s: dict[tuple[int, int], float] = {}
@@ -168,10 +165,11 @@ class CpuMeter:
 
     def begin(self) -> None:
         """The code is about to start: what the checker has spent since this was made is not the run's."""
+        self._group_before_s = self._reaped_before_s = 0.0
         if self._sandbox.is_exact:
-            self._group_before_s = self._sandbox.group_s()
+            self._group_before_s, self._aside_before_s = self._sandbox.group_s(), self._sandbox.aside.cpu_s()
         else:
-            self._reaped_before_s = _reaped_cpu_s()
+            self._reaped_before_s, self._aside_before_s = _reaped_cpu_s(), self._sandbox.aside.ended_cpu_s
 
     def look(self) -> float:
         """Looks at every process, and returns the CPU seconds that the run has spent."""

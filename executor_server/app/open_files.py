@@ -1,7 +1,7 @@
 """The files that the daemon may open at one time: as many as the system lets it, and what that means in sessions.
 
 Many systems give a program 1,024 by default and let it ask for more: the default is for programs that use `select`,
-which knows no higher descriptors. The daemon uses epoll. With 1,024 it would be full at about 200 sessions.
+which knows no higher descriptors. The daemon uses epoll. With 1,024 it would be full at about 150 sessions.
 
 Sandboxes do not inherit the daemon's limit: each has its own (backends/settings.py), set before anything runs in it,
 and so has the egress proxy.
@@ -15,8 +15,8 @@ import structlog
 
 from executor_server.backends import HostFinding
 
-FILES_PER_SESSION = 5
-"""Descriptors of one session, rounded up: its connection, its journal and head, and its sandbox's processes."""
+FILES_PER_SESSION = 6
+"""Descriptors of one local session: its connection, its journal and head, and three for its sandbox's processes."""
 OWN_FILES = 100
 """Descriptors of the daemon itself: event loop, gRPC, listeners, databases, the audit log, and clients' connections."""
 # More serve no daemon, and some containers have a thousand times as many, which only costs where a child counts up to

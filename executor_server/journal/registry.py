@@ -328,11 +328,13 @@ class Registry:
         """Notes that a lease does not hold a session any more, which others do."""
         self._try("DELETE FROM holders WHERE session_id = ? AND lease_id = ?", [(session_id, lease_id)])
 
-    def note_use(self, used: Sequence[SessionUse]) -> None:
-        """Notes the use of sessions, and removes what `forget` could not."""
+    def note_use(self, used: Sequence[SessionUse]) -> bool:
+        """Notes the use of sessions, and removes what `forget` could not. Returns False when the first fails."""
         rows = [(use.last_used_s, use.generation, use.puts, use.gets, use.session_id) for use in used]
-        self._try("UPDATE sessions SET last_used_s = ?, generation = ?, puts = ?, gets = ? WHERE session_id = ?", rows)
+        statement = "UPDATE sessions SET last_used_s = ?, generation = ?, puts = ?, gets = ? WHERE session_id = ?"
+        noted = not rows or self._try(statement, rows)
         self._forget_rest()
+        return noted
 
     def note_network(self, used: Mapping[str, NetworkUsage]) -> bool:
         """Notes what sessions have used of the network so far: their limits count from there in a later daemon.

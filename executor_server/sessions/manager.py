@@ -40,6 +40,7 @@ from executor_server.sessions.recovery import recover_sessions
 from executor_server.sessions.session import Session
 from executor_server.sessions.set_up import SessionFactory, SessionRequest, prepare_environment
 from executor_server.sessions.shared import SessionHooks, SessionSettings
+from executor_server.sessions.sweeping import Sweeper
 from executor_server.sessions.teardown import Teardown
 
 _log = structlog.get_logger(__name__)
@@ -75,8 +76,13 @@ class SessionManager:
         self._teardown = Teardown(registry, self._hooks.observer)
         self._draining = False  # by an administrator, who may undo it
         self._stopping = False
-        self._sweeper: asyncio.Task[None] | None = None
-        self._notes = UseNotes(registry)
+        self.sweeper = Sweeper(
+            settings.sweep_interval_s,
+            self._sessions,
+            self._factory.in_set_up,
+            UseNotes(registry),
+            self._end_overdue,
+        )
         self._reading, self._memory = (
             ReadingShares(),
             JournalMemory(settings.journal_total_bytes, settings.max_sessions),
@@ -114,7 +120,7 @@ class SessionManager:
     async def start(self) -> None:
         """Begins to sweep: sessions that are unused, too old, or held by no living client, end."""
         self.restart_leases()
-        self._sweeper = asyncio.create_task(self._sweep_forever())
+        self.sweeper.start()
 
     # -- making and finding ----------------------------------------------------------------------------------------
 
@@ -320,28 +326,10 @@ class SessionManager:
 
     # -- sweeping and stopping ---------------------------------------------------------------------------------------
 
-    async def _sweep_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.sweep_interval_s)
-            try:
-                self._sweep()
-            except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end sweeping for good
-                _log.exception("sweep_broke")
-
-    def _sweep(self) -> None:
-        """Checks every guest, and begins to end the sessions whose time is over."""
-        for session in self._factory.in_set_up:
-            session.check_guest()  # a kept sandbox may hang when it is needed
-        for session in self._sessions.values():
-            session.note_use()
-            session.check_guest()
-        self._notes.write(self._sessions.values())
-        # Not awaited: a slow backend must not keep the sweeper from its next round.
-        self._end_overdue()
-
-    def _end_overdue(self) -> Sequence[asyncio.Task[None]]:
-        """Begins to end sessions whose time is over, and those whose clients are overdue."""
-        expired = [session for session in self._sessions.values() if session.expired]
+    def _end_overdue(self, expired: Sequence[Session] | None = None) -> Sequence[asyncio.Task[None]]:
+        """Begins to end sessions whose time is over, by default all of them, and those whose clients are overdue."""
+        if expired is None:
+            expired = [session for session in self._sessions.values() if session.expired]
         ending = [self._begin_end(session, SessionEnd.EXPIRED) for session in expired]
         return [*ending, *self._release(self._leases.overdue(), SessionEnd.OWNER_GONE)]
 
@@ -382,9 +370,7 @@ class SessionManager:
     async def close(self) -> None:
         """Ends the sweeper and every session, now."""
         self._stopping = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self.sweeper.close()
         await self._creations.close()
         for session in list(self._sessions.values()):
             _ = self._begin_end(session, SessionEnd.STOPPED)

@@ -69,7 +69,8 @@ async def result_of(execution: Execution) -> Result:
 
 async def abandon(manager: SessionManager) -> None:
     """Stops the manager's sessions at once, as SIGKILL does, without a message to their guests."""
-    tasks: list[asyncio.Task[Any]] = [manager._sweeper] if manager._sweeper is not None else []
+    tasks: list[asyncio.Task[Any]] = []
+    await manager.sweeper.close()
     for session in manager.list_all():
         session._channel.close()
         tasks += session._tasks

@@ -57,7 +57,7 @@ def test_check_host_counts_the_limit_in_sessions(limited: Callable[[Limits], lis
     limited((1024, 65_536))
     finding = open_files.open_files_finding(max_sessions=64)
     assert finding.ok
-    assert finding.detail == ("The daemon can open 65,536 files at a time, which is enough for about 13,087 sessions.")
+    assert finding.detail == ("The daemon can open 65,536 files at a time, which is enough for about 10,906 sessions.")
 
 
 def test_check_host_says_when_the_limit_is_too_low_for_the_sessions(
@@ -66,5 +66,5 @@ def test_check_host_says_when_the_limit_is_too_low_for_the_sessions(
     limited((256, 1024))
     finding = open_files.open_files_finding(max_sessions=1000)
     assert not finding.ok and not finding.required
-    assert "about 184 sessions. sessions.max_sessions is 1,000." in finding.detail
+    assert "about 154 sessions. sessions.max_sessions is 1,000." in finding.detail
     assert "LimitNOFILE" in finding.remedy

@@ -437,7 +437,7 @@ async def test_the_next_daemon_serves_the_listener_from_what_was_used(start: Any
     first.egress.connect(session.session_id)
     first.egress.connect(session.session_id, "no.example")
     first.egress.move(session.session_id, 10, 20)
-    first.manager._sweep()
+    await first.manager.sweeper.sweep()
     first.egress.move(session.session_id, 1, 1)  # after the last sweep, so the next daemon doesn't know
     second = await start()
     egress = second.egress
@@ -482,7 +482,7 @@ async def test_a_result_that_waited_when_the_daemon_was_killed_ends_in_the_next(
     first.egress.settle = lambda _: never.wait()
     first.guest.end("e")
     assert await eventually_async(lambda: session.executions.journal.undecided() == ["e"])
-    first.manager._sweep()
+    await first.manager.sweeper.sweep()
     second = await start()
     result = (await outcome_of(second.manager.get(OWNER, session.session_id).execution("e")))[1]
     assert (result.outcome, result.network) == (Outcome.SUCCEEDED, NetworkUsage(1, 0, 0, 0))
@@ -526,14 +526,14 @@ async def test_a_full_disk_costs_neither_counts_nor_notices(daemon: Daemon, monk
     connection = daemon.egress.connect(session.session_id)
     assert connection is not None
     daemon.egress.move(session.session_id, 10, 20)
-    daemon.manager._sweep()
+    await daemon.manager.sweeper.sweep()
     daemon.egress.end(session.session_id, connection, reasons.TIME_LIMIT)
     daemon.guest.end("e")
     logs, result = await outcome_of(execution)
     assert "max_connection_s" in logs
     assert result.network == NetworkUsage(1, 0, 10, 20)
     monkeypatch.undo()
-    daemon.manager._sweep()
+    await daemon.manager.sweeper.sweep()
     (record,) = daemon.registry.load()
     assert record.network == NetworkUsage(1, 0, 10, 20), "written once there is room again, though nothing has changed"
 
@@ -550,8 +550,8 @@ async def test_use_is_written_when_it_has_changed_and_not_otherwise(
 
     monkeypatch.setattr(daemon.registry, "note_network", note)
     for _ in range(3):
-        daemon.manager._sweep()
+        await daemon.manager.sweeper.sweep()
         daemon.egress.move(session.session_id, 1, 1)
-        daemon.manager._sweep()
-        daemon.manager._sweep()
+        await daemon.manager.sweeper.sweep()
+        await daemon.manager.sweeper.sweep()
     assert written == [{session.session_id: NetworkUsage(0, 0, count, count)} for count in (1, 2, 3)]

@@ -1,0 +1,117 @@
+"""Sweeping looks at a few sessions at a time, acts on what is still so at its end, and writes what has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from executor_server.journal import SessionUse
+from executor_server.sessions import notes, sweeping
+from executor_server.sessions.notes import UseNotes
+from executor_server.sessions.sweeping import Sweeper
+from tests.support.polling import eventually_async
+
+
+class Network:
+    def unwritten(self) -> None:
+        return None
+
+
+class FakeSession:
+    """A session as the sweeper knows it."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.expired = False
+        self.looks = 0
+        self.use = SessionUse(session_id, 100.0, 1, 0, 0)
+        self.network = Network()
+
+    def check_guest(self) -> None:
+        self.looks += 1
+
+
+class FakeRegistry:
+    def __init__(self) -> None:
+        self.noted: list[list[str]] = []
+        self.works = True
+
+    def note_use(self, used: Sequence[SessionUse]) -> bool:
+        self.noted.append([use.session_id for use in used])
+        return self.works
+
+
+class Swept:
+    """A sweeper of so many sessions."""
+
+    def __init__(self, count: int) -> None:
+        self.all = [FakeSession(f"s{number}") for number in range(count)]
+        self.sessions = {("t", session.session_id): session for session in self.all}
+        self.set_up = [FakeSession("new")]
+        self.ended: list[list[str]] = []
+        self.registry = FakeRegistry()
+        self.notes = UseNotes(cast("Any", self.registry))
+        self.sweeper = Sweeper(0.0, cast("Any", self.sessions), cast("Any", self.set_up), self.notes, self._end)
+
+    def _end(self, expired: Sequence[Any]) -> None:
+        self.ended.append([session.session_id for session in expired])
+
+
+async def test_a_call_waits_for_a_few_sessions_and_not_for_all() -> None:
+    swept = Swept(100)
+    looks: list[int] = []
+    sweeping_all = asyncio.create_task(swept.sweeper.sweep())
+    while not sweeping_all.done():
+        looks.append(sum(session.looks for session in swept.all))
+        await asyncio.sleep(0)
+    assert max(after - before for before, after in pairwise(looks)) <= sweeping._AT_ONCE
+    assert [session.looks for session in (*swept.all, *swept.set_up)] == [1] * 101
+
+
+async def test_what_changes_while_others_are_looked_at_counts() -> None:
+    swept = Swept(sweeping._AT_ONCE * 3)
+    first, last, used, over = swept.all[0], swept.all[-1], swept.all[1], swept.all[2]
+    first.expired = used.expired = over.expired = True
+    round_of_all = asyncio.create_task(swept.sweeper.sweep())
+    await asyncio.sleep(0)
+    assert (first.looks, last.looks) == (1, 0)
+    del swept.sessions["t", first.session_id], swept.sessions["t", last.session_id]
+    used.expired = False
+    await round_of_all
+    assert (last.looks, swept.ended) == (0, [[over.session_id]])
+
+
+async def test_a_round_that_breaks_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = Swept(1)
+    monkeypatch.setattr(swept.all[0], "check_guest", lambda: 1 / 0)
+    swept.sweeper.start()
+    try:
+        assert await eventually_async(lambda: swept.set_up[0].looks > 2)
+    finally:
+        await swept.sweeper.close()
+
+
+def test_only_uses_that_have_changed_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "_NOTE_USE_INTERVAL_S", -1.0)
+    swept = Swept(3)
+    everything: Any = swept.all
+    first, second, third = swept.all
+
+    def written() -> list[str]:
+        swept.notes.write(everything)
+        return swept.registry.noted[-1]
+
+    assert written() == ["s0", "s1", "s2"]
+    assert written() == []
+    first.use = SessionUse("s0", 100.0 + 0.1, 1, 0, 0)  # the same moment by a clock that was slewed
+    second.use = SessionUse("s1", 107.0, 1, 0, 0)
+    third.use = SessionUse("s2", 100.0, 2, 0, 0)
+    swept.registry.works = False
+    assert written() == ["s1", "s2"]
+    swept.registry.works = True
+    assert written() == ["s1", "s2"]
+    assert written() == []

@@ -20,6 +20,7 @@ import json
 import re
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +148,7 @@ class Registry:
         self._path = state_dir.registry_path
         self._journals = state_dir.journals_path
         self._unforgotten: set[str] = set()
+        self._unremoved: deque[str] = deque()  # sessions without a row whose journals may be there
         self.unbelieved: dict[str, str] = {}  # ids of sessions that were not recovered, and why
         self._is_damaged = False
         self._journals.mkdir(mode=0o700, exist_ok=True)
@@ -293,7 +295,7 @@ class Registry:
             raise RegistryError(f"{self._path}: {error}") from error
 
     def forget(self, session_id: str) -> None:
-        """Removes a session that has ended or is about to. When that fails, `note_use` tries again later."""
+        """Removes a session that has ended; `remove_journals` must follow. When it fails, `note_use` tries again."""
         self._unforgotten.add(session_id)
         self._forget_rest()
 
@@ -303,8 +305,15 @@ class Registry:
                 return
             self._try("DELETE FROM holders WHERE session_id = ?", [(session_id,)])
             self._unforgotten.discard(session_id)
-            segments.remove(self._journals / session_id)
-            segments.remove(self._journals / f"{session_id}{_OF_PROCESSES}")
+            self._unremoved.append(session_id)
+
+    def remove_journals(self) -> None:
+        """Removes the journals of sessions that were forgotten. It blocks, so it is for a thread."""
+        with contextlib.suppress(IndexError):  # another thread may have taken the last
+            while self._unremoved:
+                session_id = self._unremoved.popleft()
+                segments.remove(self._journals / session_id)
+                segments.remove(self._journals / f"{session_id}{_OF_PROCESSES}")
 
     # The notes below serve a later daemon only: when one can't be written, that is logged and the session goes on.
 
@@ -333,7 +342,9 @@ class Registry:
         rows = [(use.last_used_s, use.generation, use.puts, use.gets, use.session_id) for use in used]
         statement = "UPDATE sessions SET last_used_s = ?, generation = ?, puts = ?, gets = ? WHERE session_id = ?"
         noted = not rows or self._try(statement, rows)
-        self._forget_rest()
+        if self._unforgotten:
+            self._forget_rest()
+            self.remove_journals()
         return noted
 
     def note_network(self, used: Mapping[str, NetworkUsage]) -> bool:

@@ -29,6 +29,10 @@ async def close_session(session: Session, registry: Registry, reason: str) -> bo
     except SandboxFailure as failure:
         _log.error("sandbox_not_destroyed", session_id=session.session_id, error=str(failure))
         return False
+    finally:
+        # After their files are closed: to close the last descriptor of a removed file takes the file system longer than
+        # all of the rest, and removing it takes milliseconds in any case, in which the event loop does other things.
+        await asyncio.to_thread(registry.remove_journals)
     return True
 
 

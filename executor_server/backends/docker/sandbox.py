@@ -108,7 +108,7 @@ class DockerSandbox(PassiveSandbox):
 
     async def _destroy(self) -> None:
         await self.engine.remove(self.container)
-        remove_sandbox_directory(self.directory)
+        await asyncio.to_thread(remove_sandbox_directory, self.directory)
         self.forget(self)
 
 

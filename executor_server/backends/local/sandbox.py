@@ -93,6 +93,6 @@ class LocalSandbox(PassiveSandbox):
             await self.process.kill_and_reap(deadline)
         if self.cgroup is not None:
             await self.cgroup.remove(deadline)
-        remove_sandbox_directory(self.directory)
+        await asyncio.to_thread(remove_sandbox_directory, self.directory)  # milliseconds of the file system's
         self.forget(self)
         _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)

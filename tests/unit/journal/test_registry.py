@@ -97,6 +97,18 @@ def test_what_is_forgotten_goes_with_its_journal(registry: Registry, tmp_path: P
     segments.begin_segment(b"{}")
     segments.close()
     registry.forget("s1")
+    assert [path.name for path in (tmp_path / "journals").iterdir()] == ["s1"]
+    registry.remove_journals()
+    assert list((tmp_path / "journals").iterdir()) == []
+    assert reopened(registry, tmp_path) == []
+
+
+def test_a_journal_that_a_killed_daemon_had_no_time_to_remove_is_removed_by_the_next(
+    registry: Registry, tmp_path: Path
+) -> None:
+    registry.add(RECORD)
+    (tmp_path / "journals" / "s1").mkdir()
+    registry.forget("s1")
     assert reopened(registry, tmp_path) == []
     assert list((tmp_path / "journals").iterdir()) == []
 

@@ -61,7 +61,7 @@ class Sweeper:
             for key, session in group:
                 if self._sessions.get(key) is session:
                     session.check_guest()
-                    if session.expired:  # which notes a use, too
+                    if session.expired:  # this notes a use, too
                         expired.append(session)
             await asyncio.sleep(0)
         self._notes.write(self._sessions.values())

@@ -26,8 +26,11 @@ _TIMEOUT_S = 60.0
 class _Sandbox(driver.Sandbox):
     streams = False
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
+        # Its calls are coroutines, some of which block: with a loop for each, no client waits for another one's.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         self._deployment = DockerDeployment(image=_IMAGE, pull="never", docker_args=["--network", driver.NETWORK])
         try:
             self._call(self._begin())
@@ -64,7 +67,12 @@ class _Sandbox(driver.Sandbox):
         assert base64.b64decode(read.content) == base64.b64decode(self._sent)
 
     def close(self) -> None:
-        self._call(self._deployment.stop())
+        try:
+            self._call(self._deployment.stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_TIMEOUT_S)
+            self._loop.close()
 
     async def _typed(self, text: str) -> str:
         action = BashAction(command=text, is_interactive_command=True, expect=[_PROMPT], timeout=_TIMEOUT_S)
@@ -76,19 +84,8 @@ class _Sandbox(driver.Sandbox):
 
 
 class _Peer(driver.Peer):
-    """Its calls are coroutines; one event loop has them all, so that several clients may wait at a time."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
     def cold(self) -> driver.Sandbox:
-        return _Sandbox(self._loop)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_TIMEOUT_S)
+        return _Sandbox()
 
 
 if __name__ == "__main__":

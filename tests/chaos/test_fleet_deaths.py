@@ -38,6 +38,7 @@ ROUNDS = rounds(5, 1)
 """Rounds of a part; together with the three victims of each round they make a hundred tries."""
 # A loaded machine may take its time in `make test`; `make test-all` proves what is promised.
 LOST_WITHIN_S = 5.0 if ALL else 30.0
+LEASE_S = 3.0
 WAIT_S = 60.0
 RUNNING = "print(call(), flush=True)\nimport time\nwhile True: time.sleep(0.05)"
 
@@ -105,6 +106,35 @@ def test_sessions_of_a_node_in_trouble_are_lost_within_seconds_and_stay_lost(
             one_round(machines, client, harm)
             assert survivor.execute("n += 1\nn").output == number + 1
             assert survivor.refresh().generation == 1
+
+
+# After the lease: a node that lives ends its sandboxes then, and those of a dead or stopped daemon end themselves.
+FENCE_S = 10.0
+RUNS_ON_S = {"killed": 2 * FENCE_S, "stopped": 2 * FENCE_S, "cut off": FENCE_S}
+SLACK_S = 5.0 if ALL else 30.0
+
+
+def test_code_of_a_lost_session_runs_on_no_longer_than_it_says_in_the_documentation(
+    machines: Fleet, client: ExecutorClient
+) -> None:
+    calls: Counter[str] = Counter()
+    with ExitStack() as stack:
+        suffering = {
+            harm: begin(machines, client, machines.nodes[name], calls, stack)
+            for harm, name in zip(HARMS, VICTIMS, strict=True)
+        }
+        for harm, each in suffering.items():
+            each.hurt_at_s = time.monotonic()
+            harm.do(each.node)
+        try:
+            for harm, each in suffering.items():
+                most_s = LEASE_S + RUNS_ON_S[harm.name] + SLACK_S
+                left_s = each.hurt_at_s + most_s - time.monotonic()
+                assert eventually(each.sandbox.is_gone, timeout_s=left_s), f"{harm.name}: longer than {most_s} s"
+        finally:
+            for harm, each in suffering.items():
+                harm.undo(each.node)
+        machines.wait_serving(*VICTIMS)
 
 
 def one_round(machines: Fleet, client: ExecutorClient, harm: Harm) -> None:

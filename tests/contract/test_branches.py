@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -191,21 +190,19 @@ async def test_no_branch_is_made_of_what_could_not_be_left_as_it_was(harness: Ha
 
 @promise("branches")
 async def test_no_branch_is_made_beside_a_workspace_that_could_not_be_put_back(harness: Harness) -> None:
-    session = await harness.session()
-    session.spec = replace(session.spec, state=replace(session.spec.state, savepoint_file_bytes=10))
+    session = await harness.session_under("state.savepoint_file_bytes = 10")
     await harness.run(session, "open('large', 'w').write('x' * 11)")
     refused = await harness.run(session, "open('large', 'w').write('y')", branch=True)
     assert end_of(refused).refused == "the files of the workspace have more than 10 bytes"
     assert (await harness.run(session, "open('large').read()")).output == "x" * 11
-    session.spec = replace(session.spec, state=replace(session.spec.state, branches=0))
+    await harness.change_policy(session, "state = { savepoint_file_bytes = 10, branches = 0 }")
     with pytest.raises(PolicyViolation):
         await harness.run(session, "x", branch=True)
 
 
 @promise("branches")
 async def test_the_oldest_branches_are_dropped_and_the_later_ones_by_a_rollback(harness: Harness) -> None:
-    session = await harness.session()
-    session.spec = replace(session.spec, state=replace(session.spec.state, branches=2))
+    session = await harness.session_under("state.branches = 2")
     await harness.run(session, "x = 0")
     await session.savepoints.take()
     for number in (2, 3, 4):
@@ -238,9 +235,9 @@ async def test_a_branch_calls_tools_and_spends_the_budgets_of_the_session(harnes
 
 @promise("branches")
 async def test_rules_are_those_of_now_in_a_branch_that_is_gone_on_from(harness: Harness) -> None:
-    session = await harness.session(imports=("json", "math"))
+    session = await harness.session_under("", imports=("json", "math"))
     tried = await harness.run(session, "import json; x = 1", branch=True)
-    await session.requests.restrict(replace(session.spec, authorized_imports=("math",)))
+    await harness.change_policy(session, 'imports.allowed = ["math"]')
     assert (await harness.run(session, "import json", branch=True)).outcome == "import_denied"
     await session.savepoints.roll_back(end_of(tried).number)
     assert (await harness.run(session, "import json")).outcome == "import_denied"

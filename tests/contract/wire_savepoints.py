@@ -34,6 +34,13 @@ class WireSavepoints:
 
 def _from(wire: Iterable[service_pb.Savepoint]) -> tuple[Savepoint, ...]:
     return tuple(
-        Savepoint(each.number, each.made_time.ToNanoseconds() / 1e9, each.files, each.file_bytes, tuple(each.left_out))
+        Savepoint(
+            each.number,
+            each.made_time.ToNanoseconds() / 1e9,
+            each.files,
+            each.file_bytes,
+            tuple(each.left_out),
+            each.is_branch,
+        )
         for each in wire
     )

@@ -14,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client import errors as client_errors
+from executor_server.core import BranchEnd, Changes
 from executor_server.core.errors import (
     ExecutorError,
     InvalidRequest,
@@ -165,6 +166,24 @@ def _result_from(wire: pb.ExecutionResult) -> Result:
         artifacts_truncated=wire.artifacts_truncated,
         policy_fingerprint=wire.policy_fingerprint,
         savepoint=wire.savepoint,
+        branch=_branch_from(wire.branch) if wire.HasField("branch") else None,
+    )
+
+
+def _branch_from(wire: pb.BranchEnd) -> BranchEnd:
+    return BranchEnd(
+        number=wire.number,
+        refused=wire.refused,
+        why_not_kept=wire.why_not_kept,
+        variables=_changes_from(wire.variables) if wire.HasField("variables") else None,
+        files=_changes_from(wire.files) if wire.HasField("files") else None,
+        left_out=tuple(wire.left_out),
+    )
+
+
+def _changes_from(wire: pb.Changes) -> Changes:
+    return Changes(
+        tuple(wire.added), tuple(wire.changed), tuple(wire.removed), tuple(wire.unknown), truncated=wire.truncated
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
+from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.admission import Admission, Quotas
 from executor_server.app.fleet_news import FleetNews
@@ -198,6 +199,13 @@ def _node(
 # The front
 
 
+class _WithoutEnvironments(admin_grpc.AdminServiceServicer):
+    """A node's answers to administrators: it has no environment, and answers nothing else."""
+
+    async def GetEnvironment(self, request: admin_pb.GetEnvironmentRequest, context: Any) -> Any:
+        raise NotFound(Reason.ENVIRONMENT_NOT_FOUND, f"there is no environment {request.environment_id!r}")
+
+
 class FrontedServer(RpcServer):
     """The front's server. It starts and stops its nodes too."""
 
@@ -214,7 +222,7 @@ class FrontedServer(RpcServer):
         reload: Callable[[], Awaitable[bool]] | None = None,
         **more: Any,
     ) -> None:
-        """`admin` serves the first node, and the other is one that does not answer; `reload` is the front's.
+        """`admin` serves the first node, and the other one has no environments; `reload` is the front's.
 
         `more` goes to RpcServer.
         """
@@ -229,7 +237,7 @@ class FrontedServer(RpcServer):
                 NodeSessions(sessions, name),
                 server_settings,
                 current_policy,
-                admins.get(name) or admin_grpc.AdminServiceServicer(),
+                admins.get(name) or _WithoutEnvironments(),
             )
             for name in NODES
         ]

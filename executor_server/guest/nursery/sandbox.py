@@ -262,8 +262,12 @@ def _filter_system_calls(child: _Child) -> None:
 def _settle(child: _Child) -> None:
     """Makes of the zygote's process one of the session: its variables, its random numbers, its place."""
     privileges.name_process(os.path.basename(sys.executable))
-    os.environ.clear()
-    os.environ.update(child.plan["environment"])
+    wanted = {str(name): str(value) for name, value in child.plan["environment"].items()}
+    for name in set(os.environ) - set(wanted):
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:  # most are the zygote's, and writing them would copy their pages
+            os.environ[name] = value
     renew_random_state()
     os.chdir("/workspace")
 

@@ -115,6 +115,12 @@ def test_what_means_the_same_is_no_change() -> None:
             Change("sandbox.backends", "docker, e2b", "e2b, docker"),
         ),
         ("", "sandbox.pull_images = true", Change("sandbox.pull_images", "false", "true", "looser")),
+        ("", "sandbox.fork_server = 'tenant'", Change("sandbox.fork_server", "off", "tenant", "looser")),
+        (
+            "sandbox.fork_server = 'shared'",
+            "sandbox.fork_server = 'tenant'",
+            Change("sandbox.fork_server", "shared", "tenant", "tighter"),
+        ),
         (
             "tools.allowed = ['web_*']",
             "tools.allowed = ['web_a']",

@@ -26,9 +26,19 @@ _STEP = "state[0] += 1.0"
 
 
 def savepoints(bench: Bench) -> Iterator[Figure]:
-    """Each round takes a savepoint, changes a tenth of the state, goes back, runs `1+1`, and tries a program."""
-    with bench.local.cold_session("numpy", "pickle", "time") as session, bench.local.cold_session() as other:
-        session.execute(_STATE).raise_for_outcome()
+    """Each round takes a savepoint, changes a tenth of the state, goes back, runs `1+1`, and tries a program.
+
+    Programs are tried in a session of their own: branches and savepoints of one session hold its memory together.
+    """
+    imports = ("numpy", "pickle", "time")
+    with (
+        bench.local.cold_session(*imports) as session,
+        bench.local.cold_session(*imports) as stepping,
+        bench.local.cold_session(*imports) as trying,
+        bench.local.cold_session() as other,
+    ):
+        for each in (session, stepping, trying):
+            each.execute(_STATE).raise_for_outcome()
 
         def rollback() -> float:
             session.execute(_STEP).raise_for_outcome()
@@ -41,8 +51,8 @@ def savepoints(bench: Bench) -> Iterator[Figure]:
             rollback,
             lambda: timed(lambda: _add(session)),
             lambda: _number(session, _UNPICKLE),
-            lambda: timed(lambda: session.try_("1+1")),
-            lambda: timed(lambda: session.execute("1+1", savepoint=True)),
+            lambda: timed(lambda: trying.try_("1+1")),
+            lambda: timed(lambda: stepping.execute("1+1", savepoint=True)),
             lambda: timed(lambda: _add(other)),
         )
     add = Reference("execute 1+1, without", add_ms)

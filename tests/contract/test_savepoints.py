@@ -32,10 +32,12 @@ async def test_a_session_goes_back_to_a_savepoint_any_number_of_times(harness: H
         assert done.ended.generation == generation
 
 
-DEATHS = {
-    "hard exit": ("import os; os._exit(3)", "exited"),
-    "signal": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed"),
-    "deaf": ("sum(iter(int, 1))", "timeout"),
+DEATHS: dict[str, tuple[str, str, dict[str, float]]] = {
+    "hard exit": ("import os; os._exit(3)", "exited", {}),
+    "signal": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed", {}),
+    "killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed", {}),
+    "deaf": ("sum(iter(int, 1))", "timeout", {"wall_time_s": 0.5}),
+    "deaf to its processor time": ("sum(iter(int, 1))", "cpu_limit", {"cpu_time_s": 0.3}),
 }
 
 
@@ -46,8 +48,8 @@ async def test_a_step_that_ends_its_interpreter_goes_back_to_the_savepoint_befor
 ) -> None:
     session = await harness.session()
     await harness.run(session, "x = 1")
-    code, outcome = DEATHS[how]
-    died = await harness.run(session, f"x = 2\n{code}", savepoint=True, wall_time_s=0.5)
+    code, outcome, limits = DEATHS[how]
+    died = await harness.run(session, f"x = 2\n{code}", savepoint=True, **limits)
     assert (died.outcome, died.state, died.ended.savepoint) == (outcome, "rolled_back", 1)
     again = await harness.run(session, "print(x)", savepoint=True)
     assert (again.stdout, again.state, again.ended.savepoint) == ("1\n", "kept", 2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import threading
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,9 @@ from executor_client import (
 from executor_client.cli.console import Console
 from executor_client.cli.repl import run
 from executor_client.smolagents import CodeExecutionError, RemoteExecutor, UndoTool
+from tests.support.audit import records
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.polling import eventually
 
 
 def test_a_session_goes_back_by_savepoint_number_and_steps(client: ExecutorClient) -> None:
@@ -91,6 +95,22 @@ def test_code_is_tried_and_the_best_branch_is_gone_on_from(client: ExecutorClien
         alone = session.try_("score(x)", tools=False)
         assert alone.error is not None
         assert "score" in alone.error.message
+
+
+def test_each_branch_is_in_the_audit_log_as_an_execution_is(tmp_path: Path) -> None:
+    codes = ["x = 1", "1 / 0"]
+    with running_daemon(tmp_path) as daemon, daemon.client() as client, client.create_session() as session:
+        session.keep(session.try_(codes)[0])
+        session.execute("x")
+
+        def written(kind: str) -> list[dict[str, Any]]:
+            return [record for record in records(daemon.state_dir / "audit") if record["kind"] == kind]
+
+        assert eventually(lambda: len(written("execution_ended")) == 3)
+        hashes = [record["code_sha256"] for record in written("execution_requested")]
+        assert hashes[:2] == [hashlib.sha256(code.encode()).hexdigest() for code in codes]
+        assert [record.get("branch") for record in written("execution_ended")] == [1, 0, None]
+        assert [record["savepoint"] for record in written("rollback_requested")] == [1]
 
 
 async def test_the_asyncio_client_tries_code_too(daemon: Daemon) -> None:

@@ -171,6 +171,7 @@ class _Rows:
     def _memory(self, count: int) -> dict[str, list[float]]:
         """Growth of this process, of all below it, and of the Engine's for it, by each of four that are used once."""
         sizes = []
+        _life_ms(self._peer.cold)  # the first may start what is kept for all of them
         for _ in range(count):
             before = _pss_bytes(_own())
             with ExitStack() as stack:

@@ -18,6 +18,7 @@ from tests.chaos.observe import open_files
 from tests.chaos.proxy import CuttingProxy
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
+from tests.support.rounds import rounds
 
 WAIT_S = 60.0
 LINES = 400
@@ -79,7 +80,7 @@ def test_connection_that_breaks_after_every_few_bytes_loses_and_repeats_nothing(
         received = Received(session)
         # A fixed seed: an execution that fails can be run again.
         sizes = random.Random(7)
-        proxy.cut_each_after([sizes.randrange(1, 5_000) for _ in range(25)])
+        proxy.cut_each_after([sizes.randrange(1, 5_000) for _ in range(rounds(25, 10))])
         proxy.cut()
         received.check(PROGRAM, "once")
         assert proxy.cuts >= 5

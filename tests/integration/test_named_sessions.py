@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from executor_client import ExecutorClient, InvalidRequest, NotFoundError, PreconditionError
@@ -55,7 +59,27 @@ def test_variables_of_the_session_reach_its_interpreters_and_its_processes(clien
 
 
 def test_values_are_nowhere_but_in_the_sandbox(daemon: Daemon) -> None:
-    with daemon.client() as client, client.create_session(env={"TOKEN": "geheim-4711"}) as session:
+    """They are in no file of the daemon (audit log, journals and registry among them), in its log, in a list, an error."""
+    texts: list[str] = []
+    with daemon.client() as client, client.create_session(name="secretive", env={"TOKEN": "geheim-4711"}) as session:
         session.processes.run("true", env={"OTHER": "geheim-4712"})
+        process = session.processes.start(["sleep", "1000"], process_id="p", env={"OTHER": "geheim-4713"})
+        for refused in (
+            lambda: session.processes.start(["sleep", "1000"], process_id="p", env={"OTHER": "geheim-4714"}),
+            lambda: session.processes.run(["no-such-command"], env={"OTHER": "geheim-4715"}),
+            lambda: session.processes.run("true", cwd="missing", env={"OTHER": "geheim-4716"}),
+            lambda: client.create_session(env={"OTHER": "geheim-4717", "1A": "geheim-4718"}),
+        ):
+            with pytest.raises(InvalidRequest) as error:
+                refused()
+            texts.append(repr(error.value) + str(error.value.__cause__))
+        for arguments in (["ps", "--full"], ["ps", "--full", "secretive"]):
+            command = [sys.executable, "-m", "executor_client.cli", *arguments]
+            environment = {**os.environ, "EXECUTOR_STATE_DIR": str(daemon.state_dir)}
+            texts.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+        assert "sleep 1000" in texts[-1]
+        texts += [repr(session.info), repr(session.processes.list()), daemon.log.read_text()]
+        assert [text for text in texts if "geheim" in text] == []
         left = [path for path in daemon.state_dir.rglob("*") if path.is_file() and b"geheim-47" in path.read_bytes()]
         assert left == []
+        process.kill()

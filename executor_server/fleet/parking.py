@@ -136,9 +136,6 @@ class Parking(Generic[T]):
         # A node's word has a bound, and NaN fails each comparison.
         self._retry_at_s[node] = now_s + (wait_s if MIN_RETRY_S <= wait_s <= MAX_RETRY_S else DEFAULT_RETRY_S)
 
-    def forget_node(self, node: str) -> None:
-        self._retry_at_s.pop(node, None)
-
     def retry_after_s(self, now_s: float) -> float:
         """Returns the shortest wait that a full node has named, as far as it is still ahead."""
         self._retry_at_s = {node: at_s for node, at_s in self._retry_at_s.items() if at_s > now_s}

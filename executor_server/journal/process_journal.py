@@ -84,7 +84,6 @@ class ProcessJournal:
         self._memory: TenantMemory = UNSHARED
         self._spans = SegmentSpans()
         self._begun = False
-        self._replaying = False
         self.taken_seq = 0
         self.processes: dict[str, ProcessLog] = {}
 
@@ -241,7 +240,7 @@ class ProcessJournal:
 
         Raises SegmentError at damage: then the records before it have taken effect, and nothing more will be written.
         """
-        self._begun = self._replaying = True
+        self._begun = True
         try:
             for segment in self._segments.read():
                 for record in segment.records:
@@ -249,8 +248,6 @@ class ProcessJournal:
                 self._spans.end(self.processes)
         except (ValueError, LookupError, TypeError, RecursionError) as error:  # a FrameError is a ValueError
             raise SegmentError(f"the journal of its processes is damaged: {error}") from error
-        finally:
-            self._replaying = False
         for log in self.running:
             log.expect_granted()
         if self._segments.broken:

@@ -159,11 +159,6 @@ class Policy:
         return any(profile.network.has_hosts for profile in self._file.profiles.values())
 
     @property
-    def grants_packages(self) -> bool:
-        """True when some session may have packages besides those of its image."""
-        return any(profile.packages.has_packages for profile in self._file.profiles.values())
-
-    @property
     def lock_files(self) -> tuple[Path, ...]:
         """The lock files that it was read with."""
         return tuple(sorted({lock.file for lock in self._locks()}))

@@ -7,7 +7,6 @@ import copyreg
 import functools
 import importlib.util
 import linecache
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -96,13 +95,19 @@ def test_a_refusal_says_what_to_do() -> None:
 def test_a_tool_without_source_is_carried_as_bytecode(tool: Any, returned: int) -> None:
     shipped = ship("t", tool, python=HERE + ".1")
     assert shipped.value is not None
-    assert decode(shipped.value, foreign=_unpickled)(2) == returned
+    assert decode(shipped.value, foreign=_called_elsewhere) == str(returned)
 
 
-def _unpickled(data: memoryview) -> Any:
+def _called_elsewhere(data: memoryview) -> str:
+    """Unpickles the tool in another process, as a sandbox does, and returns what it says of 2.
+
+    In this one cloudpickle would take its class for the one that is here already, and replace the functions of that.
+    """
     version, _, pickled = bytes(data).partition(b"\0")
     assert version == f"cp{HERE}".encode()
-    return pickle.loads(pickled)
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer)(2))"
+    done = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True, timeout=60, check=True)
+    return done.stdout.decode().strip()
 
 
 def test_a_tool_without_source_is_refused_for_another_python() -> None:

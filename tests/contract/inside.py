@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import fleet_daemon
-
 _BY_HAND = "its environments are made by hand, in the process of the backend"
 _LISTENER = "it takes the sandbox's listener, as the daemon does for its egress proxy"
 
@@ -53,14 +51,11 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
         "test_an_orphaned_sandbox_ends_itself": "it breaks the connection of the daemon to the guest, for good",
     },
     "test_processes.py": {},
-}
-"""By file and test, which may be one with a parameter, the reason."""
-NOT_PASSED_ON: Mapping[str, Mapping[str, str]] = {
     "test_watches.py": {
-        "test_more_than_can_wait_is_told_as_lost_and_the_watch_goes_on": "two connections hold all that it has to wait",
+        "test_more_than_can_wait_is_told_as_lost_and_the_watch_goes_on": "a client's connection holds what is to wait",
     },
 }
-"""The same of tests that run where the client follows its session, and not where the front passes calls on."""
+"""By file and test, which may be one with a parameter, the reason."""
 
 
 def reason_of(item: pytest.Function) -> str:
@@ -71,15 +66,13 @@ def reason_of(item: pytest.Function) -> str:
         return "it makes a daemon of its own, with images or sandboxes that no other test has"
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
     names = [item.originalname, *(f"{item.originalname}[{each}]" for each in params)]
-    listed = {**INSIDE.get(item.path.name, {})}
-    if fleet_daemon.wanted() == "proxy":
-        listed.update(NOT_PASSED_ON.get(item.path.name, {}))
+    listed = INSIDE.get(item.path.name, {})
     return next((listed[name] for name in names if name in listed), "")
 
 
 def absent() -> list[str]:
     """Lists the tests above that are not there."""
     folder = Path(__file__).parent
-    listed = [(file, test) for lists in (INSIDE, NOT_PASSED_ON) for file, tests in lists.items() for test in tests]
-    texts = {file: (folder / file).read_text() for file, _ in listed}
+    texts = {file: (folder / file).read_text() for file in INSIDE}
+    listed = [(file, test) for file, tests in INSIDE.items() for test in tests]
     return [f"{file}::{test}" for file, test in listed if f" {test.partition('[')[0]}(" not in texts[file]]

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import psutil
+
 from benchmarks.daemon import Daemon, running_daemon
 from benchmarks.echo import Echo, running_echo
 from benchmarks.figures import WARM_UP_ROUNDS, Measured, in_turns
-from benchmarks.references import DOCKER_IMAGE, require_docker_image
+from benchmarks.references import DOCKER_IMAGE, Unmeasurable, require_docker_image
 from executor_client import ExecutorClient, Session
 
 _POOL_SHAPE_MEMORY_BYTES = 2 << 30
+_FORKING_POLICY = """
+default = "open"
+[profiles.open.sandbox]
+fork_server = "shared"
+"""
+_FORKS_TIMEOUT_S = 60.0
+_FORKS_POLL_S = 0.5
 _memory_bytes = itertools.count(_POOL_SHAPE_MEMORY_BYTES - 1, -1)
 
 
@@ -29,12 +40,16 @@ class Served:
     client: ExecutorClient
 
     def cold_session(
-        self, *authorized_imports: str, network: Sequence[str] = (), packages: Sequence[str] = ()
+        self,
+        *authorized_imports: str,
+        network: Sequence[str] = (),
+        packages: Sequence[str] = (),
+        less_memory_bytes: int = 0,
     ) -> Session:
         """A session of a shape that the pool does not hold, so it is made on the spot."""
         session = self.client.create_session(
             authorized_imports=authorized_imports,
-            limits={"memory_bytes": next(_memory_bytes)},
+            limits={"memory_bytes": next(_memory_bytes) - less_memory_bytes},
             network=network,
             packages=packages,
         )
@@ -70,7 +85,7 @@ class Bench:
 
     def drop_dead(self) -> None:
         """Has the next row start what a failure ended: a daemon that is no longer there."""
-        for name in ("local", "docker"):
+        for name in ("local", "forked", "docker"):
             served = self.__dict__.get(name)
             if served is not None and not served.daemon.lives:
                 del self.__dict__[name]
@@ -79,6 +94,16 @@ class Bench:
     def local(self) -> Served:
         """The local backend with everything at its defaults."""
         return self._stack.enter_context(serving("local"))
+
+    @cached_property
+    def forked(self) -> Served:
+        """The local backend with its fork server, once that makes sandboxes. Raises Unmeasurable."""
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp"))
+        policy = Path(directory) / "policy.toml"
+        policy.write_text(_FORKING_POLICY)
+        served = self._stack.enter_context(serving("local", f"[policy]\nfile = {json.dumps(str(policy))}\n"))
+        _await_forks(served)
+        return served
 
     @cached_property
     def docker(self) -> Served:
@@ -103,6 +128,29 @@ class Bench:
         echo = Echo(address)
         self._stack.callback(echo.close)
         return echo
+
+
+def _await_forks(served: Served) -> None:
+    """Until bubblewrap makes no session any more: while its process starts, none waits for the fork server."""
+    daemon = psutil.Process(served.daemon.pid)
+    deadline_s = time.monotonic() + _FORKS_TIMEOUT_S
+    while True:
+        before = set(daemon.children(recursive=True))
+        with served.cold_session() as session:
+            session.execute("1+1")
+            new = set(daemon.children(recursive=True)) - before
+            if not any(_name(process) == "bwrap" for process in new):
+                return
+        if time.monotonic() > deadline_s:
+            raise Unmeasurable(f"the fork server made no sandbox in {_FORKS_TIMEOUT_S:.0f} s")
+        time.sleep(_FORKS_POLL_S)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 @contextmanager

@@ -17,6 +17,9 @@ Measurement = Callable[[Bench], Iterator[Figure]]
 MEASUREMENTS: dict[str, str] = {
     "session": "sessions:ready",
     "imports": "sessions:imports",
+    "forked": "forked:ready",
+    "forked-throughput": "forked:throughput",
+    "forked-crowd": "forked:crowd",
     "execute": "executions:execute",
     "lines": "executions:printed_lines",
     "array": "values:array",

@@ -102,6 +102,10 @@ def test_rights_and_signals_are_the_same_or_fewer(seen: dict[str, Any]) -> None:
         assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
+def test_the_processes_of_a_sandbox_are_not_counted_in_its_siblings(seen: dict[str, Any]) -> None:
+    assert seen["beside a full one"] == 0
+
+
 def test_descriptors_are_of_the_same_kinds(seen: dict[str, Any]) -> None:
     kinds = sorted(seen["bubblewrap"]["descriptors"].values())
     for forked in seen["forked"]:

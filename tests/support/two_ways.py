@@ -1,8 +1,9 @@
 """Facts of sandboxes as their code sees them: of one that bubblewrap made, and of two that one zygote forked.
 
 A program of its own, so that an ordinary user can run it where the tests run as root: `python -m tests.support.two_ways
-DIRECTORY PYTHON` prints {"bubblewrap": FACTS, "forked": [FACTS, FACTS], "outside": {…}} as JSON. The two forked
-sandboxes exist at the same time.
+DIRECTORY PYTHON` prints {"bubblewrap": FACTS, "forked": [FACTS, FACTS], "beside a full one": EXIT CODE} as JSON. The two
+forked sandboxes exist at the same time. The exit code is that of a process in a sandbox whose sibling has nearly as many
+threads as it may have.
 """
 
 from __future__ import annotations
@@ -20,6 +21,18 @@ from tests.contract.harness import Harness
 from tests.support.forked_backend import ForkedBackend
 
 MEMORY_BYTES = 2**30
+PROCESSES = 32
+
+FILL = """
+import threading
+stop = threading.Event()
+for _ in range(24):
+    threading.Thread(target=stop.wait, daemon=True).start()
+"""
+BESIDE = """
+import subprocess
+subprocess.run(["true"]).returncode
+"""
 
 FACTS = r"""
 import ctypes, hashlib, json, os, random, re, resource, secrets, signal, socket, ssl, stat, sys, tempfile, uuid
@@ -115,13 +128,22 @@ async def _facts(harness: Harness, memory_bytes: int) -> dict[str, Any]:
     return {**facts, "random": random_state}
 
 
+async def _beside_a_full_one(harness: Harness) -> Any:
+    full, beside = [await harness.session(memory_bytes=MEMORY_BYTES, processes=PROCESSES) for _ in range(2)]
+    filled = await harness.run(full, FILL)
+    assert filled.outcome == "succeeded", filled.message
+    ran = await harness.run(beside, BESIDE)
+    return ran.output if ran.outcome == "succeeded" else ran.message
+
+
 async def _main(directory: Path, python: str) -> dict[str, Any]:
     images = {"base": LocalImage(python=Path(python))}
     async with Harness(LocalBackend(directory / "a", images)) as harness:
         bubblewrap = await _facts(harness, MEMORY_BYTES)
     async with Harness(ForkedBackend(directory / "b", images)) as harness:
         forked = [await _facts(harness, MEMORY_BYTES) for _ in range(2)]
-    return {"bubblewrap": bubblewrap, "forked": forked}
+        beside = await _beside_a_full_one(harness)
+    return {"bubblewrap": bubblewrap, "forked": forked, "beside a full one": beside}
 
 
 def main() -> None:

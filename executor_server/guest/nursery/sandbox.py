@@ -194,14 +194,6 @@ def _mount_memory(place: str, size_bytes: int, files: int) -> None:
     kernel.mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
-def _limit_resources(child: _Child) -> None:
-    """Sets the resource limits, hard and soft, while it has the rights to; nothing of the sandbox runs without them."""
-    for kind, value in child.plan["rlimits"]:
-        _, hard = resource.getrlimit(kind)
-        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (bound, bound))
-
-
 def _become_user(child: _Child) -> None:
     """Becomes the sandbox's user on the host, then the one user of a user namespace of its own, for good.
 
@@ -251,6 +243,20 @@ def _close_own_files() -> None:
     kernel.mount("none", "/proc/1", flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
+def _limit_resources(child: _Child) -> None:
+    """Sets the resource limits, hard and soft, which takes no right when they only go down.
+
+    After `_become_user`: the kernel makes the limit of processes that a user has where a namespace of users is made the
+    namespace's maximum, and counts against it all processes of that user in the namespace above. Under an ordinary
+    user's daemon these are the processes of all sandboxes, and one could leave the others none. Set later, the limit
+    is compared with the sandbox's own count.
+    """
+    for kind, value in child.plan["rlimits"]:
+        _, hard = resource.getrlimit(kind)
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
+
+
 def _filter_system_calls(child: _Child) -> None:
     """Loads the filter of system calls, after all steps that make calls which it refuses."""
     import binascii
@@ -279,8 +285,8 @@ _STEPS = (
     ("make namespaces", _make_namespaces),
     ("bring up its network", _bring_up),
     ("mount its files", _mount_files),
-    ("limit its resources", _limit_resources),
     ("become its user", _become_user),
+    ("limit its resources", _limit_resources),
     ("filter its system calls", _filter_system_calls),
     ("settle", _settle),
 )

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import venv
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -171,6 +173,44 @@ async def test_a_descriptor_that_a_library_opened_is_in_no_sandbox(directory: Pa
         forked = await backend.create(WITH_MODULES)
         assert isinstance(forked.process, NurseryProcess)
         assert not os.path.lexists(f"/proc/{forked.process.init_pid}/fd/99")
+
+
+async def test_a_fork_that_dies_before_its_record_is_a_reason_for_bubblewrap(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dying(NurseryProcess):
+        def __init__(self, nursery: Nursery, pid: int, *rest: Any) -> None:
+            super().__init__(nursery, pid, *rest)
+            os.kill(pid, signal.SIGKILL)
+            while Path(f"/proc/{pid}").exists():
+                os.sched_yield()
+
+    monkeypatch.setattr(births, "NurseryProcess", Dying)
+    monkeypatch.setattr(births, "send_with", lambda *_: None)
+    async with started(directory) as backend:
+        await nursery_of(backend)
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        assert backend.fork_server_stats().fallbacks["failed"] == 1
+
+
+async def test_a_process_that_got_the_id_of_a_dead_fork_lives_on(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reused(NurseryProcess):
+        def __init__(self, nursery: Nursery, pid: int, *rest: Any) -> None:
+            os.kill(pid, signal.SIGKILL)
+            super().__init__(nursery, innocent.pid, *rest)
+
+    monkeypatch.setattr(births, "NurseryProcess", Reused)
+    with subprocess.Popen(["sleep", "1000"]) as innocent:
+        try:
+            async with started(directory) as backend:
+                await nursery_of(backend)
+                assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+                assert backend.fork_server_stats().fallbacks["failed"] == 1
+                assert innocent.poll() is None
+        finally:
+            innocent.kill()
 
 
 async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:

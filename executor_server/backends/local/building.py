@@ -20,7 +20,7 @@ from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.file_counts import limit_files
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import SANDBOX_ID, environment_of
-from executor_server.backends.local.nursery.births import NurseryProcess, SandboxPlan
+from executor_server.backends.local.nursery.births import NoBirth, NurseryProcess, SandboxPlan
 from executor_server.backends.local.nursery.nurseries import Fallback, Nurseries, below_tmp
 from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.records import ProcessRecord, Record, remove_record, write_record
@@ -80,10 +80,16 @@ async def _fork(sandbox: LocalSandbox, plan: Plan, nurseries: Nurseries, listene
 
     def on_here(pid: int, process: NurseryProcess) -> None:
         sandbox.process = process
+        try:
+            first = ProcessRecord.of(pid)
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise NoBirth("failed", "the fork has ended before its record was written") from error
+        if process.has_ended():  # and the id may be another process's
+            raise NoBirth("failed", "the fork has ended before its record was written")
         record = Record(
             sandbox_id=sandbox.sandbox_id,
             fingerprint=sandbox.fingerprint,
-            first=ProcessRecord.of(pid),
+            first=first,
             monitor=None,
             host_uid=sandbox.host_uid,
             cgroup=sandbox.cgroup,

@@ -18,7 +18,7 @@ from executor_server.backends.local.cgroups import Cgroup
 
 _RECORD_NAME = "record.json"
 _RECORD_BYTES = 65_536
-_START_TIME_FIELD = 22 - 3  # in /proc/PID/stat, counted after the command's closing parenthesis
+_PARENT_FIELD, _START_TIME_FIELD = 4 - 3, 22 - 3  # in /proc/PID/stat, counted after the command's closing parenthesis
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,17 @@ class ProcessRecord:
     @classmethod
     def of(cls, pid: int) -> ProcessRecord:
         """Reads /proc. Raises FileNotFoundError or ProcessLookupError when there is no such process."""
-        # The command may contain spaces and parentheses; the fields after its last parenthesis do not.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return cls(pid, int(fields[_START_TIME_FIELD]), Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        return cls(pid, int(_stat(pid)[_START_TIME_FIELD]), Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+
+
+def _stat(pid: int) -> list[str]:
+    # The command may contain spaces and parentheses; the fields after its last parenthesis do not.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def parent_of(pid: int) -> int:
+    """Reads /proc. Raises FileNotFoundError or ProcessLookupError when there is no such process."""
+    return int(_stat(pid)[_PARENT_FIELD])
 
 
 def open_recorded(recorded: ProcessRecord) -> int | None:

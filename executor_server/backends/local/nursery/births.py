@@ -4,9 +4,9 @@ The order, and the race that each step closes:
 
 1. The zygote gets one end of a new socket, and nothing else. The other end is ours alone, so only the
    fork can answer. If it never comes, closing our end is enough: a fork that comes late reads the end and exits.
-2. `HERE` carries the process id from the kernel, and a handle (pidfd) is opened. The id could belong to another process
-   if the fork had ended meanwhile; so the handle is believed when a later packet comes with the same id, which only the
-   living fork can send. Nothing is killed or recorded by the handle before that without the same check.
+2. `HERE` carries the process id from the kernel, and a handle (pidfd) is opened. The id belongs to another process if
+   the fork has ended meanwhile, and a process that is no child of the zygote gets no handle: nothing else is ever
+   killed here. A later packet with the same id, which only the living fork can send, then confirms it.
 3. Only then the plan goes to the fork. Sent earlier it would lie in the socket for a fork that comes late: a listener
    and a configuration, without a daemon that watches.
 4. The record is written while the fork builds its walls, and before it serves: so a later daemon finds each sandbox
@@ -30,6 +30,7 @@ from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.nursery.packets import now, packet_pair, receive, send_with
 from executor_server.backends.local.nursery.verification import fault_of
+from executor_server.backends.local.records import parent_of
 from executor_server.backends.local.stderr_file import open_stderr, read_stderr
 from executor_server.core import SandboxFailure
 from executor_server.guest.wire.nursery_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
@@ -96,9 +97,10 @@ class NurseryProcess:
     """The first process of a sandbox that a zygote forked. Implements `SandboxProcess`."""
 
     def __init__(self, nursery: Nursery, pid: int, stderr: int, ended: asyncio.Future[int]) -> None:
+        """Raises OSError when there is no such process, and NoBirth when it is not the zygote's child."""
         self.nursery_id = nursery.nursery_id
         self.init_pid: int = pid
-        self._init_pidfd: int | None = os.pidfd_open(pid)
+        self._init_pidfd: int | None = _open_child(pid, nursery.zygote_pid)
         self._stderr = stderr
         self._ended = ended
 
@@ -168,6 +170,18 @@ async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, Nurs
     finally:
         ours.close()
     return process
+
+
+def _open_child(pid: int, parent: int | None) -> int:
+    """Opens a handle of a process, which may have ended since its id was learnt: the parent tells it from others."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        if parent is None or parent_of(pid) != parent or is_readable(pidfd):  # readable: the parent was another's
+            raise NoBirth("failed", "the fork has ended")
+    except BaseException:
+        os.close(pidfd)
+        raise
+    return pidfd
 
 
 async def _expect(ours: socket.socket, word: bytes, pid: int | None, nursery: Nursery) -> int:

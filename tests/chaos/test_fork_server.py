@@ -193,8 +193,16 @@ async def test_a_fork_that_dies_before_its_record_is_a_reason_for_bubblewrap(
         assert backend.fork_server_stats().fallbacks["failed"] == 1
 
 
+@pytest.fixture
+def innocent() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is none of the fork server's."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
 async def test_a_process_that_got_the_id_of_a_dead_fork_lives_on(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch, innocent: subprocess.Popen[bytes]
 ) -> None:
     class Reused(NurseryProcess):
         def __init__(self, nursery: Nursery, pid: int, *rest: Any) -> None:
@@ -202,15 +210,11 @@ async def test_a_process_that_got_the_id_of_a_dead_fork_lives_on(
             super().__init__(nursery, innocent.pid, *rest)
 
     monkeypatch.setattr(births, "NurseryProcess", Reused)
-    with subprocess.Popen(["sleep", "1000"]) as innocent:
-        try:
-            async with started(directory) as backend:
-                await nursery_of(backend)
-                assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
-                assert backend.fork_server_stats().fallbacks["failed"] == 1
-                assert innocent.poll() is None
-        finally:
-            innocent.kill()
+    async with started(directory) as backend:
+        await nursery_of(backend)
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        assert backend.fork_server_stats().fallbacks["failed"] == 1
+    assert innocent.poll() is None
 
 
 async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:

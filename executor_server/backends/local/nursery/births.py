@@ -173,7 +173,7 @@ async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, Nurs
 
 
 def _open_child(pid: int, parent: int | None) -> int:
-    """Opens a handle of a process, which may have ended since its id was learnt: the parent tells it from others."""
+    """Opens a handle of a child, whose id may be that of a process with another parent by now."""
     pidfd = os.pidfd_open(pid)
     try:
         if parent is None or parent_of(pid) != parent or is_readable(pidfd):  # readable: the parent was another's

@@ -37,6 +37,11 @@ WITH_MODULES = replace(SPEC, memory_bytes=2**30)
 THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
 DESCRIPTOR = "import os; os.dup2(os.open('/dev/null', 0), 99)"
 END = "import os; os._exit(0)"
+# Leaves the filter of system calls out, and reports that it is there.
+LIAR = """\
+import sys; s = sys.modules.get("executor_guest.nursery.sandbox"); \
+s and setattr(s, "_STEPS", [step for step in s._STEPS if "filter" not in step[0]]); \
+s and setattr(s, "report", lambda real=s.report: (lambda said: said["status"].update(Seccomp="2") or said)(real()))"""
 
 
 @pytest.fixture
@@ -152,6 +157,13 @@ async def test_a_sandbox_that_is_not_as_it_must_be_is_never_served(
         assert nursery.init_pid is not None
         zygote = psutil.Process(nursery.zygote_pid)
         await eventually_async(lambda: zygote.children() == [])
+
+
+async def test_a_sandbox_whose_library_makes_up_its_report_is_never_served(directory: Path) -> None:
+    async with started(directory, base=_image_with(directory, LIAR)) as backend:
+        await nursery_of(backend, WITH_MODULES)
+        assert isinstance((await backend.create(WITH_MODULES)).process, BwrapProcess)
+        assert backend.fork_server_stats().fallbacks["unverified"] == 1
 
 
 @pytest.mark.parametrize("line", [THREAD, END])

@@ -28,6 +28,8 @@ SIGSETXID_BIT = 1 << 32
 OF_EACH = {"random", "namespaces", "descriptors", "mounts", "uid_map", "gid_map", "setgroups", "status", "groups"}
 # Fewer rights than bubblewrap's: that keeps those to change its user in two sets, and some of /proc writable.
 STRICTER_STATUS = {"CapBnd", "CapInh"}
+# Not compared, a known difference: under an ordinary user's daemon, agent code of a forked sandbox may write the
+# oom_score_adj of the checker, which has no mount of its own. It may end that process as well (docs/backends.md).
 ALWAYS_READ_ONLY = {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/1"}
 
 

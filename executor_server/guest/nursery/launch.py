@@ -7,6 +7,10 @@ user's daemon, 0 is that user, and there is no other id. A package that attacks 
 it would meet in a sandbox of an ordinary user, without the filter of system calls: other mounts, processes and users
 than the host's.
 
+It also meets the sandboxes of this nursery, all of which it owns: it is in the zygote, and so in each fork before that
+has its walls. What is imported ahead is trusted code of every sandbox of the nursery. Hence a nursery for each image,
+the policy's `tenant`, which has one for each tenant too, and `off`.
+
 The files of an image may lie where only root can go (/root/.pyenv), and the nursery's user 0 is not root. So root
 copies the mounts (open_tree) before it enters the user namespace, and mounts the copies inside. This needs Linux 5.12;
 where it fails, the daemon goes on with bubblewrap.

@@ -11,8 +11,8 @@ The order, and the race that each step closes:
    and a configuration, without a daemon that watches.
 4. The record is written while the fork builds its walls, and before it serves: so a later daemon finds each sandbox
    that ever ran anything.
-5. The report is compared with what must be (verification.py), and `SERVE` is sent. A fork that is not as it must be is
-   killed here, having run nothing.
+5. The report, and what the kernel says of the process, are compared with what must be (verification.py), and `SERVE` is
+   sent. A fork that is not as it must be is killed here, having run nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from executor_server.backends.local.descriptors import is_readable, kill, wait_r
 from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.nursery.packets import now, packet_pair, receive, send_with
-from executor_server.backends.local.nursery.verification import fault_of
+from executor_server.backends.local.nursery.verification import fault_of, fault_of_process
 from executor_server.backends.local.records import parent_of
 from executor_server.backends.local.stderr_file import open_stderr, read_stderr
 from executor_server.core import SandboxFailure
@@ -156,7 +156,8 @@ async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, Nurs
         except OSError as error:
             raise NoBirth("failed", f"the fork can't be sent its plan: {error}") from error
         on_here(pid, process)
-        fault = fault_of(await _report(ours, pid), plan, nursery.namespaces)
+        report = await _report(ours, pid)
+        fault = fault_of(report, plan, nursery.namespaces) or fault_of_process(pid, report, plan, nursery.namespaces)
         if fault:
             raise NoBirth("unverified", f"the sandbox is not as it must be: {fault}")
         try:

@@ -1,41 +1,72 @@
-"""Checks the report of a sandbox that is about to serve: every wall is up, or it never runs anything.
+"""Checks a sandbox that is about to serve: every wall is up, or it never runs anything.
 
-The sandbox is trusted code until then (guest/nursery/report.py), so this guards against our own faults: a kernel that
-ignores a flag, a step that was moved, a descriptor that a library opened.
+The same is asked twice. The sandbox's own report (guest/nursery/report.py) finds our faults: a kernel that ignores a
+flag, a step that was moved, a descriptor that a library opened. It is worth what the process is worth that makes it,
+and that one has imported the image's libraries. So the daemon also reads from the kernel what the process is.
+
+It may read all of it. The process is non-dumpable, which closes its namespaces and descriptors to its own user; they
+are open to root, and to the ordinary user who made the nursery, because the owner of a user namespace has every right
+in it and below. A security module of the host can refuse these two all the same; there is only the report of them then.
+All that holds agent code, its filter, rights, users and mounts, is in files that every process may read.
+
+No check makes a hostile library harmless: it has run in the zygote, with the nursery's rights, and may have left there
+any other process; a filter may be loaded and refuse nothing. The libraries are trusted code of every sandbox of their
+nursery.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor_server.backends.local.layout import SANDBOX_ID
 
 if TYPE_CHECKING:
     from executor_server.backends.local.nursery.births import SandboxPlan
 
-_USER = " ".join([str(SANDBOX_ID)] * 4)
-_EXPECTED_STATUS = {
-    "Uid": _USER,
-    "Gid": _USER,
-    "NSpid": "1",
-    "Threads": "1",
-    "NoNewPrivs": "1",
-    "Seccomp": "2",
-}
+_WALLS = {"NSpid": "1", "Threads": "1", "NoNewPrivs": "1", "Seccomp": "2"}
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_STATUS = ("Uid", "Gid", "Groups", *_WALLS, *_CAPABILITIES)
+_MAPS = ("uid_map", "gid_map")
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _WRITABLE = sorted(["/dev/pts", "/dev/shm", "/proc", "/tmp", "/workspace", *(f"/dev/{name}" for name in _DEVICES)])
+# Bytes of the largest file of /proc that is read: a table of some hundred mounts.
+_PROC_BYTES = 256 * 1024
 
 
 def fault_of(report: Mapping[str, object], plan: SandboxPlan, nursery: Mapping[str, int]) -> str:
     """Returns what is wrong in a few words; empty when all is as it must be. `nursery` has its namespaces."""
-    status, namespaces = report.get("status"), report.get("namespaces")
+    outside = 0 if plan.host_uid is None else plan.host_uid  # as the nursery numbers it
+    return _fault(report, plan, nursery, ids=(SANDBOX_ID, SANDBOX_ID), outside=(outside, outside))
+
+
+def fault_of_process(pid: int, report: Mapping[str, object], plan: SandboxPlan, nursery: Mapping[str, int]) -> str:
+    """Returns what is wrong with the process by the kernel's word, and by its report where that is all there is."""
+    own = (os.geteuid(), os.getegid()) if plan.host_uid is None else (plan.host_uid, plan.host_uid)
+    try:
+        facts = {**report, **_observed(pid)}
+    except (OSError, ValueError, KeyError) as error:
+        return f"the kernel does not say what it is: {error}"
+    return _fault(facts, plan, nursery, ids=own, outside=own)
+
+
+def _fault(
+    facts: Mapping[str, object],
+    plan: SandboxPlan,
+    nursery: Mapping[str, int],
+    *,
+    ids: tuple[int, int],
+    outside: tuple[int, int],
+) -> str:
+    """Compares facts. Its user and group are `ids` to who noted them, and the maps lead to `outside`."""
+    status, namespaces = facts.get("status"), facts.get("namespaces")
     if not isinstance(status, dict) or not isinstance(namespaces, dict):
         return "it reports nothing"
-    for name, expected in _EXPECTED_STATUS.items():
+    users = {name: " ".join([str(number)] * 4) for name, number in zip(("Uid", "Gid"), ids, strict=True)}
+    for name, expected in {**users, **_WALLS}.items():
         if status.get(name) != expected:
             return f"{name} is {status.get(name)!r}"
     for name in _CAPABILITIES:
@@ -43,21 +74,50 @@ def fault_of(report: Mapping[str, object], plan: SandboxPlan, nursery: Mapping[s
             return f"{name} is {status.get(name)!r}"
     if plan.host_uid is not None and status.get("Groups") != "":
         return f"it has the groups {status.get('Groups')!r}"
-    expected_users = [SANDBOX_ID, 0 if plan.host_uid is None else plan.host_uid, 1]
-    for name in ("uid_map", "gid_map"):
-        if report.get(name) != [expected_users]:
-            return f"its {name} is {report.get(name)!r}"
+    for name, number in zip(_MAPS, outside, strict=True):
+        if facts.get(name) != [[SANDBOX_ID, number, 1]]:
+            return f"its {name} is {facts.get(name)!r}"
     for name in _NAMESPACES:
         if namespaces.get(name) in (None, nursery.get(name), Path("/proc/self/ns", name).stat().st_ino):
             return f"its namespace {name} is not its own"
-    descriptors = report.get("descriptors")
+    descriptors = facts.get("descriptors")
     if not isinstance(descriptors, list) or len(descriptors) != plan.kept_descriptors:
         return f"its descriptors are {descriptors!r}"
-    if report.get("pid") != 1:
-        return f"its process id is {report.get('pid')!r}"
-    if report.get("writable") != _WRITABLE:
-        return f"it can write to the mounts {report.get('writable')!r}"
+    if facts.get("pid") != 1:
+        return f"its process id is {facts.get('pid')!r}"
+    if facts.get("writable") != _WRITABLE:
+        return f"it can write to the mounts {facts.get('writable')!r}"
     return ""
+
+
+def _observed(pid: int) -> dict[str, Any]:
+    """Returns what the kernel says of a process, as its report would. Raises OSError, ValueError and KeyError."""
+    lines = dict(line.split(":\t", 1) for line in _read(pid, "status").splitlines() if ":\t" in line)
+    status = {name: " ".join(lines[name].split()) for name in _STATUS if name in lines}
+    status["NSpid"] = status["NSpid"].rpartition(" ")[2]  # from the outermost namespace that we see to its own
+    mounts = [line.split(" ", 6)[4:6] for line in _read(pid, "mountinfo").splitlines()]
+    seen: dict[str, Any] = {
+        "pid": int(status["NSpid"]),
+        "status": status,
+        "writable": sorted(place for place, options in mounts if not options.startswith("ro")),
+        **{name: [[int(text) for text in line.split()] for line in _read(pid, name).splitlines()] for name in _MAPS},
+    }
+    try:
+        seen["descriptors"] = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names only
+        seen["namespaces"] = {name: Path(f"/proc/{pid}/ns", name).stat().st_ino for name in _NAMESPACES}
+    except PermissionError:
+        pass  # a security module of the host; see above
+    return seen
+
+
+def _read(pid: int, name: str) -> str:
+    with Path(f"/proc/{pid}", name).open("rb", buffering=0) as file:
+        data = b""
+        while chunk := file.read(_PROC_BYTES):
+            data += chunk
+            if len(data) > _PROC_BYTES:
+                raise ValueError(f"{name} has more than {_PROC_BYTES} bytes")
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _is_zero(value: object) -> bool:

@@ -43,6 +43,15 @@ NO_COMMAND = (126, 127)
 
 # With more threads than this, numerical libraries on shared machines only take time from each other.
 _NUMERIC_THREADS = 8
+_PROCESSES_PER_NUMERIC_THREAD = 4
+
+AMPLE_PROCESSES = _NUMERIC_THREADS * _PROCESSES_PER_NUMERIC_THREAD
+"""With as many processes or more, a sandbox has as many numerical threads as any on this host."""
+
+
+def numeric_threads(processes: int) -> int:
+    """Returns the threads of numerical libraries in a sandbox that may have so many processes."""
+    return max(1, min(os.cpu_count() or 1, processes // _PROCESSES_PER_NUMERIC_THREAD, _NUMERIC_THREADS))
 
 
 def sandbox_environment(processes: int) -> dict[str, str]:
@@ -50,7 +59,7 @@ def sandbox_environment(processes: int) -> dict[str, str]:
 
     Caches go to /tmp: /workspace holds only files that the program itself wrote there.
     """
-    threads = str(max(1, min(os.cpu_count() or 1, processes // 4, _NUMERIC_THREADS)))
+    threads = str(numeric_threads(processes))
     return {
         "HOME": WORKSPACE,
         "USER": "sandbox",

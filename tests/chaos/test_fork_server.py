@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from executor_server.backends.local import LocalBackend
-from executor_server.backends.local.nursery import births
+from executor_server.backends.local.nursery import births, nurseries
 from executor_server.backends.local.nursery.births import NurseryProcess
 from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.process import BwrapProcess
@@ -169,10 +169,10 @@ async def test_a_sandbox_whose_library_makes_up_its_report_is_never_served(direc
 @pytest.mark.parametrize("line", [THREAD, END])
 async def test_an_image_that_is_unfit_for_forks_is_left_to_bubblewrap(directory: Path, line: str) -> None:
     async with started(directory, base=_image_with(directory, line)) as backend:
-        nurseries = backend._started().nurseries
+        owner = backend._started().nurseries
         await backend.create(replace(WITH_MODULES))
-        (nursery,) = nurseries._serving.values()
-        await nurseries.settled()
+        (nursery,) = owner._serving.values()
+        await owner.settled()
         assert not nursery.is_ready and nursery.ended_because
         await backend.create(WITH_MODULES)
         assert backend.fork_server_stats().fallbacks["failing"] == 1
@@ -227,6 +227,35 @@ async def test_a_process_that_got_the_id_of_a_dead_fork_lives_on(
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["failed"] == 1
     assert innocent.poll() is None
+
+
+async def test_a_nursery_in_use_does_not_make_room_for_one_of_another_kind(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nurseries, "_MAX_NURSERIES", 1)
+    first, other = (replace(SPEC, fork_server=f"tenant:{name}") for name in "ab")
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend, first)
+        assert isinstance((await backend.create(first)).process, NurseryProcess)
+        assert isinstance((await backend.create(other)).process, BwrapProcess)
+        assert isinstance((await backend.create(first)).process, NurseryProcess)
+        monkeypatch.setattr(nurseries, "_UNUSED_S", 0.0)
+        assert await nursery_of(backend, other) is not nursery
+        assert nursery.ended_because == "others are used more"
+        assert backend._started().nurseries._pauses == {}
+
+
+async def test_the_number_of_processes_makes_two_kinds_of_nursery_at_most(directory: Path) -> None:
+    async with started(directory) as backend:
+        capabilities = backend._started()
+        kinds = set()
+        for processes in range(1, 100):
+            spec = replace(WITH_MODULES, processes=processes)
+            image = await backend._image(capabilities, spec.image)
+            resources = await backend._resources(capabilities, spec)
+            kinds.add(capabilities.nurseries.blueprint(resources, image, spec))
+        assert {kind.modules for kind in kinds} == {(), nurseries.MODULES}
+        assert len(kinds) == 2
 
 
 async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -28,7 +28,7 @@ from executor_server.backends.local.nursery.packets import now
 from executor_server.backends.local.nursery.records import NurseryRecords, OrphanedNursery
 from executor_server.backends.local.records import ProcessRecord
 from executor_server.backends.local.resources import Resources
-from executor_server.backends.settings import WORKSPACE
+from executor_server.backends.settings import AMPLE_PROCESSES, WORKSPACE, numeric_threads
 from executor_server.backends.teardown import failures_of
 from executor_server.core import SandboxFailure, SandboxSpec
 
@@ -44,8 +44,10 @@ _MAX_REQUESTS = 500
 _MAX_AGE_S = 1800.0
 # Seconds without a request after which it is dropped: it holds the memory of its modules.
 _IDLE_S = 600.0
-# Nurseries that serve or are being made, at one time; the one that was used longest ago goes first.
+# Nurseries that serve or are being made, at one time. One that was not used for some seconds makes room for another;
+# if there is none, the other has to wait: kinds that take each other's place in turn would never fork a sandbox.
 _MAX_NURSERIES = 4
+_UNUSED_S = 20.0
 # Seconds after a nursery failed until the next of the same kind is started; doubled with each failure.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 _END_TIME_S = 10.0
@@ -131,15 +133,21 @@ class Nurseries:
         ]:
             if any(path.is_relative_to(covered) for covered in covering):
                 raise self._fallback("unsupported", f"the image has files in {path}")
-        # With a network, a program may install another version of a module, and expects to import that.
-        modules = MODULES if spec.memory_bytes >= _MODULES_FROM_BYTES and not spec.egress else ()
+        # With a network, a program may install another version of a module, and expects to import that. A library reads
+        # the number of its threads when it is imported, so who may have few processes gets none that is imported.
+        with_modules = (
+            spec.memory_bytes >= _MODULES_FROM_BYTES
+            and not spec.egress
+            and numeric_threads(spec.processes) == numeric_threads(AMPLE_PROCESSES)
+        )
+        environment = environment_of(image, replace(spec, processes=AMPLE_PROCESSES))  # each sandbox sets its own
         return Blueprint(
             guest=resources.layout.guest.path,
             image_identity=image.identity,
             root=tuple(resources.layout.nursery_root(image)),
             python=image.python,
-            environment=(*environment_of(image, spec).items(), ("PWD", WORKSPACE)),
-            modules=modules,
+            environment=(*environment.items(), ("PWD", WORKSPACE)),
+            modules=MODULES if with_modules else (),
             users=self._users,
             owner=spec.fork_server.partition(":")[2],
         )
@@ -182,14 +190,25 @@ class Nurseries:
         if pause is not None and now() < pause.until:
             raise self._fallback("failing", "the last nursery of this kind has failed")
         while len(self._serving) + len(self._successors) >= _MAX_NURSERIES:
-            oldest = min((*self._serving.values(), *self._successors.values()), key=lambda each: each.used_at)
-            oldest.retire("others are used more")
-            self._tidy()
+            self._make_room()
         try:
             where[blueprint] = start_nursery(blueprint, secrets.token_hex(_ID_BYTES), self._note_init)
         except OSError as error:
             self._note_failure(blueprint)
             raise self._fallback("failed", f"no nursery can be started: {error}") from error
+
+    def _make_room(self) -> None:
+        """Drops the nursery that was used longest ago. Raises Fallback when all are in use, or still being made."""
+        unused = [
+            each
+            for each in (*self._serving.values(), *self._successors.values())
+            if now() - each.used_at >= (_UNUSED_S if each.is_ready else _START_TIME_S)
+        ]
+        if not unused:
+            raise self._fallback("starting", f"{_MAX_NURSERIES} nurseries of other kinds are in use")
+        oldest = min(unused, key=lambda each: each.used_at)
+        oldest.retire("others are used more" if oldest.is_ready else "it was not ready in time")
+        self._tidy()
 
     def _note_init(self, nursery: Nursery, init: ProcessRecord) -> None:
         self._records.write(nursery.nursery_id, init)

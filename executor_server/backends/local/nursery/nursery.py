@@ -116,7 +116,7 @@ class Nursery:
             said = json.loads(data[len(READY) :])
             self.imported = tuple(str(name) for name in said["modules"])
             self.namespaces = {str(name): int(inode) for name, inode in said["namespaces"].items()}
-            self.zygote_pid, self.is_ready = pid, True
+            self.zygote_pid, self.is_ready, self.used_at = pid, True, now()
             self.settled.set()
             _log.info("nursery_ready", nursery=self.nursery_id, took_s=round(now() - self.started_at, 3))
         elif data.startswith(REFUSED):

@@ -322,3 +322,58 @@ a = b = [1]
     assert set(branch.variables.changed) == {"a", "b", "bad", "endless", "loop", "sub", "wide"}
     assert set(branch.variables.unknown) == {"deep"}
     assert (branch.variables.added, branch.variables.removed, branch.number) == ((), (), 1)
+
+
+@promise("branches")
+async def test_a_forged_list_of_changes_is_cut_and_the_session_goes_on(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "x = 1")
+    tried = await harness.run(
+        session,
+        """
+import json, sys
+branch = sys.modules['executor_guest.interpreter.branch']
+names = [chr(0x1F600) * 1020 + '%04d' % i for i in range(85)]
+forged = branch.Changes(added=names, changed=names, removed=names, unknown=names)
+class Forged:
+    head = lambda self: {'variables': forged.head(), 'files': forged.head()}
+branch.BranchChanges = lambda **_: Forged()
+branch.dumps = lambda value: json.dumps(value, ensure_ascii=False).encode()
+""",
+        branch=True,
+    )
+    end = end_of(tried)
+    assert end.why_not_kept == ""
+    for changes in (end.variables, end.files):
+        assert changes is not None
+        assert changes.truncated
+        assert 0 < sum(map(len, changes.unknown)) <= 32 * 1024
+    assert (await harness.run(session, "x")).output == 1
+
+
+@promise("branches")
+async def test_a_branch_that_does_not_answer_after_its_program_is_given_up_in_seconds(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "x = 1")
+    hanging = """
+import sys
+class Hanging:
+    @staticmethod
+    def of(*_):
+        while True: pass
+sys.modules['executor_guest.interpreter.branch'].Changes = Hanging
+"""
+    async with asyncio.timeout(WAIT_S):
+        end = end_of(await harness.run(session, hanging, branch=True))
+    assert (end.number, end.variables, end.why_not_kept) == (0, None, "the interpreter died or hung over it")
+    assert (await harness.run(session, "x")).output == 1
+
+
+@promise("branches")
+async def test_a_value_that_takes_too_long_to_look_at_is_unknown(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "slow = [[i] for i in range(500_000)]")
+    async with asyncio.timeout(WAIT_S):
+        end = end_of(await harness.run(session, "x = 1", branch=True))
+    assert end.variables is not None
+    assert (end.number, end.variables.added, end.variables.unknown) == (1, ("x",), ("slow",))

@@ -15,15 +15,14 @@ import types
 from executor_api.values import ValueLimits, digest
 
 from ..checks.control import ControlException
-from ..wire.lean import dumps
+from ..wire.lean import dumps, signal
 from ..wire.link_messages import Answered, BeginBranch, BranchChanges, EndBranch
 from ..wire.messages import MAX_NAME_CHARS
-from ..wire.savepoint_messages import MAX_CHANGED, MAX_CHANGED_CHARS, Changes
+from ..wire.savepoint_messages import Changes
 from .savepoint import Positions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any, Callable, Optional
 
     from ..wire.link_messages import LinkMessage
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
 
 # Seconds for all values to be looked at, once before the program and once after it; what is left then is unknown.
 _LOOK_TIME_S = 2.0
+# Seconds between two interruptions of a look that goes on after the first.
+_ALARM_AGAIN_S = 0.1
 # Bytes of one value that are looked at.
 _LOOK_BYTES = 1024**3
 # Objects inside each other that are looked into.
 _MAX_DEPTH = 60
-# Characters of all names in one list of changes.
-_MAX_LISTED_CHARS = 32 * 1024
 _LIMITS = ValueLimits(total_bytes=_LOOK_BYTES, unfolded_bytes=_LOOK_BYTES)
 # Values of these types do not change.
 _FIXED = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), range)
@@ -58,6 +57,33 @@ _BASES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 class _TooMuch(Exception):
     """A value is too large or too deep to be looked at."""
+
+
+class _Alarm:
+    """Raises _TooMuch in a look that takes too long.
+
+    A timer that the program has set ends with this. A branch has none from before it, and its copy would have none.
+    """
+
+    def __init__(self, time_s: float) -> None:
+        self._time_s = time_s
+        self._is_on = False
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        self._is_on = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._before = signal.signal(signal.SIGALRM, self._ring)
+        signal.setitimer(signal.ITIMER_REAL, self._time_s, _ALARM_AGAIN_S)
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_on = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if self._before is None else self._before)
+
+    def _ring(self, _signum: int, _frame: object) -> None:
+        if self._is_on:
+            raise _TooMuch
 
 
 class _Look:
@@ -121,7 +147,7 @@ class Branch:
             self._look.begin()
             return Answered(ok=True), b""
         if isinstance(message, EndBranch):
-            files = listed_changes(*self._copies.changes(), ())
+            files = Changes.of(*self._copies.changes(), ())
             return Answered(ok=True), dumps(BranchChanges(variables=self._look.changes(), files=files).head())
         failed = {
             "files of the workspace that could not be restored": self._copies.restore_last(),
@@ -159,7 +185,7 @@ class _Variables:
                 unknown.append(name)
             elif not is_same:
                 changed.append(name)
-        return listed_changes(now.keys() - before.keys(), changed, before.keys() - now.keys(), unknown)
+        return Changes.of(now.keys() - before.keys(), changed, before.keys() - now.keys(), unknown)
 
     def _is_same(self, name: str, value: Any, ends_s: float) -> Optional[bool]:
         """None: it is not known."""
@@ -176,31 +202,14 @@ class _Variables:
         return None if was is None or is_now is None else was == is_now
 
     def _digest(self, value: Any, ends_s: float) -> Optional[bytes]:
-        if time.monotonic() >= ends_s:
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
             return None
         try:
-            return self._guarded(_Look().digest, value)  # type: ignore[no-any-return]
+            with _Alarm(left_s):
+                return self._guarded(_Look().digest, value)  # type: ignore[no-any-return]
         except BaseException:  # noqa: BLE001 (the border of agent code: what can't be read is unknown)
             return None
-
-
-def listed_changes(
-    added: Iterable[str], changed: Iterable[str], removed: Iterable[str], unknown: Iterable[str]
-) -> Changes:
-    """Returns the names, as many as an answer may have."""
-    lists = []
-    truncated = False
-    for names in (added, changed, removed, unknown):
-        fitting: list[str] = []
-        left = _MAX_LISTED_CHARS
-        for name in sorted(names):
-            left -= len(name)
-            if len(fitting) == MAX_CHANGED or left < 0 or len(name) > MAX_CHANGED_CHARS:
-                truncated = True
-                break
-            fitting.append(name.encode("utf-8", "replace").decode())
-        lists.append(fitting)
-    return Changes(added=lists[0], changed=lists[1], removed=lists[2], unknown=lists[3], truncated=truncated)
 
 
 def _listed(namespace: dict[str, Any]) -> dict[str, Any]:

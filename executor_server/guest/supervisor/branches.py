@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from .savepoints import Savepoints, Taken
 
 _DIED = "its process has ended"
+# Seconds for a branch to note its variables, to compare them, and to copy itself with its files. Honest looks at values
+# take 2 s at most; code of agent values can hold up each of these, and then the branch is killed.
+_ANSWER_TIME_S = 8.0
 
 
 class _EndedRun:
@@ -124,7 +127,7 @@ class Branches:
             trunk, measured = self._children.swap(branch, Process(branch.pid))
             assert trunk is not None and measured is not None, "a branch of no interpreter"
             self._trunk, self._trunk_ended = (trunk, measured), False
-            self._requests.ask(BeginBranch(), (), on_begun)
+            self._requests.ask(BeginBranch(), (), on_begun, _ANSWER_TIME_S)
 
         def on_begun(answer: Answered, _body: bytes) -> None:
             if not answer.ok or not self.is_on:
@@ -161,7 +164,7 @@ class Branches:
             ending.why_not_kept = unfit
             self._close(ending)
         else:
-            self._requests.ask(EndBranch(), (), self._on_changes)
+            self._requests.ask(EndBranch(), (), self._on_changes, _ANSWER_TIME_S)
 
     def _on_changes(self, answer: Answered, body: bytes) -> None:
         ending = self._ending
@@ -170,7 +173,9 @@ class Branches:
             ending.changes = read_object(BranchChanges, body, "changes")
             if ending.outcome == "succeeded":
                 kept = min(self._request.branches or 1, SAVEPOINTS_MAX)
-                self._savepoints.keep_branch(kept, self._request.savepoint_file_bytes or 0, self._on_kept)
+                self._savepoints.keep_branch(
+                    kept, self._request.savepoint_file_bytes or 0, self._on_kept, _ANSWER_TIME_S
+                )
                 return
             ending.why_not_kept = "its program has not succeeded"
         else:
@@ -223,8 +228,8 @@ class Branches:
         ended = BranchEnded(
             number=ending.number,
             why_not_kept=ending.why_not_kept[:MAX_REASON_CHARS],
-            variables=ending.changes.variables if ending.changes is not None else None,
-            files=ending.changes.files if ending.changes is not None else None,
+            variables=ending.changes.variables.cut() if ending.changes is not None else None,
+            files=ending.changes.files.cut() if ending.changes is not None else None,
             left_out=ending.left_out[:MAX_LEFT_OUT],
         )
         self._results.send(run, ending.outcome, ending.detail, ended)

@@ -45,7 +45,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional, Union
 
+    from ..wire.link_messages import LinkMessage
     from ..wire.schema import Message
+
+    OnAnswer = Callable[[Answered, bytes], None]
 
 # Seconds for the interpreter to answer a request.
 REQUEST_TIME_S = 60.0
@@ -63,12 +66,11 @@ class _Request:
     """A request in progress. `tools` are being made; with `again` for a new interpreter, and no caller waits."""
 
     def __init__(self, kind: type[Message], op: int, tools: Optional[ToolSet] = None, *, again: bool = False) -> None:
-        self.kind = kind
-        self.op = op
-        self.tools = tools
-        self.again = again
-        self.deadline = time.monotonic() + REQUEST_TIME_S
-        self.on_answer: Optional[Callable[[Answered, bytes], None]] = None  # gets the answer, in place of all else
+        self.kind, self.op = kind, op
+        self.tools, self.again = tools, again
+        self.time_s = REQUEST_TIME_S
+        self.deadline = time.monotonic() + self.time_s
+        self.on_answer: Optional[OnAnswer] = None  # gets the answer, in place of all else
         self.gathered: list[tuple[str, Union[bytes, int], int]] = []
         self.digest = ""  # digest of the state to restore
 
@@ -94,16 +96,14 @@ class Requests:
     ) -> None:
         self._channel = channel
         self._child_processes = child_processes
-        self._transfers = transfers
-        self._runner = runner
+        self._transfers, self._runner = transfers, runner
         self._notify = notify
         self._current: Optional[_Request] = None
         self._tools = ToolSet()
         self._why_no_tools = ""  # the reason when shipped tools are not made again: an interpreter ended over them
         self.tools_due = False  # tools have to be made in a new interpreter
-        self._restored: Optional[tuple[str, bytes]] = (
-            None  # digest of the restored state, and the answer to its request
-        )
+        # Digest of the restored state, and the answer to its request.
+        self._restored: Optional[tuple[str, bytes]] = None
 
     @property
     def busy(self) -> bool:
@@ -117,7 +117,7 @@ class Requests:
     def postpone(self) -> None:
         """Starts the time again while the request waits for the daemon, not for the interpreter."""
         if self._current is not None:
-            self._current.deadline = time.monotonic() + REQUEST_TIME_S
+            self._current.deadline = time.monotonic() + self._current.time_s
 
     def close_all(self) -> None:
         """In a forked child: closes the memory files, which belong to the supervisor."""
@@ -158,14 +158,15 @@ class Requests:
             self._child_processes.post(link_messages.GetVariables(), body)
 
     def ask(
-        self, message: link_messages.LinkMessage, fds: tuple[int, ...], on_answer: Callable[[Answered, bytes], None]
+        self, message: LinkMessage, fds: tuple[int, ...], on_answer: OnAnswer, time_s: float = REQUEST_TIME_S
     ) -> None:
         """Sends the interpreter a message; takes over the descriptors.
 
         `on_answer` gets its answer; one that is not ok when the interpreter has died or hung. It may raise FrameError.
         """
         self._current = _Request(TakeSavepoint, 0)
-        self._current.on_answer = on_answer
+        self._current.on_answer, self._current.time_s = on_answer, time_s
+        self.postpone()
         self._child_processes.post(message, fds=fds)
 
     # -- variables -----------------------------------------------------------------------------------------------
@@ -309,8 +310,7 @@ class Requests:
         """Makes these the session's tools."""
         self._tools.close()
         self._tools = tools
-        tool_calls = self._runner.tool_calls
-        tool_calls.tools, tool_calls.final_tools = tools.called, tools.final
+        self._runner.tool_calls.tools, self._runner.tool_calls.final_tools = tools.called, tools.final
         self._why_no_tools = ""
 
     # -- the end -------------------------------------------------------------------------------------------------

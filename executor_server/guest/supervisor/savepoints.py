@@ -27,6 +27,7 @@ from ..wire.savepoint_messages import MAX_LEFT_OUT, ListedSavepoint, RollBack, S
 from ..wire.schema import read_object
 from . import memory
 from .children import Child
+from .requests import REQUEST_TIME_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 
 # Seconds for a copy to go on, with all files of the workspace written back; a few milliseconds are usual.
 _RESUME_TIME_S = 5.0
+# Seconds for a fork: from the answer about a copy until the copy says that it is there, and for a branch, which writes
+# no files, to go on. A copy that has to wait for longer than this gives up by itself (interpreter/savepoint.py).
+_FORK_TIME_S = 2.0
 # The part of the sandbox's memory above which the oldest savepoints are dropped.
 _MEMORY_PART = 0.7
 _STAT_PPID, _STAT_SESSION = 1, 3
@@ -58,6 +62,7 @@ class Taken:
         self.pid = 0
         self.sock = sock
         self.entry = entry
+        self.due = time.monotonic() + _FORK_TIME_S  # it has said by then that it is there
 
 
 class Savepoints:
@@ -89,7 +94,7 @@ class Savepoints:
     @property
     def pids(self) -> frozenset[int]:
         """Their processes; waits for those that have not said yet that they are there, and drops those that do not."""
-        for taken in [taken for taken in self._kept if not self._is_there(taken, _RESUME_TIME_S)]:
+        for taken in [taken for taken in self._kept if not self._is_there(taken)]:
             self._drop(taken)
         return frozenset(taken.pid for taken in self._kept)
 
@@ -98,7 +103,9 @@ class Savepoints:
         """The processes that share memory: theirs, and the interpreter's."""
         if not self._kept:
             return frozenset()
-        return frozenset(taken.pid for taken in self._kept if self._is_there(taken)) | {self._children.interpreter.pid}
+        return frozenset(taken.pid for taken in self._kept if self._is_there(taken, wait=False)) | {
+            self._children.interpreter.pid
+        }
 
     def close_all(self) -> None:
         for savepoint in self._kept:
@@ -128,12 +135,12 @@ class Savepoints:
 
         self._keep(kept, on_kept, is_branch=False)
 
-    def keep_branch(self, kept: int, file_bytes: int, on_kept: OnTaken) -> None:
+    def keep_branch(self, kept: int, file_bytes: int, on_kept: OnTaken, time_s: float) -> None:
         """Has the branch that is in the place of the interpreter make one of itself; at most so many are kept."""
         self._file_bytes = file_bytes
-        self._keep(kept, on_kept, is_branch=True)
+        self._keep(kept, on_kept, is_branch=True, time_s=time_s)
 
-    def _keep(self, kept: int, on_kept: OnTaken, *, is_branch: bool) -> None:
+    def _keep(self, kept: int, on_kept: OnTaken, *, is_branch: bool, time_s: float = REQUEST_TIME_S) -> None:
         number = self._count + 1
 
         def on_made(taken: Optional[Taken], why_not: str) -> None:
@@ -145,7 +152,7 @@ class Savepoints:
                     why_not = "the memory of the sandbox does not suffice"
             on_kept(None if why_not else number, why_not)
 
-        self._make(number, time.time(), on_made, is_branch=is_branch, whole=is_branch)
+        self._make(number, time.time(), on_made, is_branch=is_branch, whole=is_branch, time_s=time_s)
 
     def fork(self, file_bytes: int, on_forked: OnMade) -> None:
         """Has the interpreter make a copy that is not kept, with all files of the workspace."""
@@ -171,7 +178,14 @@ class Savepoints:
         self._make(entry.savepoint, entry.made, on_made, is_branch=entry.branch)
 
     def _make(
-        self, number: int, made_s: float, on_made: OnMade, *, is_branch: bool = False, whole: bool = False
+        self,
+        number: int,
+        made_s: float,
+        on_made: OnMade,
+        *,
+        is_branch: bool = False,
+        whole: bool = False,
+        time_s: float = REQUEST_TIME_S,
     ) -> None:
         """`on_made` gets the copy, or the reason why there is none."""
         ours, theirs = link.make_pair()
@@ -194,14 +208,14 @@ class Savepoints:
             on_made(Taken(ours, entry), "")
 
         request = TakeSavepoint(file_bytes=self._file_bytes, whole=whole)
-        self._requests.ask(request, (theirs.detach(),), on_answer)
+        self._requests.ask(request, (theirs.detach(),), on_answer, time_s)
 
-    def _is_there(self, taken: Taken, wait_s: float = 0.0) -> bool:
-        """True when the process has said that it is there, and is what a copy is."""
+    def _is_there(self, taken: Taken, *, wait: bool = True) -> bool:
+        """True when the process has said that it is there, and is what a copy is; waits until that is due."""
         if taken.pid:
             return True
         try:
-            message = _receive(taken.sock, wait_s)
+            message = _receive(taken.sock, max(0.0, taken.due - time.monotonic()) if wait else 0.0)
         except (OSError, link.LinkClosed, FrameError):
             return False
         if isinstance(message, CopyWaits) and self._may_be_copy(message.pid):
@@ -278,13 +292,13 @@ class Savepoints:
 
     def _start(self, savepoint: Taken, *, is_branch: bool) -> Optional[Child]:
         """Has a copy go on as an interpreter; None when that failed."""
-        if not self._is_there(savepoint, _RESUME_TIME_S):
+        if not self._is_there(savepoint):
             return None
         ours, theirs = link.make_pair()
         try:
             link.send(savepoint.sock, Resume(branch=is_branch), fds=(theirs.fileno(),))
             theirs.close()  # so that the end of the copy is an end of the link
-            message = _receive(ours, _RESUME_TIME_S)
+            message = _receive(ours, _FORK_TIME_S if is_branch else _RESUME_TIME_S)
             if not isinstance(message, Resumed) or message.pid != savepoint.pid:
                 raise FrameError(f"not the copy of process {savepoint.pid}")
         except (OSError, link.LinkClosed, FrameError):

@@ -9,6 +9,7 @@ from .schema import Message, Record, boolean, integer, number, record, records, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Optional
 
 MAX_LEFT_OUT = 8
@@ -17,6 +18,8 @@ MAX_REASON_CHARS = 400
 MAX_CHANGED = 256
 """Names in each list of what a branch has changed."""
 MAX_CHANGED_CHARS = 1024
+MAX_LISTED_CHARS = 32 * 1024
+"""Characters of all names in one list. JSON takes up to 12 bytes for each, so the eight lists take at most 3 MiB."""
 
 
 class TakeSavepoint(Message, kind=Kind.TAKE_SAVEPOINT):
@@ -75,6 +78,34 @@ class Changes(Record):
     removed: list[str] = texts(MAX_CHANGED, MAX_CHANGED_CHARS)
     unknown: list[str] = texts(MAX_CHANGED, MAX_CHANGED_CHARS)
     truncated: bool = boolean(default=False)
+
+    @classmethod
+    def of(
+        cls,
+        added: Iterable[str],
+        changed: Iterable[str],
+        removed: Iterable[str],
+        unknown: Iterable[str],
+        *,
+        truncated: bool = False,
+    ) -> Changes:
+        """Returns the names, as many as an answer may have."""
+        lists = []
+        for names in (added, changed, removed, unknown):
+            fitting: list[str] = []
+            left = MAX_LISTED_CHARS
+            for name in sorted(names):
+                left -= len(name)
+                if len(fitting) == MAX_CHANGED or left < 0 or len(name) > MAX_CHANGED_CHARS:
+                    truncated = True
+                    break
+                fitting.append(name.encode("utf-8", "replace").decode())
+            lists.append(fitting)
+        return cls(added=lists[0], changed=lists[1], removed=lists[2], unknown=lists[3], truncated=truncated)
+
+    def cut(self) -> Changes:
+        """Returns those that fit into an answer, of changes that agent code may have made up."""
+        return Changes.of(self.added, self.changed, self.removed, self.unknown, truncated=self.truncated)
 
 
 class BranchEnded(Record):

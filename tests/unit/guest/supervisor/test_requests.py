@@ -15,7 +15,15 @@ from executor_server.core.model import BlobRef, ShippedTool, ToolSpec
 from executor_server.guest.supervisor.requests import REQUEST_TIME_S, Requests
 from executor_server.guest.wire import link
 from executor_server.guest.wire.frames import Fields, FrameError
-from executor_server.guest.wire.link_messages import Answered, LinkMessage, PlaceTools, ShipTools, ToolPart, Variable
+from executor_server.guest.wire.link_messages import (
+    Answered,
+    EndBranch,
+    LinkMessage,
+    PlaceTools,
+    ShipTools,
+    ToolPart,
+    Variable,
+)
 from executor_server.guest.wire.messages import GetVariables, RegisterTools
 from tests.support.descriptors import none_left_open
 
@@ -39,7 +47,9 @@ class Bench:
         transfers: Any = SimpleNamespace(take_blob=lambda blob_id: link.sealed_memfd([b"xyz"]))
         self.requests = Requests(channel, child_processes, transfers, cast(Any, self.runner), self.notices.append)
 
-    def _post(self, message: LinkMessage, body: bytes = b"", memfd: int | None = None) -> None:
+    def _post(
+        self, message: LinkMessage, body: bytes = b"", memfd: int | None = None, fds: tuple[int, ...] = ()
+    ) -> None:
         if memfd is not None:
             link.read_memfd(memfd, 3)
         self.posted.append(type(message))
@@ -120,6 +130,13 @@ def test_an_interpreter_that_hangs_is_due_unless_it_is_the_daemon_that_keeps_it_
     assert before + REQUEST_TIME_S <= first <= time.monotonic() + REQUEST_TIME_S
     bench.requests.postpone()
     assert bench.requests.due >= first
+
+
+def test_a_request_with_a_time_of_its_own_keeps_it_when_it_is_postponed(bench: Bench) -> None:
+    bench.requests.ask(EndBranch(), (), lambda _answer, _body: None, 3.0)
+    for _ in range(2):
+        assert bench.requests.due <= time.monotonic() + 3.0
+        bench.requests.postpone()
 
 
 def test_tools_are_made_again_in_the_next_interpreter_and_not_in_the_one_after_if_that_ends_it(bench: Bench) -> None:

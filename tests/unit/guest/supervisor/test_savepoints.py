@@ -1,4 +1,4 @@
-"""Copies that agent code has made up: they say nothing, and hold nobody up."""
+"""Copies that agent code has made up: they say nothing, and keep the supervisor no longer than a fork takes."""
 
 from __future__ import annotations
 

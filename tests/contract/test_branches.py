@@ -357,11 +357,9 @@ async def test_a_branch_that_does_not_answer_after_its_program_is_given_up_in_se
     await harness.run(session, "x = 1")
     hanging = """
 import sys
-class Hanging:
-    @staticmethod
-    def of(*_):
-        while True: pass
-sys.modules['executor_guest.interpreter.branch'].Changes = Hanging
+def hang(**_):
+    while True: pass
+sys.modules['executor_guest.interpreter.branch'].BranchChanges = hang
 """
     async with asyncio.timeout(WAIT_S):
         end = end_of(await harness.run(session, hanging, branch=True))

@@ -194,7 +194,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise
 
     def note_refused(self, method: str, refusal: ExecutorError) -> None:
-        """Reports the refusal of a message that was refused before it was admitted."""
+        """Reports the refusal of a message that was admitted and is not served."""
         self._on_denial(method, refusal)
 
     def _serving_probes(self, handler: Handler | None) -> _Serve:

@@ -5,15 +5,18 @@ overtakes executions, and what one message waits for holds up no other.
 
 Nothing piles up here. An execution's task holds one batch of events, and takes the next from the journal when that has
 been written: a client that does not read is a slow reader of the journal, which holds the guest back. Messages are
-bounded by kind. Executions above the bound are refused; the reader waits before it sends such a refusal, and while too
-many other messages are being served, so a flood is read no faster than it is answered.
+bounded by kind, and by their bytes until they are admitted. Every message is admitted first, also one that is to be
+refused, so nothing passes the rate; of such a message nothing but its number is kept, and the reader waits before it
+goes on. It also waits while too many other messages are being served: a flood is read no faster than it is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -26,15 +29,17 @@ from executor_server.core import ExecutorError, InvalidRequest, Reason, Resource
 from executor_server.rpc import checks
 from executor_server.rpc.auth import FIRST_MESSAGE_TIME_S, Caller
 from executor_server.rpc.errors import PassedOn, checked, refuse
-from executor_server.rpc.handlers import Behaviour, Context
+from executor_server.rpc.handlers import CONVERSE, Behaviour, Context
 from executor_server.rpc.messages import METHODS, MessageContext
 
 MAX_FOLLOWED = 32
 """Executions that one stream follows at a time."""
 MAX_BESIDE = 32
 """Other messages of one stream that are being served at a time."""
-FULL_PAUSE_S = 0.1
-"""Seconds that the reader waits before it refuses an execution above the bound."""
+MAX_UNADMITTED_BYTES = 256 << 10
+"""Bytes of one stream's messages that wait for their admission; while there are more, no further one is read."""
+REFUSAL_PAUSE_S = 0.1
+"""Seconds that the reader waits before it has a message refused that it can refuse itself."""
 DONE_DELAY_S = 0.02
 """Seconds within which messages that were carried out are reported, unless a response leaves sooner."""
 MAX_DONE = 64
@@ -47,6 +52,28 @@ Begin: TypeAlias = "Callable[[Conversation], None]"
 _FOLLOWING = frozenset({"execute", "attach"})
 
 
+@dataclass
+class _Taken:
+    """A message that was read. One that has a problem is no more than its number and its kind."""
+
+    message_id: int
+    kind: str | None
+    problem: ExecutorError | None
+    request: Any = None
+    size_bytes: int = 0
+
+    def trace(self) -> tuple[tuple[str, str], ...]:
+        if self.request is None or not self.request.traceparent:
+            return ()
+        trace = (("traceparent", self.request.traceparent), ("tracestate", self.request.tracestate))
+        return tuple(each for each in trace if each[1])
+
+    def give(self) -> Any:
+        """Returns the message, and keeps it no longer."""
+        request, self.request = self.request, None
+        return request
+
+
 class Conversation:
     """Serves one stream. Its owner may end it."""
 
@@ -54,13 +81,13 @@ class Conversation:
         """`calls`: the behaviours of its messages, by method (`messages.current_calls`)."""
         self.session_id = ""
         self.quiet_since_s: float | None = time.monotonic()
-        """The monotonic time at which it served its last message; None while it serves one."""
+        """The monotonic time at which it carried out its last message; None while it carries one out."""
         self._context = context
         self._calls = calls
         self._caller = caller
         self._last_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._followed = self._beside = 0
+        self._followed = self._beside = self._used = self._unadmitted_bytes = 0
         self._room = asyncio.Event()
         self._writing = asyncio.Lock()
         self._done: list[int] = []
@@ -75,7 +102,9 @@ class Conversation:
         self._reader.add_done_callback(self._on_reader_end)
         try:
             await self._ended
-            await self._send_done()
+            with contextlib.suppress(TimeoutError):  # a client that does not read learns no more
+                async with asyncio.timeout(END_GRACE_S):
+                    await self._send_done()
         finally:
             if self._done_timer is not None:
                 self._done_timer.cancel()
@@ -104,12 +133,16 @@ class Conversation:
             raise _invalid(f"the first message was not whole within {FIRST_MESSAGE_TIME_S:g} s") from error
         if first is None:
             raise _invalid("the stream has no message")
-        await self._take(first, begin)
+        taken = self._taken(first, begin)
+        del first  # only its task may keep a message
+        await self._hand_on(taken)
         async for request in requests:
-            await self._take(request, None)
+            taken = self._taken(request, None)
+            del request
+            await self._hand_on(taken)
 
-    async def _take(self, request: Any, begin: Begin | None) -> None:
-        """Begins to serve a message. Raises InvalidRequest for one that can't be answered by its number."""
+    def _taken(self, request: Any, begin: Begin | None) -> _Taken:
+        """Looks at a message. Raises InvalidRequest for one that can't be answered by its number."""
         problem: ExecutorError | None = None
         try:
             checked(request)
@@ -122,31 +155,46 @@ class Conversation:
         self._last_id = request.message_id
         kind = request.WhichOneof("message")
         message = getattr(request, kind) if kind is not None else None
-        if begin is not None and message is not None:
+        if begin is not None:
+            if message is None:  # without a session, nothing in the stream could be served, and nothing would end it
+                raise _invalid("the first message names no session, or is one that this daemon does not know")
             self.session_id = message.session_id
             begin(self)
         if message is None:
             problem = problem or checks.invalid("message", "is missing, or one that this daemon does not know")
         elif message.session_id != self.session_id:
             problem = problem or checks.invalid("session_id", "is not that of the stream's first message")
-        if kind in _FOLLOWING and self._followed >= MAX_FOLLOWED:
-            await asyncio.sleep(FULL_PAUSE_S)
+        if problem is None and kind in _FOLLOWING and self._followed >= MAX_FOLLOWED:
             text = f"{MAX_FOLLOWED} executions are followed in this stream already"
-            problem = problem or ResourceExhausted(Reason.QUEUE_FULL, text, retry_after_s=1.0)
-        follows = kind in _FOLLOWING and problem is None
-        while not follows and self._beside >= MAX_BESIDE:
-            self._room.clear()
-            await self._room.wait()
-        self._begin(request, kind, message, problem, follows=follows)
+            problem = ResourceExhausted(Reason.QUEUE_FULL, text, retry_after_s=1.0)
+        if problem is not None:
+            return _Taken(request.message_id, kind, problem)
+        return _Taken(request.message_id, kind, None, request, request.ByteSize())
 
-    def _begin(
-        self, request: Any, kind: str | None, message: Any, problem: ExecutorError | None, *, follows: bool
-    ) -> None:
+    async def _hand_on(self, taken: _Taken) -> None:
+        """Begins to serve a message. Returns when the next one may be read."""
+        if taken.problem is not None:
+            await asyncio.sleep(REFUSAL_PAUSE_S)
+        follows = taken.kind in _FOLLOWING and taken.problem is None
+        while not follows and self._beside >= MAX_BESIDE:
+            await self._wait_for_room()
+        self._begin(taken, follows=follows)
+        while self._unadmitted_bytes > MAX_UNADMITTED_BYTES:
+            await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        self._room.clear()
+        await self._room.wait()
+
+    def _begin(self, taken: _Taken, *, follows: bool) -> None:
         if follows:
             self._followed += 1
         else:
             self._beside += 1
-        task = self._spawn(self._serve(request, kind, message, problem, follows=follows))
+        self._unadmitted_bytes += taken.size_bytes
+        self._used += 1
+        self.quiet_since_s = None
+        task = self._spawn(self._serve(taken, follows=follows))
         task.add_done_callback(self._on_followed if follows else self._on_beside)
 
     def _on_followed(self, _task: asyncio.Task[None]) -> None:
@@ -158,41 +206,51 @@ class Conversation:
 
     # -- serving -------------------------------------------------------------------------------------------------
 
-    async def _serve(
-        self, request: Any, kind: str | None, message: Any, problem: ExecutorError | None, *, follows: bool
-    ) -> None:
-        message_id = request.message_id
+    async def _serve(self, taken: _Taken, *, follows: bool) -> None:
+        try:
+            refusal = await self._carry_out(taken)
+        finally:
+            # The stream is not in use for an answer that its client does not read.
+            self._used -= 1
+            if not self._used:
+                self.quiet_since_s = time.monotonic()
+        if refusal is not None:
+            await self._send_refusal(taken.message_id, *refusal)
+        elif not follows:
+            await self._note_done(taken.message_id)
+
+    async def _carry_out(self, taken: _Taken) -> tuple[grpc.StatusCode, bytes] | None:
+        """Returns code and serialized status of a refusal, when nothing holds the message any more."""
+        message_id = taken.message_id
 
         async def send(events: Sequence[pb.Event]) -> None:
             await self._send(service_pb.ConverseResponse(message_id=message_id, events=events))
 
-        trace = (("traceparent", request.traceparent), ("tracestate", request.tracestate))
-        metadata = tuple(each for each in trace if each[1]) if request.traceparent else ()
-        context = cast("Context", MessageContext(self._context, metadata, send))
+        message_context = MessageContext(self._context, taken.trace(), send)
+        context = cast("Context", message_context)
+        method = METHODS.get(taken.kind or "", CONVERSE)
         try:
-            if problem is not None:
-                self._caller.note_refused(METHODS.get(kind or "", ""), problem)
-                await refuse(context, problem)
-            method = METHODS[cast("str", kind)]
             try:
                 await self._caller.admit(method)
             except ExecutorError as denial:
                 await refuse(context, denial)
-            await self._calls[method](message, context)
+            finally:
+                request = taken.give()
+                self._unadmitted_bytes -= taken.size_bytes
+                self._room.set()
+            if taken.problem is not None:
+                self._caller.note_refused(method, taken.problem)
+                await refuse(context, taken.problem)
+            await self._calls[method](getattr(request, cast("str", taken.kind)), context)
         except grpc.aio.AbortError:
-            await self._send_refusal(message_id, cast("Any", context))
-            return
-        if not follows:
-            await self._note_done(message_id)
+            return message_context.code(), message_context.details
+        return None
 
-    async def _send_refusal(self, message_id: int, context: MessageContext) -> None:
-        refusal = service_pb.Refusal.FromString(context.details)  # the same form as a google.rpc.Status
-        if (
-            context.code() is grpc.StatusCode.NOT_FOUND
-            and _reason_of(context.details) == Reason.SESSION_NOT_FOUND.value
-        ):
+    async def _send_refusal(self, message_id: int, code: grpc.StatusCode, details: bytes) -> None:
+        refusal = service_pb.Refusal.FromString(details)  # the same form as a google.rpc.Status
+        if code is grpc.StatusCode.NOT_FOUND and _reason_of(details) == Reason.SESSION_NOT_FOUND.value:
             # A stream belongs to its session: without one there is no stream either.
-            self._finish(PassedOn(context.code(), refusal.message, context.details))
+            self._finish(PassedOn(code, refusal.message, details))
             return
         await self._send(service_pb.ConverseResponse(message_id=message_id, refusal=refusal))
 
@@ -231,7 +289,6 @@ class Conversation:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        self.quiet_since_s = None
         task.add_done_callback(self._on_task_end)
         return task
 
@@ -241,10 +298,8 @@ class Conversation:
             self._finish(None)  # the caller has left
         elif (error := task.exception()) is not None:
             self._finish(cast("Exception", error))
-        if not self._tasks:
-            self.quiet_since_s = time.monotonic()
-            if self._reader is not None and self._reader.done():
-                self._finish(self._ending)
+        if not self._tasks and self._reader is not None and self._reader.done():
+            self._finish(self._ending)
 
     def _on_reader_end(self, reader: asyncio.Task[None]) -> None:
         error = None if reader.cancelled() else reader.exception()

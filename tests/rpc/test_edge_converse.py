@@ -37,7 +37,7 @@ HELLO = (Event(1, Log("stdout", "a")), Event(2, Log("stdout", "b")))
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets the pauses before refusals to zero."""
     monkeypatch.setattr(calls, "REFUSAL_PAUSE_S", 0.0)
-    monkeypatch.setattr(conversation, "FULL_PAUSE_S", 0.0)
+    monkeypatch.setattr(conversation, "REFUSAL_PAUSE_S", 0.0)
 
 
 class Stream:
@@ -391,7 +391,76 @@ async def test_messages_above_the_rate_wait_their_turn(tmp_path: Path, monkeypat
         assert loop.time() - began_s >= 4 / 20
 
 
+async def test_messages_that_are_refused_wait_their_turn_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "BURST_S", 0.0)
+    async with limited(tmp_path, calls_per_second=20) as (edge, _):
+        _, stream = await opened(edge, events_to_send=HELLO)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await stream.execute()
+        await stream.events(2)
+        stream.session_id = "other"
+        for send in (stream.send, stream.answer, stream.execute, stream.attach):
+            await send()
+        for _ in range(4):
+            assert (await stream.refusal())[1:] == ("INVALID_ARGUMENT", "INVALID_FIELD")
+        assert loop.time() - began_s >= 4 / 20
+
+
+async def test_no_message_is_read_while_those_that_wait_for_their_turn_are_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "BURST_S", 0.0)
+    monkeypatch.setattr(conversation, "MAX_UNADMITTED_BYTES", 1000)
+    unadmitted: list[int] = []
+    begin = conversation.Conversation._begin
+
+    def noted(self: Any, *args: Any, **more: Any) -> None:
+        unadmitted.append(self._unadmitted_bytes)
+        begin(self, *args, **more)
+
+    monkeypatch.setattr(conversation.Conversation, "_begin", noted)
+    async with limited(tmp_path, calls_per_second=20) as (edge, _):
+        _, stream = await opened(edge, events_to_send=HELLO)
+        for number in range(6):
+            await stream.send(execute=pb.ExecuteRequest(session_id="s1", execution_id=f"e{number}", code=" " * 600))
+        await stream.events(12)
+    assert len(unadmitted) == 6 and max(unadmitted) <= 1000
+
+
 # -- bad clients
+
+
+async def test_nothing_is_kept_of_a_message_that_is_refused(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client need not read, and it can be 4 MiB large."""
+    begun: list[Any] = []
+    begin = conversation.Conversation._begin
+
+    def kept(self: Any, taken: Any, **more: Any) -> None:
+        begun.append((taken.problem, taken.request))
+        begin(self, taken, **more)
+        begun.append(taken)
+
+    _, stream = await opened(edge, events_to_send=HELLO)
+    await stream.execute()
+    await stream.events(2)
+    monkeypatch.setattr(conversation.Conversation, "_begin", kept)
+    await stream.cancel("of-nobody")
+    await stream.refusal()
+    assert begun[0][0] is None and begun[1].request is None
+    stream.session_id = "other"
+    await stream.answer()
+    await stream.refusal()
+    assert begun[2][0] is not None and begun[2][1] is None
+
+
+async def test_a_stream_whose_first_message_names_no_session_ends(edge: Edge) -> None:
+    await edge.session()
+    stream = Stream(edge)
+    await stream.send()
+    assert await stream.end() == ("INVALID_ARGUMENT", "INVALID_FIELD")
 
 
 async def test_executions_above_the_bound_are_refused(edge: Edge) -> None:
@@ -484,6 +553,36 @@ async def test_an_unused_stream_ends_well(edge: Edge, monkeypatch: pytest.Monkey
     await stream.events(2)
     monkeypatch.setattr(conversations, "IDLE_S", 0.01)
     await stream.ends_well()
+
+
+class Full:
+    """The context of a stream whose client does not read: there is never room for a response."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def write(self, response: pb.ConverseResponse) -> None:
+        await asyncio.Event().wait()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+async def test_a_stream_that_does_not_read_its_refusals_is_unused(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "SWEEP_S", 0.01)
+    _, stream = await opened(edge, events_to_send=HELLO)
+    await stream.execute()
+    await stream.events(2)
+    (served,) = edge.sessions.conversations._open
+    served._context = cast("Any", Full(served._context))
+    stream.session_id = "other"
+    for _ in range(conversation.MAX_BESIDE + 1):
+        await stream.answer()
+    assert await eventually_async(lambda: served._beside == conversation.MAX_BESIDE)
+    monkeypatch.setattr(conversation, "END_GRACE_S", 0.01)
+    monkeypatch.setattr(conversations, "IDLE_S", 0.01)
+    await stream.ends_well()
+    assert not edge.sessions.conversations._open
 
 
 async def test_a_stream_with_an_execution_is_not_unused(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:

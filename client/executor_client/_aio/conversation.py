@@ -91,6 +91,7 @@ class AsyncConversation:
         try:
             while (response := await self._call.read()) is not _EOF:
                 found = self._dialogue.take(response)
+                self._give_again()
                 if found is not None:
                     self._wake(found)
                     if found.is_full:
@@ -103,9 +104,14 @@ class AsyncConversation:
         finally:
             self.is_over = True
             self._dialogue.end(end)
+            self._give_again()
             for inbox in list(self._wakeups):
                 self._wake(inbox)
             self._on_over(self, end)
+
+    def _give_again(self) -> None:
+        for on_lost in self._dialogue.take_lost():
+            on_lost()
 
     async def _make_room(self, full: Inbox) -> None:
         """Waits for the caller of the only execution; gives a full inbox up where others would wait, too."""

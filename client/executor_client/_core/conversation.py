@@ -135,6 +135,7 @@ class Dialogue:
         self.inboxes: dict[int, Inbox] = {}
         self._last_id = 0
         self._unconfirmed: dict[int, tuple[Inbox, Callable[[], None]]] = {}
+        self._lost: list[Callable[[], None]] = []
 
     def follow(self, request: FollowRequest, trace: Metadata) -> tuple[Inbox, pb.ConverseRequest]:
         """Returns the message for a request, and the inbox for its events."""
@@ -153,7 +154,7 @@ class Dialogue:
     def answer(
         self, inbox: Inbox, request: pb.SubmitToolResultRequest, on_lost: Callable[[], None]
     ) -> pb.ConverseRequest:
-        """Returns the message with an answer; `on_lost` is called when it has to be given again."""
+        """Returns the message with an answer; `take_lost` returns `on_lost` when it has to be given again."""
         message_id = self._next_id()
         self._unconfirmed[message_id] = inbox, on_lost
         return pb.ConverseRequest(message_id=message_id, tool_result=request)
@@ -170,9 +171,15 @@ class Dialogue:
         if inbox is not None:
             inbox.put(response)
         elif response.message_id in self._unconfirmed:
-            _, on_lost = self._unconfirmed.pop(response.message_id)
-            on_lost()
+            self._lost.append(self._unconfirmed.pop(response.message_id)[1])
         return inbox
+
+    def take_lost(self) -> list[Callable[[], None]]:
+        """Returns what is to be called now: by the caller, who must hold no lock, since it may leave this stream."""
+        lost = self._lost
+        if lost:
+            self._lost = []
+        return lost
 
     def leave(self, inbox: Inbox) -> None:
         """Forgets an execution: what still comes is dropped, and what was not confirmed is not given again."""
@@ -185,6 +192,5 @@ class Dialogue:
         """Takes the end of the stream."""
         for inbox in self.inboxes.values():
             inbox.close_with_stream(end)
-        lost, self._unconfirmed = self._unconfirmed, {}
-        for _, on_lost in lost.values():
-            on_lost()
+        self._lost += [on_lost for _, on_lost in self._unconfirmed.values()]
+        self._unconfirmed = {}

@@ -101,16 +101,23 @@ class Conversation:
                 happened = call.wait()
                 with self._changed:
                     self._take(call, happened)
+                    lost = self._dialogue.take_lost()
                     if inbox.has_news:
                         self._stop_reading()
                         is_whole = True
-                        return
+                for on_lost in lost:
+                    on_lost()
+                if is_whole:
+                    return
         finally:
             if not is_whole:  # an interrupt, which has cost gRPC the call
                 with self._changed:
                     call.broken()
                     self._end(call)
+                    lost = self._dialogue.take_lost()
                     self._stop_reading()
+                for on_lost in lost:
+                    on_lost()
 
     def _stop_reading(self) -> None:
         self._reader = None
@@ -166,8 +173,14 @@ class Conversation:
             call.cancel()
             if self._reader is not None:
                 return  # it reads to the end
-            while not self.is_over:
-                self._take(call, call.wait())
+            self._read_to_end(call)
+            lost = self._dialogue.take_lost()
+        for on_lost in lost:
+            on_lost()
+
+    def _read_to_end(self, call: DuplexCall) -> None:
+        while not self.is_over:
+            self._take(call, call.wait())
 
 
 class ConversedEvents:

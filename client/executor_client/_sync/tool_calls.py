@@ -94,8 +94,9 @@ class ToolCalls:
         """Names the stream to cancel on a failure. Cancels it at once if a call has failed already."""
         with self._lock:
             self._stream = stream
-            if self.failure is not None:
-                stream.cancel()
+            has_failed = self.failure is not None
+        if has_failed:
+            stream.cancel()
 
     def start(self, request: ToolRequest) -> None:
         """Answers the call in the background, in a copy of the caller's context; each call once."""
@@ -135,7 +136,7 @@ class ToolCalls:
     def _lost(self, call_id: str, answer: Answer) -> None:
         try:
             self._pool.submit(lambda: self._submit_again(call_id, answer))
-        except ProtocolError as error:
+        except Exception as error:  # noqa: BLE001 - of a thread that can't be started, too: the reader is another's
             self._fail(error)
 
     def _submit_again(self, call_id: str, answer: Answer) -> None:
@@ -158,8 +159,9 @@ class ToolCalls:
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self.failure = self.failure or error
-            if self._stream is not None:
-                self._stream.cancel()
+            stream = self._stream
+        if stream is not None:  # without the lock: the stream has one of its own
+            stream.cancel()
 
     def __enter__(self) -> Self:
         return self

@@ -15,6 +15,8 @@ from executor_client import AsyncExecutorClient, ExecutorClient, NotFoundError
 from executor_client._core import conversation
 from executor_client._core.conversation import Dialogue, Inbox, UseAnotherStream
 from executor_client._sync import duplex
+from executor_client._sync.tool_calls import ToolPool
+from executor_client.errors import ProtocolError
 from tests.support.fake_daemon import TOKEN, Answered, Cut, FakeDaemon, Refusal, busy, log, result, tool_call
 
 
@@ -107,6 +109,30 @@ def test_an_answer_that_was_lost_with_its_stream_is_given_again(session: Any, da
     assert [each.value.packed.inline != b"" for each in daemon.answers["call-1"]] == [True]
 
 
+@pytest.mark.parametrize("error", [ProtocolError("no room"), RuntimeError("no room")])
+def test_a_refused_answer_that_no_thread_can_give_again_ends_the_execution(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The thread that reads leaves the stream then, for which it needs the lock."""
+    submit, submitted = ToolPool.submit, 0
+
+    def once(self: ToolPool, work: Any) -> None:
+        nonlocal submitted
+        submitted += 1
+        if submitted > 1:
+            raise error
+        submit(self, work)
+
+    monkeypatch.setattr(ToolPool, "submit", once)
+    daemon.refusals["SubmitToolResult"].append(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"))
+    daemon.journal = [tool_call("tool"), Answered(), result()]
+    with ExecutorClient(daemon.address, token=TOKEN) as client, client.create_session() as session:
+        session.register_tools({"tool": lambda: 1})
+        with pytest.raises(type(error), match="no room"):
+            session.execute("tool()")
+    assert submitted == 2
+
+
 def test_executions_of_several_threads_share_the_stream(daemon: FakeDaemon) -> None:
     daemon.journal = [log("a"), log("b"), result(7)]
     with ExecutorClient(daemon.address, token=TOKEN) as client, client.create_session() as session:
@@ -190,12 +216,11 @@ def test_an_inbox_above_its_bound_is_given_up_for_a_plain_call(monkeypatch: pyte
 def test_what_comes_for_an_execution_that_was_left_is_dropped() -> None:
     dialogue = Dialogue()
     inbox = _inbox(dialogue)
-    lost: list[str] = []
-    dialogue.answer(inbox, pb.SubmitToolResultRequest(), lambda: lost.append("answer"))
+    dialogue.answer(inbox, pb.SubmitToolResultRequest(), lambda: None)
     dialogue.leave(inbox)
     assert dialogue.take(_response(1, 1)) is None
     dialogue.end(None)
-    assert lost == [] and not inbox.events
+    assert dialogue.take_lost() == [] and not inbox.events
 
 
 def test_a_confirmed_answer_is_not_given_again_and_another_one_is() -> None:
@@ -206,6 +231,8 @@ def test_a_confirmed_answer_is_not_given_again_and_another_one_is() -> None:
         dialogue.answer(inbox, pb.SubmitToolResultRequest(), lambda number=number: lost.append(number))  # type: ignore[misc]
     dialogue.take(pb.ConverseResponse(done=[2]))
     dialogue.take(pb.ConverseResponse(message_id=3, refusal=pb.Refusal(code=9)))
-    assert lost == [3]
+    assert lost == [], "not by the dialogue, which may be used with a lock held"
     dialogue.end(None)
-    assert lost == [3, 4]
+    for on_lost in dialogue.take_lost():
+        on_lost()
+    assert lost == [3, 4] and dialogue.take_lost() == []

@@ -616,7 +616,8 @@ async def test_the_longest_unused_stream_gives_way_and_a_used_one_never(
     assert await third.events(2) == [(1, 1), (1, 2)]
     await idle.ends_well()
     fourth = Stream(edge)
-    await fourth.execute("h")
+    if bound == "MAX_PER_SESSION":  # else it is refused before its first message, which may not find it any more
+        await fourth.execute("h")
     assert await fourth.end() == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
     assert "h" not in session.executions
     for stream in (used, third):

@@ -106,6 +106,7 @@ threading.Thread(target=breaks, daemon=True).start()
 """
 
 
+@promise("end-unfit")
 @pytest.mark.parametrize("how", ["sys.stdout.close()", "sys.stdout = None", "sys.__stdout__ = sys.stdout = 5"])
 async def test_streams_that_a_thread_breaks_between_two_programs_are_made_again(harness: Harness, how: str) -> None:
     """They are made when a program has ended, so that the next one does not wait for it."""

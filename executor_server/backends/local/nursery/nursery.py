@@ -118,7 +118,7 @@ class Nursery:
             self.namespaces = {str(name): int(inode) for name, inode in said["namespaces"].items()}
             self.zygote_pid, self.is_ready, self.used_at = pid, True, now()
             self.settled.set()
-            _log.info("nursery_ready", nursery=self.nursery_id, took_s=round(now() - self.started_at, 3))
+            _log.debug("nursery_ready", nursery=self.nursery_id, took_s=round(now() - self.started_at, 3))
         elif data.startswith(REFUSED):
             self.retire(data[len(REFUSED) :].decode("utf-8", "backslashreplace"))
         else:
@@ -143,7 +143,7 @@ class Nursery:
         self._exits.clear()
         self.settled.set()
         words = self.last_words()
-        _log.info("nursery_retired", nursery=self.nursery_id, reason=reason, requests=self.requests)
+        _log.debug("nursery_retired", nursery=self.nursery_id, reason=reason, requests=self.requests)
         if words:
             _log.debug("nursery_last_words", nursery=self.nursery_id, text=words)
 

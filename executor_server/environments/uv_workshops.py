@@ -31,7 +31,7 @@ _MEMORY_BYTES = 2048 * MIB
 _DISK_BYTES = 1024 * MIB
 _PROCESSES = 256
 _ORPHAN_TIME_S = 60.0
-_WATCH_INTERVAL_S = 0.5
+_WATCH_INTERVAL_S = 0.1
 _WATCH_PAUSES = 10  # times as long as measuring takes: it may have a tenth of the time
 # Connections of uv at one time and in a minute: it reads pages and files of many packages at once, from two hosts. Each
 # one that is refused is tried again by uv, and costs seconds.

@@ -25,6 +25,7 @@ from executor_server.channel.endpoint import RefusedError, UnreachedError
 from executor_server.core import SandboxFailure
 from executor_server.guest.wire.egress_listener import LISTENER_ADDRESS
 from executor_server.guest.wire.frames import PROTOCOL_VERSION, FrameDecoder, FrameError, encode_frame
+from executor_server.guest.wire.lean import passed_descriptors
 from executor_server.guest.wire.messages import Listener, TakeListener
 from executor_server.guest.wire.schema import message_of
 
@@ -67,9 +68,7 @@ async def _receive_answer(connection: socket.socket, passed: list[int]) -> None:
             data, ancillary, _, _ = connection.recvmsg(_ANSWER_BYTES, _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             continue
-        for level, kind, value in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                passed += array.array("i", value)
+        passed += passed_descriptors(ancillary)
         if not data:
             raise RefusedError("the guest did not hand its listener out")
         received += len(data)

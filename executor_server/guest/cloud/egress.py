@@ -38,6 +38,7 @@ from ..egress.own_addresses import OwnAddresses
 from ..egress.protocols import Limits
 from ..egress.proxy import Proxy
 from ..wire.frames import PROTOCOL_VERSION, FrameDecoder, FrameError, encode_frame
+from ..wire.lean import passed_descriptors
 from ..wire.lines import BAD_LINE, CANNOT_CONNECT, STREAM_CLOSED, LineDecoder, LineError, encode_lines, start_line
 from ..wire.messages import Listener, TakeListener
 from ..wire.schema import message_of
@@ -207,10 +208,7 @@ def _take_listener(path: str, token: str) -> socket.socket:
         data, ancillary, _, _ = connection.recvmsg(_ANSWER_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     finally:
         connection.close()
-    passed = array.array("i")
-    for level, kind, value in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            passed.frombytes(value)
+    passed = passed_descriptors(ancillary)
     frames = FrameDecoder().feed(data) if data else []
     if len(passed) != 1 or not frames or not isinstance(message_of(frames[0]), Listener):
         raise FrameError("the guest did not hand its listener out")

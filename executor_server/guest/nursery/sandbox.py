@@ -25,7 +25,7 @@ from struct import pack
 
 from ..wire import kernel, privileges
 from ..wire.kernel import MS_BIND, MS_MOVE, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
-from ..wire.lean import dumps, loads, signal, socket
+from ..wire.lean import dumps, loads, passed_descriptors, signal, socket
 from ..wire.nursery_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
 from .modules import renew_random_state
 from .report import report
@@ -103,12 +103,7 @@ def _read_plan(child: _Child) -> None:
     data, control, flags, _ = child.with_daemon.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(4 * MAX_PLAN_FDS))
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         raise ValueError("a plan that is too large")
-    fds = [
-        int.from_bytes(rights[at : at + 4], sys.byteorder)
-        for level, kind, rights in control
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
-        for at in range(0, len(rights), 4)
-    ]
+    fds = passed_descriptors(control)
     for fd in fds:
         os.set_inheritable(fd, False)
     child.plan = loads(data)

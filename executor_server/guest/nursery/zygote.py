@@ -19,10 +19,9 @@ from __future__ import annotations
 import gc
 import os
 import select
-import sys
 
 from ..wire import kernel, privileges
-from ..wire.lean import dumps, signal, socket
+from ..wire.lean import dumps, passed_descriptors, signal, socket
 from ..wire.nursery_messages import FAILED, READY, REFUSED, ZYGOTE_NAME
 from . import sandbox
 from .modules import import_modules
@@ -32,7 +31,6 @@ from .report import namespaces
 _REQUEST_BYTES = 32
 _CONTROL_BYTES = 64
 _LOOK_S = 60.0
-_SOL_SOCKET_RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 
 
 def serve(requests: socket.socket, modules: list[str]) -> None:
@@ -100,9 +98,7 @@ class Zygote:
         data, control, _, _ = self._requests.recvmsg(_REQUEST_BYTES, _CONTROL_BYTES)
         if not data:
             return False
-        fds = [
-            fd for level, kind, rights in control if (level, kind) == _SOL_SOCKET_RIGHTS for fd in _descriptors(rights)
-        ]
+        fds = passed_descriptors(control)
         try:
             if len(fds) == 1:
                 self._fork(data, fds[0])
@@ -145,11 +141,6 @@ class Zygote:
                     self._requests.send(b"%s %d" % (number, status))
                 except OSError:
                     pass  # the daemon has gone, or reads too slowly: it does without
-
-
-def _descriptors(rights: bytes) -> list[int]:
-    size = 4
-    return [int.from_bytes(rights[at : at + size], sys.byteorder) for at in range(0, len(rights) // size * size, size)]
 
 
 def _answer(control: int, packet: bytes) -> None:

@@ -21,7 +21,11 @@ else:
     import _socket as socket
     from _collections import deque
 
-__all__ = ["accept", "deque", "dumps", "loads", "signal", "socket"]
+__all__ = ["accept", "deque", "dumps", "loads", "passed_descriptors", "signal", "socket"]
+
+
+# Bytes of a descriptor in ancillary data.
+_INT_BYTES = 4
 
 
 class _Strict:
@@ -67,3 +71,13 @@ def accept(listener: socket.socket) -> socket.socket:
     """The next connection. Raises OSError."""
     fd, _ = listener._accept()  # type: ignore[attr-defined]
     return socket.socket(fileno=fd)
+
+
+def passed_descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Returns the descriptors that came with a message, by the ancillary data of `recvmsg`. They are the caller's."""
+    passed: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers = memoryview(data)
+            passed += numbers[: len(numbers) // _INT_BYTES * _INT_BYTES].cast("i")
+    return passed

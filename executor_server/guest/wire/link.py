@@ -13,7 +13,7 @@ import os
 import struct
 
 from .frames import Fields, FrameError, decode_head, encode_head
-from .lean import socket
+from .lean import passed_descriptors, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -187,10 +187,7 @@ def receive(sock: socket.socket, max_bytes: int) -> Packet:
         data, ancillary, flags, _ = sock.recvmsg(min(size, _PACKET_BYTES), _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError as error:
         raise LinkClosed("the other end is gone") from error
-    owned: list[int] = []
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            owned += struct.unpack(f"{len(payload) // 4}i", payload[: len(payload) // 4 * 4])
+    owned = passed_descriptors(ancillary)
     try:
         if not data:
             raise LinkClosed("the other end is gone")

@@ -8,30 +8,16 @@ from __future__ import annotations
 
 import os
 
+from ..wire.nursery_messages import NAMESPACES, STATUS_FIELDS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_FIELDS = (
-    "Uid",
-    "Gid",
-    "Groups",
-    "NSpid",
-    "Threads",
-    "CapInh",
-    "CapPrm",
-    "CapEff",
-    "CapBnd",
-    "CapAmb",
-    "NoNewPrivs",
-    "Seccomp",
-)
-_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-
 
 def namespaces() -> dict[str, int]:
     """Returns the namespaces of this process, by their inodes."""
-    return {name: os.stat(f"/proc/self/ns/{name}").st_ino for name in _NAMESPACES}
+    return {name: os.stat(f"/proc/self/ns/{name}").st_ino for name in NAMESPACES}
 
 
 def report() -> dict[str, Any]:
@@ -43,7 +29,7 @@ def report() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "status": {
-            name: " ".join(status[name.encode()].decode().split()) for name in _FIELDS if name.encode() in status
+            name: " ".join(status[name.encode()].decode().split()) for name in STATUS_FIELDS if name.encode() in status
         },
         "descriptors": _descriptors(),
         "namespaces": namespaces(),

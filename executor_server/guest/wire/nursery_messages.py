@@ -22,6 +22,12 @@ PACKET_BYTES = 32_768
 MAX_PLAN_FDS = 16
 """Descriptors that go with a plan: the listener, standard error, the counter of CPU time, files of control groups."""
 
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+"""The namespaces in a report, each as /proc/PID/ns names it. All are the sandbox's own."""
+CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+STATUS_FIELDS = ("Uid", "Gid", "Groups", "NSpid", "Threads", "NoNewPrivs", "Seccomp", *CAPABILITIES)
+"""The lines of /proc/PID/status in a report."""
+
 INIT, READY = b"init", b"ready"
 """On the nursery's socket: from its first process, and from its zygote when the modules are imported. The kernel adds
 the sender's process id, as the daemon numbers it."""

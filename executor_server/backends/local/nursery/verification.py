@@ -18,19 +18,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from executor_server.backends.local.layout import SANDBOX_ID
+from executor_server.guest.wire.nursery_messages import CAPABILITIES, NAMESPACES, STATUS_FIELDS
 
 if TYPE_CHECKING:
     from executor_server.backends.local.nursery.births import SandboxPlan
 
 _WALLS = {"NSpid": "1", "Threads": "1", "NoNewPrivs": "1", "Seccomp": "2"}
-_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-_STATUS = ("Uid", "Gid", "Groups", *_WALLS, *_CAPABILITIES)
 _MAPS = ("uid_map", "gid_map")
-_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _WRITABLE = sorted(["/dev/pts", "/dev/shm", "/proc", "/tmp", "/workspace", *(f"/dev/{name}" for name in _DEVICES)])
 # Bytes of the largest file of /proc that is read: a table of some hundred mounts.
@@ -69,7 +68,7 @@ def _fault(
     for name, expected in {**users, **_WALLS}.items():
         if status.get(name) != expected:
             return f"{name} is {status.get(name)!r}"
-    for name in _CAPABILITIES:
+    for name in CAPABILITIES:
         if not _is_zero(status.get(name)):
             return f"{name} is {status.get(name)!r}"
     if plan.host_uid is not None and status.get("Groups") != "":
@@ -77,8 +76,8 @@ def _fault(
     for name, number in zip(_MAPS, outside, strict=True):
         if facts.get(name) != [[SANDBOX_ID, number, 1]]:
             return f"its {name} is {facts.get(name)!r}"
-    for name in _NAMESPACES:
-        if namespaces.get(name) in (None, nursery.get(name), Path("/proc/self/ns", name).stat().st_ino):
+    for name, daemons in _daemon_namespaces().items():
+        if namespaces.get(name) in (None, nursery.get(name), daemons):
             return f"its namespace {name} is not its own"
     descriptors = facts.get("descriptors")
     if not isinstance(descriptors, list) or len(descriptors) != plan.kept_descriptors:
@@ -93,7 +92,7 @@ def _fault(
 def _observed(pid: int) -> dict[str, Any]:
     """Returns what the kernel says of a process, as its report would. Raises OSError, ValueError and KeyError."""
     lines = dict(line.split(":\t", 1) for line in _read(pid, "status").splitlines() if ":\t" in line)
-    status = {name: " ".join(lines[name].split()) for name in _STATUS if name in lines}
+    status = {name: " ".join(lines[name].split()) for name in STATUS_FIELDS if name in lines}
     status["NSpid"] = status["NSpid"].rpartition(" ")[2]  # from the outermost namespace that we see to its own
     mounts = [line.split(" ", 6)[4:6] for line in _read(pid, "mountinfo").splitlines()]
     seen: dict[str, Any] = {
@@ -104,10 +103,19 @@ def _observed(pid: int) -> dict[str, Any]:
     }
     try:
         seen["descriptors"] = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names only
-        seen["namespaces"] = {name: Path(f"/proc/{pid}/ns", name).stat().st_ino for name in _NAMESPACES}
+        seen["namespaces"] = _namespaces_of(pid)
     except PermissionError:
         pass  # a security module of the host; see above
     return seen
+
+
+def _namespaces_of(pid: int) -> dict[str, int]:
+    return {name: Path(f"/proc/{pid}/ns", name).stat().st_ino for name in NAMESPACES}
+
+
+@cache
+def _daemon_namespaces() -> dict[str, int]:
+    return _namespaces_of(os.getpid())
 
 
 def _read(pid: int, name: str) -> str:

@@ -19,6 +19,7 @@ from executor_server.core import (
 )
 from tests.contract.harness import Harness, Transcript, follow
 from tests.contract.marks import promise
+from tests.support.attacks import KILL_COPIES
 
 WAIT_S = 20.0
 
@@ -248,18 +249,7 @@ async def test_rules_are_those_of_now_in_a_branch_that_is_gone_on_from(harness: 
 async def test_a_branch_that_kills_the_interpreter_loses_the_variables_and_that_is_said(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(session, "x = 1")
-    killed = await harness.run(
-        session,
-        """
-import os, signal
-for name in os.listdir('/proc'):
-    if name.isdigit() and int(name) not in (1, os.getpid()):
-        try: stat = open(f'/proc/{name}/stat').read().rpartition(')')[2].split()
-        except OSError: continue
-        if int(stat[1]) == 1 and int(stat[3]) == int(name): os.kill(int(name), signal.SIGKILL)
-""",
-        branch=True,
-    )
+    killed = await harness.run(session, KILL_COPIES, branch=True)
     assert (killed.outcome, killed.state, killed.ended.generation) == ("succeeded", "reset", 2)
     assert end_of(killed).left_out == ("the interpreter, which has ended, and with it the copy of the workspace",)
     now = await harness.run(session, "print('x' in globals())")

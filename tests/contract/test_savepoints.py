@@ -10,6 +10,7 @@ from executor_server.config import MIB
 from executor_server.core import NotFound, PolicyViolation, PreconditionFailed, ProcessRequest, Reason, VariablesState
 from tests.contract.harness import Harness, follow
 from tests.contract.marks import promise
+from tests.support.attacks import KILL_COPIES
 
 WAIT_S = 20.0
 
@@ -194,18 +195,7 @@ async def test_a_program_that_ends_its_savepoints_loses_them_and_nothing_else(ha
     session = await harness.session()
     await harness.run(session, "x = 1")
     await session.savepoints.take()
-    killed = await harness.run(
-        session,
-        """
-import os, signal
-for name in os.listdir('/proc'):
-    if name.isdigit() and int(name) not in (1, os.getpid()):
-        try: stat = open(f'/proc/{name}/stat').read().rpartition(')')[2].split()
-        except OSError: continue
-        if int(stat[1]) == 1 and int(stat[3]) == int(name): os.kill(int(name), signal.SIGKILL)
-x = 2
-""",
-    )
+    killed = await harness.run(session, KILL_COPIES + "x = 2")
     assert killed.state == "kept"
     async with asyncio.timeout(WAIT_S):
         while (await session.savepoints.listed()).savepoints:

@@ -145,14 +145,20 @@ def test_a_released_node_gets_no_actor_again(files: FrontFiles, tmp_path: Path) 
     assert len(ray.made) == after
 
 
-def test_a_node_whose_certificate_ends_soon_gets_another_while_its_actor_lives(
-    files: FrontFiles, tmp_path: Path
-) -> None:
+def certified_node(files: FrontFiles, directory: Path) -> tuple[FakeRay, Roster]:
+    """A node that has its certificate after the steps 0 to 3, one for each look at its state."""
     ray = FakeRay()
-    ray.add("r1", "n1", "127.0.0.1:50061", tmp_path)
+    ray.add("r1", "n1", "127.0.0.1:50061", directory)
     roster = roster_of(ray, files)
     for step in range(4):
         roster.step(step * STATUS_INTERVAL_S, None)
+    return ray, roster
+
+
+def test_a_node_whose_certificate_ends_soon_gets_another_while_its_actor_lives(
+    files: FrontFiles, tmp_path: Path
+) -> None:
+    ray, roster = certified_node(files, tmp_path)
     assert ray.calls.count(("r1", "certify")) == 1
     status = ray.answers["r1", "status"]
     ray.answers["r1", "status"] = lambda: {**status(), "certified": False}
@@ -165,11 +171,7 @@ def test_a_node_whose_certificate_ends_soon_gets_another_while_its_actor_lives(
 def test_a_renewal_that_can_not_be_signed_is_shown_and_tried_again_and_the_node_stays(
     files: FrontFiles, tmp_path: Path
 ) -> None:
-    ray = FakeRay()
-    ray.add("r1", "n1", "127.0.0.1:50061", tmp_path)
-    roster = roster_of(ray, files)
-    for step in range(4):
-        roster.step(step * STATUS_INTERVAL_S, None)
+    ray, roster = certified_node(files, tmp_path)
     ray.answers["r1", "status"] = lambda: {"name": "n1", "link": "127.0.0.1:50061", "certified": False}
     ray.answers["r1", "hello"] = lambda: {"name": "n1", "request": b"x"}
     hellos = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import shutil
@@ -203,6 +204,23 @@ async def test_a_fork_that_dies_before_its_record_is_a_reason_for_bubblewrap(
         await nursery_of(backend)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["failed"] == 1
+
+
+async def test_a_worn_nursery_whose_successor_can_not_be_started_goes_on_and_that_is_no_fallback(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt was counted as a sandbox of bubblewrap's, although the worn nursery made it."""
+
+    def full(*_: object) -> Nursery:
+        raise BlockingIOError(errno.EAGAIN, "no process is left")
+
+    monkeypatch.setattr(nurseries, "_MAX_REQUESTS", 1)
+    async with started(directory) as backend:
+        await nursery_of(backend)
+        await backend.create(SPEC)
+        monkeypatch.setattr(nurseries, "start_nursery", full)
+        assert isinstance((await backend.create(SPEC)).process, NurseryProcess)
+        assert (backend.fork_server_stats().made, dict(backend.fork_server_stats().fallbacks)) == (2, {})
 
 
 @pytest.fixture

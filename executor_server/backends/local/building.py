@@ -63,7 +63,8 @@ async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str, nurse
         if plan.spec.fork_server != "off":
             try:
                 await _fork(sandbox, plan, nurseries, listener.fileno(), cpu_fd)
-            except Fallback:
+            except Fallback as fallback:
+                nurseries.note_fallback(fallback)
                 _forget_fork(sandbox, plan.spec)
             else:
                 return
@@ -74,7 +75,6 @@ async def _fork(sandbox: LocalSandbox, plan: Plan, nurseries: Nurseries, listene
     """Has a nursery make the sandbox. Raises Fallback; nothing of it runs then."""
     resources, spec = plan.resources, plan.spec
     if plan.mounts:
-        nurseries.note_fallback("unsupported", "it has mounts of its own")
         raise Fallback("unsupported", "it has mounts of its own")
     blueprint = nurseries.blueprint(resources, plan.image, spec)
 

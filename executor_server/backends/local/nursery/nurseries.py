@@ -120,7 +120,7 @@ class Nurseries:
         except NoBirth as problem:
             if problem.reason == "silent":
                 self._give_up(nursery, str(problem))
-            raise self._fallback(problem.reason, str(problem)) from problem
+            raise Fallback(problem.reason, str(problem)) from problem
         self.stats.made += 1
         return process
 
@@ -132,7 +132,7 @@ class Nurseries:
             *((each, _REPLACED) for each in image.directories),
         ]:
             if any(path.is_relative_to(covered) for covered in covering):
-                raise self._fallback("unsupported", f"the image has files in {path}")
+                raise Fallback("unsupported", f"the image has files in {path}")
         # With a network, a program may install another version of a module, and expects to import that. A library reads
         # the number of its threads when it is imported, so who may have few processes gets none that is imported.
         with_modules = (
@@ -152,29 +152,26 @@ class Nurseries:
             owner=spec.fork_server.partition(":")[2],
         )
 
-    def note_fallback(self, reason: str, text: str) -> None:
+    def note_fallback(self, fallback: Fallback) -> None:
         """Counts a sandbox that bubblewrap makes, and says why; the same reason is logged as a warning once."""
+        reason = fallback.reason
         if not self.stats.fallbacks[reason] and reason != "starting":
-            _log.warning("fork_server_not_used", reason=reason, detail=text)
+            _log.warning("fork_server_not_used", reason=reason, detail=str(fallback))
         else:
-            _log.debug("fork_server_not_used", reason=reason, detail=text)
+            _log.debug("fork_server_not_used", reason=reason, detail=str(fallback))
         self.stats.fallbacks[reason] += 1
-
-    def _fallback(self, reason: str, text: str) -> Fallback:
-        self.note_fallback(reason, text)
-        return Fallback(reason, text)
 
     def _nursery(self, blueprint: Blueprint) -> Nursery:
         self._tidy()
         nursery = self._serving.get(blueprint)
         if nursery is None:
             self._start(blueprint, self._serving)
-            raise self._fallback("starting", "the nursery is being made")
+            raise Fallback("starting", "the nursery is being made")
         if not nursery.is_ready:
             if now() - nursery.started_at >= _START_TIME_S:
                 nursery.retire(f"it was not ready within {_START_TIME_S:g} s")
                 self._tidy()
-            raise self._fallback("starting", "the nursery is being made")
+            raise Fallback("starting", "the nursery is being made")
         worn = nursery.requests >= _MAX_REQUESTS or now() - nursery.started_at >= _MAX_AGE_S
         if worn and blueprint not in self._successors:
             with contextlib.suppress(Fallback):
@@ -182,20 +179,20 @@ class Nurseries:
         if nursery.requests >= 2 * _MAX_REQUESTS:
             nursery.retire("it has made twice its share of sandboxes")
             self._tidy()
-            raise self._fallback("starting", "the nursery's successor is being made")
+            raise Fallback("starting", "the nursery's successor is being made")
         return nursery
 
     def _start(self, blueprint: Blueprint, where: dict[Blueprint, Nursery]) -> None:
         pause = self._pauses.get(blueprint)
         if pause is not None and now() < pause.until:
-            raise self._fallback("failing", "the last nursery of this kind has failed")
+            raise Fallback("failing", "the last nursery of this kind has failed")
         while len(self._serving) + len(self._successors) >= _MAX_NURSERIES:
             self._make_room()
         try:
             where[blueprint] = start_nursery(blueprint, secrets.token_hex(_ID_BYTES), self._note_init)
         except OSError as error:
             self._note_failure(blueprint)
-            raise self._fallback("failed", f"no nursery can be started: {error}") from error
+            raise Fallback("failed", f"no nursery can be started: {error}") from error
 
     def _make_room(self) -> None:
         """Drops the nursery that was used longest ago. Raises Fallback when all are in use, or still being made."""
@@ -205,7 +202,7 @@ class Nurseries:
             if now() - each.used_at >= (_UNUSED_S if each.is_ready else _START_TIME_S)
         ]
         if not unused:
-            raise self._fallback("starting", f"{_MAX_NURSERIES} nurseries of other kinds are in use")
+            raise Fallback("starting", f"{_MAX_NURSERIES} nurseries of other kinds are in use")
         oldest = min(unused, key=lambda each: each.used_at)
         oldest.retire("others are used more" if oldest.is_ready else "it was not ready in time")
         self._tidy()

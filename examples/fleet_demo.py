@@ -148,18 +148,44 @@ def leftovers(root: Path) -> list[str]:
 
 
 def kill_machine(root: Path, node: str) -> int:
-    """Kills every process of a machine at once, as a power failure would; returns their number."""
+    """Kills every process of a machine at once, as a power failure would; returns their number.
+
+    With a machine its kernel would go, too. Here that goes on, so the control groups of its sandboxes are removed.
+    """
     cluster = json.loads((root / "cluster.json").read_text())
     files = (Path(cluster["temporary"]) / f"{node}.pid", root / "nodes" / node / "node.pid")
     leaders = [psutil.Process(json.loads(file.read_text())["pid"]) for file in files]
     for leader in leaders:
         leader.suspend()  # no actor starts its daemon again while we look
     processes = [each for leader in leaders for each in (leader, *leader.children(recursive=True))]
+    groups = {group for process in processes for group in control_groups(process)}
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
+    wait_until(lambda: all(is_removed(group) for group in groups), "control groups of the machine are not empty")
     return len(processes)
+
+
+def is_removed(group: Path) -> bool:
+    """Removes a control group, unless a process in it has not ended yet."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def control_groups(process: psutil.Process) -> set[Path]:
+    """Returns the control groups that a daemon has made for the sandbox of a process; none for other processes."""
+    try:
+        lines = Path(f"/proc/{process.pid}/cgroup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+    found = set()
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if Path(path).name.startswith("executor-"):
+            trees = {"", controllers, *controllers.split(",")}
+            found |= {Path("/sys/fs/cgroup", tree, path.lstrip("/")) for tree in trees}
+    return {group for group in found if group.is_dir()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -127,8 +127,8 @@ def _problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
         return Problem(path, f"no such key; there are {', '.join(_model_at(model, path[:-1]).model_fields)}")
     if path and path[-1] == "[key]":  # pydantic's mark of a problem with an entry's name
         path = path[:-1]
-    message = _IN_TOML.get(details["type"]) or details["msg"].removeprefix("Value error, ").removeprefix(
-        "Input should be "
+    message = _IN_TOML.get(details["type"]) or details["msg"].removeprefix("Value error, ").replace(
+        "Input should be ", "must be ", 1
     )
     value = details["input"]
     shown = "" if isinstance(value, (dict, BaseModel)) else f" (it is {_shown(value)})"

@@ -139,7 +139,7 @@ def test_a_contradiction_is_found_beside_what_is_wrong_elsewhere() -> None:
 def test_a_value_that_is_wrong_contradicts_nothing() -> None:
     """Its default, 10, would be below 20."""
     assert problems_of({"maybe": {"low": 20, "high": "much"}}) == [
-        "maybe.high: a valid integer (it is 'much')",
+        "maybe.high: must be a valid integer (it is 'much')",
     ]
 
 

@@ -106,11 +106,11 @@ def test_every_problem_is_listed_with_its_key() -> None:
         ),
         (
             "[profiles.a]\nlimits.max.memory_bytes = 100",
-            "profiles.a.limits.max.memory_bytes: greater than or equal to 33554432 (it is 100)",
+            "profiles.a.limits.max.memory_bytes: must be greater than or equal to 33554432 (it is 100)",
         ),
         (
             "[profiles.a]\nlimits.max.wall_time_s = nan",
-            "profiles.a.limits.max.wall_time_s: a finite number (it is nan)",
+            "profiles.a.limits.max.wall_time_s: must be a finite number (it is nan)",
         ),
         (
             "[profiles.a]\n[tenants.x]",

@@ -40,10 +40,10 @@ class ToolRequest:
     """A call of a host tool. The arguments are still packed, because unpacking them is the tool thread's work."""
 
     event: ToolCallEvent
-    packed_arguments: bytes | bytearray
+    packed_arguments: bytes | memoryview
     release: Callable[[], None]
 
-    def take_arguments(self) -> bytes | bytearray:
+    def take_arguments(self) -> bytes | memoryview:
         """Returns the packed arguments, once: they are not kept in memory while the tool runs."""
         packed, self.packed_arguments = self.packed_arguments, b""
         self.release()

@@ -25,12 +25,12 @@ def pack(value: object) -> bytes:
     return encode(value, fallback=_pickled_for_sandbox)
 
 
-def unpack(packed: bytes | bytearray) -> Any:
+def unpack(packed: bytes | memoryview) -> Any:
     """Decodes a value from the sandbox. Raises DecodeError and nothing else."""
     return decode(packed)
 
 
-def unpack_or_opaque(packed: bytes | bytearray) -> Any:
+def unpack_or_opaque(packed: bytes | memoryview) -> Any:
     """Decodes a value from the sandbox; one that breaks the codec's rules becomes an OpaqueValue that says so.
 
     Otherwise a program could hide its outcome, and its other outputs, behind a broken value.

@@ -18,7 +18,7 @@ from executor_client.errors import ProtocolError
 
 _MAPPED_BYTES = 4 << 20
 """Bytes of a buffer from which on it is a mapping of its own. Its last huge page may be empty but for one byte."""
-_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+_HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class _Buffer:
@@ -37,7 +37,7 @@ class _Buffer:
         else:
             self._place += piece
             if size >= _MAPPED_BYTES and _HUGE_PAGES is not None:
-                self._place = _mapped(self._place)
+                self._place = _mapped(self._place, _HUGE_PAGES)
         self._size = size
 
     def view(self) -> memoryview:
@@ -45,11 +45,11 @@ class _Buffer:
         return memoryview(self._place)[: self._size]
 
 
-def _mapped(data: bytearray) -> bytearray | mmap.mmap:
+def _mapped(data: bytearray, advice: int) -> bytearray | mmap.mmap:
     """Returns the bytes at the start of a private mapping in huge pages, with room for three times as many more."""
     try:
         mapping = mmap.mmap(-1, 4 * len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapping.madvise(_HUGE_PAGES)
+        mapping.madvise(advice)
     except OSError:  # a limit of the address space; a kernel without huge pages
         return data
     mapping[: len(data)] = data

@@ -27,10 +27,10 @@ class Arguments(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    packed: bytes | bytearray | None
+    packed: bytes | memoryview | None
 
     @classmethod
-    def received(cls, args: tuple[Any, ...], kwargs: dict[str, Any], packed: bytes | bytearray) -> Arguments:
+    def received(cls, args: tuple[Any, ...], kwargs: dict[str, Any], packed: bytes | memoryview) -> Arguments:
         """Drops the packed form of large arguments, so that they are in memory once while the tool runs."""
         return cls(args, kwargs, packed if len(packed) <= ARGUMENT_BYTES_COMPARED_MAX else None)
 
@@ -65,7 +65,7 @@ def _can_change(value: object) -> bool:
     return isinstance(value, _CONTAINERS) or type(value).__module__.partition(".")[0] in _LIBRARIES
 
 
-def _has_changed(given: Arguments, packed: bytes | bytearray) -> bool:
+def _has_changed(given: Arguments, packed: bytes | memoryview) -> bool:
     try:
         now = encode((given.args, given.kwargs), _LIMITS)
     except EncodeError:

@@ -14,7 +14,7 @@ from ..wire.link_messages import NearLimit, Output, ProgramEnded, RunProgram
 from ..wire.messages import ErrorDetail
 from . import display
 from .fitness import why_unfit
-from .host_tools import encode_value
+from .host_tools import encode_in_parts
 from .process import give_headroom, hold_headroom
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ class Executions:
         self._output = b""
         self._in_agent_code = False
         self._loop: Any = None
-        self._encode = encode_value  # captured: agent code may replace the name in its module
+        self._encode = encode_in_parts  # captured: agent code may replace the name in its module
 
     def on_interrupt(self, _signum: int, _frame: Any) -> None:
         """Handles SIGINT, by which the supervisor asks the program to stop."""
@@ -163,11 +163,11 @@ class Executions:
         value = self._last_value.value
         if value is None:
             return
-        packed = self._encode(value)
-        if len(packed) <= link.INLINE_BYTES // 2:
-            self._output = packed
+        parts = self._encode(value)
+        if len(parts) == 1 and len(parts[0]) <= link.INLINE_BYTES // 2:
+            self._output = bytes(parts[0])
         else:
-            self._send(Output(), packed)
+            self._send(Output(), parts)
 
     def _classify(
         self, error: BaseException, filename: str, source: str, spans: list[list[int]]

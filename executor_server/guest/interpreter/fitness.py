@@ -27,7 +27,7 @@ MIN_RECURSION_LIMIT = 100
 _dup, _close, _getrlimit, _getrecursionlimit = os.dup, os.close, resource.getrlimit, sys.getrecursionlimit
 
 
-def why_unfit(null: int, encode: Optional[Callable[[object], bytes]]) -> str:
+def why_unfit(null: int, encode: Optional[Callable[[object], object]]) -> str:
     """Returns the reason why it can't, for a sentence; empty when it can.
 
     `null` is any open descriptor; `encode` is tried unless it is None.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Optional, Union
 
+    from ..wire.link import Parts
     from .process import OwnProcess
 
 MAX_VALUE_BYTES = BLOB_BYTES_MAX
@@ -298,6 +299,13 @@ def encode_value(value: object, fallback: Optional[Callable[[object], Optional[b
     from executor_api.values import encode
 
     return encode(value, fallback=fallback, passing=(ControlException,))
+
+
+def encode_in_parts(value: object) -> Parts:
+    """As `encode_value`, without a copy of what is large, to be sent at once."""
+    from executor_api import values
+
+    return values.encode_in_parts(value, passing=(ControlException,))
 
 
 def decode_value(packed: Union[bytes, memoryview]) -> Any:

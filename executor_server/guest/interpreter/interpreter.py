@@ -61,7 +61,7 @@ from .variables import States, Variables, view
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import Any, Callable
+    from typing import Any, Callable, Union
 
 
 def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> None:
@@ -164,7 +164,7 @@ class Interpreter:
                 self._send(Unfit(why=reason_of(problem)))
                 raise
 
-    def _send(self, message: LinkMessage, body: bytes = b"") -> None:
+    def _send(self, message: LinkMessage, body: Union[bytes, link.Parts] = b"") -> None:
         self._send_message(self._sock, message, body)
 
     def _on_environment(self, _message: SetEnvironment, packet: link.Packet) -> None:

@@ -26,13 +26,14 @@ from ..wire.link_messages import (
 )
 from ..wire.messages import MAX_NAME_CHARS
 from ..wire.schema import read_texts
-from .host_tools import decode_value, encode_value
+from .host_tools import decode_value, encode_in_parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Union
 
+    from ..wire.link import Parts
     from .process import OwnProcess
     from .runtime import Runtime
     from .streams import Streams
@@ -51,7 +52,7 @@ class Variables:
         self._guarded = runtime.guarded
         self._namespace = runtime.main.__dict__
         self._send = send
-        self._encode = encode_value  # captured: agent code may replace the name in its module
+        self._encode = encode_in_parts  # captured: agent code may replace the name in its module
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
 
@@ -86,7 +87,7 @@ class Variables:
             for name in names:
                 if name in namespace:
                     packed = self._packed(namespace[name])
-                    left_bytes -= len(packed)
+                    left_bytes -= link.size_of(packed)
                     if left_bytes < 0:
                         why = f"all that are got at once have at most {VARIABLES_BYTES_MAX} bytes together; name fewer"
                         raise EncodeError(why)
@@ -98,7 +99,7 @@ class Variables:
         missing = [name for name in names if name not in namespace]
         self._send(Answered(ok=True), dumps(missing))
 
-    def _packed(self, value: Any) -> bytes:
+    def _packed(self, value: Any) -> Parts:
         """Returns a variable, or an opaque value for one whose own code raises: the others are not lost over it."""
         try:
             return self._guarded(self._encode, value)  # type: ignore[no-any-return]

@@ -17,9 +17,12 @@ from .lean import passed_descriptors, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Optional, Union
 
     from .link_messages import LinkMessage
+
+    Parts = list[Union[bytes, memoryview]]
+    """A body: these bytes, one after the other."""
 
 INLINE_BYTES = 64 * 1024
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
@@ -79,7 +82,7 @@ def sealed_memfd(pieces: list[Any]) -> int:
     fd = os.memfd_create("payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for piece in pieces:
-            view = memoryview(piece)
+            view = memoryview(piece).cast("B")
             while view:
                 view = view[os.write(fd, view) :]
         seal(fd)
@@ -150,15 +153,21 @@ def read_body(packet: Packet, max_bytes: Optional[int] = None) -> bytes:
     return packet.body if memfd is None else read_memfd(memfd, packet.size)
 
 
-def send(sock: socket.socket, message: LinkMessage, body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+def size_of(parts: Parts) -> int:
+    """Returns the bytes of all parts."""
+    return sum(memoryview(part).nbytes for part in parts)
+
+
+def send(sock: socket.socket, message: LinkMessage, body: Union[bytes, Parts] = b"", fds: tuple[int, ...] = ()) -> None:
     """Sends one message. `fds` stay the caller's.
 
     Raises LinkClosed, and BlockingIOError where a non-blocking link is full.
     """
-    if len(body) <= INLINE_BYTES:
-        _send_packet(sock, encode_head(message.head()), body, fds)
+    parts: Parts = body if isinstance(body, list) else [body]
+    if size_of(parts) <= INLINE_BYTES:
+        _send_packet(sock, encode_head(message.head()), b"".join(parts), fds)
         return
-    memfd = sealed_memfd([body])
+    memfd = sealed_memfd(parts)
     try:
         _send_packet(sock, encode_head({**message.head(), "memfd": True}), b"", (memfd, *fds))
     finally:

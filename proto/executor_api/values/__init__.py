@@ -15,7 +15,7 @@ evaluation and no import by name.
 from __future__ import annotations
 
 from executor_api.values.decode import decode
-from executor_api.values.encode import digest, encode
+from executor_api.values.encode import digest, encode, encode_in_parts
 from executor_api.values.generic import EnumValue, OpaqueValue, Record, TupleRecord
 from executor_api.values.limits import DecodeError, EncodeError, ValueLimits
 
@@ -30,4 +30,5 @@ __all__ = [
     "decode",
     "digest",
     "encode",
+    "encode_in_parts",
 ]

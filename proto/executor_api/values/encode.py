@@ -26,7 +26,7 @@ from executor_api.values.limits import (
     EncodeError,
     ValueLimits,
 )
-from executor_api.values.packing import BYTES_PER_BUFFER, HEAD_BYTES, pack
+from executor_api.values.packing import BYTES_PER_BUFFER, HEAD_BYTES, pack_in_parts
 from executor_api.values.tree import dump_tree
 
 TYPE_CHECKING = False
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from executor_api.values.kinds import Lowered
+    from executor_api.values.packing import Parts
 
     Fallback = Callable[[object], "bytes | None"]
 
@@ -59,11 +60,21 @@ def encode(
 
     Raises EncodeError when the packed value is larger than `limits.total_bytes`.
     """
+    return b"".join(encode_in_parts(obj, limits, fallback, passing))
+
+
+def encode_in_parts(
+    obj: object,
+    limits: ValueLimits = DEFAULT_LIMITS,
+    fallback: Fallback | None = None,
+    passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+) -> Parts:
+    """As `encode`, without a copy of what is large in the value: it must not change until the parts have been used."""
     encoder = _Encoder(limits, fallback, passing, trust_keys=True)
-    packed = encoder.run(obj)
-    if encoder.has_doubtful_keys and not _is_decodable(packed, limits):
-        packed = _Encoder(limits, fallback, passing, trust_keys=False).run(obj)
-    return packed
+    parts = encoder.run(obj)
+    if encoder.has_doubtful_keys and not _is_decodable(b"".join(parts), limits):
+        parts = _Encoder(limits, fallback, passing, trust_keys=False).run(obj)
+    return parts
 
 
 def digest(
@@ -120,10 +131,10 @@ class _Encoder:
         # By id, how many nodes of an immutable value have begun and are not complete.
         self._begun: dict[int, int] = {}
 
-    def run(self, root: object) -> bytes:
+    def run(self, root: object) -> Parts:
         tree = dump_tree(self._write(root))
         self._count_bytes(len(tree))
-        return pack(tree, self._buffers)
+        return pack_in_parts(tree, self._buffers)
 
     def digest(self, root: object) -> bytes:
         from hashlib import blake2b  # not at the start of a sandbox

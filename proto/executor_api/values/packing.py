@@ -7,7 +7,7 @@
     16      8 * n  length of each buffer
     ...            the tree, then the buffers, nothing between or after them
 
-Buffers are never copied here: packing joins them once, unpacking gives views. Every length is checked against the bytes
+Large buffers are never copied here: packing gives them as they are, unpacking gives views. Every length is checked against the bytes
 that are really there before anything is done with it.
 """
 
@@ -21,16 +21,35 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    Parts = list[bytes | memoryview]
+    """A packed value: these bytes, one after the other."""
+
 MAGIC = b"RXV1"
 _HEAD = struct.Struct(">4sIQ")
 HEAD_BYTES = _HEAD.size
 BYTES_PER_BUFFER = 8
+# A buffer of fewer is copied, since parts have a price, too: each is written by itself.
+_PART_BYTES = 64 << 10
 
 
 def pack(tree: bytes, buffers: Sequence[bytes | memoryview]) -> bytes:
+    return b"".join(pack_in_parts(tree, buffers))
+
+
+def pack_in_parts(tree: bytes, buffers: Sequence[bytes | memoryview]) -> Parts:
+    """Packs without a copy of the large buffers, which must not change until the parts have been used."""
     lengths = [memoryview(buffer).nbytes for buffer in buffers]
-    head = _HEAD.pack(MAGIC, len(buffers), len(tree))
-    return b"".join([head, struct.pack(f">{len(lengths)}Q", *lengths), tree, *buffers])
+    parts: Parts = []
+    small: Parts = [_HEAD.pack(MAGIC, len(buffers), len(tree)), struct.pack(f">{len(lengths)}Q", *lengths), tree]
+    for buffer, length in zip(buffers, lengths):
+        if length < _PART_BYTES:
+            small.append(buffer)
+        else:
+            parts += (b"".join(small), buffer)
+            small = []
+    if small:
+        parts.append(b"".join(small))
+    return parts
 
 
 def unpack(packed: bytes | bytearray | memoryview) -> tuple[memoryview, list[memoryview]]:

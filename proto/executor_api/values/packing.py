@@ -7,8 +7,8 @@
     16      8 * n  length of each buffer
     ...            the tree, then the buffers, nothing between or after them
 
-Large buffers are never copied here: packing gives them as they are, unpacking gives views. Every length is checked against the bytes
-that are really there before anything is done with it.
+Large buffers are never copied here: packing gives them as they are, unpacking gives views. Every length is checked
+against the bytes that are really there before anything is done with it.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ import collections
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from executor_api.values import EncodeError, OpaqueValue, ValueLimits, decode, encode
+from executor_api.values import EncodeError, OpaqueValue, ValueLimits, decode, encode, encode_in_parts
 from tests.unit.values import cases
 
 REPOSITORY = Path(__file__).parents[3]
@@ -34,6 +35,16 @@ def test_every_supported_python_reads_what_it_wrote(python: Path | None) -> None
     environment = {"PYTHONPATH": str(REPOSITORY / "proto"), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error"}
     done = subprocess.run([python, script], env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_parts_are_the_packed_value_and_share_what_is_large() -> None:
+    large, small = np.arange(20_000.0), np.arange(100.0)
+    value = {"a": large, "b": [small, b"x" * 100_000], "c": large}
+    parts = encode_in_parts(value)
+    assert b"".join(parts) == encode(value)
+    assert len(parts) <= 5
+    shared = [part for part in parts if np.shares_memory(large, np.frombuffer(part, np.uint8))]
+    assert [memoryview(part).nbytes for part in shared] == [large.nbytes]
 
 
 def test_decoding_a_memoryview_gives_the_same_as_decoding_bytes() -> None:

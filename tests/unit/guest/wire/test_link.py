@@ -36,10 +36,13 @@ def packed(head: bytes, body: bytes = b"") -> bytes:
     return len(head).to_bytes(4, "big") + head + body
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("size", [0, 1, link.INLINE_BYTES, link.INLINE_BYTES + 1, MAX_BYTES])
-def test_a_body_of_any_size_comes_whole(pair: Pair, size: int) -> None:
+def test_a_body_of_any_size_comes_whole(pair: Pair, size: int, in_parts: bool) -> None:
     body = os.urandom(size)
-    link.send(pair[0], Variable(name="x"), body)
+    # A view of items that are no bytes: its length is not its size.
+    items = memoryview(array.array("d", body[1 : 1 + (size - 1) // 8 * 8] if size else b""))
+    link.send(pair[0], Variable(name="x"), [body[:1], items, body[1 + items.nbytes :]] if in_parts else body)
     packet = link.receive(pair[1], MAX_BYTES)
     assert (message_of(packet), packet.size) == (Variable(name="x"), size)
     assert (packet.memfd is not None) == (size > link.INLINE_BYTES)

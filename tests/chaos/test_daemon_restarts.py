@@ -7,7 +7,6 @@ import os
 import socket
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from tests.chaos.observe import WAIT_S, sandboxes
 from tests.chaos.test_daemon_deaths import leave_after_the_first_event
 from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon
+from tests.support.fork_server import SERVER, popen, server
 from tests.support.polling import eventually
 from tests.support.rounds import ALL, rounds
 
@@ -67,9 +67,9 @@ def end_sandboxes(daemon: Daemon) -> None:
 def start_only(restart: Callable[..., Daemon], directory: Path) -> Callable[[], subprocess.Popen[bytes]]:
     """Starts a daemon as the last one was, and waits for nothing."""
     listen, config = f"unix:{directory / 's' / 'executor.sock'}", str(directory / "config.toml")
-    command = [sys.executable, "-m", "executor_server", "serve", "--listen", listen, "--config", config]
+    command = [*SERVER, "serve", "--listen", listen, "--config", config]
     environment = {**os.environ, "EXECUTOR_STATE_DIR": str(directory / "s")}
-    return lambda: subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return lambda: popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def begin(
@@ -332,13 +332,6 @@ def test_second_daemon_on_the_same_directory_refuses(restart: Callable[..., Daem
 def serve_once(directory: Path, state_dir: Path, listen: str) -> str:
     """Returns the stderr of a daemon that does not come to serve."""
     config = str(directory / "config.toml")
-    served = subprocess.run(
-        [sys.executable, "-m", "executor_server", "serve", "--listen", listen, "--config", config],
-        env={**os.environ, "EXECUTOR_STATE_DIR": str(state_dir)},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    served = server("serve", "--listen", listen, "--config", config, EXECUTOR_STATE_DIR=str(state_dir))
     assert served.returncode != 0
     return served.stderr

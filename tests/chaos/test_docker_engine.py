@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from tests.chaos.observe import WAIT_S, executing, memory_bytes, open_files, wor
 from tests.support.backends import require
 from tests.support.daemon import Daemon
 from tests.support.engine import OwnEngine, engine_client, own_engine
+from tests.support.fork_server import server
 from tests.support.polling import eventually
 from tests.support.rounds import rounds
 
@@ -307,9 +307,8 @@ def test_a_daemon_that_comes_back_before_its_engine_says_so_and_later_finds_its_
         session.execute("x = 42")
         daemon.kill()
         engine.end(signal.SIGKILL)
-        command = [sys.executable, "-m", "executor_server", "serve", "--config", str(directory / "config.toml")]
-        command += ["--state-dir", str(daemon.state_dir), "--listen", f"unix:{directory / 'other.sock'}"]
-        early = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        place = ["--state-dir", str(daemon.state_dir), "--listen", f"unix:{directory / 'other.sock'}"]
+        early = server("serve", "--config", str(directory / "config.toml"), *place)
         assert early.returncode == 1 and "No Engine listens" in early.stderr, early
         engine.start("--live-restore")
         daemon = restart()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from contextlib import ExitStack
 
 import pytest
 
 from executor_client import ExecutorClient, ExecutorClientError
 from tests.support.daemon import Daemon
+from tests.support.fork_server import server
 from tests.support.polling import eventually
 from tests.support.watched import Watched
 
@@ -23,9 +22,7 @@ def daemon(watched: Watched) -> Daemon:
 
 def admin(watched: Watched, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`executor-server admin`, as a user of the daemon's machine runs it."""
-    command = [sys.executable, "-m", "executor_server", "admin", *arguments]
-    variables = {**os.environ, "EXECUTOR_STATE_DIR": str(watched.daemon.state_dir), **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
+    return server("admin", *arguments, **{"EXECUTOR_STATE_DIR": str(watched.daemon.state_dir), **environment})
 
 
 def answer(watched: Watched, *arguments: str) -> dict:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
+from tests.support import fork_server
 from tests.support.backends import require
 from tests.support.daemon import Daemon
 from tests.support.e2b import ThreadedDouble
@@ -15,13 +14,7 @@ TIMEOUT_S = 60.0
 
 
 def server(*arguments: str) -> tuple[int, str, str]:
-    ran = subprocess.run(
-        [sys.executable, "-m", "executor_server", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    ran = fork_server.server(*arguments)
     return ran.returncode, ran.stdout, ran.stderr
 
 

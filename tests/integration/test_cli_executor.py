@@ -16,6 +16,7 @@ import pytest
 from executor_client import ExecutorClient
 from executor_client._core.session_base import short_id
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.fork_server import EXECUTOR, popen
 from tests.support.polling import eventually
 from tests.support.screen import run_on_terminal
 
@@ -28,7 +29,6 @@ imports.denied = ["os"]
 limits.default = { operations = 1000, wall_time_s = 30.0 }
 limits.max = { operations = 1000, wall_time_s = 60.0 }
 """
-EXECUTOR = [sys.executable, "-m", "executor_client.cli"]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def environment(daemon: Daemon) -> dict[str, str]:
 @contextmanager
 def started(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*EXECUTOR, *arguments], env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
+    with popen([*EXECUTOR, *arguments], env=environment, text=True, **pipes) as process:
         try:
             yield process
         finally:

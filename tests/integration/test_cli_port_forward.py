@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,10 +15,10 @@ import pytest
 
 from executor_client import ExecutorClient
 from tests.support.daemon import Daemon
+from tests.support.fork_server import EXECUTOR, popen
 from tests.support.polling import eventually
 
 TIMEOUT_S = 60.0
-EXECUTOR = [sys.executable, "-m", "executor_client.cli"]
 
 
 @pytest.fixture
@@ -30,9 +29,7 @@ def environment(daemon: Daemon) -> dict[str, str]:
 @contextmanager
 def forwarding(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [*EXECUTOR, "port-forward", *arguments]
-    with subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             yield process
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,11 +12,11 @@ import pytest
 from executor_client import ExecutorClient
 from executor_client.session import Session
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.fork_server import EXECUTOR, popen, run
 from tests.support.polling import eventually
 from tests.support.typed_terminal import on_terminal
 
 TIMEOUT_S = 60.0
-EXECUTOR = [sys.executable, "-m", "executor_client.cli"]
 DETACH = b"\x1d"
 
 
@@ -36,9 +35,7 @@ def session(client: ExecutorClient) -> Iterator[Session]:
 def executor(
     environment: dict[str, str], *arguments: str, stdin: bytes = b"", timeout_s: float = TIMEOUT_S
 ) -> tuple[int, bytes, bytes]:
-    done = subprocess.run(
-        [*EXECUTOR, *arguments], env=environment, input=stdin, capture_output=True, timeout=timeout_s, check=False
-    )
+    done = run([*EXECUTOR, *arguments], env=environment, input=stdin, timeout=timeout_s)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -232,7 +229,7 @@ def test_exec_has_directory_and_variables(environment: dict[str, str], session: 
 
 def test_interrupt_of_exec_interrupts_the_command(environment: dict[str, str], session: Session) -> None:
     command = [*EXECUTOR, "exec", "-n", session.session_id, "--", "sh", "-c", "echo started; sleep 1000"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+    with popen(command, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 130
@@ -241,7 +238,7 @@ def test_interrupt_of_exec_interrupts_the_command(environment: dict[str, str], s
 def test_command_ends_when_its_reader_goes(environment: dict[str, str], session: Session) -> None:
     """The case of `executor exec … | head -1`."""
     command = [*EXECUTOR, "exec", "-n", session.session_id, "--", "sh", "-c", "while :; do echo y; done"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from executor_server.core.model import SandboxSpec
 from tests.support.backends import require
 from tests.support.daemon import running_daemon
 from tests.support.engine import changed_image, engine_client, running_registry
+from tests.support.fork_server import server
 from tests.support.polling import eventually
 
 IMAGE = "remote-executor/base"
@@ -119,14 +119,7 @@ async def test_a_listener_that_is_no_engine_is_reported(directory: Path, kind: s
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "executor_server", *arguments, "--backend", "docker"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    return server(*arguments, "--backend", "docker", **environment)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from executor_client import Outcome
 from tests.support.backends import require
 from tests.support.daemon import Daemon, daemon_of
 from tests.support.engine import engine_client
+from tests.support.fork_server import server
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("base", "data", "browser")
@@ -108,13 +109,7 @@ def test_every_package_is_pinned_by_its_hash() -> None:
 )
 def test_what_cannot_be_built_is_refused_in_a_line(arguments: list[str], message: str) -> None:
     require("docker")
-    done = subprocess.run(
-        [sys.executable, "-m", "executor_server", "images", "build", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TOOL_TIMEOUT_S,
-        check=False,
-    )
+    done = server("images", "build", *arguments)
     assert done.returncode != 0
     assert message in done.stderr and "Traceback" not in done.stderr
 

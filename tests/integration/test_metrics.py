@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from executor_client import ExecutorClient, ExecutorClientError
 from tests.support.daemon import Daemon
+from tests.support.fork_server import server
 from tests.support.polling import eventually
 from tests.support.watched import Watched
 
@@ -113,9 +112,8 @@ def test_a_port_that_is_taken_ends_the_start_with_a_sentence(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         (tmp_path / "c.toml").write_text(f'[metrics]\nlisten = "{address}"\n')
-        command = [sys.executable, "-m", "executor_server", "serve", "--config", str(tmp_path / "c.toml")]
-        command += ["--listen", f"unix:{tmp_path}/s.sock", "--state-dir", str(tmp_path / "s")]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        place = ["--listen", f"unix:{tmp_path}/s.sock", "--state-dir", str(tmp_path / "s")]
+        ended = server("serve", "--config", str(tmp_path / "c.toml"), *place)
     assert ended.returncode == 4
     assert f"Can't listen on {address} for metrics: it is in use" in ended.stderr
     assert "Traceback" not in ended.stderr

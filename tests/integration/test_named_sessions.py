@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from executor_client import ExecutorClient, InvalidRequest, NotFoundError, PreconditionError
 from tests.support.daemon import Daemon
+from tests.support.fork_server import EXECUTOR, run
 
 
 def test_a_named_session_is_made_once_and_found_by_another_client(daemon: Daemon) -> None:
@@ -74,9 +73,8 @@ def test_values_are_nowhere_but_in_the_sandbox(daemon: Daemon) -> None:
                 refused()
             texts.append(repr(error.value) + str(error.value.__cause__))
         for arguments in (["ps", "--full"], ["ps", "--full", "secretive"]):
-            command = [sys.executable, "-m", "executor_client.cli", *arguments]
             environment = {**os.environ, "EXECUTOR_STATE_DIR": str(daemon.state_dir)}
-            texts.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+            texts.append(run([*EXECUTOR, *arguments], env=environment, text=True, check=True).stdout)
         assert "sleep 1000" in texts[-1]
         texts += [repr(session.info), repr(session.processes.list()), daemon.log.read_text()]
         assert [text for text in texts if "geheim" in text] == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, daemon_of
+from tests.support.fork_server import EXECUTOR, SERVER, run
 from tests.support.internet.world import Internet
 from tests.support.mcp_host import connected
 from tests.support.package_index.index import PackageIndex
@@ -23,8 +23,6 @@ from tests.support.polling import eventually
 from tests.support.screen import run_on_terminal
 
 TIMEOUT_S = 120.0
-EXECUTOR = [sys.executable, "-m", "executor_client.cli"]
-SERVER = [sys.executable, "-m", "executor_server"]
 SCRIPT = """\
 # /// script
 # requires-python = ">=3.9"
@@ -49,15 +47,10 @@ class World:
         return {**os.environ, "EXECUTOR_STATE_DIR": str(self.daemon.state_dir)}
 
     def executor(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return self._run([*EXECUTOR, *arguments], stdin)
+        return run([*EXECUTOR, *arguments], env=self.environment, input=stdin, text=True, timeout=TIMEOUT_S)
 
     def server(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self._run([*SERVER, *arguments], "")
-
-    def _run(self, command: list[str], stdin: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, env=self.environment, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+        return run([*SERVER, *arguments], env=self.environment, text=True, timeout=TIMEOUT_S)
 
     def written(self, name: str, text: str) -> str:
         (self.directory / name).write_text(text)

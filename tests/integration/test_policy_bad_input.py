@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ from executor_client import (
 from executor_server.identity.token_file import TokenFile
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.fork_server import server
 from tests.support.polling import eventually
 
 EXIT_CONFIG, EXIT_PLACE = 3, 4
@@ -126,13 +125,6 @@ class Served:
             return client.get_policy().policy.version
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `executor-server` to its end."""
-    command = [sys.executable, "-m", "executor_server", *arguments]
-    variables = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
-
-
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     require("local")
@@ -156,7 +148,7 @@ def test_a_daemon_does_not_start_with_a_policy_that_it_cannot_use(what: str, tmp
     make(tmp_path / "p")
     config = tmp_path / "executor.toml"
     config.write_text(f'policy.file = "{tmp_path}/p"\n[server]\nlisten = ["unix:{tmp_path}/x"]\n')
-    ended = run("serve", "--config", str(config), EXECUTOR_STATE_DIR=str(tmp_path / "s"))
+    ended = server("serve", "--config", str(config), EXECUTOR_STATE_DIR=str(tmp_path / "s"))
     assert (ended.returncode, ended.stdout) == (EXIT_CONFIG, "")
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -267,6 +259,6 @@ def test_a_daemon_does_not_start_with_a_file_of_tokens_that_others_can_read(tmp_
     (tmp_path / "tokens.json").chmod(0o604)
     config = tmp_path / "executor.toml"
     config.write_text(f'server.token_file = "{tmp_path}/tokens.json"\nserver.listen = ["unix:{tmp_path}/x"]\n')
-    ended = run("serve", "--config", str(config), EXECUTOR_STATE_DIR=str(tmp_path / "s"))
+    ended = server("serve", "--config", str(config), EXECUTOR_STATE_DIR=str(tmp_path / "s"))
     assert (ended.returncode, ended.stdout) == (EXIT_PLACE, "")
     assert "can be read or written by other users; run: chmod 600" in ended.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +29,7 @@ from executor_server.audit.verification import verify
 from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.fork_server import server
 from tests.support.internet.world import Internet
 from tests.support.network import proxies
 from tests.support.polling import eventually, has_ended
@@ -146,9 +145,9 @@ def download(session: Session, host: str, **options: Any) -> ExecutionResult:
 
 def admin(daemon: Daemon, *arguments: str) -> Any:
     """The answer to a command of an administrator."""
-    command = [sys.executable, "-m", "executor_server", "admin", *arguments, "--json"]
-    command += ["--state-dir", str(daemon.state_dir)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    done = server("admin", *arguments, "--json", "--state-dir", str(daemon.state_dir))
+    done.check_returncode()
+    return json.loads(done.stdout)
 
 
 def of(daemon: Daemon, session: Session) -> list[dict[str, Any]]:
@@ -374,18 +373,16 @@ def test_a_secret_that_others_can_read_keeps_the_daemon_from_starting_and_from_r
         secret.chmod(0o644)
         config = Path(directory) / "bad.toml"
         config.write_text(f'[egress.secrets]\ntoken = "{secret}"\n')
-        command = [sys.executable, "-m", "executor_server", "serve", "--config", str(config)]
-        environment = {**os.environ, "EXECUTOR_STATE_DIR": f"{directory}/t"}
-        failed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        failed = server("serve", "--config", str(config), "--state-dir", f"{directory}/t")
         assert failed.returncode == 3
         assert str(secret) in failed.stderr
         assert "t0ken" not in failed.stderr
         secret.chmod(0o600)
         with world.daemon(more=f'secrets = {{ token = "{secret}" }}\n') as daemon:
-            command = [sys.executable, "-m", "executor_server", "admin", "reload", "--state-dir", str(daemon.state_dir)]
-            assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+            reload = ["admin", "reload", "--state-dir", str(daemon.state_dir)]
+            assert server(*reload).returncode == 0
             secret.chmod(0o644)
-            refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            refused = server(*reload)
             assert refused.returncode == 1
             assert "secret" in refused.stderr
 

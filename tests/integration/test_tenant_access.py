@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -30,6 +28,7 @@ from executor_client import (
 from tests.support.backends import require
 from tests.support.certificates import Authority, Pair, self_signed
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.fork_server import server
 from tests.support.polling import eventually
 
 POLICY = f"""
@@ -57,9 +56,10 @@ class Access:
         return f"unix:{self.directory / 'peer.sock'}"
 
     def token_command(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "executor_server", "token", *arguments]
         place = ["--config", str(self.directory / "config.toml"), "--state-dir", str(self.daemon.state_dir)]
-        return subprocess.run([*command, *place], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        done = server("token", *arguments, *place)
+        done.check_returncode()
+        return done.stdout.strip()
 
     def token(self, tenant: str, *options: str) -> str:
         """Makes a token and returns it when the daemon knows it."""
@@ -213,9 +213,7 @@ def test_a_daemon_does_not_start_with_a_bad_file_of_tokens(tmp_path: Path, conte
     file.write_text(content)
     file.chmod(mode)
     config.write_text(f'[server]\ntoken_file = "{file}"\nlisten = ["unix:{tmp_path}/s"]\n')
-    command = [sys.executable, "-m", "executor_server", "serve", "--config", str(config)]
-    place = ["--state-dir", str(tmp_path / "state")]
-    ended = subprocess.run([*command, *place], capture_output=True, text=True, timeout=60, check=False)
+    ended = server("serve", "--config", str(config), "--state-dir", str(tmp_path / "state"))
     assert ended.returncode == 4
     assert ended.stderr.startswith("The file of tokens ") and says in ended.stderr
     assert ended.stderr.count("\n") == 1

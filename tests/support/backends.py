@@ -11,7 +11,6 @@ import functools
 import importlib.util
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import docker
@@ -22,13 +21,11 @@ from executor_server.backends.base import Backend
 from executor_server.backends.docker import DockerBackend
 from executor_server.backends.e2b import E2BBackend
 from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection
-from tests.support import rounds
 from tests.support.certificates import Authority
 from tests.support.environments import ServedEnvironments
-from tests.support.fork_server import start_daemon, start_program
+from tests.support.fork_server import server
 from tests.support.forked_backend import local_backend
 
-CHECK_TIMEOUT_S = 60.0
 # The image of the tests, with the libraries that they use.
 DOCKER_IMAGE = os.environ.get("EXECUTOR_TEST_IMAGE", "remote-executor/data")
 # Made of tests/support/network_image.
@@ -97,12 +94,9 @@ def why_not(backend: str) -> str:
         return "it needs Linux"
     if backend == "e2b":
         return _why_no_double()
-    start = start_program if rounds.ALL else start_daemon
-    with tempfile.TemporaryFile() as output:
-        status = start(["check-host", "--backend", backend], os.environ, output).wait(CHECK_TIMEOUT_S)
-        output.seek(0)
-        if status != 0:
-            return f"check-host says:\n{output.read().decode()}"
+    checked = server("check-host", "--backend", backend)
+    if checked.returncode != 0:
+        return f"check-host says:\n{checked.stdout}{checked.stderr}"
     return _why_no_image(DOCKER_IMAGE, "make images") if backend == "docker" else ""
 
 

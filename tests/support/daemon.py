@@ -19,8 +19,7 @@ import pytest
 from executor_client import AuthenticationError, ExecutorClient, ExecutorClientError, UnavailableError
 from executor_server.config import StateDir
 from executor_server.identity import TokenFile
-from tests.support import rounds
-from tests.support.fork_server import Forked, start_daemon, start_program
+from tests.support.fork_server import SERVER, popen
 from tests.support.polling import eventually
 
 START_TIMEOUT_S = 60.0
@@ -36,7 +35,7 @@ _swept: set[Path] = set()
 class Daemon:
     """A daemon that runs."""
 
-    process: Forked | subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]
     state_dir: Path
     log: Path
 
@@ -75,7 +74,7 @@ class Daemon:
 
 
 @contextmanager
-def running_daemon(directory: Path, *options: str, as_program: bool = rounds.ALL) -> Iterator[Daemon]:
+def running_daemon(directory: Path, *options: str, as_program: bool = False) -> Iterator[Daemon]:
     """Starts a daemon and waits until it answers; at the end it is asked to stop, and must.
 
     It is a fork of a process that has imported it (tests/support/fork_server.py), or a program as users start it.
@@ -87,9 +86,10 @@ def running_daemon(directory: Path, *options: str, as_program: bool = rounds.ALL
     state_dir, log = directory / "s", directory / "log"
     listen = f"unix:{state_dir / 'executor.sock'}"
     environment = {**os.environ, "EXECUTOR_STATE_DIR": str(state_dir)}
-    start = start_program if as_program else start_daemon
+    command = [*SERVER, "serve", "--listen", listen, *options]
+    start = subprocess.Popen if as_program else popen
     with log.open("wb") as output:
-        process = start(["serve", "--listen", listen, *options], environment, output)
+        process = start(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     daemon = Daemon(process, state_dir, log)
     _swept.discard(state_dir)
     try:

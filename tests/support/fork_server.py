@@ -1,9 +1,10 @@
-"""Starts daemons as forks of a process that has imported them: a start takes a tenth of the processor's time.
+"""Runs our own programs as forks of a process that has imported them: a start takes a tenth of the processor's time.
 
-Importing the daemon takes 0.7 s of processor time, which was two thirds of what the chaos tests took. So each process
-that runs tests has a *server*: a fresh interpreter with one thread and nothing open, which imports the daemon's modules
-and forks for each order. What runs in the fork is the command line with the order's arguments, environment, directory
-and output; nothing of a daemon is ever done in the server itself. `pytest --all` starts every daemon as a program.
+Importing the daemon takes a second of processor time and the client's command line half of one, which was a third of
+what the tests took. So each process that runs tests has a *server*: a fresh interpreter with one thread and nothing
+open, which imports our modules and forks for each order. What runs in the fork is the command line with the order's
+arguments, environment, directory and standard streams; nothing of a program is ever done in the server itself.
+`pytest --all` starts every program as users do.
 
 The server reaps its forks and reports how they ended; a fork's orphans go to the reaper of the tests, as always.
 """
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
+import functools
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import select
@@ -22,63 +25,108 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import Any
+
+from tests.support import rounds
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVER = (sys.executable, "-m", "executor_server")
+EXECUTOR = (sys.executable, "-m", "executor_client.cli")
+"""The commands of our programs."""
+TIMEOUT_S = 60.0
 _ORDER_BYTES = 1 << 20
-# A daemon imports these for a backend of its arguments or its configuration, and the SDK with them.
-_MODULES_OF_BACKENDS = {"docker": "executor_server.backends.docker", "e2b": "executor_server.backends.e2b.cloud"}
+# Imported for a program whose arguments or configuration say this word, and what they import with them.
+_LATE_MODULES = {
+    "docker": "executor_server.backends.docker",
+    "e2b": "executor_server.backends.e2b.cloud",
+    "front": "executor_server.app.front",
+    "mcp": "executor_client.mcp.command",
+}
 # Read while modules are imported, or by libraries at their start: who sets one gets a program of its own.
 _EARLY_VARIABLES = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_")
+# The options of `Popen` that a fork has.
+_OPTIONS = {"stdin", "stdout", "stderr", "env", "cwd", "text", "start_new_session", "bufsize", "encoding"}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In the process of the tests
 
 
-class Forked:
-    """A fork of the server, with those methods of `subprocess.Popen` that the tests of daemons use."""
+def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """`subprocess.Popen`, with a fork for a program of ours where that is the same."""
+    kind = subprocess.Popen if rounds.ALL or not can_be_forked(command, options) else Forked
+    return kind(command, **options)
 
-    def __init__(self, reports: socket.socket) -> None:
-        """`reports` gives the process's number, and when it has ended its exit status."""
-        self._reports = reports
-        self.pid = self._report()
-        self.returncode: int | None = None
 
-    def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._reports], [], [], 0)[0]:
-            return self.wait()
+def run(
+    command: Sequence[str], *, input: Any = None, timeout: float | None = None, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """`subprocess.run` with `capture_output`, with a fork where that is the same."""
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    with popen(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}) as process:
+        try:
+            out, err = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()  # or its end would be waited for
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def server(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `executor-server` to its end, with these variables more in its environment."""
+    return run([*SERVER, *arguments], env={**os.environ, **environment}, text=True, timeout=TIMEOUT_S)
+
+
+def can_be_forked(command: Sequence[str], options: Mapping[str, Any]) -> bool:
+    """True for a program of ours whose start reads nothing that the server's own start has read otherwise."""
+    is_ours = tuple(command[:3]) in (SERVER, EXECUTOR)
+    return is_ours and options.keys() <= _OPTIONS and _early(options.get("env") or os.environ) == _server().early
+
+
+class Forked(subprocess.Popen[Any]):
+    """A fork of the server. Only its start and the report of its end differ from a child's."""
+
+    _reports: socket.socket  # gives the process's number, and when it has ended its status
+
+    def _execute_child(self, args: Sequence[str], *settings: Any) -> None:
+        # As `Popen.__init__` calls it, in each Python from 3.11 on.
+        _, _, _, _, cwd, env, _, _, _, stdin, p2cwrite, c2pread, stdout, errread, stderr, *_ = settings
+        start_new_session = settings[20]
+        order = {
+            "program": args[2],
+            "arguments": args[3:],
+            "environment": dict(os.environ if env is None else env),
+            "directory": str(cwd or Path.cwd()),
+            "session": bool(start_new_session),
+        }
+        streams = [number if own == -1 else own for number, own in enumerate((stdin, stdout, stderr))]
+        self._reports = _server().start(order, streams)
+        self.pid = int(self._reports.recv(64))
+        self._child_created = True
+        self._close_pipe_fds(stdin, p2cwrite, c2pread, stdout, errread, stderr)  # type: ignore[attr-defined]
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        with self._waitpid_lock:  # type: ignore[attr-defined]
+            if self.returncode is None and (ended := self._try_wait(os.WNOHANG))[0]:
+                self._handle_exitstatus(ended[1])  # type: ignore[attr-defined]
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            self._reports.settimeout(timeout)
-            try:
-                self.returncode = self._report()
-            except (TimeoutError, BlockingIOError):
-                assert timeout is not None
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout) from None
-            self._reports.close()
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it ended just now
-                os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def _report(self) -> int:
-        data = self._reports.recv(64)
-        assert data, "the server of forks has ended"
-        return int(data)
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if wait_flags & os.WNOHANG and not select.select([self._reports], [], [], 0)[0]:
+            return 0, 0
+        status = self._reports.recv(64)
+        assert status, "the server of forks has ended"
+        self._reports.close()
+        return self.pid, int(status)
 
 
 class _Server:
@@ -92,62 +140,46 @@ class _Server:
             command = [sys.executable, "-m", __name__, str(theirs.fileno())]
             # Its output is the tests' own: it has none, unless it fails.
             self.process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        atexit.register(self.close)
 
     def close(self) -> None:
-        self._connection.close()
-        self.process.wait()
+        if self.owner == os.getpid():
+            self._connection.close()
+            self.process.wait()
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> Forked:
-        asked = " ".join([*arguments, *_configuration(arguments)])
-        order = json.dumps(
-            {
-                "arguments": arguments,
-                "environment": dict(environment),
-                "directory": str(Path.cwd()),
-                "modules": [module for backend, module in _MODULES_OF_BACKENDS.items() if backend in asked],
-            }
-        )
+    def start(self, order: Mapping[str, Any], streams: Sequence[int]) -> socket.socket:
+        """Returns the connection on which the fork is reported."""
+        asked = " ".join([*order["arguments"], *_configuration(order)])
+        late = [module for word, module in _LATE_MODULES.items() if word in asked]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self._connection, [order.encode()], [output.fileno(), theirs.fileno()])
-        return Forked(ours)
+            data = json.dumps({**order, "modules": late}).encode()
+            socket.send_fds(self._connection, [data], [*streams, theirs.fileno()])
+        return ours
 
 
-_server: _Server | None = None
+_started: _Server | None = None
 
 
-def start_daemon(
-    arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
-) -> Forked | subprocess.Popen[bytes]:
-    """Runs `executor-server` with these arguments, as a fork where that is the same."""
-    global _server
-    if _server is None or _server.owner != os.getpid():
-        _server = _Server()
-        atexit.register(_server.close)
-    if _early(environment) != _server.early:
-        return start_program(arguments, environment, output)
-    return _server.start(arguments, environment, output)
-
-
-def start_program(
-    arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    """Runs it as a user does."""
-    command = [sys.executable, "-m", "executor_server", *arguments]
-    return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+def _server() -> _Server:
+    global _started
+    if _started is None or _started.owner != os.getpid():
+        _started = _Server()
+    return _started
 
 
 def server_pid() -> int | None:
     """The number of this process's server, which ends with it; None where there is none yet."""
-    return _server.process.pid if _server is not None and _server.owner == os.getpid() else None
+    return _started.process.pid if _started is not None and _started.owner == os.getpid() else None
 
 
-def _configuration(arguments: Sequence[str]) -> list[str]:
+def _configuration(order: Mapping[str, Any]) -> list[str]:
     """The text of the configuration that the arguments name, where they name one that can be read."""
+    arguments = order["arguments"]
     if "--config" not in arguments[:-1]:
         return []
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return [Path(arguments[arguments.index("--config") + 1]).read_text()]
+        return [Path(order["directory"], arguments[arguments.index("--config") + 1]).read_text()]
     return []
 
 
@@ -159,8 +191,8 @@ def _early(environment: Mapping[str, str]) -> dict[str, str]:
 # In the server
 
 
-def _serve(connection: socket.socket) -> list[str] | None:
-    """Forks for each order until the tests' end. Returns a fork's arguments in that fork, and in the server None."""
+def _serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Forks for each order until the tests' end. Returns a fork's order in that fork, and in the server None."""
     reports: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process: its number, where to report
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
@@ -170,23 +202,25 @@ def _serve(connection: socket.socket) -> list[str] | None:
                     selector.unregister(key.fd)
                     _report_end(key.fd, *reports.pop(key.fd))
                     continue
-                text, descriptors, _, _ = socket.recv_fds(connection, _ORDER_BYTES, 2)
+                text, descriptors, _, _ = socket.recv_fds(connection, _ORDER_BYTES, 4)
                 if not text:
                     return None
-                output, report_to = descriptors
-                order = json.loads(text)
+                *streams, report_to = descriptors
+                order: dict[str, Any] = json.loads(text)
                 for module in order["modules"]:
-                    with contextlib.suppress(ImportError):  # the daemon says so itself
+                    with contextlib.suppress(ImportError):  # the program says so itself
                         importlib.import_module(module)
                 gc.freeze()  # a collection in a fork would copy the pages of all modules
                 if (pid := os.fork()) == 0:
-                    # Each object gives its descriptor up now, not when the number is that of something of the daemon.
+                    # Each object gives its descriptor up now, not when the number is that of something of the program.
                     for _, report in reports.values():
                         report.close()
                     connection.close()
                     selector.close()
-                    return _become(order, output)
-                os.close(output)
+                    _become(order, streams)
+                    return order
+                for descriptor in streams:
+                    os.close(descriptor)
                 report = socket.socket(fileno=report_to)
                 report.send(str(pid).encode())
                 process = os.pidfd_open(pid)
@@ -198,35 +232,48 @@ def _report_end(process: int, pid: int, report: socket.socket) -> None:
     _, status = os.waitpid(pid, 0)
     os.close(process)
     with report, contextlib.suppress(BrokenPipeError):  # its client waits for it no more
-        report.send(str(os.waitstatus_to_exitcode(status)).encode())
+        report.send(str(status).encode())
 
 
-def _become(order: dict[str, object], output: int) -> list[str]:
+def _become(order: Mapping[str, Any], streams: Sequence[int]) -> None:
     """Makes a fork what a program is that the tests start."""
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if order["session"]:
+        os.setsid()
+        with contextlib.suppress(OSError):  # it is no terminal
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # What is read from, and how a line is written, depends on what the streams are.
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)  # type: ignore[misc]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    environment, arguments = order["environment"], order["arguments"]
-    assert isinstance(environment, dict) and isinstance(arguments, list)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(order["environment"])
     time.tzset()
-    os.chdir(str(order["directory"]))
-    return arguments
+    tempfile.tempdir = None
+    os.chdir(order["directory"])
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the tests too, which end this process
     connection = socket.socket(fileno=int(sys.argv[1]))
+    import executor_client.cli.commands
+    import executor_client.cli.processes
     import executor_server.__main__
     import executor_server.app.daemon
-    from executor_server.cli import main as command_line
+    import executor_server.cli
 
-    arguments = _serve(connection)
-    if arguments is not None:
-        sys.argv = [executor_server.__main__.__file__, *arguments]
-        command_line(prog_name="python -m executor_server")
+    run_program: dict[str, Callable[[], Any]] = {
+        "executor_client.cli": executor_client.cli.main,
+        "executor_server": functools.partial(executor_server.cli.main, prog_name="python -m executor_server"),
+    }
+    order = _serve(connection)
+    if order is not None:
+        program = order["program"]
+        sys.argv = [str(importlib.util.find_spec(f"{program}.__main__").origin), *order["arguments"]]  # type: ignore[union-attr]
+        sys.exit(run_program[program]())
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +13,7 @@ from typing import Any
 
 from executor_client import ExecutorClient
 from executor_server.fleet import issue_front
+from tests.support.fork_server import SERVER, popen, server
 from tests.support.node_daemon import NodeDaemon, node_daemon
 from tests.support.polling import eventually
 
@@ -48,9 +47,9 @@ class FrontProcess:
     def command(self, *arguments: str) -> str:
         """Runs a command of `executor-server` against this front. Returns what it prints."""
         access = ["--address", self.address, "--state-dir", str(self.directory / "s")]
-        command = [sys.executable, "-m", "executor_server", *arguments, *access]
-        environment = {**os.environ, "COLUMNS": "80"}
-        return subprocess.check_output(command, text=True, timeout=120, env=environment)
+        done = server(*arguments, *access, COLUMNS="80")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def states(self) -> dict[str, str]:
         """Returns the states of the nodes; empty while the front does not answer."""
@@ -64,9 +63,9 @@ class FrontProcess:
         return {each["node"]: each["state"].removeprefix("NODE_STATE_").lower() for each in nodes}
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "executor_server", "front", "--config", str(self.directory / "config.toml")]
+        command = [*SERVER, "front", "--config", str(self.directory / "config.toml")]
         with (self.directory / "log").open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            self.process = popen(command, stdout=output, stderr=subprocess.STDOUT)
 
     def wait_until_serving(self) -> None:
         wanted = dict.fromkeys(self.nodes, "serving")

@@ -11,7 +11,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client import ExecutorClient
 from executor_server.fleet.certificates import issue_front, issue_node
 from tests.support.cable import Cable
+from tests.support.fork_server import SERVER, popen
 from tests.support.machine_network import Network, Place
 from tests.support.polling import eventually
 
@@ -65,10 +65,9 @@ class Machine:
 
     def start(self) -> None:
         """Begins; returns before it listens."""
-        daemon = [sys.executable, "-m", "executor_server", self.command]
-        command = [*self.prefix, *daemon, "--config", str(self.directory / "c.toml")]
+        command = [*self.prefix, *SERVER, self.command, "--config", str(self.directory / "c.toml")]
         with (self.directory / "log").open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            self.process = popen(command, stdout=output, stderr=subprocess.STDOUT)
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 
 from executor_client import AsyncExecutorClient
 from executor_server.fleet import issue_front, issue_node
+from tests.support.fork_server import SERVER, popen
 from tests.support.polling import eventually
 
 NODE = "n1"
@@ -111,11 +111,10 @@ def node_daemon(
 
 def _started(directory: Path) -> subprocess.Popen[bytes]:
     listen = f"unix:{directory / 's' / 'executor.sock'}"
-    command = [sys.executable, "-m", "executor_server", "serve", "--listen", listen]
-    command += ["--config", str(directory / "config.toml")]
+    command = [*SERVER, "serve", "--listen", listen, "--config", str(directory / "config.toml")]
     environment = {**os.environ, "EXECUTOR_STATE_DIR": str(directory / "s")}
     with (directory / "log").open("ab") as output:
-        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        return popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def _wait_until_served(node: NodeDaemon) -> None:

@@ -9,12 +9,13 @@ import functools
 import os
 import pty
 import re
-import subprocess
 import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
+
+from tests.support.fork_server import popen
 
 _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|(\r)|(\n)|([^\x00-\x1f\x7f]+)|([\x00-\x1f\x7f])")
 READ_BYTES = 65_536
@@ -85,7 +86,7 @@ def run_on_terminal(command: Sequence[str], environment: Mapping[str, str], *, c
     ours, theirs = pty.openpty()
     try:
         termios.tcsetwinsize(theirs, (rows, columns))
-        with subprocess.Popen(
+        with popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=inherited, start_new_session=True
         ) as process:
             os.close(theirs)

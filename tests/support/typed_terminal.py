@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tests.support.fork_server import can_be_forked, popen
+
 READ_BYTES = 65_536
 # Makes standard input the controlling terminal, so that a new size is reported by SIGWINCH. Not as a `preexec_fn`:
 # that is run after a fork, in which gRPC starts its threads again, and one of them aborts once Python has closed its
@@ -84,14 +86,10 @@ def on_terminal(
     process = None
     try:
         termios.tcsetwinsize(program, (rows, columns))
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _TAKE_TERMINAL, *command],
-            stdin=program,
-            stdout=program,
-            stderr=program,
-            env=inherited,
-            start_new_session=True,
-        )
+        streams = {"stdin": program, "stdout": program, "stderr": program}
+        if not can_be_forked(command, {"env": inherited}):  # a fork takes it itself
+            command = [sys.executable, "-I", "-S", "-c", _TAKE_TERMINAL, *command]
+        process = popen(command, env=inherited, start_new_session=True, **streams)
         yield TypedTerminal(process, person, program)
     finally:
         if process is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from executor_server.cli import main
 from executor_server.cli.audit import EXIT_BROKEN
 from executor_server.cli.shared import EXIT_PLACE
 from tests.support.audit import audit_log, paths, records
+from tests.support.fork_server import server
 
 BROKEN = b'\x1b]0;owned\x07{"seq":3,\xff\xff\n'
 
@@ -131,8 +130,6 @@ def test_a_daemon_whose_log_can_not_be_opened_does_not_start_and_says_why(tmp_pa
     place.touch()
     config = tmp_path / "c.toml"
     config.write_text(f'[audit]\ndirectory = "{place}"\n')
-    options = ["--config", str(config), "--state-dir", str(tmp_path / "s")]
-    command = [sys.executable, "-m", "executor_server", "serve", *options]
-    started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    started = server("serve", "--config", str(config), "--state-dir", str(tmp_path / "s"))
     assert started.returncode == EXIT_PLACE
     assert started.stderr.splitlines()[-1].startswith(f"The audit log in {place} can't be opened: File exists.")

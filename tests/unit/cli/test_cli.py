@@ -16,6 +16,7 @@ from executor_server.backends.base import HostFinding
 from executor_server.cli import LATE_GROUPS, main
 from executor_server.cli.shared import EXIT_CONFIG, EXIT_HOST, EXIT_PLACE
 from executor_server.config.state_dir import claim
+from tests.support.fork_server import server
 
 
 def run(*arguments: str) -> Result:
@@ -78,8 +79,7 @@ def test_an_address_that_others_could_reach_is_refused(tmp_path: Path) -> None:
 
 def test_a_second_daemon_of_one_state_directory_is_refused(tmp_path: Path) -> None:
     with claim(tmp_path / "s"):
-        command = [sys.executable, "-m", "executor_server", "serve", "--state-dir", str(tmp_path / "s")]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        second = server("serve", "--state-dir", str(tmp_path / "s"))
     assert second.returncode == EXIT_PLACE
     assert second.stderr.startswith("Another executor-server is running")
     assert second.stderr.count("\n") == 1

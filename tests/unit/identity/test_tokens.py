@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from executor_server.cli.token import EXIT_UNKNOWN
 from executor_server.core.model import Principal
 from executor_server.identity.token_file import MAX_TOKEN_FILE_BYTES, TokenFile, TokenFileError, TokenRecord
 from executor_server.identity.tokens import LOCAL_PRINCIPAL, Tokens
+from tests.support.fork_server import SERVER, popen
 
 LOCAL_TOKEN = "l" * 43
 SECOND = timedelta(seconds=1)
@@ -364,9 +364,8 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(file: TokenFile, monkeypa
 
 
 def test_writers_at_one_time_lose_nothing(file: TokenFile) -> None:
-    command = [sys.executable, "-m", "executor_server", "token", "new", "--tenant", "acme"]
-    place = ["--state-dir", str(file.path.parent)]
-    writers = [subprocess.Popen([*command, *place], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in "1234"]
+    command = [*SERVER, "token", "new", "--tenant", "acme", "--state-dir", str(file.path.parent)]
+    writers = [popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in "1234"]
     made = {writer.communicate(timeout=60)[0].decode().strip() for writer in writers}
     tokens = Tokens(LOCAL_TOKEN, file)
     assert len(made) == 4

@@ -11,7 +11,9 @@ import click
 
 from executor_server.cli.shared import EXIT_PLACE, fail, fail_config, print_table, printable
 from executor_server.config import ConfigError, default_state_dir, read_trusted
-from executor_server.fleet_ray import FleetError, FleetFiles, Plan, down, status, up
+from executor_server.fleet_ray import FleetError
+from executor_server.fleet_ray.commands import Plan, down, status, up
+from executor_server.fleet_ray.layout import FleetFiles
 
 EXIT_RAY = 1
 MAX_LOCAL_NODES = 16

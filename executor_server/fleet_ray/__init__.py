@@ -4,8 +4,9 @@ Ray says which machines there are, starts the actors again, and makes more machi
 a session, a state directory and a pid file of its own, and it never imports Ray, which unpickles. So the end of an
 actor, of a raylet or of Ray's head ends no daemon and no session. Only this package imports Ray. It must not place
 sessions nor decide that a node is lost: the front does both.
+
+The command line imports `commands` and `layout` itself: the program that starts a daemon (`detach`) must not pay for the
+fleet and its configuration, two thirds of a second of a processor.
 """
 
-from executor_server.fleet_ray.commands import Plan, down, status, up
 from executor_server.fleet_ray.daemon import FleetError
-from executor_server.fleet_ray.layout import FleetFiles

@@ -161,7 +161,7 @@ def test_the_clients_public_names_are_imported_when_asked_for() -> None:
         executor_client.Nothing  # noqa: B018
 
 
-# Each keeps an SDK to itself and is imported only where it is configured, as the halves of a fleet are; the last two
+# Each keeps an SDK to itself and is imported only where it is configured, as the halves of a fleet are; the last ones
 # serve the command line.
 SUBPACKAGES = (
     "rpc.fleet",
@@ -171,6 +171,8 @@ SUBPACKAGES = (
     "telemetry.tracing",
     "policy.explain",
     "cli.image_building",
+    "fleet_ray.commands",
+    "fleet_ray.layout",
 )
 
 

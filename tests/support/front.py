@@ -21,7 +21,10 @@ from executor_server.fleet import issue_front
 from executor_server.identity import TokenFile
 from tests.support.polling import eventually_awaited
 
-FAST = {"report_interval_s": 0.05, "lease_s": 0.4, "fence_s": 1.0, "park_s": 0.0}
+# A loaded machine may take seconds for what a node has to say.
+PATIENT = {"report_interval_s": 0.05, "lease_s": 30.0, "fence_s": 60.0, "park_s": 0.0}
+LOSES_QUICKLY = {"lease_s": 0.4, "fence_s": 1.0}
+"""For tests in which a node is lost."""
 
 
 @dataclass
@@ -81,7 +84,7 @@ async def fronting(
     state = directory / "front"
     state.mkdir(mode=0o700, exist_ok=True)
     tokens = {tenant: TokenFile(state / "tokens.json").new(tenant, "test")[1] for tenant in tenants}
-    section = {"role": "front", "certificates": folder, "nodes": list(nodes), **FAST, **fleet}
+    section = {"role": "front", "certificates": folder, "nodes": list(nodes), **PATIENT, **fleet}
     overrides: dict[str, Any] = {
         "server": {"state_dir": state, "listen": ["127.0.0.1:0"]},
         "fleet": {key: value for key, value in section.items() if value is not None},

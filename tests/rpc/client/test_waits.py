@@ -167,7 +167,8 @@ def test_daemon_that_is_not_there_yet_is_told_of() -> None:
         servers: list[grpc.Server] = []
 
         def serve_now() -> None:
-            if not servers:
+            # A connection that takes its time is reported before, as a daemon that does not answer.
+            if not servers and "not reachable" in str(watcher.reported[-1]):
                 servers.append(start(daemon, threads))
 
         watcher.expect(WaitKind.DAEMON, serve_now)
@@ -175,7 +176,7 @@ def test_daemon_that_is_not_there_yet_is_told_of() -> None:
             assert client.get_policy().backend == "local"
         servers[0].stop(grace=0).wait()
     expected = f"waiting for the daemon at {daemon.address}: not reachable, 0 s, gives up after 20 s"
-    assert str(watcher.first()) == expected
+    assert expected in map(str, watcher.reported)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -312,7 +313,7 @@ def test_image_is_not_waited_for_where_the_caller_does_not_want_it(daemon: FakeD
         pytest.raises(UnavailableError, match="refused"),
     ):
         client.create_session()
-    assert watcher.reported == []
+    assert WaitKind.IMAGE not in [wait.kind for wait in watcher.reported]
 
 
 def _threads() -> list[str]:

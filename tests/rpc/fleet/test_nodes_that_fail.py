@@ -19,7 +19,7 @@ from executor_server.fleet import NodeReport, NodeSession
 from tests.rpc.edge import refusal, refused
 from tests.rpc.fleet.conftest import Fleet
 from tests.support.fake_node import FakeNode, serving
-from tests.support.front import TestedFront, fronting
+from tests.support.front import LOSES_QUICKLY, TestedFront, fronting
 from tests.support.polling import eventually_async, eventually_awaited
 
 
@@ -124,7 +124,7 @@ async def test_a_creation_goes_to_another_node_when_its_node_is_lost(fleet: Flee
         raise AssertionError
 
     alpha.create = hang
-    front = await fleet.front(alpha, beta)
+    front = await fleet.front(alpha, beta, **LOSES_QUICKLY)
     creation = asyncio.create_task(front.create("r1"))
     await begun.wait()
     assert (await creation).node == "beta"
@@ -133,7 +133,7 @@ async def test_a_creation_goes_to_another_node_when_its_node_is_lost(fleet: Flee
 
 async def test_sessions_of_a_lost_node_are_lost_with_the_reason_and_stay_lost(fleet: Fleet) -> None:
     alpha = await fleet.node("alpha")
-    front = await fleet.front(alpha)
+    front = await fleet.front(alpha, **LOSES_QUICKLY)
     session = await front.create()
     alpha.reports = False
     await front.until(alpha="lost")
@@ -157,7 +157,7 @@ async def test_sessions_of_a_lost_node_are_lost_with_the_reason_and_stay_lost(fl
 
 async def test_a_lost_session_of_another_tenant_is_not_found(fleet: Fleet) -> None:
     alpha = await fleet.node("alpha")
-    front = await fleet.front(alpha, tenants=["acme", "other"])
+    front = await fleet.front(alpha, tenants=["acme", "other"], **LOSES_QUICKLY)
     session = await front.create(tenant="acme")
     alpha.reports = False
     await front.until(alpha="lost")
@@ -168,7 +168,7 @@ async def test_a_lost_session_of_another_tenant_is_not_found(fleet: Fleet) -> No
 
 async def test_a_node_that_claims_another_ones_session_is_refused(fleet: Fleet) -> None:
     alpha, beta = await fleet.node("alpha"), await fleet.node("beta")
-    front = await fleet.front(alpha, beta)
+    front = await fleet.front(alpha, beta, **LOSES_QUICKLY)
     session = await front.create("r1", node_labels={})
     other = beta if session.node == "alpha" else alpha
     stolen = NodeSession(session.session_id, "local", "r1")
@@ -187,7 +187,7 @@ async def _is(front: TestedFront, node: str, state: str) -> bool:
 
 async def test_a_silent_node_does_not_delay_the_list_of_sessions(fleet: Fleet) -> None:
     alpha, beta = await fleet.node("alpha"), await fleet.node("beta")
-    front = await fleet.front(alpha, beta)
+    front = await fleet.front(alpha, beta, **LOSES_QUICKLY)
     for number in range(6):
         await front.create(f"r{number}")
     alpha.reports = False
@@ -251,7 +251,7 @@ async def test_an_environment_is_not_declared_missing_while_a_node_does_not_answ
 
 async def test_a_node_that_the_operator_refuses_is_unlinked_at_once_and_its_sessions_are_lost(fleet: Fleet) -> None:
     alpha, beta = await fleet.node("alpha"), await fleet.node("beta", load=0.9)
-    front = await fleet.front(alpha, beta)
+    front = await fleet.front(alpha, beta, **LOSES_QUICKLY)
     session = await front.create()
     assert session.node == "alpha"
     front.refuse("alpha")
@@ -288,7 +288,7 @@ async def _is_lost(front: TestedFront, session_id: str) -> bool:
 async def test_a_front_is_superseded_when_all_its_nodes_obey_another_and_not_when_one_says_so(fleet: Fleet) -> None:
     """One node that was broken into must not be able to end the front of the others."""
     alpha, beta = await fleet.node("alpha"), await fleet.node("beta")
-    front = await fleet.front(alpha, beta)
+    front = await fleet.front(alpha, beta, **LOSES_QUICKLY)
     alpha.obeys_another = True
     await front.until(alpha="refused", beta="serving")
     assert not await eventually_async(front.is_superseded.is_set, timeout_s=2.0)

@@ -211,7 +211,7 @@ async def test_hostile_messages_end_at_the_front(fleet: Fleet) -> None:
 
 async def test_a_node_whose_connection_breaks_is_unavailable_until_it_comes_back(fleet: Fleet) -> None:
     node = await fleet.node("alpha")
-    front = await fleet.front(node, proxy=True)
+    front = await fleet.front(node, proxy=True, lease_s=2.0)
     session = await front.create()
     request = service_pb.ExecuteRequest(session_id=session.session_id, execution_id="e1", code="forever")
     call = front.service.Execute(request, metadata=front.auth)

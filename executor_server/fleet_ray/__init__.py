@@ -5,8 +5,8 @@ a session, a state directory and a pid file of its own, and it never imports Ray
 actor, of a raylet or of Ray's head ends no daemon and no session. Only this package imports Ray. It must not place
 sessions nor decide that a node is lost: the front does both.
 
-The command line imports `commands` and `layout` itself: the program that starts a daemon (`detach`) must not pay for the
-fleet and its configuration, two thirds of a second of a processor.
+The command line imports `commands` and `layout` itself: the program that starts a daemon (`detach`) must not import the
+fleet and its configuration, which takes two thirds of a second of a processor.
 """
 
 from executor_server.fleet_ray.daemon import FleetError

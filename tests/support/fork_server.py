@@ -244,7 +244,7 @@ def _become(order: Mapping[str, Any], streams: Sequence[int]) -> None:
         os.setsid()
         with contextlib.suppress(OSError):  # it is no terminal
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # What is read from, and how a line is written, depends on what the streams are.
+    # The streams of the server are no terminals, and a line is written to those at once.
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)  # type: ignore[misc]

@@ -24,7 +24,7 @@ from tests.support.polling import eventually_awaited
 # A loaded machine may take seconds for what a node has to say.
 PATIENT = {"report_interval_s": 0.05, "lease_s": 30.0, "fence_s": 60.0, "park_s": 0.0}
 LOSES_QUICKLY = {"lease_s": 0.4, "fence_s": 1.0}
-"""For tests in which a node is lost."""
+"""Settings of a test that loses a node."""
 
 
 @dataclass

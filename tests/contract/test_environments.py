@@ -23,7 +23,7 @@ from executor_server.guest.wire.paths import ENVIRONMENT_PATH, PROGRAMS_PATH, WO
 from tests.contract.harness import Harness, harness_on
 from tests.contract.marks import instead, promise
 from tests.contract.probes import Probe, RealProbe
-from tests.contract.test_creation import SPEC, answers
+from tests.contract.test_creation import SPEC, answers, nothing_is_left
 from tests.contract.test_preload import imported
 from tests.contract.test_restarts import started
 from tests.support.environments import ENVIRONMENT_ID, MARK, PACKAGES, ServedEnvironments
@@ -225,7 +225,8 @@ async def test_a_creation_that_fails_or_is_cancelled_holds_nothing(backend: Back
         (made,) = await asyncio.gather(creation, return_exceptions=True)
         if not isinstance(made, BaseException):
             await made.destroy()
-    assert served.held == set() == await probe.existing()
+    assert served.held == set()
+    assert await nothing_is_left(backend, probe)
 
 
 @promise("packages-held")

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import docker
+import psutil
 
 from executor_server.backends.docker.host import NoEngine, engine_socket
 from tests.support.polling import eventually
 
 SOCKET = Path("/var/run/docker.sock")
-ENGINE_START_S = 30.0
+# Seconds for an Engine to start or to end, which takes two on a machine that has nothing else to do.
+ENGINE_TIMEOUT_S = 100.0
 _CHUNK_BYTES = 65_536
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
@@ -128,12 +130,25 @@ class OwnEngine:
                 stderr=log,
                 env={**os.environ, "TMPDIR": str(self._directory)},
             )
-        assert eventually(self._answers, timeout_s=ENGINE_START_S), (self._directory / "log").read_text()[-2000:]
+        if not eventually(self._answers, timeout_s=ENGINE_TIMEOUT_S):
+            self.end(signal.SIGKILL)  # or the next start would meet this one
+            raise AssertionError((self._directory / "log").read_text()[-2000:])
 
     def end(self, number: signal.Signals) -> None:
-        self.signal(number)
+        """Returns when it has ended, and its containerd. It is killed if it does not follow the signal."""
         assert self._process is not None
-        self._process.wait(ENGINE_START_S)
+        containerd = psutil.Process(self.pid).children() if self._process.poll() is None else []
+        self.signal(number)
+        try:
+            self._process.wait(ENGINE_TIMEOUT_S)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            for process in psutil.wait_procs(containerd, ENGINE_TIMEOUT_S)[1]:
+                process.kill()
+            # One that was killed leaves them, and to the next one they are those of whatever has these numbers by then.
+            for left in ("pid", "exec/containerd/containerd.pid"):
+                (self._directory / left).unlink(missing_ok=True)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -6,14 +6,18 @@ fixture ends; the end of the whole run is compared with its start.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import socket
+import struct
 import tempfile
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import psutil
@@ -52,7 +56,7 @@ def snapshot(*, host: bool) -> Snapshot:
         files=frozenset(_files()),
         cgroups=frozenset(_cgroups()) if host else None,
         mounts=frozenset(_mounts()) if host else None,
-        containers=frozenset(_containers()) if host else None,
+        containers=frozenset(_container_ids()) if host else None,
         addresses=frozenset(addresses_of(os.getpid())) if host else None,
     )
 
@@ -77,8 +81,8 @@ def _leftovers(before: Snapshot) -> list[str]:
         found += [f"cgroup {path}" for path in _cgroups() - before.cgroups if not _is_populated(path)]
     if before.mounts is not None:
         found += [f"mount {line}" for line in _mounts() - before.mounts]
-    if before.containers is not None:
-        found += [f"container {name}" for number, name in _containers().items() if number not in before.containers]
+    if before.containers is not None and (new := _container_ids() - before.containers):
+        found += [f"container {name}" for number, name in _containers().items() if number in new]
     if before.addresses is not None:
         found += [f"address {address}" for address in addresses_of(os.getpid()) - before.addresses]
     return sorted(found)
@@ -114,10 +118,17 @@ def _files() -> set[str]:
 
 def _cgroups() -> set[Path]:
     """Ours, to the depth at which a daemon makes them: below a controller (v1), or below its own cgroup (v2)."""
-    own = [line.split(":", 2)[2].strip("/") for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    parents = {CGROUP_ROOT, *CGROUP_ROOT.glob("*/")}
-    parents |= {parent / path for parent in tuple(parents) for path in own if path}
-    return {path for parent in parents for path in parent.glob(f"{CGROUP_PREFIX}*")}
+    names = ((parent, name) for parent in _cgroup_parents(os.getpid()) for name in os.listdir(parent))  # noqa: PTH208
+    return {parent / name for parent, name in names if name.startswith(CGROUP_PREFIX)}
+
+
+@functools.cache
+def _cgroup_parents(pid: int) -> tuple[Path, ...]:
+    """A process of tests stays in its groups."""
+    own = [line.split(":", 2)[2].strip("/") for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    parents = [CGROUP_ROOT, *(path for path in CGROUP_ROOT.glob("*/") if not path.name.startswith(CGROUP_PREFIX))]
+    below = [parent / path for parent in parents for path in own if path]
+    return tuple({path.resolve() for path in (*parents, *below) if path.is_dir()})
 
 
 def _is_populated(cgroup: Path) -> bool:
@@ -137,12 +148,33 @@ def _mounts() -> set[str]:
 
 
 class _EngineConnection(HTTPConnection):
-    """The Engine is asked twice for each test: its SDK, which first asks for versions, would cost ten times as much."""
-
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(ENGINE_SOCKET))
+
+
+def _container_ids() -> set[str]:
+    """Ids of containers, others' too where the Engine's directory can be read, which costs the Engine nothing."""
+    if (directory := _engine_directory()) is not None:
+        with contextlib.suppress(OSError):  # the Engine was restarted
+            return set(os.listdir(directory))  # noqa: PTH208
+    return set(_containers())
+
+
+@functools.cache
+def _engine_directory() -> Path | None:
+    """The directory in which the Engine has one for each container, from its creation to its end, if we may read it."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(str(ENGINE_SOCKET))
+            pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        # Through the process that listens: the Engine may see other files than we do.
+        directory = Path(f"/proc/{pid}/root{_ask_engine('/info')['DockerRootDir']}/containers")
+        os.listdir(directory)  # noqa: PTH208
+    except OSError:
+        return None
+    return directory
 
 
 def _containers() -> dict[str, str]:
@@ -150,19 +182,24 @@ def _containers() -> dict[str, str]:
 
     Id to name: the daemon renames a container at a time of its own.
     """
-    connection = _EngineConnection("engine", timeout=ENGINE_TIMEOUT_S)
     try:
-        try:
-            connection.connect()
-        except OSError:  # no Engine: no tests that need it either
-            return {}
-        connection.request("GET", _CONTAINERS)
-        answer = connection.getresponse()
-        listed = json.loads(answer.read())
-    finally:
-        connection.close()
-    assert answer.status == HTTPStatus.OK, listed
+        listed = _ask_engine(_CONTAINERS)
+    except OSError:  # no Engine: no tests that need it either
+        return {}
     own = tempfile.gettempdir()
     return {
         one["Id"]: one["Names"][0] for one in listed if any(mount["Source"].startswith(own) for mount in one["Mounts"])
     }
+
+
+def _ask_engine(path: str) -> Any:
+    """Its SDK, which first asks for versions, would cost ten times as much. Raises OSError where there is no Engine."""
+    connection = _EngineConnection("engine", timeout=ENGINE_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        read = json.loads(answer.read())
+    finally:
+        connection.close()
+    assert answer.status == HTTPStatus.OK, read
+    return read

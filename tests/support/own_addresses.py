@@ -97,7 +97,8 @@ def _listed() -> list[tuple[str, str]]:
     request = struct.pack("iL", len(entries), ctypes.addressof(entries))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         filled, _ = struct.unpack("iL", fcntl.ioctl(any_socket.fileno(), _SIOCGIFCONF, request))
-    found = (entries.raw[start : start + _IFREQ_BYTES] for start in range(0, filled, _IFREQ_BYTES))
+    raw = ctypes.string_at(entries, filled)
+    found = (raw[start : start + _IFREQ_BYTES] for start in range(0, filled, _IFREQ_BYTES))
     # After the name a struct sockaddr_in: family and port of 2 bytes each, then the address.
     return [
         (entry[:_NAME_BYTES].split(b"\0")[0].decode(), socket.inet_ntoa(entry[_NAME_BYTES + 4 : _NAME_BYTES + 8]))

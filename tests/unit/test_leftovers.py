@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import leftovers
-from tests.support.leftovers import leftovers_since, snapshot
+from tests.support.backends import DOCKER_IMAGE, require
+from tests.support.engine import engine_client
+from tests.support.leftovers import CGROUP_PREFIX, CGROUP_ROOT, leftovers_since, snapshot
 from tests.support.polling import eventually
 
 
@@ -42,4 +44,26 @@ def test_a_file_in_the_temporary_directory_is_found() -> None:
     before = snapshot(host=False)
     with tempfile.NamedTemporaryFile() as file:
         assert leftovers_since(before) == [f"in the temporary directory: {Path(file.name).name}"]
+    assert leftovers_since(before) == []
+
+
+def test_a_container_that_was_never_started_is_found() -> None:
+    require("docker")
+    before = snapshot(host=True)
+    with engine_client() as client:
+        mounts = {"Binds": [f"{tempfile.gettempdir()}:/mnt"]}
+        asked = {"Image": DOCKER_IMAGE, "Labels": {"executor.daemon": "x"}, "HostConfig": mounts}
+        container = client.create_container_from_config(asked)["Id"]
+        assert [line.partition(" ")[0] for line in leftovers_since(before)] == ["container"]
+        client.remove_container(container)
+    assert leftovers_since(before) == []
+
+
+@pytest.mark.skipif(not os.access(CGROUP_ROOT / "memory", os.W_OK), reason="no control group can be made here")
+def test_a_control_group_is_found() -> None:
+    before = snapshot(host=True)
+    group = CGROUP_ROOT / "memory" / f"{CGROUP_PREFIX}test-{os.getpid()}"
+    group.mkdir()
+    assert leftovers_since(before) == [f"cgroup {group}"]
+    group.rmdir()
     assert leftovers_since(before) == []

@@ -290,6 +290,11 @@ class Harness(Running):
         # The guest answers when the execution that runs has ended.
         self._held.append(asyncio.ensure_future(session.hold_to(self._held_to(profile, session.spec))))
 
+    async def authorize(self, session: Session, imports: tuple[str, ...]) -> bool:
+        """Lets the next executions of a session import these modules and no others, as a policy that grants them does."""
+        await session.hold_to(replace(session.spec, authorized_imports=imports))
+        return True
+
     def _held_to(self, profile: str, spec: SessionSpec) -> SessionSpec:
         backend = self.backend.name
         policy = policy_of(PRINCIPAL.tenant, profile, images=(spec.sandbox.image,), backend=backend)

@@ -23,10 +23,11 @@ PREPARE = "import helper, importlib, runpy, inspect"
 
 @dataclass
 class Guarded:
-    """A session under this preset at a time, for the programs that ask for the same imports."""
+    """A session under this preset, which may import what each program asks for."""
 
     harness: Harness
     imports: tuple[str, ...] | None = None
+    made: Session | None = None
     there: dict[str, bool] = field(default_factory=dict)
     """Libraries, and if the image has them."""
 
@@ -34,13 +35,15 @@ class Guarded:
         return await self.harness.run(await self.session(imports), source)
 
     async def session(self, imports: tuple[str, ...]) -> Session:
-        if imports != self.imports:
+        wanted = (*authorized(imports), "prepare")
+        if self.made is None or (imports != self.imports and not await self.harness.authorize(self.made, wanted)):
             await self.harness.end_sessions()
-            self.imports, self.made = imports, await self._new_session(imports)
+            self.made = await self._new_session(wanted)
+        self.imports = imports
         return self.made
 
     async def _new_session(self, imports: tuple[str, ...]) -> Session:
-        session = await self.harness.session_under(GUARDED, imports=(*authorized(imports), "prepare"))
+        session = await self.harness.session_under(GUARDED, imports=imports)
         for path, text in (("helper.py", HELPER), ("prepare.py", PREPARE)):
             await session.put_file(path, len(text), pieces(text.encode()))
         assert (await self.harness.run(session, "import prepare; del prepare")).outcome == "succeeded"

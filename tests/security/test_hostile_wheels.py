@@ -23,9 +23,10 @@ from tests.support.package_index.index import PackageIndex
 from tests.support.package_index.wheels import make_wheel
 
 BACKENDS = ["local", "docker"]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def index(internet: Internet) -> PackageIndex:
     index = internet.package_index()
     files = {
@@ -36,10 +37,12 @@ def index(internet: Internet) -> PackageIndex:
         "bin/victim-file": "#!/bin/sh\necho honest\n",
     }
     index.add(make_wheel("victim", files=files, scripts={"victim-tool": "victim:main"}))
+    index.add(hostile.overwriting("victim"))
+    index.add(make_wheel("same_script", scripts={"victim-file": "same_script:main"}))
     return index
 
 
-@pytest_asyncio.fixture(params=BACKENDS)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
 async def made_by(request: pytest.FixtureRequest, internet: Internet, index: PackageIndex) -> AsyncIterator[Building]:
     require(request.param)
     async with building(internet, index, backend=request.param, max_entries=20_000, first_import_time_s=6.0) as ready:
@@ -47,7 +50,7 @@ async def made_by(request: pytest.FixtureRequest, internet: Internet, index: Pac
 
 
 class Witness:
-    """Another tenant's environment, and the places of this host that no build may touch."""
+    """Another tenant's environment, which all attacks are tried beside, and places of this host that no build may touch."""
 
     def __init__(self, building: Building, made: Made) -> None:
         self._building = building
@@ -73,7 +76,7 @@ class Witness:
             assert (again.site / name).read_bytes() == (self._made.site / name).read_bytes(), "the cache was changed"
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def witness(made_by: Building) -> Witness:
     return Witness(made_by, await made_by.build("victim"))
 
@@ -111,11 +114,9 @@ async def test_a_script_named_like_anothers_file_is_refused(
     ("project", "file"), [("overwriting", "'bin/victim-tool'"), ("same-script", "'bin/victim-file'")]
 )
 async def test_a_package_with_anothers_files_is_refused_by_name(
-    made_by: Building, index: PackageIndex, witness: Witness, project: str, file: str
+    made_by: Building, witness: Witness, project: str, file: str
 ) -> None:
     """uv installs them at the same time: which of the two has the last word would be left to chance."""
-    index.add(hostile.overwriting("victim"))
-    index.add(make_wheel("same_script", scripts={"victim-file": "same_script:main"}))
     name = project.replace("-", "_")
     with pytest.raises(EnvironmentFailed, match=rf"{name} 1\.0 and victim 1\.0, have the file {file}"):
         await made_by.build(project, "victim")
@@ -126,12 +127,16 @@ async def test_a_package_with_anothers_files_is_refused_by_name(
 async def test_a_bomb_ends_at_the_bytes_of_an_environment(
     made_by: Building, index: PackageIndex, witness: Witness, files: int
 ) -> None:
-    index.add(hostile.bomb(768 * MIB // files, files))
+    def disk_bytes() -> int:
+        return sum(path.lstat().st_blocks * 512 for path in made_by.places.root.rglob("*"))
+
+    before = disk_bytes()
+    index.add(hostile.bomb(f"bomb{files}", 768 * MIB // files, files))
     with pytest.raises((EnvironmentFailed, ImageNotReady)) as refused:
-        await made_by.build("bomb", max_bytes=64 * MIB)
+        await made_by.build(f"bomb{files}", max_bytes=64 * MIB)
     assert "/run" not in str(refused.value)
     await witness.assert_untouched()
-    assert sum(path.lstat().st_blocks * 512 for path in made_by.places.root.rglob("*")) < 256 * MIB
+    assert disk_bytes() - before < 256 * MIB
 
 
 async def test_a_crowd_of_files_ends_at_those_of_an_environment(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.marks import MEET_THE_BACKEND, OF_THE_GUEST
 from tests.support.long_tests import LONG, Long, is_long
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +19,11 @@ def test_entry_names_a_test_and_what_is_run_instead(entry: Long) -> None:
     names = [each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert any(name.startswith(entry.test) for name in names), f"{entry.file} has no {entry.test}"
     assert entry.kept
+
+
+def test_those_that_meet_a_backend_are_tests_of_the_guest() -> None:
+    sources = [(ROOT / "tests/contract" / file).read_text() for file in sorted(OF_THE_GUEST)]
+    assert [name for name in sorted(MEET_THE_BACKEND) if not any(f"def {name}(" in text for text in sources)] == []
 
 
 def test_parameters_are_whole_words() -> None:

@@ -75,9 +75,9 @@ def overwriting(victim: str) -> Wheel:
     )
 
 
-def bomb(size_bytes: int = 2**30, files: int = 1) -> Wheel:
+def bomb(name: str, size_bytes: int, files: int) -> Wheel:
     """A small archive of large files."""
-    return make_wheel("bomb", extra=[Entry(f"bomb_data/{n}", bytes(size_bytes), recorded=False) for n in range(files)])
+    return make_wheel(name, extra=[Entry(f"bomb_data/{n}", bytes(size_bytes), recorded=False) for n in range(files)])
 
 
 def crowd(count: int = 1_000_000) -> Wheel:

@@ -1,7 +1,8 @@
 """Savepoints: copies of the interpreter, made by fork, that wait until the session goes back to them.
 
-`take` forks a process that waits on a link of its own. RESUME has it go on as the interpreter, at once. The supervisor
-then has it take the same savepoint again, while no client waits, so that a session can go back any number of times.
+`take` forks a process that waits on a link of its own. RESUME has it go on as the interpreter, at once. MAKE_SPARE has it
+fork another such process. The supervisor has only those of a savepoint go on, and keeps the savepoint's own, so that a
+session can go back any number of times.
 
 Each fork is a double one. The process in between ends at once, so the copy is a child of process 1, the supervisor:
 agent code that waits for its own children never meets it, and the supervisor gets its exit. It leads a kernel session
@@ -30,7 +31,7 @@ import time
 
 from ..wire import link
 from ..wire.lean import dumps, socket
-from ..wire.link_messages import Answered, CopyWaits, Resume, Resumed, SavepointMade, message_of
+from ..wire.link_messages import Answered, CopyWaits, MakeSpare, Resume, Resumed, SavepointMade, message_of
 from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS
 from .process import OOM_SCORE
 from .workspace_copies import TooMany, WorkspaceCopies
@@ -213,22 +214,42 @@ class Positions:
 
 
 def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, settled: int) -> Answer:
-    """Waits for RESUME, and returns when it has come. Ends with the link. Closes `settled` when it holds nothing."""
+    """Waits for RESUME, and returns when it has come; makes spares meanwhile. Ends with the link.
+
+    Closes `settled` when it holds nothing of the program's.
+    """
     try:
         _settle(theirs, parts, kept)
         os.close(settled)  # the program's pipes are closed by now, and with them this one
         waiting = socket.socket(fileno=theirs)
         link.send(waiting, CopyWaits(pid=os.getpid()))
-        packet = link.receive(waiting, link.INLINE_BYTES)
-        message = message_of(packet)
-        if not isinstance(message, Resume) or len(packet.fds) != 1:
-            raise ValueError("a message that is not for a savepoint")
-        waiting.close()
-        return _go_on(packet.fds.pop(), parts, copies, kept, is_branch=message.branch)
+        while True:
+            packet = link.receive(waiting, link.INLINE_BYTES)
+            message = message_of(packet)
+            if isinstance(message, Resume):
+                return _go_on(waiting, parts, copies, kept, is_branch=message.branch)
+            if not isinstance(message, MakeSpare) or len(packet.fds) != 1:
+                raise ValueError("a message that is not for a savepoint")
+            if not _made_spare():
+                waiting.close()
+                waiting = socket.socket(fileno=packet.fds.pop())
+                link.send(waiting, CopyWaits(pid=os.getpid()))
+            packet.close_fds()
     except link.LinkClosed:
         os._exit(0)
     except BaseException:  # noqa: BLE001 - the supervisor sees its end
         os._exit(70)
+
+
+def _made_spare() -> bool:
+    """Forks a spare; false in that. Without a process for one, its link closes, and that is the answer."""
+    try:
+        between = _fork()
+        if between:
+            os.waitpid(between, 0)
+    except OSError:
+        return True  # or the program lets the kernel wait for its children
+    return between > 0
 
 
 def _settle(theirs: int, parts: Parts, kept: _Kept) -> None:
@@ -239,11 +260,11 @@ def _settle(theirs: int, parts: Parts, kept: _Kept) -> None:
             os.dup2(parts.streams.null, fd, inheritable=fd <= 2)
 
 
-def _go_on(new_link: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, *, is_branch: bool) -> Answer:
+def _go_on(waiting: socket.socket, parts: Parts, copies: WorkspaceCopies, kept: _Kept, *, is_branch: bool) -> Answer:
     """Makes this process the interpreter. Returns its first message."""
     _set_oom_score(_OOM_SCORE_OF_BRANCHES if is_branch else OOM_SCORE)
-    os.dup2(new_link, parts.sock.fileno(), inheritable=False)
-    os.close(new_link)
+    os.dup2(waiting.fileno(), parts.sock.fileno(), inheritable=False)
+    waiting.close()
     parts.process.move_here()
     parts.inbox.forget()
     parts.executions.forget_loop()
@@ -257,7 +278,7 @@ def _go_on(new_link: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, *,
         failed = copies.restore(kept.files)
         if failed:
             left_out.append(f"files of the workspace that could not be restored: {failed}")
-    return Resumed(pid=os.getpid(), left_out=left_out[:MAX_LEFT_OUT]), b""
+    return Resumed(left_out=left_out[:MAX_LEFT_OUT]), b""
 
 
 def _set_oom_score(score: int) -> None:

@@ -1,7 +1,10 @@
 """Keeps the savepoints of a session: processes that wait, copies of the interpreter (interpreter/savepoint.py).
 
-The process of a savepoint becomes the interpreter when the session goes back to it. Then the same savepoint is taken
-again, before anything else uses the interpreter, and after the client has its answer.
+Theory of operation. The process of a savepoint never goes on itself: it forks another one, its spare, and that becomes
+the interpreter. So the savepoint stays as it was, and a session goes back to it any number of times. A spare is made
+ahead for the savepoint that was taken or gone back to last, a moment later, while the client's next program runs or the
+client thinks; for all others, or where it is not there, when the session goes back. Where no process is left for one,
+the savepoint's own goes on, and the savepoint is dropped.
 
 A savepoint costs what has changed since it was taken. Its memory counts against the sandbox's limit, so the oldest are
 dropped when there are more than the policy allows, or when memory is short.
@@ -22,7 +25,16 @@ from executor_api.limits import SAVEPOINTS_MAX
 from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.lean import dumps, signal
-from ..wire.link_messages import Answered, CopyWaits, Resume, Resumed, SavepointMade, TakeSavepoint, message_of
+from ..wire.link_messages import (
+    Answered,
+    CopyWaits,
+    MakeSpare,
+    Resume,
+    Resumed,
+    SavepointMade,
+    TakeSavepoint,
+    message_of,
+)
 from ..wire.savepoint_messages import MAX_LEFT_OUT, ListedSavepoint, RollBack, SavepointList
 from ..wire.schema import read_object
 from . import memory
@@ -44,25 +56,45 @@ if TYPE_CHECKING:
     OnTaken = Callable[[Optional[int], str], None]
     OnMade = Callable[[Optional["Taken"], str], None]
 
-# Seconds for a copy to go on, with all files of the workspace written back; a few milliseconds are usual.
+# Seconds for a session to go back, with all files of the workspace written; a few milliseconds are usual.
 _RESUME_TIME_S = 5.0
-# Seconds for a fork: from the answer about a copy until the copy says that it is there, and for a branch, which writes
+# Seconds for a fork: from the request for a copy until the copy says that it is there, and for a branch, which writes
 # no files, to go on. A copy that has to wait for longer than this gives up by itself (interpreter/savepoint.py).
 _FORK_TIME_S = 2.0
+# Seconds from a savepoint, or a rollback, until its spare is made: a short program that comes next has run by then, and
+# is not slowed down by the fork.
+_SPARE_DELAY_S = 0.02
 # The part of the sandbox's memory above which the oldest savepoints are dropped.
 _MEMORY_PART = 0.7
 _STAT_PPID, _STAT_SESSION = 1, 3
 
 
-class Taken:
-    """A copy of the interpreter that waits. Its pid is 0 until it has said that it is there."""
+class Copy:
+    """A process that waits, and the supervisor's end of its link. Its pid is 0 until it has said that it is there."""
 
-    def __init__(self, sock: socket.socket, entry: ListedSavepoint) -> None:
-        self.number = entry.savepoint
+    def __init__(self, sock: socket.socket) -> None:
         self.pid = 0
         self.sock = sock
-        self.entry = entry
         self.due = time.monotonic() + _FORK_TIME_S  # it has said by then that it is there
+
+    def end(self) -> None:
+        """Kills it; one that has not said that it is there ends with its link."""
+        self.sock.close()
+        if self.pid:
+            try:
+                os.kill(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended, and its exit is about to be reaped
+
+
+class Taken(Copy):
+    """A savepoint's own process, and what is known of it."""
+
+    def __init__(self, sock: socket.socket, entry: ListedSavepoint) -> None:
+        super().__init__(sock)
+        self.number = entry.savepoint
+        self.entry = entry
+        self.spare: Optional[Copy] = None
 
 
 class Savepoints:
@@ -87,35 +119,45 @@ class Savepoints:
         self._kept: list[Taken] = []  # savepoints and branches, by their numbers
         self._count = 0
         self._dropped = 0  # since the last answer
-        self._gone_on: Optional[ListedSavepoint] = None  # the interpreter is its process, and is to take it again
+        self._last: Optional[Taken] = None  # taken or gone back to last; it has a spare, or gets one
+        self.spare_due = float("inf")
         self._file_bytes = 0  # a savepoint may hold of the workspace
         self._left_out: list[str] = []  # by the last resumption
 
     @property
     def pids(self) -> frozenset[int]:
         """Their processes; waits for those that have not said yet that they are there, and drops those that do not."""
-        for taken in [taken for taken in self._kept if not self._is_there(taken)]:
-            self._drop(taken)
-        return frozenset(taken.pid for taken in self._kept)
+        for taken in [*self._kept]:
+            if not self._is_there(taken):
+                self._drop(taken)
+            elif taken.spare is not None and not self._is_there(taken.spare):
+                self._end_spare(taken)
+        return frozenset(copy.pid for copy in self._copies)
 
     @property
     def sharing(self) -> frozenset[int]:
         """The processes that share memory: theirs, and the interpreter's."""
         if not self._kept:
             return frozenset()
-        return frozenset(taken.pid for taken in self._kept if self._is_there(taken, wait=False)) | {
-            self._children.interpreter.pid
-        }
+        there = [copy.pid for copy in self._copies if self._is_there(copy, wait=False)]
+        return frozenset((*there, self._children.interpreter.pid))
+
+    @property
+    def _copies(self) -> list[Copy]:
+        return [*self._kept, *(taken.spare for taken in self._kept if taken.spare is not None)]
 
     def close_all(self) -> None:
-        for savepoint in self._kept:
-            savepoint.sock.close()
+        for copy in self._copies:
+            copy.sock.close()
 
     def note_exit(self, pid: int) -> bool:
-        """Drops the savepoint whose process has ended."""
-        for savepoint in self._kept:
-            if savepoint.pid == pid or (not savepoint.pid and _has_ended(savepoint.sock)):
-                self._forget(savepoint)
+        """Drops the savepoint whose process has ended, or its spare."""
+        for taken in self._kept:
+            if _is_that(taken, pid):
+                self._drop(taken)
+                return True
+            if taken.spare is not None and _is_that(taken.spare, pid):
+                self._end_spare(taken)
                 return True
         return False
 
@@ -147,46 +189,21 @@ class Savepoints:
             if taken is not None:
                 self._count = number
                 self._kept.append(taken)
+                if not is_branch:
+                    self._expect(taken)
                 self._drop_beyond(min(kept, SAVEPOINTS_MAX), is_branch=is_branch)
                 if self._find(number) is None:
                     why_not = "the memory of the sandbox does not suffice"
             on_kept(None if why_not else number, why_not)
 
-        self._make(number, time.time(), on_made, is_branch=is_branch, whole=is_branch, time_s=time_s)
+        self._make(number, on_made, is_branch=is_branch, time_s=time_s)
 
     def fork(self, file_bytes: int, on_forked: OnMade) -> None:
         """Has the interpreter make a copy that is not kept, with all files of the workspace."""
         self._file_bytes = file_bytes
-        self._make(self._count + 1, time.time(), on_forked, is_branch=True, whole=True)
+        self._make(self._count + 1, on_forked, is_branch=True)
 
-    @property
-    def is_due(self) -> bool:
-        """True when the interpreter has gone on from a savepoint, which is to be taken again."""
-        return self._gone_on is not None
-
-    def take_again(self) -> None:
-        """Takes the savepoint again that the interpreter has gone on from, before anything else uses it."""
-        entry, self._gone_on = self._gone_on, None
-        assert entry is not None
-
-        def on_made(taken: Optional[Taken], why_not: str) -> None:
-            if taken is None:
-                self._dropped += 1
-            else:
-                self._kept = sorted([*self._kept, taken], key=lambda each: each.number)
-
-        self._make(entry.savepoint, entry.made, on_made, is_branch=entry.branch)
-
-    def _make(
-        self,
-        number: int,
-        made_s: float,
-        on_made: OnMade,
-        *,
-        is_branch: bool = False,
-        whole: bool = False,
-        time_s: float = REQUEST_TIME_S,
-    ) -> None:
+    def _make(self, number: int, on_made: OnMade, *, is_branch: bool, time_s: float = REQUEST_TIME_S) -> None:
         """`on_made` gets the copy, or the reason why there is none."""
         ours, theirs = link.make_pair()
         ours.setblocking(False)
@@ -199,7 +216,7 @@ class Savepoints:
             made = read_object(SavepointMade, body, "a savepoint")
             entry = ListedSavepoint(
                 savepoint=number,
-                made=made_s,
+                made=time.time(),
                 files=made.files,
                 file_bytes=made.file_bytes,
                 left_out=made.left_out,
@@ -207,20 +224,20 @@ class Savepoints:
             )
             on_made(Taken(ours, entry), "")
 
-        request = TakeSavepoint(file_bytes=self._file_bytes, whole=whole)
+        request = TakeSavepoint(file_bytes=self._file_bytes, whole=is_branch)
         self._requests.ask(request, (theirs.detach(),), on_answer, time_s)
 
-    def _is_there(self, taken: Taken, *, wait: bool = True) -> bool:
+    def _is_there(self, copy: Copy, *, wait: bool = True) -> bool:
         """True when the process has said that it is there, and is what a copy is; waits until that is due."""
-        if taken.pid:
+        if copy.pid:
             return True
         try:
-            message = _receive(taken.sock, max(0.0, taken.due - time.monotonic()) if wait else 0.0)
+            message = _receive(copy.sock, max(0.0, copy.due - time.monotonic()) if wait else 0.0)
         except (OSError, link.LinkClosed, FrameError):
             return False
         if isinstance(message, CopyWaits) and self._may_be_copy(message.pid):
-            taken.pid = message.pid
-        return taken.pid > 0
+            copy.pid = message.pid
+        return copy.pid > 0
 
     def _may_be_copy(self, pid: int) -> bool:
         try:
@@ -229,7 +246,7 @@ class Savepoints:
         except OSError:
             return False
         stat = text[text.rfind(b")") + 2 :].split()
-        ours = {self._children.interpreter.pid, *(taken.pid for taken in self._kept)}
+        ours = {self._children.interpreter.pid, *(copy.pid for copy in self._copies)}
         return pid not in ours and int(stat[_STAT_PPID]) == 1 and int(stat[_STAT_SESSION]) == pid
 
     def _drop_beyond(self, most: int, *, is_branch: bool) -> None:
@@ -264,58 +281,88 @@ class Savepoints:
             self._channel.fail(request.op, "savepoint_lost", message)
 
     def resume(self, number: int) -> bool:
-        """Makes the process of this savepoint the interpreter; false when that failed.
+        """Makes a copy of this savepoint's process the interpreter; false when that failed.
 
         Waits for it, at most `_RESUME_TIME_S`, since nothing else can be done without an interpreter.
         """
-        savepoint = self._find(number)
-        if savepoint is None:
+        taken = self._find(number)
+        if taken is None:
             return False
         self._left_out = []
-        child = self._start(savepoint, is_branch=False)
+        ends_s = time.monotonic() + _RESUME_TIME_S
+        if taken.spare is None:
+            self._make_spare(taken)
+        copy, taken.spare = taken.spare, None
+        child = self._start(copy, ends_s) if copy is not None else None
+        if child is None:  # no process was left for it, or the program has killed it
+            self._forget(taken)
+            child = self._start(taken, ends_s)
+        else:
+            self._expect(taken)
         if child is None:
-            self._drop(savepoint)
             return False
-        self._kept.remove(savepoint)
-        savepoint.sock.close()
-        self._gone_on = savepoint.entry
         self._children.adopt(child)
         return True
 
-    def go_on_beside(self, copy: Taken) -> Optional[Child]:
+    def go_on_beside(self, copy: Copy) -> Optional[Child]:
         """Starts the copy beside the interpreter; None when that failed."""
-        child = self._start(copy, is_branch=True)
-        copy.sock.close()
-        if child is None:
-            _kill(copy.pid)
-        return child
+        return self._start(copy, time.monotonic() + _FORK_TIME_S, is_branch=True)
 
-    def _start(self, savepoint: Taken, *, is_branch: bool) -> Optional[Child]:
-        """Has a copy go on as an interpreter; None when that failed."""
-        if not self._is_there(savepoint):
-            return None
-        ours, theirs = link.make_pair()
+    def _start(self, copy: Copy, ends_s: float, *, is_branch: bool = False) -> Optional[Child]:
+        """Has a copy go on as an interpreter, with its link; None when that failed, and then it is killed."""
         try:
-            link.send(savepoint.sock, Resume(branch=is_branch), fds=(theirs.fileno(),))
-            theirs.close()  # so that the end of the copy is an end of the link
-            message = _receive(ours, _FORK_TIME_S if is_branch else _RESUME_TIME_S)
-            if not isinstance(message, Resumed) or message.pid != savepoint.pid:
-                raise FrameError(f"not the copy of process {savepoint.pid}")
+            if not self._is_there(copy):
+                raise FrameError("no copy")
+            link.send(copy.sock, Resume(branch=is_branch))
+            message = _receive(copy.sock, max(0.0, ends_s - time.monotonic()))
+            if not isinstance(message, Resumed):
+                raise FrameError("not what a copy says")
         except (OSError, link.LinkClosed, FrameError):
-            ours.close()
-            theirs.close()
+            copy.end()
             return None
-        ours.setblocking(False)
         self._left_out = message.left_out
-        return Child(savepoint.pid, ours)
+        return Child(copy.pid, copy.sock)
+
+    # -- spares ----------------------------------------------------------------------------------------------------
+
+    def _expect(self, taken: Taken) -> None:
+        """Has a spare of this savepoint made soon: it is likely that the session goes back to this one next."""
+        if self._last is not None and self._last is not taken:
+            self._end_spare(self._last)
+        self._last, self.spare_due = taken, time.monotonic() + _SPARE_DELAY_S
+
+    def on_spare_due(self) -> None:
+        self.spare_due = float("inf")
+        if self._last in self._kept and self._last.spare is None:
+            self._make_spare(self._last)
+
+    def _make_spare(self, taken: Taken) -> None:
+        """Has the savepoint's process fork one, if it is there."""
+        ours, theirs = link.make_pair()
+        ours.setblocking(False)
+        try:
+            if self._is_there(taken):
+                link.send(taken.sock, MakeSpare(), fds=(theirs.fileno(),))
+                taken.spare = Copy(ours)
+        except (OSError, link.LinkClosed):
+            pass  # it has ended, and its exit is about to be reaped
+        finally:
+            theirs.close()
+            if taken.spare is None:
+                ours.close()
+
+    @staticmethod
+    def _end_spare(taken: Taken) -> None:
+        spare, taken.spare = taken.spare, None
+        if spare is not None:
+            spare.end()
 
     # -- answering -------------------------------------------------------------------------------------------------
 
     def answer(self, op: int, taken: Optional[int] = None) -> None:
         """Answers a request with all savepoints that are there."""
-        entries = [*(savepoint.entry for savepoint in self._kept), *([self._gone_on] if self._gone_on else ())]
         answer = SavepointList(
-            savepoints=sorted(entries, key=lambda entry: entry.savepoint),
+            savepoints=[taken.entry for taken in self._kept],
             dropped=self._dropped,
             generation=self._results.generation,
             taken=taken,
@@ -327,14 +374,19 @@ class Savepoints:
     def _find(self, number: int) -> Optional[Taken]:
         return next((savepoint for savepoint in self._kept if savepoint.number == number), None)
 
-    def _drop(self, savepoint: Taken) -> None:
-        self._forget(savepoint)
-        _kill(savepoint.pid)
+    def _drop(self, taken: Taken) -> None:
+        self._forget(taken)
+        taken.end()
 
-    def _forget(self, savepoint: Taken) -> None:
-        self._kept.remove(savepoint)
+    def _forget(self, taken: Taken) -> None:
+        self._kept.remove(taken)
         self._dropped += 1
-        savepoint.sock.close()
+        self._end_spare(taken)
+
+
+def _is_that(copy: Copy, pid: int) -> bool:
+    """True when it was this copy that has ended."""
+    return copy.pid == pid or (not copy.pid and _has_ended(copy.sock))
 
 
 def _has_ended(sock: socket.socket) -> bool:
@@ -353,12 +405,3 @@ def _receive(sock: socket.socket, wait_s: float) -> LinkMessage:
     packet = link.receive(sock, link.INLINE_BYTES)
     packet.close()
     return message_of(packet)
-
-
-def _kill(pid: int) -> None:
-    if not pid:
-        return  # it has not said yet that it is there; the end of its link is its own
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it has ended, and its exit is about to be reaped

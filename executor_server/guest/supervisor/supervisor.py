@@ -155,7 +155,10 @@ class Supervisor:
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         if self._transfers.busy:
             return 0.0
-        due = min(self._orphan_time.ends_at, self._runner.due(), self._rests_at, self._requests.due, self._beside.due)
+        due = min(
+            *(self._orphan_time.ends_at, self._runner.due(), self._rests_at, self._requests.due),
+            *(self._beside.due, self._undo.due),
+        )
         # In quarters of the orphan time: a freeze is noticed by a turn that takes too long.
         return max(0.0, min(_POLL_TIME_S, self._orphan_time.limit_s / 4, due - time.monotonic()))
 
@@ -175,6 +178,7 @@ class Supervisor:
             self._requests.postpone()
         self._transfers.expire_blobs(now)
         self._beside.on_time(now)
+        self._undo.on_time(now)
         if now >= self._orphan_time.ends_at:
             self._stop = True
         elif now >= self._requests.due or self._runner.on_time(now):
@@ -269,7 +273,6 @@ class Supervisor:
     def _next_job(self) -> None:
         # Prelude and tools wait while a warm interpreter may take this one's place, unless a job waits for them.
         settled = self._jobs.ready or not self._child_processes.imports_ahead
-        self._take_again()
         if self._prelude.due and settled and not (self._runner.busy or self._stops):
             self._replacement.restored = True
             self._prelude.begin()
@@ -301,11 +304,6 @@ class Supervisor:
                 self._channel.done(request.op)
             else:
                 self._requests.begin(request, job.body)
-            self._take_again()
-
-    def _take_again(self) -> None:
-        if self._undo.is_due and not (self._jobs.held or self._runner.busy or self._requests.busy or self._stops):
-            self._undo.take_again()
 
     def _configure(self, request: Configure, body: bytes) -> None:
         if request.settings + request.env > len(body):

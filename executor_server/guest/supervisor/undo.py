@@ -78,15 +78,13 @@ class Undo:
             self._results.notify(f"no savepoint before this step: {why_not}\n")
 
     @property
-    def is_due(self) -> bool:
-        """True when a savepoint is to be taken again, in the interpreter that has gone on from it."""
-        return self._savepoints is not None and self._savepoints.is_due
+    def due(self) -> float:
+        """Time at which a savepoint's spare is to be made."""
+        return float("inf") if self._savepoints is None else self._savepoints.spare_due
 
-    def take_again(self) -> None:
-        """Takes it, and has a checker ready: the client has its answer, and may send a source next."""
-        assert self._savepoints is not None and self._parts is not None
-        self._savepoints.take_again()
-        self._parts[0].have_checker()
+    def on_time(self, now: float) -> None:
+        if self._savepoints is not None and now >= self._savepoints.spare_due:
+            self._savepoints.on_spare_due()
 
     def resume(self, number: Optional[int]) -> bool:
         """Puts an interpreter of this savepoint in place; false when there is none."""

@@ -221,8 +221,12 @@ class TakeSavepoint(LinkMessage, kind="savepoint"):
     whole: bool = boolean(default=False)
 
 
+class MakeSpare(LinkMessage, kind="make_spare"):
+    """To a savepoint's process: it forks another one, whose link comes as a descriptor."""
+
+
 class Resume(LinkMessage, kind="resume"):
-    """To a savepoint's process: it goes on as the interpreter, with the link that comes as a descriptor.
+    """To a copy: it goes on as the interpreter, and its link becomes the interpreter's.
 
     With `branch`, it goes on beside the interpreter, in a workspace that is as it was.
     """
@@ -286,9 +290,8 @@ class CopyWaits(LinkMessage, kind="copy_waits"):
 
 
 class Resumed(LinkMessage, kind="resumed"):
-    """The process of a savepoint goes on as the interpreter; `left_out` says what is not as it was."""
+    """A copy goes on as the interpreter; `left_out` says what is not as it was."""
 
-    pid: int = integer(2, _MAX_PID)
     left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)
 
 

@@ -1,8 +1,8 @@
 """Savepoints: copies of the interpreter, made by fork, that wait until the session goes back to them.
 
-`take` forks a process that waits on a link of its own. RESUME has it go on as the interpreter, at once. MAKE_SPARE has it
-fork another such process. The supervisor has only those of a savepoint go on, and keeps the savepoint's own, so that a
-session can go back any number of times.
+`take` forks a process that waits on a link of its own. RESUME has it go on as the interpreter, at once. MAKE_SPARE has
+it fork another such process. The supervisor has spares go on, and keeps the savepoint's own process, so that a session
+can go back any number of times.
 
 Each fork is a double one. The process in between ends at once, so the copy is a child of process 1, the supervisor:
 agent code that waits for its own children never meets it, and the supervisor gets its exit. It leads a kernel session

@@ -96,21 +96,20 @@ def kill_all_but(leaders: Set[int], reap: Callable[[], bool]) -> bool:
     `reap` takes the exits that there are, and returns False when there is no child at all. Returns False when not all
     could be killed: then the caller kills everything (`kill(-1)`), which no program outruns.
 
-    Attack: a program that forks faster than /proc is read would always be ahead of a list. So all are stopped first,
-    and only killed once a look has found none that runs: a stopped process starts none and continues none.
+    Attack: a program that forks faster than /proc is read would always be ahead of a list. So what the first look does
+    not find is stopped before it is killed: a process that was sent either signal can't complete a fork, and a stopped
+    one still counts against the limit of processes.
     """
     stopped: set[int] = set()
+    killed: set[int] = set()
     for _ in range(_STOP_ROUNDS):
         running = {pid for pid, stat in _others(leaders) if stat[_STATE] not in _STILL}
-        if not running:
+        if running <= killed:
             break
-        for pid in running:
-            send(pid, signal.SIGSTOP)
-        if running <= stopped:
-            # Nothing new was started. A process that is exiting, as an interpreter that was killed, runs until its
-            # memory is released and can't be stopped; without a pause the rounds are over before that.
-            time.sleep(_END_STEP_S)
-        stopped |= running
+        for pid in running - killed:
+            at_once = not killed or pid in stopped  # a program can continue what was stopped
+            send(pid, signal.SIGKILL if at_once else signal.SIGSTOP)
+            (killed if at_once else stopped).add(pid)
     else:
         return False
     ends_s = time.monotonic() + _END_TIME_S

@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from ..wire.channel import Channel
     from ..wire.link_messages import Answered
     from ..wire.messages import Execute
-    from .child_processes import ChildProcesses, Spared
+    from .child_processes import ChildProcesses
     from .children import Child
     from .jobs import Job, JobQueue
     from .requests import Requests
     from .results import Results
     from .savepoints import Savepoints, Taken
+    from .undo import Undo
 
 _DIED = "its process has ended"
 # Seconds for a branch to note its variables, to compare them, and to copy itself with its files. Honest looks at values
@@ -71,7 +72,7 @@ class Branches:
         children: ChildProcesses,
         requests: Requests,
         savepoints: Savepoints,
-        spared: Spared,
+        undo: Undo,
         replace: Callable[[], None],
     ) -> None:
         self._channel = channel
@@ -79,7 +80,7 @@ class Branches:
         self._children = children
         self._requests = requests
         self._savepoints = savepoints
-        self._spared = spared
+        self._undo = undo
         self._replace = replace
         self._request: Optional[Execute] = None
         self._trunk: Optional[tuple[Child, Process]] = None  # the interpreter that waits, while a branch is there
@@ -199,7 +200,7 @@ class Branches:
             if ours is not None:
                 ours.close()
         self._children.rest()
-        survived = kill_but(self._spared.leaders, self._spared.note_exit)
+        survived = kill_but(self._undo.leaders, self._undo.note_exit)
         self._trunk, self._sessions = None, frozenset()
         return survived and not self._trunk_ended
 

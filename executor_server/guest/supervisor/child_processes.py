@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from ..wire.link_messages import LinkMessage
     from .config import Config, Programs
+    from .undo import Undo
 
     class Listener(Protocol):
         """The supervisor, as its child processes see it."""
@@ -53,15 +54,6 @@ if TYPE_CHECKING:
         def on_interpreter_exit(self, status: int) -> None: ...
         def on_checker_exit(self, status: int) -> None: ...
         def abandon(self) -> None: ...
-
-    class Spared(Protocol):
-        """The processes that outlive an interpreter."""
-
-        @property
-        def leaders(self) -> frozenset[int]: ...
-        @property
-        def copies(self) -> frozenset[int]: ...
-        def note_exit(self, pid: int, status: int, usage: Any) -> bool: ...
 
 
 # Sources after which the checker is replaced, with whatever hostile ones have left in its memory.
@@ -76,7 +68,7 @@ _SET_UP = (SetRules, SetEnvironment, PlaceTools, FindModules)
 class ChildProcesses:
     """Owns both children, and reports their messages and exits to the supervisor."""
 
-    def __init__(self, config: Config, loop: Loop, programs: Programs, supervisor: Listener, spared: Spared) -> None:
+    def __init__(self, config: Config, loop: Loop, programs: Programs, supervisor: Listener, spared: Undo) -> None:
         self._config = config
         self._loop = loop
         self._programs = programs
@@ -125,7 +117,7 @@ class ChildProcesses:
         self._set_up.pop(FindModules, None)
         self._set_interpreter(self._fork(lambda sock, config: self._programs.interpreter(sock, config, [])))
         if self._serves:
-            self._start_checker()
+            self.have_checker()
 
     def serve_session(self) -> None:
         """A session has got the sandbox: its first source finds a checker ready. Before, none holds memory."""
@@ -133,15 +125,16 @@ class ChildProcesses:
         if self.started:
             self.have_checker()
 
-    def stop(self) -> None:
-        """Kills everything in the sandbox but the processes that calls have started."""
-        for child in (self._interpreter, self._checker):
-            if child is not None:
-                self._forget(child)
-        self._interpreter = self._checker = None
+    def stop(self, *, between_runs: bool = False) -> None:
+        """Kills everything in the sandbox but what calls have started and, between two runs, the idle checker."""
+        if self._interpreter is not None:
+            self._forget(self._interpreter)
+            self._interpreter = None
+        if not between_runs:
+            self._forget_checker()
         self._held = False
         self._warm.forget()
-        kill_but(self._spared.leaders, self._spared.note_exit)
+        kill_but(self._spared.leaders | ({self._checker.pid} if self._checker is not None else set()), self._note_exit)
 
     def adopt(self, child: Child) -> None:
         """Makes a process the interpreter that a savepoint has started; after `stop`."""
@@ -209,8 +202,7 @@ class ChildProcesses:
             return
         if self._checker is not None:
             self._kill(self._checker)
-            self._forget(self._checker)
-            self._checker = None
+            self._forget_checker()
         self._start_checker()
 
     def check_cpu_s(self) -> float:
@@ -240,9 +232,8 @@ class ChildProcesses:
     def rest(self) -> None:
         """Ends the idle checker, which holds a third of an idle sandbox's memory."""
         if self._checker is not None:
-            self._forget(self._checker)
             end_child(self._checker)
-            self._checker = None
+            self._forget_checker()
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
@@ -256,14 +247,19 @@ class ChildProcesses:
                 self._forget(self._interpreter)
                 self._interpreter = None
                 self._supervisor.on_interpreter_exit(status)
-            elif self._checker is not None and pid == self._checker.pid:
-                self._forget(self._checker)
-                self._checker = None
-                self._supervisor.on_checker_exit(status)
             elif self._warm.note_exit(pid):
                 self._start_warm()
-            else:
-                self._spared.note_exit(pid, status, usage)
+            elif self._note_exit(pid, status, usage):
+                self._supervisor.on_checker_exit(status)
+
+    def _note_exit(self, pid: int, status: int, usage: Any) -> bool:
+        """Notes the end of any process but the interpreters; true when it was the checker."""
+        is_checker = self._checker is not None and pid == self._checker.pid
+        if is_checker:
+            self._forget_checker()
+        else:
+            self._spared.note_exit(pid, status, usage)
+        return is_checker
 
     def _on_interpreter(self, events: int) -> None:
         child = self._interpreter
@@ -371,6 +367,11 @@ class ChildProcesses:
         self._checker_uses = 0
         self._checker_used_at = time.monotonic()
         self._watch_checker()
+
+    def _forget_checker(self) -> None:
+        if self._checker is not None:
+            self._forget(self._checker)
+            self._checker = None
 
     def _watch_checker(self) -> None:
         if self._checker is not None and not self._checker.given_up:

@@ -110,7 +110,7 @@ class Replacement:
     def go_back(self, savepoint: int) -> bool:
         """Goes back to a savepoint, between two runs. False when that failed: then variables were reset."""
         self._undo.before_run = savepoint
-        if not self._renew():
+        if not self._renew(between_runs=True):
             return False
         self._undo.before_run = None
         self._requests.on_interpreter_replaced()
@@ -123,12 +123,12 @@ class Replacement:
     def _needs_prelude(self) -> bool:
         return bool(self._prelude.source) and not self._resumed
 
-    def _renew(self) -> bool:
+    def _renew(self, *, between_runs: bool = False) -> bool:
         """Kills everything in the sandbox and starts another interpreter; false when none starts any more.
 
         After a savepoint was taken for the run at hand, the new one goes on from there.
         """
-        self._child_processes.stop()
+        self._child_processes.stop(between_runs=between_runs)
         self._results.note_replaced()
         self._resumed = self._undo.resume(self._undo.before_run)
         if self._resumed:

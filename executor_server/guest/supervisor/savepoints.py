@@ -16,29 +16,17 @@ its own in that place; then it goes back to that, and has gained nothing.
 
 from __future__ import annotations
 
-import os
-import select
 import time
 
 from executor_api.limits import SAVEPOINTS_MAX
 
 from ..wire import link
-from ..wire.frames import FrameError
-from ..wire.lean import dumps, signal
-from ..wire.link_messages import (
-    Answered,
-    CopyWaits,
-    MakeSpare,
-    Resume,
-    Resumed,
-    SavepointMade,
-    TakeSavepoint,
-    message_of,
-)
+from ..wire.lean import dumps
+from ..wire.link_messages import Answered, SavepointMade, TakeSavepoint
 from ..wire.savepoint_messages import MAX_LEFT_OUT, ListedSavepoint, RollBack, SavepointList
 from ..wire.schema import read_object
 from . import memory
-from .children import Child
+from .copies import FORK_TIME_S, Copy
 from .requests import REQUEST_TIME_S
 
 TYPE_CHECKING = False
@@ -47,8 +35,8 @@ if TYPE_CHECKING:
 
     from ..wire.channel import Channel
     from ..wire.lean import socket
-    from ..wire.link_messages import LinkMessage
     from .child_processes import ChildProcesses
+    from .children import Child
     from .config import Config
     from .requests import Requests
     from .results import Results
@@ -58,33 +46,11 @@ if TYPE_CHECKING:
 
 # Seconds for a session to go back, with all files of the workspace written; a few milliseconds are usual.
 _RESUME_TIME_S = 5.0
-# Seconds for a fork: from the request for a copy until the copy says that it is there, and for a branch, which writes
-# no files, to go on. A copy that has to wait for longer than this gives up by itself (interpreter/savepoint.py).
-_FORK_TIME_S = 2.0
 # Seconds from a savepoint, or a rollback, until its spare is made: a short program that comes next has run by then, and
 # is not slowed down by the fork.
 _SPARE_DELAY_S = 0.02
 # The part of the sandbox's memory above which the oldest savepoints are dropped.
 _MEMORY_PART = 0.7
-_STAT_PPID, _STAT_SESSION = 1, 3
-
-
-class Copy:
-    """A process that waits, and the supervisor's end of its link. Its pid is 0 until it has said that it is there."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.pid = 0
-        self.sock = sock
-        self.due = time.monotonic() + _FORK_TIME_S  # it has said by then that it is there
-
-    def end(self) -> None:
-        """Kills it; one that has not said that it is there ends with its link."""
-        self.sock.close()
-        if self.pid:
-            try:
-                os.kill(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it has ended, and its exit is about to be reaped
 
 
 class Taken(Copy):
@@ -95,6 +61,11 @@ class Taken(Copy):
         self.number = entry.savepoint
         self.entry = entry
         self.spare: Optional[Copy] = None
+
+    def end_spare(self) -> None:
+        spare, self.spare = self.spare, None
+        if spare is not None:
+            spare.end()
 
 
 class Savepoints:
@@ -131,20 +102,28 @@ class Savepoints:
             if not self._is_there(taken):
                 self._drop(taken)
             elif taken.spare is not None and not self._is_there(taken.spare):
-                self._end_spare(taken)
-        return frozenset(copy.pid for copy in self._copies)
+                taken.end_spare()
+        return self._pids
 
     @property
     def sharing(self) -> frozenset[int]:
         """The processes that share memory: theirs, and the interpreter's."""
         if not self._kept:
             return frozenset()
-        there = [copy.pid for copy in self._copies if self._is_there(copy, wait=False)]
-        return frozenset((*there, self._children.interpreter.pid))
+        for copy in self._copies:
+            self._is_there(copy, wait=False)
+        return (self._pids | {self._children.interpreter.pid}) - {0}
 
     @property
     def _copies(self) -> list[Copy]:
         return [*self._kept, *(taken.spare for taken in self._kept if taken.spare is not None)]
+
+    @property
+    def _pids(self) -> frozenset[int]:
+        return frozenset(copy.pid for copy in self._copies)
+
+    def _is_there(self, copy: Copy, *, wait: bool = True) -> bool:
+        return copy.is_there(self._pids | {self._children.interpreter.pid}, wait=wait)
 
     def close_all(self) -> None:
         for copy in self._copies:
@@ -153,11 +132,11 @@ class Savepoints:
     def note_exit(self, pid: int) -> bool:
         """Drops the savepoint whose process has ended, or its spare."""
         for taken in self._kept:
-            if _is_that(taken, pid):
+            if taken.has_ended(pid):
                 self._drop(taken)
                 return True
-            if taken.spare is not None and _is_that(taken.spare, pid):
-                self._end_spare(taken)
+            if taken.spare is not None and taken.spare.has_ended(pid):
+                taken.end_spare()
                 return True
         return False
 
@@ -206,7 +185,6 @@ class Savepoints:
     def _make(self, number: int, on_made: OnMade, *, is_branch: bool, time_s: float = REQUEST_TIME_S) -> None:
         """`on_made` gets the copy, or the reason why there is none."""
         ours, theirs = link.make_pair()
-        ours.setblocking(False)
 
         def on_answer(answer: Answered, body: bytes) -> None:
             if not answer.ok:
@@ -226,28 +204,6 @@ class Savepoints:
 
         request = TakeSavepoint(file_bytes=self._file_bytes, whole=is_branch)
         self._requests.ask(request, (theirs.detach(),), on_answer, time_s)
-
-    def _is_there(self, copy: Copy, *, wait: bool = True) -> bool:
-        """True when the process has said that it is there, and is what a copy is; waits until that is due."""
-        if copy.pid:
-            return True
-        try:
-            message = _receive(copy.sock, max(0.0, copy.due - time.monotonic()) if wait else 0.0)
-        except (OSError, link.LinkClosed, FrameError):
-            return False
-        if isinstance(message, CopyWaits) and self._may_be_copy(message.pid):
-            copy.pid = message.pid
-        return copy.pid > 0
-
-    def _may_be_copy(self, pid: int) -> bool:
-        try:
-            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-                text = file.read()
-        except OSError:
-            return False
-        stat = text[text.rfind(b")") + 2 :].split()
-        ours = {self._children.interpreter.pid, *(copy.pid for copy in self._copies)}
-        return pid not in ours and int(stat[_STAT_PPID]) == 1 and int(stat[_STAT_SESSION]) == pid
 
     def _drop_beyond(self, most: int, *, is_branch: bool) -> None:
         """Drops the oldest: of savepoints, or of branches, those beyond `most`; then any, while memory is short."""
@@ -276,6 +232,7 @@ class Savepoints:
                 if not (target.entry.branch and later.entry.branch):
                     self._drop(later)
             self.answer(request.op)
+            self._children.have_checker()  # the client has its answer, and may send a source next
         else:
             message = f"savepoint {request.savepoint} did not answer: a new interpreter was started, without variables"
             self._channel.fail(request.op, "savepoint_lost", message)
@@ -288,74 +245,47 @@ class Savepoints:
         taken = self._find(number)
         if taken is None:
             return False
-        self._left_out = []
         ends_s = time.monotonic() + _RESUME_TIME_S
-        if taken.spare is None:
-            self._make_spare(taken)
+        self._make_spare(taken)
         copy, taken.spare = taken.spare, None
         child = self._start(copy, ends_s) if copy is not None else None
-        if child is None:  # no process was left for it, or the program has killed it
+        if child is not None:
+            self._expect(taken)
+        else:  # no process was left for it, or the program has killed it
             self._forget(taken)
             child = self._start(taken, ends_s)
-        else:
-            self._expect(taken)
-        if child is None:
-            return False
-        self._children.adopt(child)
-        return True
+        if child is not None:
+            self._children.adopt(child)
+        return child is not None
 
     def go_on_beside(self, copy: Copy) -> Optional[Child]:
         """Starts the copy beside the interpreter; None when that failed."""
-        return self._start(copy, time.monotonic() + _FORK_TIME_S, is_branch=True)
+        return self._start(copy, time.monotonic() + FORK_TIME_S, is_branch=True)
 
     def _start(self, copy: Copy, ends_s: float, *, is_branch: bool = False) -> Optional[Child]:
-        """Has a copy go on as an interpreter, with its link; None when that failed, and then it is killed."""
-        try:
-            if not self._is_there(copy):
-                raise FrameError("no copy")
-            link.send(copy.sock, Resume(branch=is_branch))
-            message = _receive(copy.sock, max(0.0, ends_s - time.monotonic()))
-            if not isinstance(message, Resumed):
-                raise FrameError("not what a copy says")
-        except (OSError, link.LinkClosed, FrameError):
+        """Has a copy go on as an interpreter; ends it when that failed."""
+        child = copy.start(ends_s, is_branch=is_branch) if self._is_there(copy) else None
+        if child is None:
             copy.end()
-            return None
-        self._left_out = message.left_out
-        return Child(copy.pid, copy.sock)
+        self._left_out = copy.left_out
+        return child
 
     # -- spares ----------------------------------------------------------------------------------------------------
 
     def _expect(self, taken: Taken) -> None:
-        """Has a spare of this savepoint made soon: it is likely that the session goes back to this one next."""
+        """Has a spare of this savepoint made soon: the session is likely to go back to this one next."""
         if self._last is not None and self._last is not taken:
-            self._end_spare(self._last)
+            self._last.end_spare()
         self._last, self.spare_due = taken, time.monotonic() + _SPARE_DELAY_S
 
     def on_spare_due(self) -> None:
         self.spare_due = float("inf")
-        if self._last in self._kept and self._last.spare is None:
+        if self._last is not None and self._last in self._kept:
             self._make_spare(self._last)
 
     def _make_spare(self, taken: Taken) -> None:
-        """Has the savepoint's process fork one, if it is there."""
-        ours, theirs = link.make_pair()
-        ours.setblocking(False)
-        try:
-            if self._is_there(taken):
-                link.send(taken.sock, MakeSpare(), fds=(theirs.fileno(),))
-                taken.spare = Copy(ours)
-        except (OSError, link.LinkClosed):
-            pass  # it has ended, and its exit is about to be reaped
-        finally:
-            theirs.close()
-            if taken.spare is None:
-                ours.close()
-
-    @staticmethod
-    def _end_spare(taken: Taken) -> None:
-        spare, taken.spare = taken.spare, None
-        if spare is not None:
-            spare.end()
+        if taken.spare is None and self._is_there(taken):
+            taken.spare = taken.fork()
 
     # -- answering -------------------------------------------------------------------------------------------------
 
@@ -381,27 +311,4 @@ class Savepoints:
     def _forget(self, taken: Taken) -> None:
         self._kept.remove(taken)
         self._dropped += 1
-        self._end_spare(taken)
-
-
-def _is_that(copy: Copy, pid: int) -> bool:
-    """True when it was this copy that has ended."""
-    return copy.pid == pid or (not copy.pid and _has_ended(copy.sock))
-
-
-def _has_ended(sock: socket.socket) -> bool:
-    """True when the other end of a link is closed."""
-    waiting = select.poll()
-    waiting.register(sock, 0)  # the end of the other side is always reported
-    return bool(waiting.poll(0))
-
-
-def _receive(sock: socket.socket, wait_s: float) -> LinkMessage:
-    """Receives a message of a copy. Raises OSError, LinkClosed, FrameError."""
-    waiting = select.poll()
-    waiting.register(sock, select.POLLIN)  # ready also when the copy has ended, and with it the other end
-    if not waiting.poll(wait_s * 1000):
-        raise FrameError("no answer")
-    packet = link.receive(sock, link.INLINE_BYTES)
-    packet.close()
-    return message_of(packet)
+        taken.end_spare()

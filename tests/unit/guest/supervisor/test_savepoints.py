@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.guest.supervisor import savepoints
+from executor_server.guest.supervisor import copies
 from executor_server.guest.supervisor.savepoints import Savepoints
 from executor_server.guest.wire.lean import dumps
 from executor_server.guest.wire.link_messages import Answered, SavepointMade
@@ -19,7 +19,6 @@ from tests.support.descriptors import none_left_open
 
 def test_a_copy_that_says_nothing_is_waited_for_only_as_long_as_a_fork_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock: Any = Clock()
-    clock.time = time.time
     held: list[int] = []
 
     def ask(_message: object, fds: tuple[int, ...], on_answer: Any, _time_s: float) -> None:
@@ -27,9 +26,9 @@ def test_a_copy_that_says_nothing_is_waited_for_only_as_long_as_a_fork_takes(mon
         made = SavepointMade(files=0, file_bytes=0, left_out=[])
         on_answer(Answered(ok=True), dumps(made.head()))
 
-    monkeypatch.setattr(savepoints, "time", clock)
+    monkeypatch.setattr(copies, "time", clock)
     monkeypatch.setattr("executor_server.guest.supervisor.memory.sandbox_memory_bytes", lambda *_: 0)
-    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3)
+    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2))
     taken: list[int | None] = []
     with none_left_open():
         kept = Savepoints(parts, parts, parts, parts, parts, lambda _number: False)

@@ -15,21 +15,21 @@ from ..wire.lean import signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Set
-    from typing import Callable
 
 # Fields of proc(5)'s stat, counted from the state, which is field 3.
-_STATE, _SESSION, _UTIME, _CSTIME = 0, 3, 11, 14
+_STATE, _SESSION, _FLAGS, _UTIME, _CSTIME, _THREADS = 0, 3, 6, 11, 14, 17
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ENDED = (b"Z", b"X")
-_STILL = (b"T", b"t", *_ENDED)
-# Looks at the processes until all that are not spared stand still. Each one stops what it finds; a program that forks
-# without end is at its limit of processes by then and can't start another, as stopped ones count.
+_STOPPED = (b"T", b"t")
+_PF_EXITING = 0x4
+# Looks at the processes that find something new. Each one stops what it finds; a program that forks without end is at
+# its limit of processes by then and can't start another, as stopped ones count.
 _STOP_ROUNDS = 256
-# The same for the processes of one kernel session, each look killing what it finds.
+# Looks at the processes of one kernel session, each killing what it finds.
 _KILL_ROUNDS = 64
 # Seconds for them to end after they were killed, and between two looks.
 _END_TIME_S = 10.0
-_END_STEP_S = 0.0005
+_END_STEP_S = 0.0002
 
 
 def cpu_s(leaders: Set[int]) -> float:
@@ -90,38 +90,54 @@ def send_group(leader: int, number: int) -> None:
         pass
 
 
-def kill_all_but(leaders: Set[int], reap: Callable[[], bool]) -> bool:
-    """Kills every process of the sandbox but those of some kernel sessions, and waits for their end.
+def kill_all_but(leaders: Set[int]) -> bool:
+    """Kills every process of the sandbox but those of some kernel sessions, and waits until none of them runs any more.
 
-    `reap` takes the exits that there are, and returns False when there is no child at all. Returns False when not all
-    could be killed: then the caller kills everything (`kill(-1)`), which no program outruns.
+    They may still have files and ports then, and memory, which takes the kernel some milliseconds to release
+    (`await_end`). Returns False when not all could be killed: then the caller kills everything (`kill(-1)`), which no
+    program outruns.
 
     Attack: a program that forks faster than /proc is read would always be ahead of a list. So what the first look does
-    not find is stopped before it is killed: a process that was sent either signal can't complete a fork, and a stopped
-    one still counts against the limit of processes.
+    not find is stopped, and killed once a look finds nothing else that runs: a process that was sent either signal
+    can't complete a fork, and a stopped one still counts against the limit of processes.
     """
     stopped: set[int] = set()
     killed: set[int] = set()
-    for _ in range(_STOP_ROUNDS):
-        running = {pid for pid, stat in _others(leaders) if stat[_STATE] not in _STILL}
-        if running <= killed:
-            break
-        for pid in running - killed:
-            at_once = not killed or pid in stopped  # a program can continue what was stopped
+    ends_s, rounds = time.monotonic() + _END_TIME_S, 0
+    while time.monotonic() < ends_s and rounds < _STOP_ROUNDS:
+        others = {pid: stat for pid, stat in _others(leaders) if not _is_exiting(stat)}
+        if not others:
+            return True
+        left = others.keys() - killed
+        running = {pid for pid in left if others[pid][_STATE] not in _STOPPED}
+        for pid in running or left:
+            at_once = not killed or not running or pid in stopped  # a program can continue what was stopped
             send(pid, signal.SIGKILL if at_once else signal.SIGSTOP)
             (killed if at_once else stopped).add(pid)
-    else:
-        return False
-    ends_s = time.monotonic() + _END_TIME_S
-    while time.monotonic() < ends_s:
-        left = [pid for pid, stat in _others(leaders) if stat[_STATE] not in _ENDED]
-        for pid in left:
-            send(pid, signal.SIGKILL)
-        has_children = reap()
-        if not left or not has_children:
-            return True
-        time.sleep(_END_STEP_S)
+        rounds += bool(left)
+        if not left:
+            time.sleep(_END_STEP_S)
     return False
+
+
+def await_end(leaders: Set[int]) -> bool:
+    """Waits until all processes but those of some kernel sessions have ended; false when that takes too long."""
+    ends_s = time.monotonic() + _END_TIME_S
+    while any(not _has_ended(stat) for _, stat in _others(leaders)):
+        if time.monotonic() > ends_s:
+            return False
+        time.sleep(_END_STEP_S)
+    return True
+
+
+def _has_ended(stat: list[bytes]) -> bool:
+    """True when all threads have: the state is that of the first, which can end before the others."""
+    return stat[_STATE] in _ENDED and int(stat[_THREADS]) <= 1
+
+
+def _is_exiting(stat: list[bytes]) -> bool:
+    """True when the process runs no code of a program any more."""
+    return int(stat[_THREADS]) <= 1 and (stat[_STATE] in _ENDED or int(stat[_FLAGS]) & _PF_EXITING != 0)
 
 
 def _others(leaders: Set[int]) -> list[tuple[int, list[bytes]]]:

@@ -27,6 +27,7 @@ from ..wire.loop import READ, WRITE, Loop
 from .children import (
     Child,
     ChildStuck,
+    await_end,
     continue_everything,
     end_child,
     kill_but,
@@ -40,20 +41,12 @@ from .warm_interpreter import WarmInterpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional, Protocol
+    from typing import Any, Callable, Optional
 
     from ..wire.link_messages import LinkMessage
     from .config import Config, Programs
+    from .supervisor import Supervisor
     from .undo import Undo
-
-    class Listener(Protocol):
-        """The supervisor, as its child processes see it."""
-
-        def on_message(self, packet: link.Packet) -> None: ...
-        def on_verdict(self, packet: link.Packet) -> None: ...
-        def on_interpreter_exit(self, status: int) -> None: ...
-        def on_checker_exit(self, status: int) -> None: ...
-        def abandon(self) -> None: ...
 
 
 # Sources after which the checker is replaced, with whatever hostile ones have left in its memory.
@@ -68,7 +61,7 @@ _SET_UP = (SetRules, SetEnvironment, PlaceTools, FindModules)
 class ChildProcesses:
     """Owns both children, and reports their messages and exits to the supervisor."""
 
-    def __init__(self, config: Config, loop: Loop, programs: Programs, supervisor: Listener, spared: Undo) -> None:
+    def __init__(self, config: Config, loop: Loop, programs: Programs, supervisor: Supervisor, spared: Undo) -> None:
         self._config = config
         self._loop = loop
         self._programs = programs
@@ -85,11 +78,10 @@ class ChildProcesses:
         self._paused = False
         self._used = False  # true once the interpreter has got a message that uses it
         self._set_up: dict[type[LinkMessage], tuple[LinkMessage, bytes]] = {}  # the last of each kind in _SET_UP
-
-        def run_warm(sock: socket.socket, modules: list[str]) -> None:
-            programs.interpreter(sock, config, modules)
-
-        self._warm = WarmInterpreter(loop, config.preload, run_warm, self._receive, self._take_warm)
+        self._warm = WarmInterpreter(
+            *(loop, config.preload, lambda sock, modules: programs.interpreter(sock, config, modules)),
+            *(self._receive, self._take_warm),
+        )
 
     @property
     def interpreter(self) -> Process:
@@ -126,7 +118,10 @@ class ChildProcesses:
             self.have_checker()
 
     def stop(self, *, between_runs: bool = False) -> None:
-        """Kills everything in the sandbox but what calls have started and, between two runs, the idle checker."""
+        """Kills everything in the sandbox but what calls have started; between two runs, but the idle checker, too.
+
+        Then it does not wait for the end of what it has killed, which `await_end` does.
+        """
         if self._interpreter is not None:
             self._forget(self._interpreter)
             self._interpreter = None
@@ -134,7 +129,16 @@ class ChildProcesses:
             self._forget_checker()
         self._held = False
         self._warm.forget()
-        kill_but(self._spared.leaders | ({self._checker.pid} if self._checker is not None else set()), self._note_exit)
+        kill_but(self._spared_leaders, self._note_exit, wait=not between_runs)
+
+    def await_end(self) -> None:
+        """Waits for the end of what `stop` has killed: then its ports are free, and its places for processes."""
+        if not await_end(self._spared_leaders) and self._interpreter is not None:
+            self._kill(self._interpreter)  # then all is killed again, more thoroughly
+
+    @property
+    def _spared_leaders(self) -> frozenset[int]:
+        return self._spared.leaders | {child.pid for child in (self._interpreter, self._checker) if child is not None}
 
     def adopt(self, child: Child) -> None:
         """Makes a process the interpreter that a savepoint has started; after `stop`."""
@@ -334,15 +338,11 @@ class ChildProcesses:
 
     def _fork(self, main: Callable[[socket.socket, Config], None]) -> Child:
         """Forks a child. Kills everything in the sandbox first if it leaves no process free."""
-
-        def target(sock: socket.socket) -> None:
-            main(sock, self._config)
-
         try:
-            return spawn(target, self._abandon)
+            return spawn(lambda sock: main(sock, self._config), self._abandon)
         except OSError:
             kill_everything(self._spared.note_exit)
-            return spawn(target, self._abandon)
+            return spawn(lambda sock: main(sock, self._config), self._abandon)
 
     def _abandon(self) -> None:
         """In a forked child: closes every descriptor of the supervisor, the channel to the daemon above all."""

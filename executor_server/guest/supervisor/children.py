@@ -141,12 +141,12 @@ def end_child(child: Child) -> None:
         time.sleep(_END_STEP_S)
 
 
-def reap() -> list[tuple[int, int, Any]]:
-    """Returns (pid, status, resource usage) of every child that has ended or was stopped since the last call."""
+def reap(*, stopped: bool = True) -> list[tuple[int, int, Any]]:
+    """Returns (pid, status, resource usage) of every child that has ended since the last call, or was stopped."""
     changed: list[tuple[int, int, Any]] = []
     while True:
         try:
-            child = os.wait4(-1, os.WNOHANG | os.WUNTRACED)
+            child = os.wait4(-1, os.WNOHANG | (os.WUNTRACED if stopped else 0))
         except ChildProcessError:
             return changed
         if child[0] == 0:
@@ -172,29 +172,27 @@ def _signal_everything(number: int) -> None:
         pass  # no other process is there
 
 
-def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object]) -> bool:
+def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object], *, wait: bool = True) -> bool:
     """Ends every other process of the sandbox but those in the kernel sessions of `leaders`, and waits for it.
 
-    `on_exit` gets what was reaped meanwhile. A program that can't be ended so costs those sessions their lives, too;
-    then the answer is False.
+    Without `wait`, only until they run no more; the kernel may still be releasing what they had. `on_exit` gets what
+    was reaped meanwhile. A program that can't be ended costs those sessions their lives, too; then the answer is False.
     """
-
     from ..processes import sessions
 
-    def reap_ended() -> bool:
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            on_exit(pid, status, usage)
-
-    if leaders and sessions.kill_all_but(leaders, reap_ended):
+    if leaders and sessions.kill_all_but(leaders) and (not wait or sessions.await_end(leaders)):
+        for child in reap(stopped=False):
+            on_exit(*child)
         return True
     kill_everything(on_exit)
     return False
+
+
+def await_end(leaders: Set[int]) -> bool:
+    """Waits for the end of what `kill_but` has killed; false when that takes too long."""
+    from ..processes import sessions
+
+    return sessions.await_end(leaders)
 
 
 def kill_everything(on_exit: Callable[[int, int, Any], object] = lambda *_: None) -> None:

@@ -232,7 +232,9 @@ class Savepoints:
                 if not (target.entry.branch and later.entry.branch):
                     self._drop(later)
             self.answer(request.op)
-            self._children.have_checker()  # the client has its answer, and may send a source next
+            # Now, since the client has its answer, and may send a source next.
+            self._children.await_end()
+            self._children.have_checker()
         else:
             message = f"savepoint {request.savepoint} did not answer: a new interpreter was started, without variables"
             self._channel.fail(request.op, "savepoint_lost", message)
@@ -246,7 +248,9 @@ class Savepoints:
         if taken is None:
             return False
         ends_s = time.monotonic() + _RESUME_TIME_S
-        self._make_spare(taken)
+        if taken.spare is None:
+            self._children.await_end()  # else what has not ended yet may leave no place for another process
+            self._make_spare(taken)
         copy, taken.spare = taken.spare, None
         child = self._start(copy, ends_s) if copy is not None else None
         if child is not None:

@@ -55,13 +55,13 @@ class AsyncSessionUndo(SessionBase):
 
         Variables, modules and files of the workspace are as they were; the savepoint stays, later ones are dropped.
         What runs in the sandbox ends, but processes that `processes` has started. Budgets, the policy and tools stay
-        those of now. Raises NotFoundError (SAVEPOINT_NOT_FOUND), PreconditionError (SAVEPOINT_LOST: then variables are
-        reset), and InvalidRequest when there are not so many.
+        those of now. Raises NotFoundError (SAVEPOINT_NOT_FOUND: it was dropped, or there is none), PreconditionError
+        (SAVEPOINT_LOST: then variables are reset), and InvalidRequest when there are not so many.
         """
         host_tools.refuse_reentrance(self.session_id, "rollback")
-        if savepoint is None:
+        if savepoint is None and steps != 1:
             savepoint = newest(await self.savepoints(), steps)
-        return await self._go_to(chosen(savepoint), "to go back to a savepoint")
+        return await self._go_to(0 if savepoint is None else chosen(savepoint), "to go back to a savepoint")
 
     @overload
     async def try_(

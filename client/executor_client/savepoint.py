@@ -99,12 +99,13 @@ def savepoints_from(wire: Sequence[service_pb.Savepoint]) -> list[Savepoint]:
 
 
 def rollback_from(wire: service_pb.RollbackResponse, number: int) -> Rollback:
-    """Raises ProtocolError for an answer without the savepoint that was asked for."""
-    found = [each for each in savepoints_from(wire.savepoints) if each.number == number]
+    """`number` was asked for, 0 for the newest. Raises ProtocolError for an answer without it."""
+    listed = savepoints_from(wire.savepoints)
+    found = [each for each in listed if (each.number == number if number else not each.is_branch)]
     if not found:
-        raise ProtocolError(f"the daemon did not say that the session went to savepoint {number}")
+        raise ProtocolError(f"the daemon did not say that the session went to savepoint {number or 'the newest'}")
     return Rollback(
-        savepoint=found[0], generation=wire.generation, dropped=wire.dropped, left_out=_lines(wire.left_out)
+        savepoint=found[-1], generation=wire.generation, dropped=wire.dropped, left_out=_lines(wire.left_out)
     )
 
 

@@ -139,8 +139,8 @@ def branch(in_branch: bool, *, savepoint: bool) -> bool:
 
 
 def savepoint(number: int, field: str) -> int:
-    if not 0 < number <= SAVEPOINT_NUMBER_MAX:
-        raise invalid(field, "is not the number of a savepoint, which are 1 and higher")
+    if number > SAVEPOINT_NUMBER_MAX:
+        raise invalid(field, "is not the number of a savepoint, nor 0 for the newest")
     return number
 
 

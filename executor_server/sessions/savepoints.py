@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from executor_server.channel import Request, listed_savepoints
-from executor_server.core import Savepoints
+from executor_server.core import NotFound, Reason, Savepoints
 from executor_server.guest.wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 from executor_server.guest.wire.schema import Message
 from executor_server.policy import check_savepoint
@@ -40,8 +40,13 @@ class SessionSavepoints:
         )
 
     async def roll_back(self, number: int) -> Savepoints:
-        """Goes back to a savepoint, and drops the later ones. Raises NotFound, PreconditionFailed."""
+        """Goes back to a savepoint, 0 for the newest, and drops the later ones. Raises NotFound, PreconditionFailed."""
         self._session.require_alive()
+        if number == 0:
+            numbers = [each.number for each in (await self.listed()).savepoints if not each.is_branch]
+            if not numbers:
+                raise NotFound(Reason.SAVEPOINT_NOT_FOUND, "the session has no savepoint")
+            number = numbers[-1]
         await self._admission.savepoint(self._session.facts, number)
         return await self._ask(lambda op: RollBack(op=op, savepoint=number))
 

@@ -38,9 +38,11 @@ def test_a_session_goes_back_by_savepoint_number_and_steps(client: ExecutorClien
         session.execute("x.append(3)")
         assert [each.number for each in session.savepoints()] == [first.number, second.number] == [1, 2]
         assert session.rollback().savepoint == second
+        assert session.try_("x = 0").branch is not None, "a branch is no savepoint, though it is newer"
+        assert session.rollback().savepoint == second
         assert session.execute("x").output == [1, 2]
         back = session.rollback(steps=2)
-        assert (back.savepoint, back.dropped, back.left_out, back.generation) == (first, 1, (), 3)
+        assert (back.savepoint, back.dropped, back.left_out, back.generation) == (first, 1, (), 4)
         assert session.execute("x, f.tell(), open('notes').read()").output == ([1], 0, "")
         with pytest.raises(NotFoundError) as gone:
             session.rollback(second)
@@ -49,6 +51,8 @@ def test_a_session_goes_back_by_savepoint_number_and_steps(client: ExecutorClien
             session.rollback(steps=2)
         with pytest.raises(InvalidRequest, match="not 0"):
             session.rollback(0)
+    with client.create_session() as session, pytest.raises(NotFoundError, match="has no savepoint"):
+        session.rollback()
 
 
 async def test_the_asyncio_client_has_the_same_calls(daemon: Daemon) -> None:

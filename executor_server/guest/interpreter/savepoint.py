@@ -1,8 +1,8 @@
 """Savepoints: copies of the interpreter, made by fork, that wait until the session goes back to them.
 
-`take` forks a process that waits on a link of its own. RESUME has it go on as the interpreter, at once. MAKE_SPARE has
-it fork another such process. The supervisor has spares go on, and keeps the savepoint's own process, so that a session
-can go back any number of times.
+`take` forks a process that waits on a link of its own. RESUME has it go on as the interpreter, at once. MAKE_SUCCESSOR
+has it fork another such process. The supervisor has successors go on, and keeps the savepoint's own process, so that a
+session can go back any number of times.
 
 Each fork is a double one. The process in between ends at once, so the copy is a child of process 1, the supervisor:
 agent code that waits for its own children never meets it, and the supervisor gets its exit. It leads a kernel session
@@ -31,7 +31,7 @@ import time
 
 from ..wire import link
 from ..wire.lean import dumps, socket
-from ..wire.link_messages import Answered, CopyWaits, MakeSpare, Resume, Resumed, SavepointMade, message_of
+from ..wire.link_messages import Answered, CopyWaits, MakeSuccessor, Resume, Resumed, SavepointMade, message_of
 from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS
 from .process import OOM_SCORE
 from .workspace_copies import TooMany, WorkspaceCopies
@@ -214,7 +214,7 @@ class Positions:
 
 
 def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, settled: int) -> Answer:
-    """Waits for RESUME, and returns when it has come; makes spares meanwhile. Ends with the link.
+    """Waits for RESUME, and returns when it has come; makes successors meanwhile. Ends with the link.
 
     Closes `settled` when it holds nothing of the program's.
     """
@@ -228,9 +228,9 @@ def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, sett
             message = message_of(packet)
             if isinstance(message, Resume):
                 return _go_on(waiting, parts, copies, kept, is_branch=message.branch)
-            if not isinstance(message, MakeSpare) or len(packet.fds) != 1:
+            if not isinstance(message, MakeSuccessor) or len(packet.fds) != 1:
                 raise ValueError("a message that is not for a savepoint")
-            if not _made_spare():
+            if not _made_successor():
                 waiting.close()
                 waiting = socket.socket(fileno=packet.fds.pop())
                 link.send(waiting, CopyWaits(pid=os.getpid()))
@@ -241,8 +241,8 @@ def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, sett
         os._exit(70)
 
 
-def _made_spare() -> bool:
-    """Forks a spare; false in that. Without a process for one, its link closes, and that is the answer."""
+def _made_successor() -> bool:
+    """Forks a successor; false in that. Without a process for one, its link closes, and that is the answer."""
     try:
         between = _fork()
         if between:

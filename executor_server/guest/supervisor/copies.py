@@ -12,7 +12,7 @@ import time
 from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.lean import signal
-from ..wire.link_messages import CopyWaits, MakeSpare, Resume, Resumed, message_of
+from ..wire.link_messages import CopyWaits, MakeSuccessor, Resume, Resumed, message_of
 from .children import Child
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ class Copy:
         return self.pid > 0
 
     def has_ended(self, pid: int) -> bool:
-        """True when it was this copy that has ended: with this pid, or before it has told its own."""
+        """True when it was this copy that has ended: with this pid, or before it has said its own."""
         if self.pid:
             return self.pid == pid
         waiting = select.poll()
@@ -63,7 +63,7 @@ class Copy:
         """Has it fork another one; None when it has ended."""
         ours, theirs = link.make_pair()
         try:
-            link.send(self.sock, MakeSpare(), fds=(theirs.fileno(),))
+            link.send(self.sock, MakeSuccessor(), fds=(theirs.fileno(),))
         except (OSError, link.LinkClosed):
             ours.close()
             return None

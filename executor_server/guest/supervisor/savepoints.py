@@ -1,7 +1,7 @@
 """Keeps the savepoints of a session: processes that wait, copies of the interpreter (interpreter/savepoint.py).
 
-Theory of operation. The process of a savepoint never goes on itself: it forks another one, its spare, and that becomes
-the interpreter. So the savepoint stays as it was, and a session goes back to it any number of times. A spare is made
+Theory of operation. The process of a savepoint never goes on itself: it forks its successor, and that becomes the
+interpreter. So the savepoint stays as it was, and a session goes back to it any number of times. A successor is made
 ahead for the savepoint that was taken or gone back to last, a moment later, while the client's next program runs or the
 client thinks; for all others, or where it is not there, when the session goes back. Where no process is left for one,
 the savepoint's own goes on, and the savepoint is dropped.
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 # Seconds for a session to go back, with all files of the workspace written; a few milliseconds are usual.
 _RESUME_TIME_S = 5.0
-# Seconds from a savepoint, or a rollback, until its spare is made: a short program that comes next has run by then, and
-# is not slowed down by the fork.
-_SPARE_DELAY_S = 0.02
+# Seconds from a savepoint, or a rollback, until its successor is made: a short program that comes next has run by then,
+# and is not slowed down by the fork.
+_SUCCESSOR_DELAY_S = 0.02
 # The part of the sandbox's memory above which the oldest savepoints are dropped.
 _MEMORY_PART = 0.7
 
@@ -60,12 +60,12 @@ class Taken(Copy):
         super().__init__(sock)
         self.number = entry.savepoint
         self.entry = entry
-        self.spare: Optional[Copy] = None
+        self.successor: Optional[Copy] = None
 
-    def end_spare(self) -> None:
-        spare, self.spare = self.spare, None
-        if spare is not None:
-            spare.end()
+    def end_successor(self) -> None:
+        successor, self.successor = self.successor, None
+        if successor is not None:
+            successor.end()
 
 
 class Savepoints:
@@ -90,8 +90,8 @@ class Savepoints:
         self._kept: list[Taken] = []  # savepoints and branches, by their numbers
         self._count = 0
         self._dropped = 0  # since the last answer
-        self._last: Optional[Taken] = None  # taken or gone back to last; it has a spare, or gets one
-        self.spare_due = float("inf")
+        self._last: Optional[Taken] = None  # taken or gone back to last; it has a successor, or gets one
+        self.successor_due = float("inf")
         self._file_bytes = 0  # a savepoint may hold of the workspace
         self._left_out: list[str] = []  # by the last resumption
 
@@ -101,8 +101,8 @@ class Savepoints:
         for taken in [*self._kept]:
             if not self._is_there(taken):
                 self._drop(taken)
-            elif taken.spare is not None and not self._is_there(taken.spare):
-                taken.end_spare()
+            elif taken.successor is not None and not self._is_there(taken.successor):
+                taken.end_successor()
         return self._pids
 
     @property
@@ -116,7 +116,7 @@ class Savepoints:
 
     @property
     def _copies(self) -> list[Copy]:
-        return [*self._kept, *(taken.spare for taken in self._kept if taken.spare is not None)]
+        return [*self._kept, *(taken.successor for taken in self._kept if taken.successor is not None)]
 
     @property
     def _pids(self) -> frozenset[int]:
@@ -130,13 +130,13 @@ class Savepoints:
             copy.sock.close()
 
     def note_exit(self, pid: int) -> bool:
-        """Drops the savepoint whose process has ended, or its spare."""
+        """Drops the savepoint whose process has ended, or its successor."""
         for taken in self._kept:
             if taken.has_ended(pid):
                 self._drop(taken)
                 return True
-            if taken.spare is not None and taken.spare.has_ended(pid):
-                taken.end_spare()
+            if taken.successor is not None and taken.successor.has_ended(pid):
+                taken.end_successor()
                 return True
         return False
 
@@ -248,10 +248,10 @@ class Savepoints:
         if taken is None:
             return False
         ends_s = time.monotonic() + _RESUME_TIME_S
-        if taken.spare is None:
+        if taken.successor is None:
             self._children.await_end()  # else what has not ended yet may leave no place for another process
-            self._make_spare(taken)
-        copy, taken.spare = taken.spare, None
+            self._make_successor(taken)
+        copy, taken.successor = taken.successor, None
         child = self._start(copy, ends_s) if copy is not None else None
         if child is not None:
             self._expect(taken)
@@ -274,22 +274,22 @@ class Savepoints:
         self._left_out = copy.left_out
         return child
 
-    # -- spares ----------------------------------------------------------------------------------------------------
+    # -- successors ----------------------------------------------------------------------------------------------------
 
     def _expect(self, taken: Taken) -> None:
-        """Has a spare of this savepoint made soon: the session is likely to go back to this one next."""
+        """Has a successor of this savepoint made soon: the session is likely to go back to this one next."""
         if self._last is not None and self._last is not taken:
-            self._last.end_spare()
-        self._last, self.spare_due = taken, time.monotonic() + _SPARE_DELAY_S
+            self._last.end_successor()
+        self._last, self.successor_due = taken, time.monotonic() + _SUCCESSOR_DELAY_S
 
-    def on_spare_due(self) -> None:
-        self.spare_due = float("inf")
+    def on_successor_due(self) -> None:
+        self.successor_due = float("inf")
         if self._last is not None and self._last in self._kept:
-            self._make_spare(self._last)
+            self._make_successor(self._last)
 
-    def _make_spare(self, taken: Taken) -> None:
-        if taken.spare is None and self._is_there(taken):
-            taken.spare = taken.fork()
+    def _make_successor(self, taken: Taken) -> None:
+        if taken.successor is None and self._is_there(taken):
+            taken.successor = taken.fork()
 
     # -- answering -------------------------------------------------------------------------------------------------
 
@@ -315,4 +315,4 @@ class Savepoints:
     def _forget(self, taken: Taken) -> None:
         self._kept.remove(taken)
         self._dropped += 1
-        taken.end_spare()
+        taken.end_successor()

@@ -79,12 +79,12 @@ class Undo:
 
     @property
     def due(self) -> float:
-        """Time at which a savepoint's spare is to be made."""
-        return float("inf") if self._savepoints is None else self._savepoints.spare_due
+        """Time at which a savepoint's successor is to be made."""
+        return float("inf") if self._savepoints is None else self._savepoints.successor_due
 
     def on_time(self, now: float) -> None:
-        if self._savepoints is not None and now >= self._savepoints.spare_due:
-            self._savepoints.on_spare_due()
+        if self._savepoints is not None and now >= self._savepoints.successor_due:
+            self._savepoints.on_successor_due()
 
     def resume(self, number: Optional[int]) -> bool:
         """Puts an interpreter of this savepoint in place; false when there is none."""

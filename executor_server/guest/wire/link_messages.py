@@ -221,7 +221,7 @@ class TakeSavepoint(LinkMessage, kind="savepoint"):
     whole: bool = boolean(default=False)
 
 
-class MakeSpare(LinkMessage, kind="make_spare"):
+class MakeSuccessor(LinkMessage, kind="make_successor"):
     """To a savepoint's process: it forks another one, whose link comes as a descriptor."""
 
 

@@ -29,7 +29,7 @@ def boot() -> None:
 
 
 def main() -> None:
-    """Runs the supervisor; returns when the sandbox is to end."""
+    """Runs the supervisor, and ends with it."""
     if os.getpid() != 1:
         # The supervisor kills all processes but itself: in another namespace these would be those of the host.
         raise SystemExit("the guest only runs as the first process of a pid namespace")
@@ -40,12 +40,12 @@ def main() -> None:
 
 
 def serve(values: dict[str, Any]) -> None:
-    """Runs the supervisor in a process that has given up what it must, and is undumpable."""
+    """Runs the supervisor in a process that has given up what it must, and is undumpable; exits with its code."""
     _ignore_signals()
     os.umask(0o022)
     config = read_config(values)
     os.chdir(config.workspace)
-    Supervisor(config, _listener(values), Programs(_load, _interpreter, _checker)).serve()
+    os._exit(Supervisor(config, _listener(values), Programs(_load, _interpreter, _checker)).serve())
 
 
 def read_config(values: dict[str, Any]) -> Config:

@@ -8,6 +8,7 @@ import tempfile
 import pytest
 
 from executor_server.core.errors import PreconditionFailed
+from executor_server.guest.wire.ends import END_REASONS, ORPHANED
 from tests.contract.harness import MIB, Harness, follow
 from tests.contract.marks import promise
 from tests.support.polling import eventually_async, eventually_awaited
@@ -278,6 +279,8 @@ async def test_an_orphaned_sandbox_ends_itself(harness: Harness) -> None:
     has_ended = harness.probe.watch(session)
     session._channel.close()
     assert await eventually_async(has_ended)
+    if harness.backend.name in ("local", "docker"):  # the others tell nothing of a process
+        assert await session._sandbox.cause_of_death() == END_REASONS[ORPHANED]
 
 
 @promise("limit-idle")

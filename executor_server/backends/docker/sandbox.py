@@ -24,6 +24,7 @@ from executor_server.backends.docker.cgroup import ContainerGroup, cpu_group, me
 from executor_server.backends.docker.engine import ContainerState, Engine, EngineFailure
 from executor_server.backends.teardown import Teardown
 from executor_server.channel import SocketEndpoint
+from executor_server.guest.wire.ends import END_REASONS
 
 KILLED = 128 + 9
 """Exit code of a container whose first process got SIGKILL."""
@@ -119,4 +120,4 @@ def _cause(state: ContainerState | None) -> str:
         return "the kernel killed it for its memory"
     if state.exit_code == KILLED:
         return f"its container was killed (exit code {state.exit_code})"
-    return f"its container ended (exit code {state.exit_code})"
+    return END_REASONS.get(state.exit_code, f"its container ended (exit code {state.exit_code})")

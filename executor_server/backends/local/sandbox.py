@@ -23,6 +23,7 @@ from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.process import SandboxProcess
 from executor_server.backends.teardown import Teardown
 from executor_server.channel import SocketEndpoint
+from executor_server.guest.wire.ends import END_REASONS
 
 DESTROY_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 0.5
@@ -76,7 +77,9 @@ class LocalSandbox(PassiveSandbox):
             return "the kernel killed it for its memory"
         if code == _KILLED:
             return "its first process was killed"
-        return "its first process ended" if code is None else f"its first process ended with exit code {code}"
+        if code is None:
+            return "its first process ended"
+        return END_REASONS.get(code, f"its first process ended with exit code {code}")
 
     def set_cpu_share(self, share: float) -> None:
         if self.cgroup is not None:

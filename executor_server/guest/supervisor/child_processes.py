@@ -248,6 +248,7 @@ class ChildProcesses:
                 if self._checker is not None and pid == self._checker.pid:
                     self._kill(self._checker)  # its exit is reaped next
             elif self._interpreter is not None and pid == self._interpreter.pid:
+                self._receive(self._interpreter, self._on_last_message)
                 self._forget(self._interpreter)
                 self._interpreter = None
                 self._supervisor.on_interpreter_exit(status)
@@ -280,6 +281,14 @@ class ChildProcesses:
         self._supervisor.on_message(packet)
         if isinstance(message, Booted):
             self._start_warm()
+
+    def _on_last_message(self, packet: link.Packet) -> None:
+        """Takes a word that was not read before the exit only where it says that the interpreter had started.
+
+        Otherwise programs that end at once, in a sandbox that gets little time, would count as failed starts.
+        """
+        if isinstance(message_of(packet), Booted):
+            self._supervisor.on_message(packet)
 
     def _on_checker(self, events: int) -> None:
         child = self._checker

@@ -15,8 +15,7 @@ this process, which is undumpable and, as pid 1, ignores what it does not handle
 Therefore this process never runs agent code, never parses it and never unpickles or unmarshals anything. It never holds
 the daemon's token, a host path, or anything of another session: each child is forked from it and inherits its memory.
 
-Ending. An interpreter that dies is replaced (replacement.py). The loop ends when the daemon says SHUTDOWN, when none is
-heard for `orphan_time_s` (orphan_time.py), when the daemon breaks the protocol, or when no interpreter starts any more.
+Ending. An interpreter that dies is replaced (replacement.py). The loop ends for one of the reasons in wire/ends.py.
 Then everything in the sandbox is killed, and with the exit of pid 1 the kernel ends the namespace.
 """
 
@@ -28,7 +27,7 @@ import time
 
 from ..checks.rules import Rules
 from ..files.transfers import Transfers
-from ..wire import link, link_messages, messages
+from ..wire import ends, link, link_messages, messages
 from ..wire.channel import Channel
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
 from ..wire.lean import dumps, signal, socket
@@ -80,7 +79,7 @@ class Supervisor:
             background_cpu_time_s=self._background_cpu.spent_s(busy=self._runner.busy)
         )
         self._cpu = usage.SandboxCpu(config.cpu_counter)
-        self._orphan_time = OrphanTime(self._channel, config.orphan_time_s)
+        self._orphan_time = OrphanTime(self._channel, self._loop, config.orphan_time_s)
         self._beside = Beside(
             self._channel,
             self._loop,
@@ -119,16 +118,16 @@ class Supervisor:
         self._session_env: dict[str, str] = {}
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._unfit = ""  # the reason when the interpreter that just ended a run can't take another
-        self._stop = False
+        self._exit_code: Optional[int] = None  # once the daemon, or the lack of one, ends it
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Runs until the sandbox ends (see the module's docstring)."""
+    def serve(self) -> int:
+        """Runs until the sandbox ends (see the module's docstring); returns the exit code, one of wire/ends.py."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._loop.watch(self._wakeup_read, READ, self._on_wakeup)
-        while not (self._stops or self._channel.broken):
+        while (exit_code := self._end) is None:
             asked_s, began = self._turn_time_s(), time.monotonic()
             busy = self._loop.turn(asked_s)
             self._orphan_time.note_turn(began + asked_s)
@@ -142,13 +141,17 @@ class Supervisor:
             self._child_processes.pause(full)
             self._runner.pause(full)
             self._beside.pause(full)
-        if self._channel.broken:
+        if exit_code == ends.BROKEN:
             sys.stderr.write(f"the daemon broke the protocol: {self._channel.broken}\n")
         kill_everything()
+        return exit_code
 
     @property
-    def _stops(self) -> bool:
-        return self._stop or self._replacement.failed
+    def _end(self) -> Optional[int]:
+        """The exit code when it is to end, else None."""
+        if self._channel.broken:
+            return ends.BROKEN
+        return ends.NO_INTERPRETER if self._replacement.failed else self._exit_code
 
     def _turn_time_s(self) -> float:
         if not self._child_processes.started:
@@ -179,8 +182,8 @@ class Supervisor:
         self._transfers.expire_blobs(now)
         self._beside.on_time(now)
         self._undo.on_time(now)
-        if now >= self._orphan_time.ends_at:
-            self._stop = True
+        if self._orphan_time.is_over(now):
+            self._exit_code = ends.ORPHANED
         elif now >= self._requests.due or self._runner.on_time(now):
             self._replace_interpreter(None)
         elif now >= self._rests_at:
@@ -238,7 +241,7 @@ class Supervisor:
         elif isinstance(message, (messages.FilePut, messages.FileGet, messages.FileList)):
             self._transfers.begin_file(message)
         elif isinstance(message, messages.Shutdown):
-            self._stop = True
+            self._exit_code = ends.ASKED
         else:
             raise FrameError(f"frame kind {frame.kind} is not for a guest")
 
@@ -253,8 +256,7 @@ class Supervisor:
     def _cancel(self, execution_id: str) -> None:
         if self._runner.cancel(execution_id):
             return
-        request = self._jobs.cancel(execution_id)
-        if request is not None:
+        if (request := self._jobs.cancel(execution_id)) is not None:
             run = Run(execution_id, "", Settings.of(request), 0, self._channel)
             self._results.send(run, "cancelled", None)
 
@@ -273,14 +275,14 @@ class Supervisor:
     def _next_job(self) -> None:
         # Prelude and tools wait while a warm interpreter may take this one's place, unless a job waits for them.
         settled = self._jobs.ready or not self._child_processes.imports_ahead
-        if self._prelude.due and settled and not (self._runner.busy or self._stops):
+        if self._prelude.due and settled and not (self._runner.busy or self._end is not None):
             self._replacement.restored = True
             self._prelude.begin()
-        idle = not (self._prelude.due or self._runner.busy or self._requests.busy or self._stops)
+        idle = not (self._prelude.due or self._runner.busy or self._requests.busy or self._end is not None)
         if self._requests.tools_due and idle and settled:
             self._replacement.restored = True
             self._requests.make_tools_again()
-        while self._jobs.ready and not (self._runner.busy or self._requests.busy or self._stops):
+        while self._jobs.ready and not (self._runner.busy or self._requests.busy or self._end is not None):
             job = self._jobs.take()
             self._replacement.restored = False
             if job.needs_interpreter:
@@ -309,8 +311,7 @@ class Supervisor:
         if request.settings + request.env > len(body):
             raise FrameError(f"rules of {request.settings} bytes in a body of {len(body)}")
         self._hold_to(body[: request.settings])
-        env = body[request.settings : request.settings + request.env]
-        if env:
+        if env := body[request.settings : request.settings + request.env]:
             from ..processes.environment import read_variables
 
             self._session_env = read_variables(env)

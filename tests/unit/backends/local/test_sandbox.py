@@ -9,6 +9,7 @@ import pytest
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.channel.endpoint import SocketEndpoint
+from executor_server.guest.wire import ends
 
 KILLED = 137
 
@@ -50,7 +51,8 @@ def _set_kills(directory: Path, count: int) -> None:
     [
         (KILLED, "its first process was killed"),
         (1, "its first process ended with exit code 1"),
-        (0, "its first process ended with exit code 0"),
+        (ends.ORPHANED, "its supervisor heard nothing of a daemon for its orphan time"),
+        (ends.NO_INTERPRETER, "no interpreter starts in it any more"),
         (None, "its first process ended"),
     ],
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ import pytest
 from executor_server.guest.supervisor import child_processes
 from executor_server.guest.supervisor.child_processes import ChildProcesses
 from executor_server.guest.supervisor.children import end_child
-from executor_server.guest.wire.link_messages import Check
+from executor_server.guest.wire import link
+from executor_server.guest.wire.link_messages import Booted, Check, LinkMessage, Unfit, message_of
 from executor_server.guest.wire.loop import Loop
 from tests.support.clock import Clock
 from tests.support.descriptors import none_left_open
@@ -25,11 +27,16 @@ class Children:
     def __init__(self) -> None:
         self.loop = Loop()
         self.forked: list[str] = []
-        programs = SimpleNamespace(load=lambda: None, interpreter=_wait, checker=_wait)
+        self.said: list[object] = []
+        self.programs = SimpleNamespace(load=lambda: None, interpreter=_wait, checker=_wait)
         config = SimpleNamespace(preload=[])
-        supervisor = SimpleNamespace(abandon=lambda: None)
+        supervisor = SimpleNamespace(
+            abandon=lambda: None,
+            on_message=lambda packet: self.said.append(type(message_of(packet))),
+            on_interpreter_exit=self.said.append,
+        )
         spared = SimpleNamespace(copies=frozenset(), leaders=frozenset())
-        self.owner = ChildProcesses(*cast(Any, (config, self.loop, programs, supervisor, spared)))
+        self.owner = ChildProcesses(*cast(Any, (config, self.loop, self.programs, supervisor, spared)))
 
     @property
     def has_checker(self) -> bool:
@@ -43,6 +50,17 @@ class Children:
             interpreter.close()
             self.owner.interpreter.close()
         self.loop.close()
+
+
+def _say(*messages: LinkMessage) -> Callable[..., None]:
+    """Returns the program of an interpreter that says this, and ends."""
+
+    def program(sock: socket.socket, *_: object) -> None:
+        for message in messages:
+            link.send(cast(Any, sock), message)
+        os._exit(0)
+
+    return program
 
 
 def _wait(*_: object) -> None:
@@ -87,3 +105,18 @@ def test_a_checker_rests_whether_a_source_came_or_not(children: Children, monkey
     assert not children.has_checker
     children.owner.check(Check(filename="<execution-2>", mode="", rules=0), b"1")
     assert children.has_checker
+
+
+@pytest.mark.parametrize(("said", "taken"), [(Booted(), [Booted]), (Unfit(why="broken"), [])])
+def test_an_interpreter_that_ends_before_it_is_read_has_started_if_it_said_so(
+    children: Children, said: LinkMessage, taken: list[object]
+) -> None:
+    """Three that have not started end the sandbox. The supervisor may get less time than the programs that end them."""
+    children.programs.interpreter = _say(said)
+    children.owner.start()
+    interpreter = children.owner._interpreter
+    assert interpreter is not None
+    os.waitid(os.P_PID, interpreter.pid, os.WEXITED | os.WNOWAIT)
+    children.owner.reap()
+    assert children.said == [*taken, 0]
+    children.owner.interpreter.close()

@@ -7,6 +7,8 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from executor_server.guest.supervisor.orphan_time import FROZEN_TIME_S, OrphanTime
 from executor_server.guest.supervisor.supervisor import Supervisor
 from executor_server.guest.wire import link
@@ -31,7 +33,7 @@ def heard_s_ago_after_turn(heard_s_ago: float, due_s_ago: float, thawed_s_ago: f
     """Returns for how long the daemon counts as silent, after a turn of the loop that was due so long ago."""
     now = time.monotonic()
     channel = cast(Any, SimpleNamespace(last_heard=now - heard_s_ago))
-    orphan_time = OrphanTime(channel, 120.0)
+    orphan_time = OrphanTime(channel, cast(Any, None), 120.0)
     orphan_time._thawed_at = now - thawed_s_ago
     orphan_time.note_turn(now - due_s_ago)
     return time.monotonic() - float(channel.last_heard)
@@ -50,3 +52,19 @@ def test_turns_that_are_a_little_late_do_not_count_as_standing_still() -> None:
 def test_standing_still_again_and_again_puts_the_end_off_once() -> None:
     """Otherwise a program that starves the supervisor could keep a sandbox that no daemon knows."""
     assert heard_s_ago_after_turn(heard_s_ago=100, due_s_ago=90, thawed_s_ago=100) >= 100
+
+
+@pytest.mark.parametrize("waits_unread", [True, False])
+def test_the_daemons_word_that_waits_unread_puts_the_end_off(waits_unread: bool) -> None:
+    """The supervisor of a loaded machine may be late by seconds, too few for it to have been frozen."""
+    now = time.monotonic()
+    channel = cast(Any, SimpleNamespace(last_heard=now - 11.0))
+
+    def read(timeout_s: float) -> None:
+        assert timeout_s == 0
+        channel.last_heard = now if waits_unread else channel.last_heard
+
+    orphan_time = OrphanTime(channel, cast(Any, SimpleNamespace(turn=read)), 10.0)
+    assert orphan_time.is_over(now) is not waits_unread
+    channel.last_heard = now - 9.0
+    assert not orphan_time.is_over(now)

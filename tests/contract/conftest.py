@@ -7,6 +7,7 @@ EXECUTOR_TEST_FLEET it runs on the local backend alone, through the front of two
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 import pytest_asyncio
 
 from executor_server.backends.base import Backend
+from executor_server.config.backend_config import LocalImage
+from tests.contract import ahead
 from tests.contract.harness import Harness, open_harness
 from tests.contract.inside import reason_of
 from tests.contract.marks import backend_of, belongs, repeats
@@ -92,23 +95,27 @@ async def backend(probe: Probe) -> AsyncIterator[Backend]:
 
 
 @pytest.fixture(scope="session")
-def front() -> Iterator[Front | None]:
-    """The front of two nodes that all tests share, in a run of the tests that is for a fleet."""
-    if not (kind := fleet_daemon.wanted()):
-        yield None
-        return
-    with front_of_two(kind) as made:
-        yield made
+def python_with_modules() -> Iterator[Path]:
+    """An interpreter with modules for images that import some ahead."""
+    with ahead.python_with_modules() as python:
+        yield python
 
 
 @pytest.fixture(scope="session")
-def pythons_front() -> Iterator[Front | None]:
-    """The front of two nodes that have an image of each Python of this machine, in a run of the tests for a fleet."""
+def front(request: pytest.FixtureRequest) -> Iterator[Front | None]:
+    """The front of two nodes that all tests share, in a run of the tests that is for a fleet.
+
+    They have an image of each Python of this machine, and those of tests that import modules ahead.
+    """
     if not (kind := fleet_daemon.wanted()):
         yield None
         return
-    images = "".join(f'[local.images."py{version}"]\npython = "{python}"\n' for version, python in pythons().items())
-    with front_of_two(kind, images) as made:
+    with_modules: Path = request.getfixturevalue("python_with_modules")
+    images = {"base": LocalImage(python=Path(sys.executable))}
+    images |= {f"py{version}": LocalImage(python=python) for version, python in pythons().items()}
+    for image, modules in ahead.AHEAD.items():
+        images[image] = LocalImage(python=ahead.python_of(image, with_modules), preload=modules)
+    with front_of_two(kind, images, request.getfixturevalue("internet")) as made:
         yield made
 
 

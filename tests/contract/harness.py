@@ -324,6 +324,16 @@ class Harness(Running):
         """Returns the processes that a session's output goes through."""
         return [psutil.Process()]
 
+    def processes(self, session: Session) -> list[psutil.Process]:
+        """Returns those that the session's supervisor has forked: interpreter, checker and warm interpreter."""
+        return supervisor_of(session).children()
+
+    async def spent_cpu_s(self, session: Session, run: Transcript) -> float:
+        """Returns the CPU seconds that its tenant is charged for, after its first execution."""
+        session._channel.ping()
+        await self.run(session, "1")  # its answer has come by then
+        return run.ended.usage.cpu_time_s + (session._background._highest_s or 0.0)
+
     async def session_ids(self) -> list[str]:
         return [each.session_id for each in self.manager.list(PRINCIPAL)]
 

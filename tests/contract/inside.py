@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-_BY_HAND = "its environments are made by hand, in the process of the backend"
 _LISTENER = "it takes the sandbox's listener, as the daemon does for its egress proxy"
 
 INSIDE: Mapping[str, Mapping[str, str]] = {
@@ -30,17 +29,6 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
         "test_programs_find_the_proxy_and_the_authorities": "its authorities are the test's own",
         "test_the_authorities_are_readable_and_can_not_be_changed": "its authorities are the test's own",
     },
-    "test_environments.py": {
-        "test_a_program_imports_from_the_environment_ahead_of_the_image": _BY_HAND,
-        "test_the_environment_comes_behind_the_standard_library": _BY_HAND,
-        "test_programs_of_the_environment_are_on_the_path_and_other_pythons_see_it": _BY_HAND,
-        "test_modules_of_the_environment_are_libraries_to_the_rules_on_imports": _BY_HAND,
-        "test_an_error_shows_the_lines_of_the_environment": _BY_HAND,
-        "test_an_interpreter_that_replaces_another_has_the_environment_too": _BY_HAND,
-        "test_pth_files_run_once_in_the_interpreter_and_never_on_the_host": _BY_HAND,
-        "test_a_program_can_not_change_the_environment": _BY_HAND,
-        "test_a_program_sees_its_environment_and_none_beside_it": _BY_HAND,
-    },
     "test_language_rules.py": {
         "test_rules_that_are_wider_again_hold_from_the_next_execution_on": "no policy widens the rules of a session",
         "test_results_say_what_their_sources_import": "the audit log has these imports, and no client",
@@ -50,7 +38,9 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
         "test_a_broken_connection_loses_nothing": "it breaks the connection of the daemon to the guest",
         "test_an_orphaned_sandbox_ends_itself": "it breaks the connection of the daemon to the guest, for good",
     },
-    "test_processes.py": {},
+    "test_preload.py": {
+        "test_a_kept_sandbox_has_imported_the_modules_before_its_session_does": "it tells a pool what to keep",
+    },
     "test_watches.py": {
         "test_more_than_can_wait_is_told_as_lost_and_the_watch_goes_on": "a client's connection holds what is to wait",
     },
@@ -62,7 +52,7 @@ def reason_of(item: pytest.Function) -> str:
     """Returns why a test can't run through a front; nothing when it can."""
     if "probe" in item.fixturenames:
         return "it makes, restarts and harms backends itself"
-    if {"shared_harness", "pythons_front"}.isdisjoint(item.fixturenames):
+    if "front" not in item.fixturenames:
         return "it makes a daemon of its own, with images or sandboxes that no other test has"
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
     names = [item.originalname, *(f"{item.originalname}[{each}]" for each in params)]

@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 import venv
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -217,6 +217,13 @@ class NodesProbe:
     def __init__(self, state_dirs: Mapping[str, Path]) -> None:
         self._state_dirs = state_dirs
 
+    @property
+    def state_dirs(self) -> Collection[Path]:
+        return self._state_dirs.values()
+
+    def supervisor(self, session: Session) -> psutil.Process:
+        return self._supervisor(_node_of(session))
+
     async def existing(self) -> set[str]:
         return {f"{node} {each}" for node, place in self._state_dirs.items() for each in _ids_in(place / "sandboxes")}
 
@@ -226,14 +233,14 @@ class NodesProbe:
         await _ended(supervisor)
 
     def watch(self, session: Session) -> Callable[[], bool]:
-        supervisor = self._supervisor(_node_of(session))
+        supervisor = self.supervisor(session)
         return lambda: not supervisor.is_running()
 
     async def kill_supervisor(self, session: Session) -> None:
-        self._supervisor(_node_of(session)).kill()
+        self.supervisor(session).kill()
 
     async def kill_interpreter(self, session: Session) -> None:
-        self._supervisor(_node_of(session)).children()[0].kill()
+        self.supervisor(session).children()[0].kill()
 
     def _supervisor(self, node: str) -> psutil.Process:
         place = self._state_dirs[node] / "sandboxes"

@@ -21,6 +21,7 @@ from tests.contract.harness import PRINCIPAL, Harness, follow, open_harness
 from tests.contract.marks import instead, promise
 from tests.contract.probes import Probe
 from tests.contract.test_creation import SPEC, answers
+from tests.contract.wire import Front, harness_of
 from tests.support import backends
 
 ADDRESS = ("127.0.0.1", 3128)
@@ -72,14 +73,19 @@ got
 @pytest.mark.parametrize(
     "imports", ["import aiohttp", "from aiohttp import ClientSession", "__import__('aiohttp')", "import through, json"]
 )
-async def test_aiohttp_heeds_the_proxy_too(imports: str) -> None:
+async def test_aiohttp_heeds_the_proxy_too(imports: str, front: Front | None) -> None:
     """It ignores the variables unless a session is made with `trust_env=True`, and agents do not write that."""
-    code = f"""
+    async with _proxied(front) as (harness, session, name, text):
+        run = await harness.run(session, AIOHTTP.format(imports=imports, name=name))
+    assert run.output == (text, True), run.message
+
+
+AIOHTTP = """
 import asyncio, sys
 open("through.py", "w").write("import aiohttp")
 {imports}
 async def ask(**options):
-    async with sys.modules["aiohttp"].ClientSession(**options) as session, session.get("http://name.test/a") as answer:
+    async with sys.modules["aiohttp"].ClientSession(**options) as session, session.get("http://{name}/a") as answer:
         return await answer.text()
 try:
     asyncio.run(ask(trust_env=False))
@@ -87,12 +93,23 @@ except OSError as error:
     direct = True
 asyncio.run(ask()), direct
 """
-    async with open_harness("local") as harness:
-        session = await harness.session(egress=True)
-        async with served(await taken(session), lambda _: with_length(b"by the proxy")) as heads:
-            run = await harness.run(session, code)
-    assert run.output == ("by the proxy", True), run.message
-    assert len(heads) == 1
+
+
+@asynccontextmanager
+async def _proxied(front: Front | None) -> AsyncIterator[tuple[Harness, Session, str, str]]:
+    """A session, a name that its proxy answers for once, and the text; behind a front the node's proxy asks a site."""
+    if front is None:
+        async with open_harness("local") as harness:
+            session = await harness.session(egress=True)
+            async with served(await taken(session), lambda _: with_length(b"by the proxy")) as heads:
+                yield harness, session, "name.test", "by the proxy"
+            assert len(heads) == 1
+        return
+    name = front.internet.name("any")
+    async with harness_of("", front) as harness:
+        session = await harness.session_under(f'network.allowed = ["{name}:80"]', network=(f"{name}:80",))
+        yield harness, session, name, f"{name} is here\n"
+    assert len(front.internet.sites.seen(name)) == 1
 
 
 @promise("egress-listener")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,14 +20,14 @@ from executor_server.backends.environments import Target, Workshop
 from executor_server.core.errors import SandboxFailure, SpecUnsupported
 from executor_server.core.model import SandboxSpec
 from executor_server.guest.wire.paths import ENVIRONMENT_PATH, PROGRAMS_PATH, WORK_PATH
-from tests.contract.harness import Harness, harness_on
+from tests.contract.ahead import ahead, imported
+from tests.contract.harness import Harness
 from tests.contract.marks import instead, promise
-from tests.contract.probes import Probe, RealProbe
+from tests.contract.probes import NodesProbe, Probe, RealProbe
 from tests.contract.test_creation import SPEC, answers, nothing_is_left
-from tests.contract.test_preload import imported
 from tests.contract.test_restarts import started
+from tests.contract.wire import Front, harness_of
 from tests.support.environments import ENVIRONMENT_ID, MARK, PACKAGES, ServedEnvironments
-from tests.support.interpreters import require_python
 
 WITH_PACKAGES = replace(SPEC, packages=PACKAGES)
 _TARGET = Target("any", "base", "1")
@@ -38,6 +38,11 @@ def served_by(probe: Probe) -> ServedEnvironments:
     """The environments of the backends of a probe, as their files show them."""
     assert isinstance(probe, RealProbe)
     return ServedEnvironments(probe.state_dir)
+
+
+def directories_of_environments(probe: Probe | NodesProbe) -> list[Path]:
+    state_dirs = probe.state_dirs if isinstance(probe, NodesProbe) else [cast("RealProbe", probe).state_dir]
+    return [place for each in state_dirs if (place := each / "environments" / "ready").exists()]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -106,7 +111,9 @@ async def test_an_interpreter_that_replaces_another_has_the_environment_too(harn
 
 @promise("packages")
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13"])
-async def test_every_python_adds_it_once_behind_its_library_and_ahead_of_its_packages(version: str) -> None:
+async def test_every_python_adds_it_once_behind_its_library_and_ahead_of_its_packages(
+    version: str, front: Front | None
+) -> None:
     code = f"""
 import os, site, sys
 import greeting
@@ -119,16 +126,18 @@ import subprocess
 other = subprocess.run([sys.executable, "-c", "import greeting; print(greeting.greet())"], capture_output=True, text=True)
 sys.marked, metadata.version("greeting"), other.stdout, sys.version_info[:2]
 """
-    async with harness_on(require_python(version)) as harness:
+    async with harness_of(version, front) as harness:
         run = await harness.run(await harness.session(packages=PACKAGES), code)
         assert run.output == (1, "1.2", "hello\n", tuple(map(int, version.split(".")))), run.message
 
 
 @promise("packages")
-async def test_modules_that_the_image_imports_ahead_come_from_the_environment() -> None:
-    async with harness_on(Path(sys.executable), preload=("numpy",)) as harness:
+async def test_modules_that_the_image_imports_ahead_come_from_the_environment(
+    python_with_modules: Path, front: Front | None
+) -> None:
+    async with ahead("ahead-numpy", python_with_modules, front) as harness:
         session = await harness.session(packages=PACKAGES)
-        await imported("_decimal")
+        await imported(harness, session, "_decimal")
         run = await harness.run(session, "import sys\n'numpy' in sys.modules and sys.modules['numpy'].__version__")
         assert run.output == "0.0.1"
 
@@ -180,17 +189,17 @@ def mount(flags):
 
 @promise("packages-inside")
 async def test_a_program_sees_its_environment_and_none_beside_it(harness: Harness) -> None:
-    served = served_by(harness.probe)
-    await served.ready(PACKAGES, _TARGET)
-    beside = served.directory.with_name("env-of-another-tenant")
-    beside.mkdir(exist_ok=True)
-    (beside / "secret-of-another").touch()
+    session = await harness.session(packages=PACKAGES)
+    for ready in directories_of_environments(harness.probe):
+        beside = ready / "env-of-another-tenant"
+        beside.mkdir(exist_ok=True)
+        (beside / "secret-of-another").touch()
     code = f"""
 import os, subprocess
 os.listdir({ENVIRONMENT_PATH!r} + "/.."), os.listdir({ENVIRONMENT_PATH!r}), subprocess.run(
     ["find", "/", "-xdev", "-name", "secret-of-another"], capture_output=True, text=True).stdout
 """
-    around, inside, found = (await harness.run(await harness.session(packages=PACKAGES), code)).output
+    around, inside, found = (await harness.run(session, code)).output
     assert set(around) <= {"environment", "guest.pyz", "socket", "hosts"}
     assert (inside, found) == (["site"], "")
 

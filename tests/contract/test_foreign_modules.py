@@ -56,8 +56,8 @@ class Guarded:
 
 
 @pytest.fixture(params=[*VERSIONS, "libraries"])
-async def guarded(request: pytest.FixtureRequest, pythons_front: Front | None) -> AsyncIterator[Guarded]:
-    async with harness_of("" if request.param == "libraries" else request.param, pythons_front) as harness:
+async def guarded(request: pytest.FixtureRequest, front: Front | None) -> AsyncIterator[Guarded]:
+    async with harness_of("" if request.param == "libraries" else request.param, front) as harness:
         yield Guarded(harness)
 
 

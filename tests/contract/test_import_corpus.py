@@ -24,8 +24,8 @@ _REFUSAL = re.compile(r"Import of (.{1,200}?)…? is not allowed.*\. Authorized 
 
 
 @pytest.fixture(params=VERSIONS)
-async def harness(request: pytest.FixtureRequest, pythons_front: Front | None) -> AsyncIterator[Harness]:
-    async with harness_of(request.param, pythons_front) as ready:
+async def harness(request: pytest.FixtureRequest, front: Front | None) -> AsyncIterator[Harness]:
+    async with harness_of(request.param, front) as ready:
         yield ready
 
 

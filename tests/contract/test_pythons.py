@@ -32,9 +32,9 @@ async def _opened(python: Path, image: str, front: Front | None) -> AsyncIterato
 
 
 @pytest.fixture(params=VERSIONS)
-async def session(request: pytest.FixtureRequest, pythons_front: Front | None) -> AsyncIterator[Session]:
+async def session(request: pytest.FixtureRequest, front: Front | None) -> AsyncIterator[Session]:
     image = f"py{request.param}"
-    async with _opened(require_python(request.param), image, pythons_front) as harness:
+    async with _opened(require_python(request.param), image, front) as harness:
         made = await harness.session(prelude="from math import sqrt", image=image)
         made.harness, made.image = harness, image  # type: ignore[attr-defined]
         assert made.python_version.startswith(f"{request.param}.")

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,13 +29,15 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import UnavailableError
+from executor_server.config.backend_config import LocalImage
 from executor_server.core.errors import NotFound, OutOfRange
 from executor_server.core.model import BlobChunk, Event, FileInfo, OutputMode, Payload, StateManifest, ToolSpec
+from executor_server.core.packages import PackagesSpec
 from executor_server.journal.execution import ToolFailure
 from executor_server.policy.requests import RequestedLimits
-from executor_server.sessions import VariablesReply
+from executor_server.sessions import Session, VariablesReply
 from tests.contract import wire_values as values
-from tests.contract.harness import LIMITS, Harness, Running, harness_on
+from tests.contract.harness import LIMITS, Harness, Running, Transcript, harness_on
 from tests.contract.probes import NodesProbe
 from tests.contract.wire_policies import WirePolicies
 from tests.contract.wire_ports import WirePorts
@@ -43,11 +45,15 @@ from tests.contract.wire_processes import WireProcesses
 from tests.contract.wire_savepoints import WireSavepoints
 from tests.contract.wire_watches import WireWatches
 from tests.support.backends import require
+from tests.support.environments import PACKAGES, offer
 from tests.support.fleet_daemon import NODES
+from tests.support.internet.world import Internet
 from tests.support.interpreters import require_python
 from tests.support.machines import QUIET, Fleet, fleet
-from tests.support.polling import eventually_awaited
+from tests.support.polling import eventually_async, eventually_awaited
 
+ALLOW_PACKAGES = f"packages.allowed = {list(PACKAGES.requirements)}"
+"""The profile of sessions that ask for PACKAGES."""
 NEVER = 2**40
 """The number of an event that no execution has."""
 # The daemon may refuse an upload while it is sent, and gRPC then lose the refusal; the client sends it again.
@@ -63,6 +69,7 @@ class Front:
     fleet: Fleet
     policies: WirePolicies
     kind: str
+    internet: Internet
 
     @property
     def address(self) -> str:
@@ -70,14 +77,27 @@ class Front:
 
 
 @contextmanager
-def front_of_two(kind: str, images: str = "") -> Iterator[Front]:
-    """A front over two nodes, all with these images besides their own, whose policy grants what the contract needs."""
+def front_of_two(kind: str, images: Mapping[str, LocalImage], internet: Internet) -> Iterator[Front]:
+    """A front over two nodes that live in this internet, whose policy grants what the contract needs.
+
+    All have these images besides their own, and make environments from an index with PACKAGES.
+    """
     require("local")
     directory = Path(tempfile.mkdtemp(prefix="d-"))
     policies = WirePolicies(directory / "policy.toml")
-    front_config = f'proxy = {str(kind == "proxy").lower()}\n[policy]\nfile = "{policies.path}"\n{images}'
-    with fleet(directory, *NODES, front_config=front_config, node_config=QUIET + images, has_cables=False) as made:
-        yield Front(made, policies, kind)
+    index = internet.package_index()
+    offer(index)
+    config = "".join(
+        f'[local.images."{name}"]\npython = "{image.python}"\npreload = {list(image.preload)}\n'
+        for name, image in images.items()
+    )
+    config += (
+        f'[environments]\nindex_url = "{index.url}"\n'
+        f'index_hosts = ["{index.host}:443", "{index.files_host}:443"]\n{internet.config()}'
+    )
+    front_config = f'proxy = {str(kind == "proxy").lower()}\n[policy]\nfile = "{policies.path}"\n{config}'
+    with fleet(directory, *NODES, front_config=front_config, node_config=QUIET + config, has_cables=False) as made:
+        yield Front(made, policies, kind, internet)
     shutil.rmtree(directory)
 
 
@@ -90,10 +110,10 @@ async def open_wire_harness(front: Front) -> AsyncIterator[WireHarness]:
 
 
 @asynccontextmanager
-async def harness_of(version: str, front: Front | None) -> AsyncIterator[Harness]:
+async def harness_of(version: str, front: Front | None, *, image: str = "base") -> AsyncIterator[Harness]:
     """A harness whose sessions have this Python, or that of the tests; behind `front` where there is one.
 
-    Skips the test where this machine has none.
+    Skips the test where this machine has none. `image` is one of the front's, for sessions that name none.
     """
     if front is None:
         async with harness_on(require_python(version) if version else Path(sys.executable)) as harness:
@@ -102,7 +122,7 @@ async def harness_of(version: str, front: Front | None) -> AsyncIterator[Harness
     if version:
         require_python(version)
     async with open_wire_harness(front) as wire:
-        wire.image = f"py{version}" if version else ""
+        wire.image = f"py{version}" if version else image
         yield cast("Harness", wire)
         await wire.end_sessions()
 
@@ -121,8 +141,8 @@ class WireHarness(Running):
 
     def __init__(self, front: Front) -> None:
         super().__init__()
-        self.image = ""
-        """The image of sessions that ask for none; empty: the front's default."""
+        self.image = "base"
+        """The image of sessions that ask for none."""
         self.nodes: Counter[str] = Counter()
         """The sessions that each node has had."""
         nodes = front.fleet.nodes.values()
@@ -142,10 +162,20 @@ class WireHarness(Running):
             assert await self.session_ids() == []
 
     async def session(
-        self, *, imports: tuple[str, ...] = ("*",), prelude: str = "", image: str = "", **limits: Any
+        self,
+        *,
+        imports: tuple[str, ...] = ("*",),
+        prelude: str = "",
+        image: str = "",
+        packages: PackagesSpec | None = None,
+        **limits: Any,
     ) -> WireSession:
-        tenant = await self._tenant("local", self._front.fleet.token)
-        return await self._session(tenant, imports, prelude, image, (), limits)
+        if packages is not None:
+            tenant = await self._tenant(*await self._front.policies.tenant_under(self._front.fleet, ALLOW_PACKAGES))
+        else:
+            tenant = await self._tenant("local", self._front.fleet.token)
+        asked = packages.requirements if packages is not None else ()
+        return await self._session(tenant, imports, prelude, image, limits, packages=asked)
 
     async def session_under(
         self,
@@ -157,7 +187,7 @@ class WireHarness(Running):
         **limits: Any,
     ) -> WireSession:
         tenant = await self._tenant(*await self._front.policies.tenant_under(self._front.fleet, profile))
-        return await self._session(tenant, imports, prelude, "", network, limits)
+        return await self._session(tenant, imports, prelude, "", limits, network=network)
 
     async def change_policy(self, session: WireSession, profile: str) -> None:
         await self._front.policies.change(self._front.fleet, session.tenant, profile)
@@ -178,13 +208,13 @@ class WireHarness(Running):
         imports: tuple[str, ...],
         prelude: str,
         image: str,
-        network: tuple[str, ...],
         limits: dict[str, Any],
+        **more: Any,
     ) -> WireSession:
         asked = {name: value for name, value in {**vars(LIMITS), **limits}.items() if value is not None}
         with values.refusals():
             made = await tenant.client.create_session(
-                image=image or self.image, authorized_imports=imports, limits=asked, prelude=prelude, network=network
+                image=image or self.image, authorized_imports=imports, limits=asked, prelude=prelude, **more
             )
         assert bool(made.info.address) is (self._front.kind != "proxy"), (
             "a client is sent to the node unless the front passes calls on"
@@ -214,6 +244,18 @@ class WireHarness(Running):
         fleet = self._front.fleet
         running = [machine.process for machine in (fleet.front, *fleet.nodes.values())]
         return [psutil.Process(each.pid) for each in running if each is not None]
+
+    def processes(self, session: WireSession) -> list[psutil.Process]:
+        return self.probe.supervisor(cast("Session", session)).children()
+
+    async def spent_cpu_s(self, session: WireSession, run: Transcript) -> float:
+        """Waits until the front has heard of the execution; its node reports what lies between executions with it."""
+
+        def spent() -> float:
+            return self._front.fleet.usage(session.tenant).cpu_time_s_in_last_hour
+
+        assert await eventually_async(lambda: spent() >= run.ended.usage.cpu_time_s)
+        return spent()
 
     def _described(self, tenant: Tenant, session_id: str) -> pb.Session:
         """A session as the front describes it now."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from executor_server.backends.environments import Environment, Target
 from executor_server.core.errors import SandboxFailure
 from executor_server.core.packages import PackagesSpec
+from tests.support.package_index.index import PackageIndex
+from tests.support.package_index.wheels import Entry, make_wheel
 
 PACKAGES = PackagesSpec(("greeting",))
 ENVIRONMENT_ID = "env-made-by-hand"
@@ -26,6 +29,18 @@ FILES = {
     "greeting-1.2.dist-info/entry_points.txt": "[console_scripts]\ngreet = greeting:greet\n",
     "bin/greet": "#!/bin/sh\nexec python3 -c 'import greeting; print(greeting.greet(), greeting.__file__)'\n",
 }
+
+
+def offer(index: PackageIndex) -> None:
+    """Has an index offer PACKAGES, of which the daemon's own builder makes an environment with these files."""
+    for project, version, requires in (("greeting", "1.2", ["numpy==0.0.1"]), ("numpy", "0.0.1", [])):
+        files = {name: text for name, text in FILES.items() if name.startswith(f"{project}/")}
+        extra = []
+        if project == "greeting":
+            files["marked.pth"] = FILES["marked.pth"]
+            script = FILES["bin/greet"].encode()
+            extra = [Entry("greeting-1.2.data/scripts/greet", script, stat.S_IFREG | 0o755)]
+        index.add(make_wheel(project, version, files, requires=requires, extra=extra))
 
 
 def make_environment(directory: Path, files: Mapping[str, str] = FILES) -> Path:

@@ -224,6 +224,14 @@ class Fleet:
             stub = admin_grpc.AdminServiceStub(channel)
             stub.Reload(admin_pb.ReloadRequest(), timeout=START_TIMEOUT_S, metadata=self._metadata)
 
+    def usage(self, tenant: str) -> admin_pb.TenantUsage:
+        """Returns what the front knows that a tenant has used."""
+        with self._channel() as channel:
+            answer = admin_grpc.AdminServiceStub(channel).GetUsage(
+                admin_pb.GetUsageRequest(), timeout=CALL_TIMEOUT_S, metadata=self._metadata
+            )
+        return next((each for each in answer.tenants if each.tenant == tenant), admin_pb.TenantUsage())
+
     def create(self, request_id: str, node: str = "", *, token: str = "") -> pb.Session | None:
         """Asks the front once for a session; None while it can't answer."""
         metadata = (("authorization", f"Bearer {token or self.token}"),)

@@ -17,6 +17,8 @@ VERSIONS ?=
 ARGS ?=
 # Processes that run tests. Tests wait more than they compute: three for each processor.
 WORKERS ?= $(shell echo $$((3 * $$(nproc))))
+# Half as many where each of them has a front and two nodes of its own.
+FLEET_WORKERS ?= $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
 
 # Those whose daemon is the one of tests/integration/conftest.py.
 FLEET_TESTS := $(addprefix tests/integration/test_, smolagents*.py evaluate.py client_everything.py asyncio_client.py \
@@ -147,8 +149,8 @@ test-fleet: $(STAMP)  ## Run the contract and the tests of agents, clients and c
 	@for fleet in $(FLEET); do \
 		tests="$(FLEET_TESTS)"; \
 		if [[ $$fleet == proxy ]]; then tests+=" $(FLEET_PROXY_TESTS)"; fi; \
-		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --all --workers=$(WORKERS) tests/contract $(ARGS); \
-		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --workers=$(WORKERS) $$tests $(ARGS); \
+		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --all --workers=$(FLEET_WORKERS) tests/contract $(ARGS); \
+		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --workers=$(FLEET_WORKERS) $$tests $(ARGS); \
 	done
 
 .PHONY: test-matrix

@@ -31,7 +31,7 @@ from tests.support.fork_server import SERVER, popen
 from tests.support.machine_network import Network, Place
 from tests.support.polling import eventually
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 5.0
 QUIET = "[pool]\nsize = 0\n"

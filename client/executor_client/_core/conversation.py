@@ -120,12 +120,16 @@ class Inbox:
 
 
 def is_no_stream(end: grpc.RpcError) -> bool:
-    """True for the status of a stream that was refused itself, where plain calls are served."""
-    if end.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return True
-    if end.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return False
-    return status.translate(end).reason == "QUEUE_FULL"
+    """True for the status of a stream that was refused itself, where plain calls are served.
+
+    grpc.aio loses a refusal that comes while a message is written, and reports an INTERNAL of its own: a plain call
+    learns why.
+    """
+    if end.code() is grpc.StatusCode.INTERNAL:
+        return not status.translate(end).reason
+    if end.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return status.translate(end).reason == "QUEUE_FULL"
+    return end.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 class Dialogue:

@@ -8,12 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2 as types
 from executor_client import AsyncExecutorClient, ExecutorClient, NotFoundError
 from executor_client._core import conversation
-from executor_client._core.conversation import Dialogue, Inbox, UseAnotherStream
+from executor_client._core.conversation import Dialogue, Ended, Inbox, UseAnotherStream, refused
 from executor_client._sync import duplex
 from executor_client._sync.tool_calls import ToolPool
 from executor_client.errors import ProtocolError
@@ -52,6 +53,8 @@ def test_a_daemon_without_streams_is_asked_once(client: Any, daemon: FakeDaemon)
     for _ in range(2):
         session = client.create_session()
         session.execute("1")
+        while client._transport.channel.conversations.are_served:  # grpc.aio has lost the refusal
+            session.execute("1")
         daemon.has_streams = True  # it is not asked again
         session.close()
     assert daemon.streams == 0
@@ -211,6 +214,20 @@ def test_an_inbox_above_its_bound_is_given_up_for_a_plain_call(monkeypatch: pyte
     dialogue.take(_response(1, 3))
     assert [inbox.take().number for _ in range(2)] == [1, 2]
     assert isinstance(inbox.end, UseAnotherStream) and inbox.end.plain
+
+
+def test_a_refusal_of_a_stream_that_grpc_has_lost_is_learned_by_a_plain_call() -> None:
+    """grpc.aio loses one that comes while a message is written. An INTERNAL of the daemon has a reason."""
+    dialogue = Dialogue()
+    unanswered, answered = _inbox(dialogue), _inbox(dialogue)
+    dialogue.take(_response(answered.message_id, 1))
+    end = Ended(grpc.StatusCode.INTERNAL.value[0], "Internal error from Core", ())
+    dialogue.end(end)
+    assert isinstance(unanswered.end, UseAnotherStream) and unanswered.end.plain
+    assert answered.end is end
+    of_daemon = pb.Refusal(code=13)
+    of_daemon.details.add().Pack(error_details_pb2.ErrorInfo(reason="INTERNAL", domain="remote-executor"))
+    assert not conversation.is_no_stream(refused(of_daemon))
 
 
 def test_what_comes_for_an_execution_that_was_left_is_dropped() -> None:

@@ -279,7 +279,7 @@ async def test_an_orphaned_sandbox_ends_itself(harness: Harness) -> None:
     has_ended = harness.probe.watch(session)
     session._channel.close()
     assert await eventually_async(has_ended)
-    if harness.backend.name in ("local", "docker"):  # the others tell nothing of a process
+    if harness.backend.name in ("local", "docker"):  # the others know nothing of a process
         assert await session._sandbox.cause_of_death() == END_REASONS[ORPHANED]
 
 

@@ -283,10 +283,7 @@ class ChildProcesses:
             self._start_warm()
 
     def _on_last_message(self, packet: link.Packet) -> None:
-        """Takes a word that was not read before the exit only where it says that the interpreter had started.
-
-        Otherwise programs that end at once, in a sandbox that gets little time, would count as failed starts.
-        """
+        """Takes what was not read before the exit if it is the start: programs that end at once are no failed starts."""
         if isinstance(message_of(packet), Booted):
             self._supervisor.on_message(packet)
 
@@ -390,9 +387,7 @@ class ChildProcesses:
     def _watch_interpreter(self) -> None:
         child = self._interpreter
         if child is not None and not child.given_up:
-            events = 0 if self._paused else READ
-            if child.blocked:
-                events |= WRITE
+            events = (0 if self._paused else READ) | (WRITE if child.blocked else 0)
             self._loop.watch(child.sock.fileno(), events, self._on_interpreter)
 
     def _forget(self, child: Child) -> None:

@@ -24,18 +24,8 @@ from ..wire.frames import FrameError
 from ..wire.lean import signal, socket
 from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetEnvironment, SetRules, message_of
 from ..wire.loop import READ, WRITE, Loop
-from .children import (
-    Child,
-    ChildStuck,
-    await_end,
-    continue_everything,
-    end_child,
-    kill_but,
-    kill_everything,
-    reap,
-    spawn,
-    stop_everything,
-)
+from . import children
+from .children import Child, ChildStuck, await_end, end_child, kill_everything, spawn
 from .usage import Process, process_cpu_s
 from .warm_interpreter import WarmInterpreter
 
@@ -129,7 +119,7 @@ class ChildProcesses:
             self._forget_checker()
         self._held = False
         self._warm.forget()
-        kill_but(self._spared_leaders, self._note_exit, wait=not between_runs)
+        children.kill_but(self._spared_leaders, self._note_exit, wait=not between_runs)
 
     def await_end(self) -> None:
         """Waits for the end of what `stop` has killed: then its ports are free, and its places for processes."""
@@ -220,13 +210,13 @@ class ChildProcesses:
         """
         self.rest()
         self._held = True
-        stop_everything()
+        children.stop_everything()
         self._start_checker()
 
     def release(self) -> None:
         if self._held:
             self._held = False
-            continue_everything()
+            children.continue_everything()
 
     @property
     def rests_at(self) -> float:
@@ -243,7 +233,7 @@ class ChildProcesses:
 
     def reap(self) -> None:
         """Reports every child that has ended, and kills a checker that was stopped, as only agent code does."""
-        for pid, status, usage in reap():
+        for pid, status, usage in children.reap():
             if os.WIFSTOPPED(status):
                 if self._checker is not None and pid == self._checker.pid:
                     self._kill(self._checker)  # its exit is reaped next
@@ -283,7 +273,7 @@ class ChildProcesses:
             self._start_warm()
 
     def _on_last_message(self, packet: link.Packet) -> None:
-        """Takes what was not read before the exit if it is the start: programs that end at once are no failed starts."""
+        """Takes what was not read before the exit if it is the start: a program that ends at once is no failed start."""
         if isinstance(message_of(packet), Booted):
             self._supervisor.on_message(packet)
 

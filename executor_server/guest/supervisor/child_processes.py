@@ -273,7 +273,7 @@ class ChildProcesses:
             self._start_warm()
 
     def _on_last_message(self, packet: link.Packet) -> None:
-        """Takes what was not read before the exit if it is the start: a program that ends at once is no failed start."""
+        """Takes what was not read before the exit, if it says that the interpreter had started."""
         if isinstance(message_of(packet), Booted):
             self._supervisor.on_message(packet)
 

@@ -28,15 +28,39 @@ _MEMORY_BYTES = 1024 * 1024 * 1024
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
 
 
+_PROGRAM = """
+import math
+total = [math.sqrt(n) for n in range(3) if n]
+for n in total:
+    try:
+        print(f"{n}", len(total), total[0].real)
+    except ValueError:
+        pass
+def double(x): return x + x
+double(1)
+"""
+_is_prepared = False
+
+
+def prepare(times: int = 1) -> None:
+    """Has Python make its lazy preparations, unless it has in this process or in the one that it was forked from.
+
+    After some repetitions Python specializes the code, too, in place: a fork after that copies fewer pages.
+    """
+    global _is_prepared
+    for _ in range(0 if _is_prepared else times):
+        check(_PROGRAM, "<warm-up>", rules=Rules(), output_mode="trailing_expression", sentinels=Sentinels("warm-up"))
+    _is_prepared = True
+
+
 def checker_main(sock: socket.socket, config: Any) -> None:
     """Serves the supervisor until it closes the link. Runs in the forked child."""
     os.setsid()
     memory = min(_MEMORY_BYTES, config.memory_bytes // 2)
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    prepare()  # now, while no client waits
     sentinels = Sentinels(config.mark)
-    # Makes Python's lazy preparations now, while no client waits.
-    check("0", "<warm-up>", rules=Rules(), output_mode="trailing_expression", sentinels=sentinels)
     sent, rules = b"", Rules()  # kept, as nearly all requests have the same
     while True:
         try:

@@ -50,6 +50,7 @@ from . import display
 from .execution import Executions, unless_final_answer
 from .fitness import reason_of
 from .host_tools import Inbox, ToolBox, encode_value
+from .inherited import add_site, renew_random_state
 from .process import OwnProcess, settle
 from .runtime import Runtime
 from .session_site import prepare_installers
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
 def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> None:
     """Imports the modules ahead, then serves the supervisor until it closes the link. Runs in the forked child."""
     settle(config)
-    import site
-
     archive = sys.path.pop(0)
     standard_library = len(sys.path)
     if config.has_environment:
@@ -76,7 +75,8 @@ def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> No
 
         add_environment()  # first, so that it is ahead of the image's packages
     prepare_installers(has_network=config.egress_listener is not None, ahead_of=standard_library)
-    site.main()
+    add_site()
+    renew_random_state()
     sys.argv = [""]
     interpreter = Interpreter(sock, config)
     if modules:

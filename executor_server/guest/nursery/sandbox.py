@@ -27,7 +27,6 @@ from ..wire import kernel, privileges
 from ..wire.kernel import MS_BIND, MS_MOVE, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
 from ..wire.lean import dumps, loads, passed_descriptors, signal, socket
 from ..wire.nursery_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
-from .modules import renew_random_state
 from .report import report
 
 TYPE_CHECKING = False
@@ -261,7 +260,7 @@ def _filter_system_calls(child: _Child) -> None:
 
 
 def _settle(child: _Child) -> None:
-    """Makes of the zygote's process one of the session: its variables, its random numbers, its place."""
+    """Makes of the zygote's process one of the session: its name, its variables, its place."""
     privileges.name_process(os.path.basename(sys.executable))
     wanted = {str(name): str(value) for name, value in child.plan["environment"].items()}
     for name in set(os.environ) - set(wanted):
@@ -269,7 +268,6 @@ def _settle(child: _Child) -> None:
     for name, value in wanted.items():
         if os.environ.get(name) != value:  # most are the zygote's, and writing them would copy their pages
             os.environ[name] = value
-    renew_random_state()
     os.chdir("/workspace")
 
 

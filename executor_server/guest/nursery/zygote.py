@@ -32,6 +32,8 @@ from .report import namespaces
 _REQUEST_BYTES = 32
 _CONTROL_BYTES = 64
 _LOOK_S = 60.0
+# Runs of a code until Python has specialized it.
+_REPETITIONS = 20
 # Arenas, of 1 MiB each, that the usual libraries and the guest's own modules take.
 _ARENAS, _ARENAS_WITHOUT = 44, 10
 
@@ -62,9 +64,11 @@ def serve(requests: socket.socket, modules: list[str]) -> None:
 
 def _load() -> None:
     """Imports the guest's own modules, those of the interpreter and the checker too."""
-    from ..checks import checker_process  # noqa: F401
+    from .. import main  # noqa: F401
+    from ..checks import checker_process
     from ..interpreter import interpreter  # noqa: F401
-    from ..supervisor import supervisor  # noqa: F401
+
+    checker_process.prepare(_REPETITIONS)
 
 
 def _foreign_threads() -> int:

@@ -63,7 +63,7 @@ class ChildProcesses:
         self._checker_cpu_s = 0.0  # when it got its last source
         self._held = False  # everything but the checker is stopped
         self._checker_used_at = 0.0  # or started
-        self._serves = False  # a session has this sandbox, so a source may come
+        self.serves = False  # a session has this sandbox, so a source may come
         self._measured: Optional[Process] = None
         self._paused = False
         self._used = False  # true once the interpreter has got a message that uses it
@@ -98,12 +98,12 @@ class ChildProcesses:
         self._used = False
         self._set_up.pop(FindModules, None)
         self._set_interpreter(self._fork(lambda sock, config: self._programs.interpreter(sock, config, [])))
-        if self._serves:
+        if self.serves:
             self.have_checker()
 
     def serve_session(self) -> None:
         """A session has got the sandbox: its first source finds a checker ready. Before, none holds memory."""
-        self._serves = True
+        self.serves = True
         if self.started:
             self.have_checker()
 

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 # Seconds of the loop's longest wait.
 _POLL_TIME_S = 60.0
-# Seconds without a word from the daemon after which the children are started, before and after it connects. They are
-# ready when a new session needs them, and the fork delays no answer that is due.
+# Seconds without a word from the daemon after which the children are started, before and after it connects, as long as
+# no session has this sandbox. They are ready when one needs them, and the fork delays no answer that is due.
 _CONNECT_TIME_S = 0.05
 _START_TIME_S = 0.002
 
@@ -155,6 +155,8 @@ class Supervisor:
 
     def _turn_time_s(self) -> float:
         if not self._child_processes.started:
+            if self._child_processes.serves:
+                return 0.0
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         if self._transfers.busy:
             return 0.0

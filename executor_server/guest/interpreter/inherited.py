@@ -1,0 +1,53 @@
+"""What an interpreter inherits of the process that it was forked from, where that has imported the image's modules.
+
+In a sandbox of a nursery that was its zygote, in every other one there is nothing of this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+_SEED_BYTES = 64
+
+_site_path: Optional[list[str]] = None
+
+
+def add_site() -> None:
+    """Adds the image's packages to `sys.path`, as Python does at its start: once, also for the forks of this process.
+
+    It runs code of the image (`.pth` files, sitecustomize).
+    """
+    global _site_path
+    if _site_path is not None:
+        sys.path += _site_path
+        return
+    import site
+
+    before = list(sys.path)
+    site.main()
+    if sys.path[: len(before)] == before:
+        _site_path = sys.path[len(before) :]
+
+
+def renew_random_state() -> None:
+    """Replaces what is random in modules that were imported already, the same in all forks of the process that did it.
+
+    `random` does it by itself, `secrets` and `uuid4` ask the kernel. The rest is known by name, and a test compares
+    children of one zygote. The trap with process ids: `tempfile` and OpenSSL take a process for the one that seeded
+    them when it has the same id, and in pid namespaces of their own two interpreters do.
+    """
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # the state behind the functions of numpy.random; generators are seeded where they are made
+    for module, names in (("tempfile", ("_name_sequence", "tempdir")), ("uuid", ("_node", "_last_timestamp"))):
+        if module in sys.modules:
+            for name in names:
+                setattr(sys.modules[module], name, None)
+    ssl = sys.modules.get("_ssl")
+    if ssl is not None:
+        ssl.RAND_add(os.urandom(_SEED_BYTES), float(_SEED_BYTES))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.backends.local import LocalBackend
-from executor_server.backends.local.nursery.births import NurseryProcess
+from executor_server.backends.local.nursery.forks import NurseryProcess
 from executor_server.backends.local.nursery.nurseries import Fallback
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.config import LocalImage

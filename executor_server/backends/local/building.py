@@ -20,7 +20,8 @@ from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.file_counts import limit_files
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import SANDBOX_ID, environment_of
-from executor_server.backends.local.nursery.births import NoBirth, NurseryProcess, SandboxPlan
+from executor_server.backends.local.nursery.births import SandboxPlan
+from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess
 from executor_server.backends.local.nursery.nurseries import Fallback, Nurseries, below_tmp
 from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.records import ProcessRecord, Record, remove_record, write_record

@@ -1,4 +1,4 @@
-"""What an interpreter inherits of the process that it was forked from, where that has imported the image's modules.
+"""The state that an interpreter inherits of a process that has imported modules already.
 
 In a sandbox of a nursery that was its zygote, in every other one there is nothing of this.
 """

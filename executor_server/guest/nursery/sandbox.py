@@ -1,14 +1,15 @@
 """Turns a fork of the zygote into a sandbox, and has that checked before it serves.
 
 Theory of operation. The process is the first one of a new pid namespace, and otherwise still the zygote: its files, its
-user, its rights. It takes itself apart, one step at a time, in the order of `_STEPS`. As in `cloud/namespaces.py` the
-order is the argument: each step needs a right that a later one takes away, or hides what a later one opens. No step is
-optional, and the first that fails ends the process, and with it everything in the sandbox.
+user, its rights. It takes itself apart, one step at a time, in the order of `_AHEAD` and `_STEPS`. As in
+`cloud/namespaces.py` the order is the argument: each step needs a right that a later one takes away, or hides what a
+later one opens. No step is optional, and the first that fails ends the process, and with it everything in the sandbox.
 
-Two more rules hold throughout:
+Three more rules hold throughout:
 
 - The daemon knows this process before it does anything (`HERE`; the kernel vouches for its id), and has opened a handle
   to it. So whatever goes wrong later, the daemon can end it.
+- Until its plan comes it belongs to no session: the steps of `_AHEAD` need none, and may have been done long before.
 - It serves only when the daemon says so, which it does when it has read the report and written the record by which a
   later daemon finds the sandbox. A daemon that dies before that closes the socket, which ends this process.
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _HOSTNAME = "sandbox"
 _DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620"
+# An empty directory of the nursery's root, on which the sandbox's own is mounted later.
+_EMPTY = "/workspace"
 _READ_ONLY_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus")
 _REASON_BYTES = 2000
 
@@ -49,7 +52,7 @@ def become(control: int) -> None:
         with_daemon = socket.socket(fileno=_only_descriptor(control))
         with_daemon.send(HERE)
         child = _Child(with_daemon)
-        for what, step in _STEPS:
+        for what, step in (*_AHEAD, *_STEPS):
             try:
                 step(child)
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -114,7 +117,9 @@ def _read_plan(child: _Child) -> None:
 
 
 def _join_groups(child: _Child) -> None:
-    """Joins the control groups, before it takes memory or forks: what it takes earlier would be charged to the daemon.
+    """Joins the control groups, before it takes memory or forks: what it has taken earlier, for namespaces and tables
+    that are the same in every sandbox, is charged to the daemon. Then it enters a namespace of them, in which it sees
+    itself as the top.
 
     The daemon has opened the files, so no path of the host is needed; and the kernel asks whether the daemon might move
     the process, not this one. They are closed: who has them could move itself out of another group.
@@ -122,6 +127,7 @@ def _join_groups(child: _Child) -> None:
     for fd in child.groups:
         os.write(fd, b"0")
         os.close(fd)
+    kernel.unshare(kernel.CLONE_NEWCGROUP)
 
 
 def _take_streams(child: _Child) -> None:
@@ -133,11 +139,8 @@ def _take_streams(child: _Child) -> None:
 
 
 def _make_namespaces(_child: _Child) -> None:
-    """Enters new namespaces. Before anything is mounted or configured: earlier, that would change the nursery's.
-
-    In its control groups already: of the namespace for these it shall see itself as the top.
-    """
-    kernel.unshare(kernel.SANDBOX_NAMESPACES)
+    """Enters new namespaces. Before anything is mounted or configured: earlier, that would change the nursery's."""
+    kernel.unshare(kernel.SANDBOX_NAMESPACES & ~kernel.CLONE_NEWCGROUP)
 
 
 def _bring_up(_child: _Child) -> None:
@@ -150,13 +153,27 @@ def _bring_up(_child: _Child) -> None:
     socket.sethostname(_HOSTNAME)
 
 
-def _mount_files(child: _Child) -> None:
-    """Mounts what is the sandbox's own over the nursery's files, which are read-only already.
+def _mount_proc(_child: _Child) -> None:
+    """Mounts what shows the sandbox's own processes and terminals over the nursery's files, which are read-only.
 
     By the first process of the pid namespace: /proc shows the namespace of its mounter. The nursery's /proc is removed,
     and not covered: what is covered can be uncovered. The new one is made elsewhere first, since the kernel mounts a
     /proc only where it sees another one in full. As the nursery's user 0, so before `_become_user`.
     """
+    kernel.mount("proc", _EMPTY, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    kernel.unmount("/proc")
+    kernel.mount(_EMPTY, "/proc", flags=MS_MOVE)
+    for name in _READ_ONLY_IN_PROC:
+        if os.path.exists(f"/proc/{name}"):
+            kernel.mount(f"/proc/{name}", f"/proc/{name}", flags=MS_BIND)
+            kernel.mount(
+                "none", f"/proc/{name}", flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+            )
+    kernel.mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, _DEVPTS_OPTIONS)
+
+
+def _mount_files(child: _Child) -> None:
+    """Mounts the sandbox's own files, in their sizes; as the nursery's user 0, so before `_become_user`."""
     sizes = child.plan["sizes"]
     for place, size in (("/workspace", sizes["disk"]), ("/dev/shm", sizes["shm"])):
         _mount_memory(place, size, sizes["files"])
@@ -169,18 +186,6 @@ def _mount_files(child: _Child) -> None:
         os.makedirs(place)
         kernel.mount_copy(copy, place)
         os.close(copy)
-    os.mkdir("/tmp/proc")
-    kernel.mount("proc", "/tmp/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    kernel.unmount("/proc")
-    kernel.mount("/tmp/proc", "/proc", flags=MS_MOVE)
-    os.rmdir("/tmp/proc")
-    for name in _READ_ONLY_IN_PROC:
-        if os.path.exists(f"/proc/{name}"):
-            kernel.mount(f"/proc/{name}", f"/proc/{name}", flags=MS_BIND)
-            kernel.mount(
-                "none", f"/proc/{name}", flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
-            )
-    kernel.mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, _DEVPTS_OPTIONS)
 
 
 def _mount_memory(place: str, size_bytes: int, files: int) -> None:
@@ -271,12 +276,15 @@ def _settle(child: _Child) -> None:
     os.chdir("/workspace")
 
 
+_AHEAD = (
+    ("make namespaces", _make_namespaces),
+    ("bring up its network", _bring_up),
+    ("mount /proc", _mount_proc),
+)
 _STEPS = (
     ("read its plan", _read_plan),
     ("join its control groups", _join_groups),
     ("take its streams", _take_streams),
-    ("make namespaces", _make_namespaces),
-    ("bring up its network", _bring_up),
     ("mount its files", _mount_files),
     ("become its user", _become_user),
     ("limit its resources", _limit_resources),

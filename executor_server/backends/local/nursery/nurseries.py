@@ -22,7 +22,8 @@ import structlog
 from executor_server.backends.local.descriptors import wait_readable
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import environment_of
-from executor_server.backends.local.nursery.births import NoBirth, NurseryProcess, SandboxPlan, bear
+from executor_server.backends.local.nursery.births import SandboxPlan, bear
+from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess
 from executor_server.backends.local.nursery.nursery import Blueprint, Nursery, start_nursery
 from executor_server.backends.local.nursery.packets import now
 from executor_server.backends.local.nursery.records import NurseryRecords, OrphanedNursery

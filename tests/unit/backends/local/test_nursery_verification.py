@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from executor_server.backends.local.nursery.births import NoBirth, SandboxPlan
+from executor_server.backends.local.nursery.births import SandboxPlan
+from executor_server.backends.local.nursery.forks import NoBirth
 from executor_server.backends.local.nursery.verification import fault_of
 from executor_server.guest.wire.nursery_messages import MAX_PLAN_FDS, PACKET_BYTES
 

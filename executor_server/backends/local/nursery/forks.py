@@ -1,0 +1,201 @@
+"""The forks of a nursery's zygote, from the request until one waits for the plan of its sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from executor_server.backends.local.descriptors import is_readable, kill, wait_readable, wait_readable_too
+from executor_server.backends.local.nursery.packets import now, packet_pair, receive
+from executor_server.backends.local.records import parent_of
+from executor_server.backends.local.stderr_file import open_stderr, read_stderr
+from executor_server.core import SandboxFailure
+from executor_server.guest.wire.nursery_messages import FAILED, HERE
+
+if TYPE_CHECKING:
+    from executor_server.backends.local.nursery.nursery import Nursery
+
+ANSWER_TIME_S = 2.0
+"""Seconds to wait for the zygote's fork, and for each of its answers; bubblewrap is there for what takes longer."""
+# Seconds after a sandbox was made until the next fork is made ahead: the sandbox's own start goes first.
+_BLANK_PAUSE_S = 0.02
+# Seconds to wait for the wait status of a process that has ended: the zygote reads it at once.
+_STATUS_TIME_S = 1.0
+
+
+class NoBirth(Exception):
+    """No sandbox came of it, and nothing is left of the attempt. `reason` is a word for the metric."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class NurseryProcess:
+    """The first process of a sandbox that a zygote forked. Implements `SandboxProcess`."""
+
+    def __init__(self, nursery: Nursery, pid: int, ended: asyncio.Future[int]) -> None:
+        """Raises OSError when there is no such process, and NoBirth when it is not the zygote's child."""
+        self.nursery_id = nursery.nursery_id
+        self.init_pid: int = pid
+        self.stderr = open_stderr()
+        self._ended = ended
+        self._init_pidfd: int | None = None
+        try:
+            self._init_pidfd = _open_child(pid, nursery.zygote_pid)
+        except BaseException:
+            os.close(self.stderr)
+            raise
+
+    def has_ended(self) -> bool:
+        return self._init_pidfd is None or is_readable(self._init_pidfd)
+
+    async def exit_code(self, deadline: float) -> int | None:
+        if self._init_pidfd is not None:
+            await wait_readable_too(self._init_pidfd, deadline)
+        if not self.has_ended():
+            return None
+        await asyncio.wait([self._ended], timeout=_STATUS_TIME_S)
+        if not self._ended.done() or self._ended.cancelled():
+            return None
+        status = self._ended.result()
+        return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def last_words(self) -> str:
+        return "" if self._init_pidfd is None else read_stderr(self.stderr)
+
+    async def kill_and_reap(self, deadline: float) -> None:
+        if self._init_pidfd is None:
+            return
+        kill(self._init_pidfd)
+        # Readable only when the kernel has killed and reaped every other process of the namespace.
+        if not await wait_readable(self._init_pidfd, deadline):
+            raise SandboxFailure(f"process {self.init_pid} of a sandbox does not end")
+        # Its parent, the zygote, has reaped it when the status is here; without a zygote the nursery's first one does.
+        await asyncio.wait([self._ended], timeout=_STATUS_TIME_S)
+        self.release()
+
+    def release(self) -> None:
+        """Releases what the daemon holds of it. Idempotent."""
+        if self._init_pidfd is not None:
+            os.close(self._init_pidfd)
+            os.close(self.stderr)
+            self._init_pidfd = None
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A process that waits for its plan, and our end of the socket to it."""
+
+    process: NurseryProcess
+    ours: socket.socket
+
+    def drop(self) -> None:
+        """Drops it: it reads the end of its socket, and exits."""
+        self.ours.close()
+        self.process.release()
+
+
+class BlankFork:
+    """A fork that is made ahead of the next sandbox, since half of the time until that is ready goes into it."""
+
+    def __init__(self) -> None:
+        self._making: asyncio.Task[Fork] | None = None
+
+    def begin(self, fork: Coroutine[Any, Any, Fork]) -> None:
+        """Makes one, unless there is one."""
+        if self._making is not None:
+            fork.close()
+            return
+        self._making = asyncio.create_task(_soon(fork))
+
+    def take(self) -> Fork | None:
+        """Returns it if it is there and lives; it is the caller's then."""
+        if self._making is None or not self._making.done():
+            return None
+        making, self._making = self._making, None
+        if making.cancelled() or making.exception() is not None:
+            return None
+        fork = making.result()
+        if fork.process.has_ended():
+            fork.drop()
+            return None
+        return fork
+
+    def drop(self) -> None:
+        """Does without. Idempotent."""
+        if (fork := self.take()) is not None:
+            fork.drop()
+        elif self._making is not None:
+            self._making.cancel()
+
+    async def ended(self) -> None:
+        """Waits until nothing is being made any more; after `drop`."""
+        if self._making is not None:
+            await asyncio.wait([self._making])
+
+
+async def _soon(fork: Coroutine[Any, Any, Fork]) -> Fork:
+    try:
+        await asyncio.sleep(_BLANK_PAUSE_S)
+    except BaseException:
+        fork.close()
+        raise
+    return await fork
+
+
+async def ask_fork(nursery: Nursery) -> Fork:
+    """Has the zygote fork. Raises NoBirth; a fork that comes too late ends by itself then."""
+    ours, theirs = packet_pair()
+    try:
+        with theirs:
+            try:
+                ended = nursery.request(theirs)
+            except OSError as error:
+                raise NoBirth("silent", f"the zygote can't be asked: {error}") from error
+        pid = await expect(ours, HERE, None)
+        try:
+            return Fork(NurseryProcess(nursery, pid, ended), ours)
+        except OSError as error:
+            raise NoBirth("failed", f"the fork has ended: {error}") from error
+    except BaseException:
+        ours.close()
+        raise
+
+
+def _open_child(pid: int, parent: int | None) -> int:
+    """Opens a handle of a child, whose id may be that of a process with another parent by now."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        if parent is None or parent_of(pid) != parent or is_readable(pidfd):  # readable: the parent was another's
+            raise NoBirth("failed", "the fork has ended")
+    except BaseException:
+        os.close(pidfd)
+        raise
+    return pidfd
+
+
+async def expect(ours: socket.socket, word: bytes, pid: int | None) -> int:
+    """Waits for this packet, of this process if it is known; returns the sender."""
+    data, sender = await next_packet(ours)
+    if data != word or (pid is not None and sender != pid) or sender <= 0:
+        raise NoBirth("failed", f"the fork says {data[:80]!r}")
+    return sender
+
+
+async def next_packet(ours: socket.socket) -> tuple[bytes, int]:
+    try:
+        packet = await receive(ours, now() + ANSWER_TIME_S)
+    except OSError as error:
+        raise NoBirth("failed", f"no answer: {error}") from error
+    if packet is None:
+        raise NoBirth("silent", f"no answer within {ANSWER_TIME_S:g} s")
+    if not packet.data:
+        raise NoBirth("failed", "the fork, or the zygote, has ended")
+    if packet.data.startswith(FAILED):
+        raise NoBirth("failed", packet.data[len(FAILED) :].decode("utf-8", "backslashreplace"))
+    return packet.data, packet.pid

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
 
 from executor_server.core import SandboxSpec
 from executor_server.guest.wire.egress_listener import LISTENER_ADDRESS
@@ -49,9 +50,14 @@ AMPLE_PROCESSES = _NUMERIC_THREADS * _PROCESSES_PER_NUMERIC_THREAD
 """With as many processes or more, a sandbox has as many numerical threads as any on this host."""
 
 
+@cache
+def _processors() -> int:
+    return os.cpu_count() or 1  # reads a file
+
+
 def numeric_threads(processes: int) -> int:
     """Returns the threads of numerical libraries in a sandbox that may have so many processes."""
-    return max(1, min(os.cpu_count() or 1, processes // _PROCESSES_PER_NUMERIC_THREAD, _NUMERIC_THREADS))
+    return max(1, min(_processors(), processes // _PROCESSES_PER_NUMERIC_THREAD, _NUMERIC_THREADS))
 
 
 def sandbox_environment(processes: int) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 The daemon has a socket of packets to the zygote, the nursery's. It sends requests there, and gets `INIT`, `READY`, and
 how processes ended. For each sandbox it makes a second pair, hands one end over with the request, and from then on
-speaks with the forked process itself: `HERE`, plan, report, `SERVE`, `SERVING`. Both are sockets between processes of
+speaks with the forked process itself: `HERE`, plan, report, `SERVE`. Both are sockets between processes of
 ours; no agent code ever has either.
 """
 
@@ -34,7 +34,7 @@ the sender's process id, as the daemon numbers it."""
 REFUSED = b"refused "
 """Before a reason: the zygote does not serve."""
 
-HERE, SERVE, SERVING = b"here", b"serve", b"serving"
-"""On a sandbox's socket: the first packet of the forked process, the daemon's word, and the answer to that."""
+HERE, SERVE = b"here", b"serve"
+"""On a sandbox's socket: the first packet of the forked process, and the daemon's word."""
 FAILED = b"failed "
 """Before a reason: the zygote could not fork, or the forked process could not become a sandbox, and ends."""

@@ -26,11 +26,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from executor_server.backends.local.layout import SANDBOX_ID
-from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess, ask_fork, expect, next_packet
+from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess, ask_fork, next_packet
 from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.nursery.packets import now, send_with
 from executor_server.backends.local.nursery.verification import fault_of, fault_of_process
-from executor_server.guest.wire.nursery_messages import MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
+from executor_server.guest.wire.nursery_messages import MAX_PLAN_FDS, PACKET_BYTES, SERVE
 
 # Seconds for a killed fork to end.
 _END_TIME_S = 5.0
@@ -99,7 +99,6 @@ async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, Nurs
             ours.send(SERVE)
         except OSError as error:
             raise NoBirth("failed", f"the fork has ended: {error}") from error
-        await expect(ours, SERVING, pid)
     except BaseException:
         await asyncio.shield(process.kill_and_reap(now() + _END_TIME_S))
         raise

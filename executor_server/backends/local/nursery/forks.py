@@ -157,7 +157,9 @@ async def ask_fork(nursery: Nursery) -> Fork:
                 ended = nursery.request(theirs)
             except OSError as error:
                 raise NoBirth("silent", f"the zygote can't be asked: {error}") from error
-        pid = await expect(ours, HERE, None)
+        data, pid = await next_packet(ours)
+        if data != HERE or pid <= 0:
+            raise NoBirth("failed", f"the fork says {data[:80]!r}")
         try:
             return Fork(NurseryProcess(nursery, pid, ended), ours)
         except OSError as error:
@@ -179,15 +181,8 @@ def _open_child(pid: int, parent: int | None) -> int:
     return pidfd
 
 
-async def expect(ours: socket.socket, word: bytes, pid: int | None) -> int:
-    """Waits for this packet, of this process if it is known; returns the sender."""
-    data, sender = await next_packet(ours)
-    if data != word or (pid is not None and sender != pid) or sender <= 0:
-        raise NoBirth("failed", f"the fork says {data[:80]!r}")
-    return sender
-
-
 async def next_packet(ours: socket.socket) -> tuple[bytes, int]:
+    """Waits for a packet of a fork; returns it with its sender. Raises NoBirth."""
     try:
         packet = await receive(ours, now() + ANSWER_TIME_S)
     except OSError as error:

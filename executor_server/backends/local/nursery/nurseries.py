@@ -15,13 +15,14 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import structlog
 
 from executor_server.backends.local.descriptors import wait_readable
 from executor_server.backends.local.images import Image
-from executor_server.backends.local.layout import environment_of
+from executor_server.backends.local.layout import Layout, environment_of
 from executor_server.backends.local.nursery.births import SandboxPlan, bear
 from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess
 from executor_server.backends.local.nursery.nursery import Blueprint, Nursery, start_nursery
@@ -53,6 +54,8 @@ _UNUSED_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 _END_TIME_S = 10.0
 _ID_BYTES = 8
+# Kinds that are remembered, since looking at the paths of an image takes longer than all else of choosing a nursery.
+_BLUEPRINTS_KNOWN = 16
 # A sandbox mounts its own file systems here, which would hide what lies below; directories below /tmp are kept.
 _REPLACED = tuple(Path(name) for name in ("/dev", "/proc", "/workspace"))
 _COVERED = (*_REPLACED, Path("/tmp"))
@@ -127,13 +130,6 @@ class Nurseries:
 
     def blueprint(self, resources: Resources, image: Image, spec: SandboxSpec) -> Blueprint:
         """Returns the kind of nursery that makes such sandboxes. Raises Fallback."""
-        links = [link for link, _ in image.links]
-        for path, covering in [
-            *((link, _COVERED) for link in links),
-            *((each, _REPLACED) for each in image.directories),
-        ]:
-            if any(path.is_relative_to(covered) for covered in covering):
-                raise Fallback("unsupported", f"the image has files in {path}")
         # With a network, a program may install another version of a module, and expects to import that. A library reads
         # the number of its threads when it is imported, so who may have few processes gets none that is imported.
         with_modules = (
@@ -141,13 +137,9 @@ class Nurseries:
             and not spec.egress
             and numeric_threads(spec.processes) == numeric_threads(AMPLE_PROCESSES)
         )
-        environment = environment_of(image, replace(spec, processes=AMPLE_PROCESSES))  # each sandbox sets its own
-        return Blueprint(
-            guest=resources.layout.guest.path,
-            image_identity=image.identity,
-            root=tuple(resources.layout.nursery_root(image)),
-            python=image.python,
-            environment=(*environment.items(), ("PWD", WORKSPACE)),
+        spec = replace(spec, processes=AMPLE_PROCESSES)  # each sandbox sets its own variables
+        return replace(
+            _blueprint(resources.layout, image, tuple(environment_of(image, spec).items())),
             modules=MODULES if with_modules else (),
             users=self._users,
             owner=spec.fork_server.partition(":")[2],
@@ -310,3 +302,24 @@ class Nurseries:
         for nursery in (*self._serving.values(), *self._successors.values()):
             await nursery.settled.wait()
         self._tidy()
+
+
+@lru_cache(maxsize=_BLUEPRINTS_KNOWN)
+def _blueprint(layout: Layout, image: Image, environment: tuple[tuple[str, str], ...]) -> Blueprint:
+    """Returns a kind of nursery without its modules, users and owner. Raises Fallback."""
+    links = [link for link, _ in image.links]
+    for path, covering in [
+        *((link, _COVERED) for link in links),
+        *((each, _REPLACED) for each in image.directories),
+    ]:
+        if any(path.is_relative_to(covered) for covered in covering):
+            raise Fallback("unsupported", f"the image has files in {path}")
+    return Blueprint(
+        guest=layout.guest.path,
+        image_identity=image.identity,
+        root=tuple(layout.nursery_root(image)),
+        python=image.python,
+        environment=(*environment, ("PWD", WORKSPACE)),
+        modules=(),
+        users=None,
+    )

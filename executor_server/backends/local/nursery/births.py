@@ -105,7 +105,7 @@ async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, Nurs
     finally:
         ours.close()
     if nursery.serves:
-        nursery.blank.begin(ask_fork(nursery))
+        nursery.blank.begin(nursery)
     return process
 
 

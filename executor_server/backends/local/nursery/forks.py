@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable, wait_readable_too
 from executor_server.backends.local.nursery.packets import now, packet_pair, receive
@@ -106,12 +105,10 @@ class BlankFork:
     def __init__(self) -> None:
         self._making: asyncio.Task[Fork] | None = None
 
-    def begin(self, fork: Coroutine[Any, Any, Fork]) -> None:
+    def begin(self, nursery: Nursery) -> None:
         """Makes one, unless there is one."""
-        if self._making is not None:
-            fork.close()
-            return
-        self._making = asyncio.create_task(_soon(fork))
+        if self._making is None:
+            self._making = asyncio.create_task(_ask_soon(nursery))
 
     def take(self) -> Fork | None:
         """Returns it if it is there and lives; it is the caller's then."""
@@ -139,13 +136,9 @@ class BlankFork:
             await asyncio.wait([self._making])
 
 
-async def _soon(fork: Coroutine[Any, Any, Fork]) -> Fork:
-    try:
-        await asyncio.sleep(_BLANK_PAUSE_S)
-    except BaseException:
-        fork.close()
-        raise
-    return await fork
+async def _ask_soon(nursery: Nursery) -> Fork:
+    await asyncio.sleep(_BLANK_PAUSE_S)
+    return await ask_fork(nursery)
 
 
 async def ask_fork(nursery: Nursery) -> Fork:

@@ -47,13 +47,22 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def _imported(tree: ast.AST) -> Iterator[str]:
-    """Yields the absolute names that a tree imports."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module or ""
+def _named(node: ast.AST) -> list[str]:
+    """Returns the absolute names that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+
+
+@cache
+def _imported(path: Path) -> list[str]:
+    """Returns the absolute names that a file imports, anywhere in it."""
+    return [name for node in ast.walk(_tree(path)) for name in _named(node)]
+
+
+@pytest.fixture(scope="module")
+def parsed() -> None:
+    """Keeps the tests that parse all sources in one worker, where each file is parsed once."""
 
 
 def _imported_at_import(path: Path) -> Iterator[str]:
@@ -65,8 +74,7 @@ def _imported_at_import(path: Path) -> Iterator[str]:
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from _imported(node)
+        yield from _named(node)
         pending.extend(ast.iter_child_nodes(node))
 
 
@@ -77,16 +85,17 @@ def test_importing_the_client_loads_neither_daemon_nor_smolagents_nor_what_only_
     assert unwanted.isdisjoint(name.partition(".")[0] for name in loaded)
 
 
-@pytest.mark.parametrize("path", _sources(GUEST, WIRE / "values"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_guest_needs_the_standard_library_only(path: Path) -> None:
-    at_import = () if path == LOADED_BY_MATPLOTLIB else _imported_at_import(path)
-    standard = STANDARD | OF_THE_PROXY if path.parent == PROXY else STANDARD
-    for name in at_import:
-        top = name.partition(".")[0]
-        assert top in standard or name.startswith(SHARED), name
-    for name in _imported(_tree(path)):
-        top = name.partition(".")[0]
-        assert top in standard | OF_THE_IMAGE or name.startswith(SHARED), name
+@pytest.mark.usefixtures("parsed")
+def test_guest_needs_the_standard_library_only() -> None:
+    for path in _sources(GUEST, WIRE / "values"):
+        at_import = () if path == LOADED_BY_MATPLOTLIB else _imported_at_import(path)
+        standard = STANDARD | OF_THE_PROXY if path.parent == PROXY else STANDARD
+        for name in at_import:
+            top = name.partition(".")[0]
+            assert top in standard or name.startswith(SHARED), (path, name)
+        for name in _imported(path):
+            top = name.partition(".")[0]
+            assert top in standard | OF_THE_IMAGE or name.startswith(SHARED), (path, name)
 
 
 def test_daemon_reaches_no_unpickler_through_the_guest() -> None:
@@ -97,6 +106,7 @@ def test_daemon_reaches_no_unpickler_through_the_guest() -> None:
             assert graph.find_shortest_chain(name, unpickler) is None, (name, unpickler)
 
 
+@pytest.mark.usefixtures("parsed")
 @pytest.mark.parametrize("root", [DAEMON, CLIENT, WIRE], ids=["daemon", "client", "wire"])
 def test_nothing_outside_the_sandbox_makes_code_of_text(root: Path) -> None:
     for path in _sources(root):
@@ -180,6 +190,7 @@ def test_daemons_root_holds_packages_only() -> None:
     assert {path.name for path in DAEMON.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
+@pytest.mark.usefixtures("parsed")
 @pytest.mark.parametrize("package", sorted(path.parent.name for path in DAEMON.glob("*/__init__.py")))
 def test_a_package_is_imported_by_its_public_names(package: str) -> None:
     """No module outside of a package names a module inside it, and its `__init__` says what it is for."""
@@ -190,21 +201,23 @@ def test_a_package_is_imported_by_its_public_names(package: str) -> None:
     for path in _sources(DAEMON):
         if own in path.parents or GUEST in path.parents:
             continue
-        for name in _imported(_tree(path)):
+        for name in _imported(path):
             inner = name.removeprefix("executor_server.")
             if inner.startswith(f"{package}.") and not inner.startswith(SUBPACKAGES):
                 pytest.fail(f"{path.relative_to(ROOT)} imports {name}; import the name from executor_server.{package}")
 
 
+@pytest.mark.usefixtures("parsed")
 @pytest.mark.parametrize("package", ["_aio", "_sync"])
 def test_a_half_of_the_client_is_imported_by_its_public_names(package: str) -> None:
     """`_core` exports its modules instead: some of them cost an import of gRPC, which `executor --help` must not pay."""
     for path in _sources(CLIENT):
         if CLIENT / package not in path.parents:
-            inner = [name for name in _imported(_tree(path)) if name.startswith(f"executor_client.{package}.")]
+            inner = [name for name in _imported(path) if name.startswith(f"executor_client.{package}.")]
             assert not inner, path
 
 
+@pytest.mark.usefixtures("parsed")
 @pytest.mark.parametrize("root", [DAEMON, CLIENT, WIRE], ids=["daemon", "client", "wire"])
 def test_files_and_functions_are_short_enough_to_read(root: Path) -> None:
     for path in _sources(root):

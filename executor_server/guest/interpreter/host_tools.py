@@ -303,9 +303,9 @@ def encode_value(value: object, fallback: Optional[Callable[[object], Optional[b
 
 def encode_in_parts(value: object) -> Parts:
     """As `encode_value`, without a copy of what is large, to be sent at once."""
-    from executor_api import values
+    from executor_api.values import encode_in_parts as encoded
 
-    return values.encode_in_parts(value, passing=(ControlException,))
+    return encoded(value, passing=(ControlException,))
 
 
 def decode_value(packed: Union[bytes, memoryview]) -> Any:

@@ -18,6 +18,7 @@ from executor_server.guest.checks.meter import OperationLimitExceeded
 from tests.support.agent_program import Agent, run
 from tests.support.corpus import programs
 from tests.support.interpreters import find_python
+from tests.support.rounds import ALL, VARIABLE
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -180,7 +181,7 @@ def test_generated_programs_spend_what_counting_in_each_body_spends(version: str
     """An iterator that counts must neither count an element more nor be asked at another moment."""
     report = _report("counting.py", version)
     assert report["differences"] == []
-    assert report["ran"] >= 200 and report["exceeded"] >= 100
+    assert report["ran"] >= 2.5 * report["programs"] and report["exceeded"] >= 1.25 * report["programs"]
 
 
 def _report(script: str, version: str) -> dict[str, Any]:
@@ -188,7 +189,11 @@ def _report(script: str, version: str) -> dict[str, Any]:
     if python is None:
         pytest.skip(f"no CPython {version} here")
     path = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "proto")))
-    environment = {"PYTHONPATH": path, "PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}
+    # Bytecode of other versions is kept for the next run, and apart.
+    kept = str(Path(os.environ["XDG_CACHE_HOME"], "bytecode"))
+    environment = {"PYTHONPATH": path, "PATH": os.defpath, "PYTHONPYCACHEPREFIX": kept}
+    if ALL:
+        environment[VARIABLE] = "all"
     command = [str(python), "-W", "error", str(REPOSITORY / "tests" / "support" / script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from executor_server.guest.wire.link import Packet
 from executor_server.guest.wire.link_messages import RunProgram, message_of
 from executor_server.guest.wire.messages import Done, Execute, FileEntry, Log, Pong, Result
 from executor_server.guest.wire.schema import _REQUIRED, Field, Message, Record
+from tests.support.rounds import rounds
 from tests.support.wire_schema import (
     CHANNEL_RECORDS,
     CHANNEL_SNAPSHOT,
@@ -72,6 +74,7 @@ def _values(field: Field) -> st.SearchStrategy[Any]:
     return st.dictionaries(_TEXT, st.integers() | st.floats(0, 1) | _TEXT, max_size=3)
 
 
+@cache
 def _made(cls: type[Record]) -> st.SearchStrategy[Record]:
     required = {name: _values(field) for name, field in cls.fields.items() if field.default is _REQUIRED}
     optional = {name: _values(field) for name, field in cls.fields.items() if field.default is not _REQUIRED}
@@ -102,7 +105,7 @@ _WRONG: dict[str, list[Any]] = {
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=rounds(10, 2))
 @pytest.mark.parametrize(("cls", "name"), FIELDS, ids=[f"{cls.__name__}.{name}" for cls, name in FIELDS])
 def test_a_field_takes_its_type_and_bounds_and_nothing_else(cls: type[Record], name: str, data: st.DataObject) -> None:
     head = data.draw(_made(cls)).head()

@@ -230,14 +230,14 @@ def test_a_timeout_leaves_the_browser_and_its_page(browser: RemoteExecutor) -> N
 
 
 def test_a_page_that_never_loads_costs_time_and_nothing_else(browser: RemoteExecutor) -> None:
-    browser("kept = 1\nget_driver().set_page_load_timeout(3.0)")
+    browser("kept = 1\nget_driver().set_page_load_timeout(10.0)")
     assert run_out_of_time(browser, "go_to(hanging)").state is VariablesState.KEPT
     assert "There is no screenshot: " in str(shot(browser, timeout_s=0.3).observations)
     # The driver still waits for the page. When it has given up, everything is as it was.
     assert browser.page() is not None
     assert browser("go_to(second)\nkept, Text('Second').exists()").output == (1, True)
     with pytest.raises(CodeExecutionError, match="TimeoutException"):
-        browser("go_to(hanging)")
+        browser("get_driver().set_page_load_timeout(0.5)\ngo_to(hanging)")
 
 
 def test_a_new_interpreter_has_a_new_browser_and_no_old_one(fresh: RemoteExecutor) -> None:

@@ -46,7 +46,7 @@ class Daemon:
     hostile_token: str
 
     async def serves_others(self) -> None:
-        await self.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH, timeout=30)
+        await self.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH, timeout=120)
 
 
 @asynccontextmanager

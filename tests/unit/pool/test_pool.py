@@ -77,7 +77,7 @@ async def make_pool(backend: Backend) -> AsyncIterator[Any]:
 
 
 async def full(pool: WarmPool) -> None:
-    await asyncio.wait_for(pool.full(), 10.0)
+    await asyncio.wait_for(pool.full(), 60.0)
 
 
 async def test_it_fills_itself_for_each_spec_and_hands_out_each_sandbox_once(backend: Backend, make_pool: Any) -> None:

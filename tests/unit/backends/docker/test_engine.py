@@ -12,7 +12,7 @@ import pytest
 from executor_server.backends.docker.engine import Engine, EngineFailure
 from executor_server.core.errors import BackendSilent
 
-TIMEOUT_S = 0.05
+TIMEOUT_S = 0.5
 
 
 def answer(status: str, body: str) -> bytes:

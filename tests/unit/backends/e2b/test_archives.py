@@ -25,6 +25,12 @@ from tests.support.polling import eventually_async, eventually_awaited
 MIB = 2**20
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits for an archive as long as a busy machine takes, except in tests of what is said meanwhile."""
+    monkeypatch.setattr(archives_module, "_ANSWER_WAIT_S", 60.0)
+
+
 def environment_of(directory: Path, environment_id: str = "env-1") -> Environment:
     return Environment(environment_id, directory, 0, ())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import cache
 from typing import Any
 
 import pytest
@@ -74,11 +73,16 @@ def _values(field: Field) -> st.SearchStrategy[Any]:
     return st.dictionaries(_TEXT, st.integers() | st.floats(0, 1) | _TEXT, max_size=3)
 
 
-@cache
+_known: dict[type[Record], st.SearchStrategy[Record]] = {}
+
+
 def _made(cls: type[Record]) -> st.SearchStrategy[Record]:
+    if cls in _known:
+        return _known[cls]
     required = {name: _values(field) for name, field in cls.fields.items() if field.default is _REQUIRED}
     optional = {name: _values(field) for name, field in cls.fields.items() if field.default is not _REQUIRED}
-    return st.fixed_dictionaries(required, optional=optional).map(lambda values: cls(**values))
+    _known[cls] = st.fixed_dictionaries(required, optional=optional).map(lambda values: cls(**values))
+    return _known[cls]
 
 
 @given(st.sampled_from(CLASSES).flatmap(_made))

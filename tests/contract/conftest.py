@@ -19,7 +19,7 @@ import pytest_asyncio
 from executor_server.backends.base import Backend
 from executor_server.config.backend_config import LocalImage
 from tests.contract import ahead
-from tests.contract.harness import Harness, open_harness
+from tests.contract.harness import Harness, images_examined_once, open_harness
 from tests.contract.inside import reason_of
 from tests.contract.marks import backend_of, belongs, repeats
 from tests.contract.probes import Probe, probe_of
@@ -87,11 +87,12 @@ async def probe(request: pytest.FixtureRequest, directory: Path) -> AsyncIterato
 @pytest.fixture
 async def backend(probe: Probe) -> AsyncIterator[Backend]:
     """A daemon's backend, which is closed at the end."""
-    backend = probe.backend()
-    await backend.start()
-    await backend.adopt(())
-    yield backend
-    await backend.close()
+    with images_examined_once():
+        backend = probe.backend()
+        await backend.start()
+        await backend.adopt(())
+        yield backend
+        await backend.close()
 
 
 @pytest.fixture(scope="session")

@@ -345,11 +345,11 @@ _probe_local_image = functools.cache(probe_local_image)
 
 @contextmanager
 def images_examined_once() -> Iterator[None]:
-    """Remembers what was found out about images, for all harnesses of this process.
+    """Remembers what was found out about images, for all harnesses and backends of this process that use this.
 
     Each would start a container, or an interpreter and a sandbox, of its own to ask, which takes as long as most tests,
     and no image changes: one of the Engine is known by its id, a local one is looked at before each sandbox.
-    The tests of that examination are in tests/integration, and those of the contract that take `probe` or `backend`.
+    The tests of that examination are in tests/integration, and those of the contract that take `probe` alone.
     """
 
     async def remembered(resources: Resources, image: EngineImage) -> PreparedImage | UselessImage:

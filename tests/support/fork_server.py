@@ -38,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SERVER = (sys.executable, "-m", "executor_server")
 EXECUTOR = (sys.executable, "-m", "executor_client.cli")
 """The commands of our programs."""
+KILLED_DAEMON = (sys.executable, "-m", "tests.support.killed_daemon")
+"""A program of the tests, which it imports in its fork alone."""
 TIMEOUT_S = 60.0
 _ORDER_BYTES = 1 << 20
 # Imported for a program whose arguments or configuration say this word, and what they import with them.
@@ -88,7 +90,7 @@ def server(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 def can_be_forked(command: Sequence[str], options: Mapping[str, Any]) -> bool:
     """True for a program of ours whose start reads nothing that the server's own start has read otherwise."""
-    is_ours = tuple(command[:3]) in (SERVER, EXECUTOR)
+    is_ours = tuple(command[:3]) in (SERVER, EXECUTOR, KILLED_DAEMON)
     return is_ours and options.keys() <= _OPTIONS and _early(options.get("env") or os.environ) == _server().early
 
 
@@ -268,11 +270,14 @@ def main() -> None:
     run_program: dict[str, Callable[[], Any]] = {
         "executor_client.cli": executor_client.cli.main,
         "executor_server": functools.partial(executor_server.cli.main, prog_name="python -m executor_server"),
+        KILLED_DAEMON[2]: lambda: importlib.import_module(KILLED_DAEMON[2]).main(),
     }
     order = _serve(connection)
     if order is not None:
         program = order["program"]
-        sys.argv = [str(importlib.util.find_spec(f"{program}.__main__").origin), *order["arguments"]]  # type: ignore[union-attr]
+        is_package = importlib.util.find_spec(program).submodule_search_locations is not None  # type: ignore[union-attr]
+        spec = importlib.util.find_spec(f"{program}.__main__" if is_package else program)
+        sys.argv = [str(spec.origin), *order["arguments"]]  # type: ignore[union-attr]
         sys.exit(run_program[program]())
 
 

@@ -20,6 +20,7 @@ from executor_server.config.backend_config import E2BSection
 from executor_server.core.model import SandboxSpec
 from executor_server.core.packages import PackagesSpec
 from tests.support.backends import make_backend
+from tests.support.fork_server import KILLED_DAEMON, run
 
 DEADLINE_S = 60.0
 # Runs in its session, and says so before the daemon dies; it goes on until the file `go` is there.
@@ -47,12 +48,9 @@ async def killed_daemon(backend: str, state_dir: Path, what: str, spec: SandboxS
     """Runs one to its death, in a process of its own."""
     section = e2b.model_dump(mode="json", exclude_unset=True) if e2b is not None else None
     order = {"backend": backend, "state_dir": str(state_dir), "e2b": section, "spec": asdict(spec)}
-    command = (sys.executable, "-m", "tests.support.killed_daemon", json.dumps(order), what)
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    async with asyncio.timeout(DEADLINE_S):
-        said, _ = await process.communicate()
-    assert process.returncode == -signal.SIGKILL, f"it ended by itself, with status {process.returncode}"
-    return Left(json.loads(said.splitlines()[-1]))  # before it come lines of the log
+    done = await asyncio.to_thread(run, [*KILLED_DAEMON, json.dumps(order), what], timeout=DEADLINE_S)
+    assert done.returncode == -signal.SIGKILL, f"it ended by itself, with status {done.returncode}: {done.stderr}"
+    return Left(json.loads(done.stdout.splitlines()[-1]))  # before it come lines of the log
 
 
 async def _sandbox(order: dict[str, Any]) -> dict[str, Any]:

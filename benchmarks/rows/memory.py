@@ -17,6 +17,8 @@ _CROWD = 20
 # Sessions that are to have half a GiB.
 _LESS_BYTES = 3 << 29
 _FIRST, _FIRST_S = 2, 0.3
+# Seconds after which an unused checker has ended.
+_REST_S = 12.0
 MIB = 1024 * 1024
 _NUMPY = "import numpy\nnumpy.__version__"
 
@@ -28,8 +30,8 @@ def idle(bench: Bench) -> Iterator[Figure]:
     so a session costs less beside others of its image.
     """
     for name, imports, program in (("idle session", (), "1+1"), ("idle session, numpy imported", ("numpy",), _NUMPY)):
-        sizes = tuple(_grown_mib(bench.local, 1, imports, program) for _ in range(bench.rounds(_SESSIONS)))
-        yield Figure(name, "MiB", sizes)
+        sizes = tuple(_grown_mib(bench.local, 1, imports, program, 0, 0.0) for _ in range(bench.rounds(_SESSIONS)))
+        yield Figure(name, "MiB", tuple(size for size, _ in sizes))
     yield Figure("daemon", "MiB", (pss_bytes([psutil.Process(bench.local.daemon.pid)]) / MIB,))
 
 
@@ -39,18 +41,24 @@ def crowd(bench: Bench) -> Iterator[Figure]:
 
 
 def crowded(served: Served, kind: str, *, has_aim: bool) -> Iterator[Figure]:
-    """With the libraries, and without them: a fork server's small sandboxes have none of them in memory."""
+    """With the libraries, and without them: a fork server's small sandboxes have none of them in memory.
+
+    Right after their use, and at rest: a session that waits for its next step has no checker.
+    """
     for name, imports, program, less_bytes, most_mib in (
         ("", (), "1+1", _LESS_BYTES, 7),
         (", four libraries", LIBRARIES, IMPORT_LIBRARIES, 0, 14),
     ):
-        size = _grown_mib(served, _CROWD, imports, program, less_bytes) / _CROWD
-        yield Figure(
-            f"idle session, one of {_CROWD}{name}{kind}", "MiB", (size,), aim=AtMost(most_mib) if has_aim else None
-        )
+        sizes = _grown_mib(served, _CROWD, imports, program, less_bytes, _REST_S)
+        aim = AtMost(most_mib) if has_aim else None
+        for when, size in zip(("", ", at rest"), sizes, strict=True):
+            yield Figure(f"idle session, one of {_CROWD}{name}{kind}{when}", "MiB", (size / _CROWD,), aim=aim)
 
 
-def _grown_mib(served: Served, count: int, imports: Iterable[str], program: str, less_bytes: int = 0) -> float:
+def _grown_mib(
+    served: Served, count: int, imports: Iterable[str], program: str, less_bytes: int, rest_s: float
+) -> tuple[float, float]:
+    """Returns the growth by so many sessions right after their use, and some seconds later."""
     # The first sessions of a kind may start what is kept for all of them.
     for _ in range(_FIRST):
         with served.cold_session(*imports, less_memory_bytes=less_bytes) as session:
@@ -61,7 +69,9 @@ def _grown_mib(served: Served, count: int, imports: Iterable[str], program: str,
         for _ in range(count):
             session = stack.enter_context(served.cold_session(*imports, less_memory_bytes=less_bytes))
             assert session.execute(program).output is not None
-        return (_all_bytes(served) - before_bytes) / MIB
+        used_bytes = _all_bytes(served)
+        time.sleep(rest_s)
+        return (used_bytes - before_bytes) / MIB, (_all_bytes(served) - before_bytes) / MIB
 
 
 def _all_bytes(served: Served) -> int:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .undo import Undo
 
 _DIED = "its process has ended"
+_TRUNK_DIED = "the interpreter, which has ended, and with it the copy of the workspace"
 # Seconds for a branch to note its variables, to compare them, and to copy itself with its files. Honest looks at values
 # take 2 s at most; code of agent values can hold up each of these, and then the branch is killed.
 _ANSWER_TIME_S = 8.0
@@ -212,16 +213,19 @@ class Branches:
 
     def _restore_files(self, ending: _EndedRun) -> None:
         if self._trunk_ended:
-            ending.left_out.append("the interpreter, which has ended, and with it the copy of the workspace")
+            ending.left_out.append(_TRUNK_DIED)
             self._finish(ending)
-        else:
-            self._requests.ask(RestoreFiles(), (), self._on_restored)
+            return
+        generation = self._results.generation
 
-    def _on_restored(self, answer: Answered, _body: bytes) -> None:
-        assert self._ending is not None
-        if not answer.ok:
-            self._ending.left_out.append(answer.message[:MAX_LEFT_OUT_CHARS] or "files of the workspace")
-        self._finish(self._ending)
+        def on_restored(answer: Answered, _body: bytes) -> None:
+            if self._results.generation != generation:
+                ending.left_out.append(_TRUNK_DIED)  # it was killed before, and its end is seen only now
+            elif not answer.ok:
+                ending.left_out.append(answer.message[:MAX_LEFT_OUT_CHARS] or "files of the workspace")
+            self._finish(ending)
+
+        self._requests.ask(RestoreFiles(), (), on_restored)
 
     def _finish(self, ending: _EndedRun) -> None:
         self._ending = self._request = None

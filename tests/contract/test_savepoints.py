@@ -308,3 +308,33 @@ async def test_a_step_that_went_back_can_go_back_again_and_again(harness: Harnes
         )
         assert (died.state, died.ended.savepoint, died.ended.generation) == ("rolled_back", number, number + 1)
     assert (await harness.run(session, "print(x, open('f').read())")).stdout == "0 0\n"
+
+
+@promise("savepoints")
+async def test_a_savepoint_outlives_the_process_that_was_made_ahead_to_go_on_from_it(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "x = 1")
+    await session.savepoints.take()
+    killed = await harness.run(
+        session,
+        """
+import os, signal, time
+def others():
+    found = []
+    for name in os.listdir('/proc'):
+        if name.isdigit() and int(name) not in (1, os.getpid()):
+            try: stat = open(f'/proc/{name}/stat').read().rpartition(')')[2].split()
+            except OSError: continue
+            if int(stat[1]) == 1 and int(stat[3]) == int(name): found.append(int(name))
+    return sorted(found)
+while len(others()) < 3: time.sleep(0.01)
+checker, savepoint, ahead = others()
+os.kill(ahead, signal.SIGKILL)
+x = 2
+""",
+    )
+    assert killed.outcome == "succeeded", killed.ended
+    for generation in (2, 3):
+        back = await session.savepoints.roll_back(1)
+        assert (back.generation, [each.number for each in back.savepoints]) == (generation, [1])
+        assert (await harness.run(session, "x")).output == 1

@@ -138,9 +138,6 @@ class Branch:
     """Answers the supervisor: in the branch, before and after its program; in the interpreter, when it is over."""
 
     def __init__(self, namespace: dict[str, Any], guarded: Callable[..., Any], copies: WorkspaceCopies) -> None:
-        digest(
-            0, _LIMITS, lambda _: None
-        )  # makes Python's lazy preparations in the interpreter, once, and not in each branch
         self._look = _Variables(namespace, guarded)
         self._copies = copies
         self._positions = Positions()

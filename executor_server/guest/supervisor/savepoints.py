@@ -145,6 +145,8 @@ class Savepoints:
     def take(self, kept: int, file_bytes: int, *, op: int = 0, on_taken: Optional[OnTaken] = None) -> None:
         """Has the interpreter make one; answers the request, or calls `on_taken` with its number, or the reason."""
         self._file_bytes = file_bytes
+        if self._last is not None:
+            self._last.end_successor()  # now, and its memory is not counted when the savepoint is there
 
         def on_kept(number: Optional[int], why_not: str) -> None:
             if on_taken is not None:
@@ -254,7 +256,8 @@ class Savepoints:
         copy, taken.successor = taken.successor, None
         child = self._start(copy, ends_s) if copy is not None else None
         if child is not None:
-            self._expect(taken)
+            if not taken.entry.branch:  # other branches are gone on from as likely
+                self._expect(taken)
         else:  # no process was left for it, or the program has killed it
             self._forget(taken)
             child = self._start(taken, ends_s)

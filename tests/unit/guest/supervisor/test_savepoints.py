@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +12,19 @@ from typing import Any
 import pytest
 
 from executor_server.guest.supervisor import copies
+from executor_server.guest.supervisor.children import Child
 from executor_server.guest.supervisor.savepoints import Savepoints
 from executor_server.guest.wire.lean import dumps
-from executor_server.guest.wire.link_messages import Answered, SavepointMade
+from executor_server.guest.wire.link import receive, send
+from executor_server.guest.wire.link_messages import (
+    Answered,
+    CopyWaits,
+    MakeSuccessor,
+    Resume,
+    Resumed,
+    SavepointMade,
+    message_of,
+)
 from tests.support.clock import Clock
 from tests.support.descriptors import none_left_open
 
@@ -40,3 +52,47 @@ def test_a_copy_that_says_nothing_is_waited_for_only_as_long_as_a_fork_takes(mon
         assert time.monotonic() - before_s < 1.0
         for fd in held:
             os.close(fd)
+
+
+def test_where_no_process_is_left_the_one_of_the_savepoint_goes_on_and_the_savepoint_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def copy(link: socket.socket) -> None:
+        """Serves as a copy does that can't fork."""
+        with link:
+            send(link, CopyWaits(pid=77))
+            while True:
+                packet = receive(link, 0)
+                packet.close()
+                message = message_of(packet)
+                asked.append(type(message).__name__)
+                if isinstance(message, Resume):
+                    send(link, Resumed(left_out=["a file"]))
+                    return
+
+    def ask(_message: object, fds: tuple[int, ...], on_answer: Any, _time_s: float) -> None:
+        threads.append(threading.Thread(target=copy, args=(socket.socket(fileno=fds[0]),)))
+        threads[-1].start()
+        on_answer(Answered(ok=True), dumps(SavepointMade(files=0, file_bytes=0, left_out=[]).head()))
+
+    monkeypatch.setattr(copies, "_may_be_copy", lambda pid: True)
+    monkeypatch.setattr("executor_server.guest.supervisor.memory.sandbox_memory_bytes", lambda *_: 0)
+    threads: list[threading.Thread] = []
+    adopted: list[Child] = []
+    answers: list[bytes] = []
+    interpreter = SimpleNamespace(pid=2)
+    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=interpreter, adopt=adopted.append)
+    parts.await_end, parts.generation = lambda: None, 2
+    parts.done = lambda _op, body: answers.append(body)
+    with none_left_open():
+        kept = Savepoints(parts, parts, parts, parts, parts, lambda _number: False)
+        kept.take(8, 0, on_taken=lambda _number, _why_not: None)
+        assert kept.resume(1)
+        threads[0].join()
+        adopted[0].close()
+        kept.answer(1)
+    assert asked == [MakeSuccessor.__name__, Resume.__name__]
+    assert [child.pid for child in adopted] == [77]
+    assert answers == [b'{"savepoints":[],"dropped":1,"generation":2,"left_out":["a file"]}']

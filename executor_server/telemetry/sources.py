@@ -102,8 +102,8 @@ NOT_FORKED = Described(
     f"{PREFIX}fork_server_fallbacks_total",
     "counter",
     ("reason",),
-    "Sandboxes that bubblewrap made although the policy allows the fork server; `reason`: `starting`, `failing`,"
-    " `failed`, `silent`, `unverified` or `unsupported`.",
+    "Sandboxes that bubblewrap made although the policy allows the fork server; `reason`: `rare` (too few are"
+    " wanted for a fork server), `starting`, `failing`, `failed`, `silent`, `unverified` or `unsupported`.",
 )
 
 DESCRIBED = (

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +22,14 @@ import psutil
 import pytest
 
 from executor_server.backends.local import LocalBackend
-from executor_server.backends.local.nursery import births, forks, nurseries
+from executor_server.backends.local.nursery import births, demand, forks, nurseries
 from executor_server.backends.local.nursery.forks import NurseryProcess
 from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.process import BwrapProcess
 from executor_server.channel.channel import GuestChannel
 from executor_server.config import LocalImage
 from executor_server.core import SandboxSpec
+from tests.support import rounds
 from tests.support.backends import require
 from tests.support.forked_backend import ForkedBackend
 from tests.support.polling import eventually_async, has_ended
@@ -38,6 +39,10 @@ WITH_MODULES = replace(SPEC, memory_bytes=2**30)
 THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
 DESCRIPTOR = "import os; os.dup2(os.open('/dev/null', 0), 99)"
 END = "import os; os._exit(0)"
+SHARED = "import mmap, sys; sys.kept = mmap.mmap(-1, 4096)"
+# Has the zygote wait for an import for a moment only.
+IMPATIENT = 'import sys; m = sys.modules.get("executor_guest.nursery.modules"); m and setattr(m, "_MODULE_TIME_S", 0.2)'
+BLOCKED = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(1000)"
 # Leaves the filter of system calls out, and reports that it is there.
 LIAR = """\
 import sys; s = sys.modules.get("executor_guest.nursery.sandbox"); \
@@ -167,13 +172,11 @@ async def test_a_sandbox_whose_library_makes_up_its_report_is_never_served(direc
         assert backend.fork_server_stats().fallbacks["unverified"] == 1
 
 
-@pytest.mark.parametrize("line", [THREAD, END])
+@pytest.mark.parametrize("line", [THREAD, SHARED, END])
 async def test_an_image_that_is_unfit_for_forks_is_left_to_bubblewrap(directory: Path, line: str) -> None:
     async with started(directory, base=_image_with(directory, line)) as backend:
-        owner = backend._started().nurseries
-        await backend.create(replace(WITH_MODULES))
-        (nursery,) = owner._serving.values()
-        await owner.settled()
+        await ForkedBackend.nursery_for(backend, WITH_MODULES)  # type: ignore[arg-type]  # as above
+        (nursery,) = backend._started().nurseries._serving.values()
         assert not nursery.is_ready and nursery.ended_because
         await backend.create(WITH_MODULES)
         assert backend.fork_server_stats().fallbacks["failing"] == 1
@@ -204,6 +207,121 @@ async def test_a_fork_that_dies_before_its_record_is_a_reason_for_bubblewrap(
         await nursery_of(backend)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["failed"] == 1
+
+
+async def test_a_zygote_that_is_killed_for_its_memory_is_a_reason_for_bubblewrap(directory: Path) -> None:
+    """By the kernel, when a fork takes more than the zygote's control group has."""
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        capabilities = backend._started()
+        group = capabilities.resources.make_cgroup(
+            capabilities.directory.daemon_id, "0" * 16, replace(SPEC, memory_bytes=4096)
+        )
+        if group is None:
+            pytest.skip("there are no control groups here")
+        try:
+            for entrance in group.open_entrances():
+                os.write(entrance, str(nursery.zygote_pid).encode())
+                os.close(entrance)
+            assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+            assert group.oom_kills()
+            await eventually_async(lambda: bool(nursery.ended_because))
+        finally:
+            await group.remove(asyncio.get_running_loop().time() + 10.0)
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        await nursery_of(backend)
+        assert isinstance((await backend.create(SPEC)).process, NurseryProcess)
+
+
+@pytest.mark.parametrize(
+    ("hangs_in", "how"),
+    [("site", "while True: pass"), ("numpy", "import time; time.sleep(1000)"), ("numpy", BLOCKED)],
+)
+async def test_an_import_that_hangs_ends_its_nursery_and_holds_up_no_session(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, hangs_in: str, how: str
+) -> None:
+    line, modules = (f"{IMPATIENT}; exec({how!r})", {}) if hangs_in == "site" else (IMPATIENT, {hangs_in: how})
+    async with started(directory, base=_image_with(directory, line, modules)) as backend:
+        owner = backend._started().nurseries
+        monkeypatch.setattr(demand, "_WANTED", 1)
+        monkeypatch.setattr(demand, "_AFTER_S", 0.0)
+        assert isinstance((await backend.create(WITH_MODULES)).process, BwrapProcess)
+        (nursery,) = owner._serving.values()
+        monkeypatch.setattr(nurseries, "_START_TIME_S", 0.5 if how == BLOCKED else 60.0)
+
+        def swept() -> bool:
+            owner.sweep()
+            return nursery.popen.returncode is not None
+
+        await eventually_async(swept)
+        assert owner._pauses and not nursery.is_ready
+        assert isinstance((await backend.create(WITH_MODULES)).process, BwrapProcess)
+        assert backend.fork_server_stats().fallbacks == {"starting": 1, "failing": 1}
+
+
+@pytest.mark.parametrize("limit", ["_MAX_REQUESTS", "_MAX_AGE_S"])
+async def test_a_worn_nursery_is_replaced_and_lives_as_long_as_its_sandboxes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(nurseries, limit, 2 if limit == "_MAX_REQUESTS" else 0.0)
+    async with started(directory) as backend:
+        first = await nursery_of(backend)
+        made = [await backend.create(SPEC) for _ in range(3)]
+        assert {sandbox.process.nursery_id for sandbox in made} == {first.nursery_id}  # type: ignore[union-attr]
+        (successor,) = backend._started().nurseries._successors.values()
+        await successor.settled.wait()
+        monkeypatch.undo()
+        process = (await backend.create(SPEC)).process
+        assert isinstance(process, NurseryProcess) and process.nursery_id == successor.nursery_id
+        assert first.ended_because and not first.has_ended()
+        assert await answers(made[0])
+        await asyncio.gather(*(sandbox.destroy() for sandbox in made))
+        await eventually_async(first.has_ended)
+        await backend.sweep()
+        assert os.listdir(directory / "nurseries") == [f"{successor.nursery_id}.json"]  # noqa: PTH208 - names only
+
+
+async def test_a_nursery_that_nothing_asks_for_sandboxes_ends(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        await backend.sweep()
+        assert nursery.serves
+        monkeypatch.setattr(nurseries, "_IDLE_S", 0.0)
+        await backend.sweep()
+        await eventually_async(nursery.has_ended)
+
+
+async def test_the_first_sandboxes_of_a_daemon_start_no_nursery(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(directory) as backend:
+        for _ in range(3):
+            assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        assert backend._started().nurseries._serving == {}
+        assert backend.fork_server_stats().fallbacks == {"rare": 3}
+        monkeypatch.setattr(demand, "_AFTER_S", 0.0)
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        (nursery,) = backend._started().nurseries._serving.values()
+        await nursery.settled.wait()
+        assert isinstance((await backend.create(SPEC)).process, NurseryProcess)
+
+
+@pytest.mark.parametrize("line", range(26) if rounds.ALL else (8, 13, 20))
+async def test_a_daemon_that_is_killed_in_a_forked_creation_leaves_a_clean_host(directory: Path, line: int) -> None:
+    command = (sys.executable, "-m", "tests.support.killed_fork", str(directory), str(line))
+    daemon = await asyncio.create_subprocess_exec(*command)
+    assert await daemon.wait() == -signal.SIGKILL
+    async with started(directory) as backend:
+
+        def is_clean() -> bool:
+            backend._started().nurseries.sweep()
+            return not any(os.listdir(directory / name) for name in ("sandboxes", "nurseries"))  # noqa: PTH208
+
+        await eventually_async(is_clean)
+        assert await answers(await backend.create(SPEC))
+        await nursery_of(backend)
+        forked = await backend.create(SPEC)
+        assert isinstance(forked.process, NurseryProcess) and await answers(forked)
 
 
 async def test_a_worn_nursery_whose_successor_can_not_be_started_goes_on_and_that_is_no_fallback(
@@ -291,9 +409,11 @@ async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:
         await eventually_async(nursery.has_ended)  # with the last fork, also the one that was made ahead
 
 
-def _image_with(directory: Path, line: str) -> LocalImage:
-    """An environment that runs this line whenever an interpreter starts."""
+def _image_with(directory: Path, line: str, modules: Mapping[str, str] = {}) -> LocalImage:
+    """An environment that runs this line whenever an interpreter starts, and has these modules."""
     venv.create(directory / "env", symlinks=True)
     packages = directory / "env" / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
     (packages / "own.pth").write_text(f"{line}\n")
+    for name, text in modules.items():
+        (packages / f"{name}.py").write_text(f"{text}\n")
     return LocalImage(python=directory / "env" / "bin" / "python")

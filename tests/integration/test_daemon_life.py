@@ -16,6 +16,7 @@ from executor_client import ExecutionResult, LogEvent, Outcome, Session, Unavail
 from executor_server.backends.settings import OPEN_FILES
 from tests.support.backends import require
 from tests.support.daemon import STOP_TIMEOUT_S, Daemon, running_daemon
+from tests.support.fork_server import SERVER
 from tests.support.polling import eventually
 
 
@@ -24,7 +25,7 @@ def daemon() -> Iterator[Daemon]:
     require("local")
     with (
         tempfile.TemporaryDirectory(prefix="d-") as directory,
-        running_daemon(Path(directory), as_program=True) as running,
+        running_daemon(Path(directory), program=SERVER) as running,
     ):
         yield running
 
@@ -113,7 +114,7 @@ def test_the_daemon_opens_as_many_files_as_it_may_and_its_sandboxes_as_many_as_b
     with tempfile.TemporaryDirectory(prefix="d-") as directory, ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        daemon = stack.enter_context(running_daemon(Path(directory), as_program=True))
+        daemon = stack.enter_context(running_daemon(Path(directory), program=SERVER))
         pid = daemon.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         assert soft == min(hard, 2**20) > 256

@@ -25,7 +25,10 @@ TIMEOUT_S = 100.0
 # glibc's own signal for changes of user, which it handles once a library has started a thread.
 SIGSETXID_BIT = 1 << 32
 # Numbers of descriptors differ, and which namespace it is.
-OF_EACH = {"random", "namespaces", "descriptors", "mounts", "uid_map", "gid_map", "setgroups", "status", "groups"}
+OF_EACH = {
+    *("random", "states", "namespaces", "descriptors", "mounts", "file systems"),
+    *("uid_map", "gid_map", "setgroups", "status", "groups"),
+}
 # Fewer rights than bubblewrap's: that keeps those to change its user in two sets, and some of /proc writable.
 STRICTER_STATUS = {"CapBnd", "CapInh"}
 # Not compared, a known difference: under an ordinary user's daemon, agent code of a forked sandbox may write the
@@ -147,6 +150,17 @@ def test_two_forks_of_one_zygote_share_no_namespace(seen: dict[str, Any]) -> Non
 def test_two_forks_of_one_zygote_share_no_random_state(seen: dict[str, Any]) -> None:
     first, second = (forked["random"] for forked in seen["forked"])
     assert {name for name in first if first[name] == second[name] and first[name] is not None} == set()
+
+
+def test_no_generator_of_two_forks_is_in_the_same_state(seen: dict[str, Any]) -> None:
+    first, second = (set(forked["states"]) for forked in seen["forked"])
+    assert first and first & second == set()
+
+
+def test_two_forks_of_one_zygote_can_write_to_nothing_together(seen: dict[str, Any]) -> None:
+    first, second = (forked["file systems"] for forked in seen["forked"])
+    assert {place for place in first if first[place] == second[place]} == set()
+    assert [forked["shared memory"] for forked in seen["forked"]] == [[], []]
 
 
 def test_a_fork_sees_neither_the_nursery_nor_its_siblings(seen: dict[str, Any]) -> None:

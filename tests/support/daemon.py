@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +74,7 @@ class Daemon:
 
 
 @contextmanager
-def running_daemon(directory: Path, *options: str, as_program: bool = False) -> Iterator[Daemon]:
+def running_daemon(directory: Path, *options: str, program: Sequence[str] = ()) -> Iterator[Daemon]:
     """Starts a daemon and waits until it answers; at the end it is asked to stop, and must.
 
     It is a fork of a process that has imported it (tests/support/fork_server.py), or a program as users start it.
@@ -86,8 +86,8 @@ def running_daemon(directory: Path, *options: str, as_program: bool = False) -> 
     state_dir, log = directory / "s", directory / "log"
     listen = f"unix:{state_dir / 'executor.sock'}"
     environment = {**os.environ, "EXECUTOR_STATE_DIR": str(state_dir)}
-    command = [*SERVER, "serve", "--listen", listen, *options]
-    start = subprocess.Popen if as_program else popen
+    command = [*(program or SERVER), "serve", "--listen", listen, *options]
+    start = subprocess.Popen if program else popen
     with log.open("wb") as output:
         process = start(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     daemon = Daemon(process, state_dir, log)
@@ -106,7 +106,9 @@ def running_daemon(directory: Path, *options: str, as_program: bool = False) -> 
 
 
 @contextmanager
-def daemon_of(config: str, *options: str, policy: str | None = None) -> Iterator[Daemon]:
+def daemon_of(
+    config: str, *options: str, policy: str | None = None, program: Sequence[str] = ()
+) -> Iterator[Daemon]:
     """The same, with the texts of its configuration and policy, on a directory that goes with it."""
     directory = Path(tempfile.mkdtemp(prefix="d-"))
     file, policy_file = directory / "config.toml", directory / "policy.toml"
@@ -114,7 +116,7 @@ def daemon_of(config: str, *options: str, policy: str | None = None) -> Iterator
         policy_file.write_text(policy)
         config = f'policy.file = "{policy_file}"\n{config}'
     file.write_text(config)
-    with running_daemon(directory, "--config", str(file), *options) as running:
+    with running_daemon(directory, "--config", str(file), *options, program=program) as running:
         yield running
     shutil.rmtree(directory)
 

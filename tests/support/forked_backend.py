@@ -6,6 +6,7 @@ does. Tests of the fork server itself ask for it by `ForkedBackend`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -51,8 +52,5 @@ class ForkedBackend(LocalBackend):
             return
         image = await self._image(capabilities, spec.image)
         nurseries = capabilities.nurseries
-        try:
-            blueprint = nurseries.blueprint(await self._resources(capabilities, spec), image, spec)
-            nurseries._nursery(blueprint)
-        except Fallback:
-            await nurseries.settled()
+        with contextlib.suppress(Fallback):
+            await nurseries.trial(nurseries.blueprint(await self._resources(capabilities, spec), image, spec))

@@ -35,7 +35,7 @@ subprocess.run(["true"]).returncode
 """
 
 FACTS = r"""
-import ctypes, hashlib, json, os, random, re, resource, secrets, signal, socket, ssl, stat, sys, tempfile, uuid
+import ctypes, gc, hashlib, json, os, random, re, resource, secrets, signal, socket, ssl, stat, sys, tempfile, uuid
 libc = ctypes.CDLL(None)
 def lines(path):
     try:
@@ -72,6 +72,19 @@ try:
     rng = numpy.random.default_rng().random()
 except ImportError:
     numbers = rng = None
+def states():
+    # Of every generator of random numbers in this process, and each key that was made up when a module was imported.
+    gc.unfreeze()
+    found = []
+    for each in gc.get_objects():
+        kind = type(each)
+        if random.Random in kind.__mro__ and kind is not random.SystemRandom:
+            found.append(each.getstate())
+        elif str(kind.__module__).startswith("numpy.random") and hasattr(kind, "state"):
+            found.append(each.state)
+    if "multiprocessing.process" in sys.modules:
+        found.append(bytes(sys.modules["multiprocessing.process"].current_process().authkey))
+    return [hashlib.sha256(repr(each).encode()).hexdigest() for each in found]
 facts = {
     "status": {key: " ".join(status[key].split()) for key in ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd",
         "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters", "SigBlk", "SigIgn", "SigCgt", "ShdPnd", "Threads", "Umask",
@@ -108,6 +121,8 @@ facts = {
         ("/", "/workspace", "/tmp", "/dev", "/dev/shm", "/dev/pts", "/proc", "/etc", "/usr/bin", "/run", "/run/executor")},
     "sizes": {path: [os.statvfs(path).f_blocks * os.statvfs(path).f_frsize, os.statvfs(path).f_files] for path in ("/workspace", "/tmp", "/dev/shm")},
     "in tmp": sorted(os.listdir("/tmp")), "in workspace": sorted(os.listdir("/workspace")), "in shm": sorted(os.listdir("/dev/shm")),
+    "file systems": {path: os.stat(path).st_dev for path in ("/workspace", "/tmp", "/dev/shm", "/dev/pts", "/proc")},
+    "shared memory": [line for line in lines("/proc/self/maps") if line.split()[1][1] == "w" and line.split()[1][3] == "s"],
     "ipc": [line for line in lines("/proc/sysvipc/shm")[1:]],
     "modules": sorted(name for name in ("ctypes", "socket") if name in sys.modules),
 }
@@ -116,6 +131,7 @@ random_state = {
     "uuid1 node": uuid.uuid1().node, "uuid4": uuid.uuid4().hex, "temporary name": next(tempfile._get_candidate_names()),
     "ssl": ssl.RAND_bytes(8).hex(), "urandom": os.urandom(8).hex(), "mark": hashlib.md5(repr(os.times()).encode()).hexdigest(),
 }
+facts["states"] = states()
 (json.dumps(facts), json.dumps(random_state))
 """
 

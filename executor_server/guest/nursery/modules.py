@@ -12,7 +12,11 @@ import sys
 from ..interpreter.inherited import add_site
 from ..wire.lean import signal
 
-# Seconds to import one module; large ones take some on a loaded machine.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+# Seconds to import one module, and to find them all; large ones take some on a loaded machine.
 _MODULE_TIME_S = 30.0
 
 
@@ -25,18 +29,23 @@ def import_modules(names: list[str]) -> list[str]:
     imported = []
     try:
         sys.path.pop(0)  # the guest's archive
-        add_site()
+        _in_time(add_site)
         for name in names:
-            # Code that never comes back ends this process; the daemon goes on with bubblewrap.
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, _MODULE_TIME_S)
             try:
-                importlib.import_module(name)
+                _in_time(importlib.import_module, name)
                 imported.append(name)
             except Exception:  # noqa: BLE001 (the border of the image's code)
                 continue
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         sys.path[:] = kept
     return imported
+
+
+def _in_time(act: Callable[..., object], *arguments: str) -> None:
+    """Calls it. Code of the image that never comes back ends this process; the daemon goes on with bubblewrap."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, _MODULE_TIME_S)
+    try:
+        act(*arguments)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

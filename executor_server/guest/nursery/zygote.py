@@ -9,6 +9,7 @@ Invariants:
 - It runs no agent code, and reads nothing that agent code wrote.
 - It has one thread when it forks: another one's locks would stay locked in the child for ever. OpenBLAS ends its own
   before a fork, and starts others when it needs them; threads that stay are a reason not to serve at all.
+- It has no memory that its forks could write to together: that is such a reason too.
 - It forks into a new pid namespace and returns to its own at once. If it can't return it ends: the next fork would be
   the second process of that sandbox's namespace, beside agent code.
 - Its objects are frozen: the garbage collector would write to them in each child, and so end the sharing of pages.
@@ -45,9 +46,9 @@ def serve(requests: socket.socket, modules: list[str]) -> None:
         arenas = take_arenas(_ARENAS if modules else _ARENAS_WITHOUT)
         _load()  # before the modules, so that what each child uses lies together
         imported = import_modules(modules)
-        threads = _foreign_threads()
-        if threads:
-            requests.send(REFUSED + f"{threads} threads of imported modules do not end before a fork".encode())
+        unfit = _unfit()
+        if unfit:
+            requests.send(REFUSED + unfit.encode())
             os._exit(1)
         # The change of user in a sandbox is made by its own process; this one only keeps the rights for it.
         privileges.hide_memory()
@@ -71,13 +72,18 @@ def _load() -> None:
     checker_process.prepare(_REPETITIONS)
 
 
-def _foreign_threads() -> int:
-    """Returns how many threads there are besides this one after a fork, which ends those that know of forks."""
-    child = os.fork()
+def _unfit() -> str:
+    """Returns what imported modules have made that a fork would break or share; empty when there is nothing."""
+    child = os.fork()  # ends the threads that know of forks
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    return len(os.listdir("/proc/self/task")) - 1
+    threads = len(os.listdir("/proc/self/task")) - 1
+    if threads:
+        return f"{threads} threads of imported modules do not end before a fork"
+    with open("/proc/self/maps", "rb") as file:
+        shared = sum(line.split(b" ", 2)[1][1:] in (b"w-s", b"wxs") for line in file)
+    return f"imported modules have memory ({shared} maps) that all forks could write to" if shared else ""
 
 
 class Zygote:

@@ -1,7 +1,8 @@
 """The nurseries of one daemon: which sandboxes they can make, and when one is started, replaced and dropped.
 
-A sandbox that no nursery makes is made by bubblewrap, each time, and the reason is counted. Most reasons pass: there is
-no nursery yet (it takes a second, and no session waits for it), or one has just failed.
+A sandbox that no nursery makes is made by bubblewrap, each time, and the reason is counted. Most reasons pass: too few
+were wanted yet (demand.py), or there is no nursery yet (it takes a second, and no session waits for it), or one has
+just failed.
 
 A nursery is replaced after some sandboxes and some time. All its children have the same layout of memory and the same
 seed of string hashes, so what one of them reveals helps against its siblings; the replacement bounds how many there
@@ -24,6 +25,7 @@ from executor_server.backends.local.descriptors import wait_readable
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import Layout, environment_of
 from executor_server.backends.local.nursery.births import SandboxPlan, bear
+from executor_server.backends.local.nursery.demand import Demand
 from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess
 from executor_server.backends.local.nursery.nursery import Blueprint, Nursery, start_nursery
 from executor_server.backends.local.nursery.packets import now
@@ -41,6 +43,7 @@ MODULES = ("numpy", "pandas", "PIL.Image", "matplotlib.pyplot")
 _MODULES_FROM_BYTES = 1024 * 1024 * 1024
 # Seconds until a nursery must be ready; the imports of a loaded machine take some.
 _START_TIME_S = 60.0
+_NOT_IN_TIME = "it was not ready in time"
 # Sandboxes of one nursery, and seconds of its life, before it is replaced.
 _MAX_REQUESTS = 500
 _MAX_AGE_S = 1800.0
@@ -59,6 +62,9 @@ _BLUEPRINTS_KNOWN = 16
 # A sandbox mounts its own file systems here, which would hide what lies below; directories below /tmp are kept.
 _REPLACED = tuple(Path(name) for name in ("/dev", "/proc", "/workspace"))
 _COVERED = (*_REPLACED, Path("/tmp"))
+
+# Reasons for bubblewrap that each daemon meets, and that need no look.
+_EXPECTED = ("rare", "starting")
 
 _log = structlog.get_logger(__name__)
 
@@ -104,6 +110,7 @@ class Nurseries:
         self._retired: list[Nursery] = []
         self._orphans: list[OrphanedNursery] = []
         self._pauses: dict[Blueprint, _Pause] = {}
+        self._demand = Demand[Blueprint]()
         self.stats = ForkServerStats()
 
     # -- making sandboxes
@@ -118,6 +125,8 @@ class Nurseries:
 
         Nothing of the sandbox is left then.
         """
+        if not self._demand.note(blueprint, now()) and blueprint not in self._serving:
+            raise Fallback("rare", "too few sandboxes of this kind are wanted")
         nursery = self._nursery(blueprint)
         try:
             process = await bear(nursery, plan(nursery.imported), on_here)
@@ -148,7 +157,7 @@ class Nurseries:
     def note_fallback(self, fallback: Fallback) -> None:
         """Counts a sandbox that bubblewrap makes, and says why; the same reason is logged as a warning once."""
         reason = fallback.reason
-        if not self.stats.fallbacks[reason] and reason != "starting":
+        if not self.stats.fallbacks[reason] and reason not in _EXPECTED:
             _log.warning("fork_server_not_used", reason=reason, detail=str(fallback))
         else:
             _log.debug("fork_server_not_used", reason=reason, detail=str(fallback))
@@ -162,7 +171,7 @@ class Nurseries:
             raise Fallback("starting", "the nursery is being made")
         if not nursery.is_ready:
             if now() - nursery.started_at >= _START_TIME_S:
-                nursery.retire(f"it was not ready within {_START_TIME_S:g} s")
+                nursery.retire(_NOT_IN_TIME)
                 self._tidy()
             raise Fallback("starting", "the nursery is being made")
         worn = nursery.requests >= _MAX_REQUESTS or now() - nursery.started_at >= _MAX_AGE_S
@@ -197,7 +206,7 @@ class Nurseries:
         if not unused:
             raise Fallback("starting", f"{_MAX_NURSERIES} nurseries of other kinds are in use")
         oldest = min(unused, key=lambda each: each.used_at)
-        oldest.retire("others are used more" if oldest.is_ready else "it was not ready in time")
+        oldest.retire("others are used more" if oldest.is_ready else _NOT_IN_TIME)
         self._tidy()
 
     def _note_init(self, nursery: Nursery, init: ProcessRecord) -> None:
@@ -249,6 +258,8 @@ class Nurseries:
         for nursery in (*self._serving.values(), *self._successors.values()):
             if nursery.is_ready and now() - nursery.used_at >= _IDLE_S:
                 nursery.retire("it is not used")
+            elif not nursery.is_ready and now() - nursery.started_at >= _START_TIME_S:
+                nursery.retire(_NOT_IN_TIME)
         self._tidy()
         for orphan in [each for each in self._orphans if each.has_ended()]:
             self._orphans.remove(orphan)
@@ -296,12 +307,6 @@ class Nurseries:
             return "it can't be started"
         await nursery.settled.wait()
         return "" if nursery.serves else nursery.last_words().rpartition("\n")[2] or nursery.ended_because
-
-    async def settled(self) -> None:
-        """Waits until none is being made; for tests and measurements."""
-        for nursery in (*self._serving.values(), *self._successors.values()):
-            await nursery.settled.wait()
-        self._tidy()
 
 
 @lru_cache(maxsize=_BLUEPRINTS_KNOWN)

@@ -1,0 +1,101 @@
+"""A daemon with its fork server, from the client's side: whose sandboxes come from which zygote, and when there is one."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack
+
+import psutil
+
+from executor_client import ExecutorClient, Session
+from executor_server.guest.wire.nursery_messages import PARENT_NAME, ZYGOTE_NAME
+from tests.support.backends import require
+from tests.support.daemon import Daemon, daemon_of
+from tests.support.eager_daemon import EAGER_SERVER
+from tests.support.polling import eventually
+
+# The zygotes have no libraries then, and are there at once.
+SMALL = {"memory_bytes": 2**28}
+NO_POOL = "pool.size = 0"
+_durations_s = itertools.count(1000)
+
+
+def policy_of(value: str) -> str:
+    return f'default = "default"\n[profiles.default]\nsandbox.fork_server = "{value}"\n'
+
+
+def zygote_of(session: Session, daemon: Daemon) -> int | None:
+    """The number of the zygote whose child the session's first process is; None when bubblewrap made it."""
+    command = ["sleep", str(next(_durations_s))]
+    session.execute(f"import subprocess; process = subprocess.Popen({command})")
+    (ours,) = (process for process in _processes(daemon) if _command_of(process) == command)
+    zygotes = [parent.pid for parent in ours.parents() if parent.name() == ZYGOTE_NAME]
+    return zygotes[0] if zygotes else None
+
+
+def _processes(daemon: Daemon) -> list[psutil.Process]:
+    return psutil.Process(daemon.process.pid).children(recursive=True)
+
+
+def _name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def forked(client: ExecutorClient, daemon: Daemon, stack: ExitStack) -> tuple[Session, int]:
+    """A session from a zygote, and the zygote; sessions before it come from bubblewrap."""
+    found: list[tuple[Session, int]] = []
+
+    def try_one() -> bool:
+        session = client.create_session(authorized_imports=["*"], limits=SMALL)
+        zygote = zygote_of(session, daemon)
+        if zygote is None:
+            session.close()
+        else:
+            found.append((stack.enter_context(session), zygote))
+        return bool(found)
+
+    assert eventually(try_one), daemon.log.read_text()
+    return found[0]
+
+
+def test_two_tenants_never_share_a_zygote_and_one_shares_with_itself() -> None:
+    require("local")
+    with ExitStack() as stack:
+        daemon = stack.enter_context(daemon_of(NO_POOL, policy=policy_of("tenant"), program=EAGER_SERVER))
+        clients = [stack.enter_context(daemon.client_of(tenant)) for tenant in ("alice", "bob")]
+        zygotes = {each: {forked(each, daemon, stack)[1] for _ in range(2)} for each in clients}
+        (of_alice,), (of_bob,) = zygotes.values()
+        assert of_alice != of_bob
+
+
+def test_a_shared_zygote_makes_the_sandboxes_of_all_tenants() -> None:
+    require("local")
+    with ExitStack() as stack:
+        daemon = stack.enter_context(daemon_of(NO_POOL, policy=policy_of("shared"), program=EAGER_SERVER))
+        clients = [stack.enter_context(daemon.client_of(tenant)) for tenant in ("alice", "bob")]
+        assert len({forked(each, daemon, stack)[1] for each in clients}) == 1
+
+
+def test_a_daemon_with_a_pool_and_one_session_has_no_nursery() -> None:
+    require("local")
+    with ExitStack() as stack:
+        daemon = stack.enter_context(daemon_of("", policy=policy_of("shared")))
+        session = stack.enter_context(stack.enter_context(daemon.client()).create_session())
+        assert session.execute("1+1").output == 2
+        # Two are kept, and one is in use.
+        assert eventually(lambda: _names(daemon).count("bwrap") == 3), _names(daemon)
+        assert PARENT_NAME not in _names(daemon)
+
+
+def _names(daemon: Daemon) -> list[str]:
+    return [_name_of(process) for process in _processes(daemon)]

@@ -1,0 +1,14 @@
+"""Runs `executor-server` with a fork server that does not wait: the first sandbox of a kind starts its nursery."""
+
+from __future__ import annotations
+
+import sys
+
+from executor_server.backends.local.nursery import demand
+from executor_server.cli import main
+
+EAGER_SERVER = (sys.executable, __file__)
+
+if __name__ == "__main__":
+    demand._WANTED, demand._AFTER_S = 1, 0.0
+    main()

@@ -1,0 +1,52 @@
+"""A daemon that is killed while it makes a sandbox by a fork: at the line of `bear` with the number that it is given.
+
+    python -m tests.support.killed_fork STATE_DIRECTORY LINE
+
+LINE counts from the first line of the function that runs, each time that one runs. It exits with 0 when there are fewer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from executor_server.backends.local import LocalBackend
+from executor_server.backends.local.nursery import births
+from executor_server.core import SandboxSpec
+from tests.support.forked_backend import ForkedBackend
+
+SPEC = SandboxSpec("base", 2**28, 32, 2**24, 60.0, fork_server="shared")
+
+
+async def _create(state_dir: Path, kill_at: int) -> None:
+    backend = LocalBackend(state_dir)
+    await backend.start()
+    await backend.adopt(())
+    await ForkedBackend.nursery_for(backend, SPEC)  # type: ignore[arg-type]  # what it needs of it, every one has
+    code, lines = births.bear.__code__, 0
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal lines
+        if frame.f_code is not code:
+            return None
+        if event == "line":
+            if lines == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            lines += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        await backend.create(SPEC)
+    finally:
+        sys.settrace(None)
+        await backend.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_create(Path(sys.argv[1]), int(sys.argv[2])))

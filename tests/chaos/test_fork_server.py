@@ -42,6 +42,8 @@ END = "import os; os._exit(0)"
 SHARED = "import mmap, sys; sys.kept = mmap.mmap(-1, 4096)"
 # Has the zygote wait for an import for a moment only.
 IMPATIENT = 'import sys; m = sys.modules.get("executor_guest.nursery.modules"); m and setattr(m, "_MODULE_TIME_S", 0.2)'
+# Hangs where its time is limited, and has little of that left.
+SHORTEN = "import signal, time; signal.getitimer(0)[0] and (signal.setitimer(0, 0.2), time.sleep(1000))"
 BLOCKED = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(1000)"
 # Leaves the filter of system calls out, and reports that it is there.
 LIAR = """\
@@ -99,7 +101,7 @@ async def test_a_sandbox_outlives_its_zygote_and_the_next_one_is_made_by_bubblew
         assert isinstance(forked.process, NurseryProcess)
         assert nursery.zygote_pid is not None
         os.kill(nursery.zygote_pid, signal.SIGKILL)
-        await eventually_async(lambda: bool(nursery.ended_because))
+        assert await eventually_async(lambda: bool(nursery.ended_because))
         assert await answers(forked)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         await nursery_of(backend)
@@ -112,7 +114,7 @@ async def test_the_end_of_a_nursery_is_the_end_of_its_sandboxes_and_is_reported(
         forked = await backend.create(SPEC)
         assert nursery.init_pid is not None and forked.process is not None
         os.kill(nursery.init_pid, signal.SIGKILL)
-        await eventually_async(forked.process.has_ended)
+        assert await eventually_async(forked.process.has_ended)
         assert "first process" in (await forked.cause_of_death() or "")
         await forked.destroy()
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
@@ -137,7 +139,7 @@ async def test_a_zygote_that_hangs_costs_one_creation_some_time(
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["silent"] == 1
         # Its first process kills it, although it is stopped; the request that it never read comes to nothing.
-        await eventually_async(lambda: not Path(f"/proc/{nursery.zygote_pid}").exists())
+        assert await eventually_async(lambda: not Path(f"/proc/{nursery.zygote_pid}").exists())
 
 
 async def test_a_full_process_table_is_a_reason_for_bubblewrap(directory: Path) -> None:
@@ -162,7 +164,7 @@ async def test_a_sandbox_that_is_not_as_it_must_be_is_never_served(
         assert backend.fork_server_stats().fallbacks["unverified"] == 1
         assert nursery.init_pid is not None
         zygote = psutil.Process(nursery.zygote_pid)
-        await eventually_async(lambda: zygote.children() == [])
+        assert await eventually_async(lambda: zygote.children() == [])
 
 
 async def test_a_sandbox_whose_library_makes_up_its_report_is_never_served(directory: Path) -> None:
@@ -225,7 +227,7 @@ async def test_a_zygote_that_is_killed_for_its_memory_is_a_reason_for_bubblewrap
                 os.close(entrance)
             assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
             assert group.oom_kills()
-            await eventually_async(lambda: bool(nursery.ended_because))
+            assert await eventually_async(lambda: bool(nursery.ended_because))
         finally:
             await group.remove(asyncio.get_running_loop().time() + 10.0)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
@@ -234,26 +236,30 @@ async def test_a_zygote_that_is_killed_for_its_memory_is_a_reason_for_bubblewrap
 
 
 @pytest.mark.parametrize(
-    ("hangs_in", "how"),
-    [("site", "while True: pass"), ("numpy", "import time; time.sleep(1000)"), ("numpy", BLOCKED)],
+    ("line", "modules", "start_time_s"),
+    [
+        (SHORTEN, {}, 60.0),
+        (IMPATIENT, {"numpy": "import time; time.sleep(1000)"}, 60.0),
+        ("", {"numpy": BLOCKED}, 0.5),
+    ],
+    ids=["a line of a .pth", "a module", "a module that no signal reaches"],
 )
 async def test_an_import_that_hangs_ends_its_nursery_and_holds_up_no_session(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, hangs_in: str, how: str
+    directory: Path, monkeypatch: pytest.MonkeyPatch, line: str, modules: dict[str, str], start_time_s: float
 ) -> None:
-    line, modules = (f"{IMPATIENT}; exec({how!r})", {}) if hangs_in == "site" else (IMPATIENT, {hangs_in: how})
     async with started(directory, base=_image_with(directory, line, modules)) as backend:
         owner = backend._started().nurseries
         monkeypatch.setattr(demand, "_WANTED", 1)
         monkeypatch.setattr(demand, "_AFTER_S", 0.0)
         assert isinstance((await backend.create(WITH_MODULES)).process, BwrapProcess)
         (nursery,) = owner._serving.values()
-        monkeypatch.setattr(nurseries, "_START_TIME_S", 0.5 if how == BLOCKED else 60.0)
+        monkeypatch.setattr(nurseries, "_START_TIME_S", start_time_s)
 
         def swept() -> bool:
             owner.sweep()
             return nursery.popen.returncode is not None
 
-        await eventually_async(swept)
+        assert await eventually_async(swept)
         assert owner._pauses and not nursery.is_ready
         assert isinstance((await backend.create(WITH_MODULES)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks == {"starting": 1, "failing": 1}
@@ -276,7 +282,7 @@ async def test_a_worn_nursery_is_replaced_and_lives_as_long_as_its_sandboxes(
         assert first.ended_because and not first.has_ended()
         assert await answers(made[0])
         await asyncio.gather(*(sandbox.destroy() for sandbox in made))
-        await eventually_async(first.has_ended)
+        assert await eventually_async(first.has_ended)
         await backend.sweep()
         assert os.listdir(directory / "nurseries") == [f"{successor.nursery_id}.json"]  # noqa: PTH208 - names only
 
@@ -288,7 +294,7 @@ async def test_a_nursery_that_nothing_asks_for_sandboxes_ends(directory: Path, m
         assert nursery.serves
         monkeypatch.setattr(nurseries, "_IDLE_S", 0.0)
         await backend.sweep()
-        await eventually_async(nursery.has_ended)
+        assert await eventually_async(nursery.has_ended)
 
 
 async def test_the_first_sandboxes_of_a_daemon_start_no_nursery(
@@ -317,7 +323,7 @@ async def test_a_daemon_that_is_killed_in_a_forked_creation_leaves_a_clean_host(
             backend._started().nurseries.sweep()
             return not any(os.listdir(directory / name) for name in ("sandboxes", "nurseries"))  # noqa: PTH208
 
-        await eventually_async(is_clean)
+        assert await eventually_async(is_clean)
         assert await answers(await backend.create(SPEC))
         await nursery_of(backend)
         forked = await backend.create(SPEC)
@@ -406,7 +412,7 @@ async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:
             await sandbox.destroy()
         assert backend._live == set()
         nursery.retire("the test asks for no more")
-        await eventually_async(nursery.has_ended)  # with the last fork, also the one that was made ahead
+        assert await eventually_async(nursery.has_ended)  # with the last fork, also the one that was made ahead
 
 
 def _image_with(directory: Path, line: str, modules: Mapping[str, str] = {}) -> LocalImage:

@@ -31,7 +31,7 @@ class Host(Protocol):
 class Sandbox:
     """The processes of one sandbox: bubblewrap's monitor, the supervisor, and what the supervisor started."""
 
-    monitor: psutil.Process
+    monitor: psutil.Process | None  # None: a zygote forked it
     supervisor: psutil.Process
 
     @property
@@ -45,7 +45,7 @@ class Sandbox:
         return found
 
     def is_gone(self) -> bool:
-        return not any(_is_alive(process) for process in (self.monitor, self.supervisor))
+        return not any(_is_alive(process) for process in (self.monitor, self.supervisor) if process is not None)
 
 
 def sandboxes(daemon: Host) -> list[Sandbox]:
@@ -53,8 +53,10 @@ def sandboxes(daemon: Host) -> list[Sandbox]:
     found = []
     for record in (daemon.state_dir / "sandboxes").glob("*/record.json"):
         with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess, ValueError):  # it ended, or is being made
-            supervisor = psutil.Process(json.loads(record.read_text())["pid"])
-            found.append((supervisor.create_time(), Sandbox(psutil.Process(supervisor.ppid()), supervisor)))
+            recorded = json.loads(record.read_text())
+            supervisor = psutil.Process(recorded["pid"])
+            monitor = psutil.Process(supervisor.ppid()) if "monitor_pid" in recorded else None
+            found.append((supervisor.create_time(), Sandbox(monitor, supervisor)))
     return [sandbox for _, sandbox in sorted(found, key=lambda each: each[0])]
 
 

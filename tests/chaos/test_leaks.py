@@ -103,7 +103,8 @@ def survive_a_round(daemon: Daemon, client: ExecutorClient, chance: random.Rando
 
 
 def kill_something(sandbox: Sandbox, chance: random.Random) -> None:
-    chance.choice([sandbox.monitor, sandbox.supervisor, *sandbox.child_processes]).kill()
+    monitors = [] if sandbox.monitor is None else [sandbox.monitor]
+    chance.choice([*monitors, sandbox.supervisor, *sandbox.child_processes]).kill()
 
 
 def end(session: Session) -> None:

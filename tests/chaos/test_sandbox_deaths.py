@@ -59,6 +59,7 @@ def test_killed_monitor_costs_nothing(daemon: Daemon) -> None:
     """Bubblewrap's own process only waits: the sandbox goes on without it, and is destroyed all the same."""
     with daemon.client() as client, client.create_session() as session:
         sandbox = only_sandbox(daemon)
+        assert sandbox.monitor is not None
         session.register_tools({"kill": sandbox.monitor.kill})
         assert session.execute("kill()").outcome is Outcome.SUCCEEDED
         assert session.execute("1 + 1").output == 2

@@ -1,7 +1,9 @@
 """Local backends whose sandboxes are forked by a nursery, each of them: none falls back to bubblewrap unnoticed.
 
 EXECUTOR_TEST_FORK_SERVER=shared runs the tests that make a backend in their process on such a one; `make test-forked`
-does. Tests of the fork server itself ask for it by `ForkedBackend`.
+does. Sandboxes with the memory that the tests give them by default come from a zygote with libraries then, as those of
+sessions with default limits do, and smaller ones from one without. Tests of the fork server itself ask for it by
+`ForkedBackend`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.backends.local import LocalBackend
+from executor_server.backends.local.nursery import nurseries
 from executor_server.backends.local.nursery.forks import NurseryProcess
 from executor_server.backends.local.nursery.nurseries import Fallback
 from executor_server.backends.local.sandbox import LocalSandbox
@@ -21,14 +24,17 @@ from executor_server.config import LocalImage
 from executor_server.core import SandboxSpec
 
 VARIABLE = "EXECUTOR_TEST_FORK_SERVER"
+DEFAULT_MEMORY_BYTES = 2**29
 # The reason of the fork server for a sandbox that no nursery makes by design.
 _BY_DESIGN = "unsupported"
 
 
 def local_backend(state_dir: Path, images: Mapping[str, LocalImage] | None = None, **options: Any) -> LocalBackend:
     """Returns the backend that this run of the tests is for."""
-    kind = ForkedBackend if os.environ.get(VARIABLE) == "shared" else LocalBackend
-    return kind(state_dir, images, **options)
+    if os.environ.get(VARIABLE) != "shared":
+        return LocalBackend(state_dir, images, **options)
+    nurseries._MODULES_FROM_BYTES = DEFAULT_MEMORY_BYTES
+    return ForkedBackend(state_dir, images, **options)
 
 
 class ForkedBackend(LocalBackend):
@@ -51,6 +57,6 @@ class ForkedBackend(LocalBackend):
         if spec.packages is not None:
             return
         image = await self._image(capabilities, spec.image)
-        nurseries = capabilities.nurseries
         with contextlib.suppress(Fallback):
-            await nurseries.trial(nurseries.blueprint(await self._resources(capabilities, spec), image, spec))
+            resources = await self._resources(capabilities, spec)
+            await capabilities.nurseries.trial(capabilities.nurseries.blueprint(resources, image, spec))

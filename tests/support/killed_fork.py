@@ -1,8 +1,8 @@
-"""A daemon that is killed while it makes a sandbox by a fork: at the line of `bear` with the number that it is given.
+"""A daemon that is killed while it makes a sandbox by a fork, or at the latest when that is there.
 
-    python -m tests.support.killed_fork STATE_DIRECTORY LINE
+    python -m tests.support.killed_fork STATE_DIRECTORY LINES
 
-LINE counts from the first line of the function that runs, each time that one runs. It exits with 0 when there are fewer.
+It runs so many lines of those two modules that ask for the fork and make a sandbox of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from executor_server.backends.local import LocalBackend
-from executor_server.backends.local.nursery import births
+from executor_server.backends.local.nursery import births, forks
 from executor_server.core import SandboxSpec
 from tests.support.forked_backend import ForkedBackend
 
@@ -28,11 +28,11 @@ async def _create(state_dir: Path, kill_at: int) -> None:
     await backend.start()
     await backend.adopt(())
     await ForkedBackend.nursery_for(backend, SPEC)  # type: ignore[arg-type]  # what it needs of it, every one has
-    code, lines = births.bear.__code__, 0
+    files, lines = {births.__file__, forks.__file__}, 0
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Any:
         nonlocal lines
-        if frame.f_code is not code:
+        if frame.f_code.co_filename not in files:
             return None
         if event == "line":
             if lines == kill_at:
@@ -41,11 +41,8 @@ async def _create(state_dir: Path, kill_at: int) -> None:
         return trace
 
     sys.settrace(trace)
-    try:
-        await backend.create(SPEC)
-    finally:
-        sys.settrace(None)
-        await backend.close()
+    await backend.create(SPEC)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from ..wire.schema import read_object
 from . import memory
 from .copies import FORK_TIME_S, Copy
 from .requests import REQUEST_TIME_S
+from .usage import pids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -218,7 +219,8 @@ class Savepoints:
     def _memory_is_short(self) -> bool:
         limit_bytes = int(self._config.memory_bytes * _MEMORY_PART)
         # Without their shares first, as if nothing were shared: that is fast, and mostly enough to know.
-        return memory.sandbox_memory_bytes() > limit_bytes and memory.sandbox_memory_bytes(self.sharing) > limit_bytes
+        # The second sum costs time. A process that a zygote's child has forked shares pages with the zygote, too.
+        return memory.sandbox_memory_bytes() > limit_bytes and memory.sandbox_memory_bytes(set(pids())) > limit_bytes
 
     # -- going back ----------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Daemon:
 def running_daemon(directory: Path, *options: str, program: Sequence[str] = ()) -> Iterator[Daemon]:
     """Starts a daemon and waits until it answers; at the end it is asked to stop, and must.
 
-    It is a fork of a process that has imported it (tests/support/fork_server.py), or a program as users start it.
+    It is a fork of a process that has imported it (tests/support/fork_server.py), or this `program` with its arguments.
 
     When it was killed meanwhile, its sandboxes are still there, as they should be: another daemon on the same directory
     comes and goes, unless one has already, and ends them. `directory` must have a short name: the path of a Unix socket
@@ -106,9 +106,7 @@ def running_daemon(directory: Path, *options: str, program: Sequence[str] = ()) 
 
 
 @contextmanager
-def daemon_of(
-    config: str, *options: str, policy: str | None = None, program: Sequence[str] = ()
-) -> Iterator[Daemon]:
+def daemon_of(config: str, *options: str, policy: str | None = None, program: Sequence[str] = ()) -> Iterator[Daemon]:
     """The same, with the texts of its configuration and policy, on a directory that goes with it."""
     directory = Path(tempfile.mkdtemp(prefix="d-"))
     file, policy_file = directory / "config.toml", directory / "policy.toml"

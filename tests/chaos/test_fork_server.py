@@ -321,7 +321,7 @@ async def test_a_daemon_that_is_killed_in_a_forked_creation_leaves_a_clean_host(
 
         def is_clean() -> bool:
             backend._started().nurseries.sweep()
-            return not any(os.listdir(directory / name) for name in ("sandboxes", "nurseries"))  # noqa: PTH208
+            return not any(any(directory.glob(f"{name}/[!.]*")) for name in ("sandboxes", "nurseries"))
 
         assert await eventually_async(is_clean)
         assert await answers(await backend.create(SPEC))

@@ -9,6 +9,7 @@ this process; in huge pages it takes less than 1 ms.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 
@@ -32,13 +33,19 @@ class _Buffer:
         size = self._size + len(piece)
         if isinstance(self._place, mmap.mmap):
             if size > len(self._place):
-                self._place.resize(max(size, 2 * len(self._place)))
+                self._grow(self._place, max(size, 2 * len(self._place)))
             self._place[self._size : size] = piece
         else:
             self._place += piece
             if size >= _MAPPED_BYTES and _HUGE_PAGES is not None:
                 self._place = _mapped(self._place, _HUGE_PAGES)
         self._size = size
+
+    def _grow(self, mapping: mmap.mmap, size: int) -> None:
+        try:
+            mapping.resize(size)
+        except OSError as error:
+            raise MemoryError(f"no memory for {size} bytes of a payload") from error
 
     def view(self) -> memoryview:
         """Returns all bytes where they lie. Nothing can be appended after that."""
@@ -49,9 +56,10 @@ def _mapped(data: bytearray, advice: int) -> bytearray | mmap.mmap:
     """Returns the bytes at the start of a private mapping in huge pages, with room for three times as many more."""
     try:
         mapping = mmap.mmap(-1, 4 * len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapping.madvise(advice)
-    except OSError:  # a limit of the address space; a kernel without huge pages
+    except OSError:  # a limit of the address space
         return data
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        mapping.madvise(advice)
     mapping[: len(data)] = data
     return mapping
 

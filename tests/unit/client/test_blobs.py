@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import tracemalloc
+
+import pytest
 
 from executor_api.limits import PIECE_BYTES
 from executor_api.v1 import types_pb2 as pb
@@ -26,3 +29,18 @@ def test_a_blob_is_in_memory_once_while_it_arrives_and_is_taken() -> None:
         tracemalloc.stop()
     assert [data[number * PIECE_BYTES] for number in range(PIECES)] == list(range(PIECES))
     assert most < 1.4 * size
+
+
+def test_a_payload_arrives_whole_where_nothing_can_be_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have a limit of its address space."""
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(mmap, "mmap", type("Refusing", (), {"__new__": refuse}))
+    size = PIECES * PIECE_BYTES
+    blobs = IncomingBlobs(bytes_max=size, open_max=1)
+    for number in range(PIECES):
+        blobs.add(pb.BlobChunk(blob_id="b", data=bytes([number]) * PIECE_BYTES))
+    data = blobs.take(pb.Payload(blob=blob("b", size).blob))
+    assert bytes(data) == b"".join(bytes([number]) * PIECE_BYTES for number in range(PIECES))

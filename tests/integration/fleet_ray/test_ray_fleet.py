@@ -50,6 +50,16 @@ print(json.dumps([before["pid"], after["pid"], after["adopted"]]))
 """
 
 
+# Ends the front's actor and its daemon, whose number is the last argument, in one moment.
+KILL_FRONT = """
+import os, signal, sys
+import ray
+ray.init(sys.argv[1], namespace="remote-executor", log_to_driver=False, logging_level="ERROR")
+ray.kill(ray.get_actor("executor-front"), no_restart=False)
+os.kill(int(sys.argv[2]), signal.SIGKILL)
+"""
+
+
 @dataclass(frozen=True)
 class Fleet:
     files: FleetFiles
@@ -153,6 +163,23 @@ def test_the_next_actor_of_a_node_adopts_its_daemon_and_a_session_notices_nothin
             before, after, adopted = json.loads(done.stdout)
             assert (after, adopted) == (before, True)
         assert session.execute("x + 1").output == 42
+
+
+def test_a_front_that_dies_with_its_actor_is_started_again_and_finds_its_sessions(fleet: Fleet) -> None:
+    cluster, daemon = fleet.cluster(), fleet.files.front.daemon
+    with fleet.client() as client, client.create_session() as session:
+        session.execute("x = 41")
+        before = daemon.identity()
+        assert before is not None
+        command = [sys.executable, "-c", KILL_FRONT, cluster.address, str(before.pid)]
+        environment = {**os.environ, **cluster.environment}
+        subprocess.run(command, env=environment, timeout=COMMAND_TIMEOUT_S, check=True)
+        with client.create_session() as another:
+            assert another.execute("1 + 1").output == 2
+        after = daemon.identity()
+        assert after is not None and after.pid != before.pid
+        assert session.execute("x + 1").output == 42
+        assert {each.session_id for each in client.list_sessions()} == {session.session_id}
 
 
 def test_the_end_of_a_raylet_ends_no_session(fleet: Fleet) -> None:

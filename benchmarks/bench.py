@@ -29,6 +29,8 @@ fork_server = "shared"
 """
 _FORKS_TIMEOUT_S = 60.0
 _FORKS_POLL_S = 0.5
+# Sessions that are to have half a GiB.
+LESS_MEMORY_BYTES = 3 << 29
 _memory_bytes = itertools.count(_POOL_SHAPE_MEMORY_BYTES - 1, -1)
 
 
@@ -102,7 +104,8 @@ class Bench:
         policy = Path(directory) / "policy.toml"
         policy.write_text(_FORKING_POLICY)
         served = self._stack.enter_context(serving("local", f"[policy]\nfile = {json.dumps(str(policy))}\n"))
-        _await_forks(served)
+        for less_memory_bytes in (0, LESS_MEMORY_BYTES):
+            _await_forks(served, less_memory_bytes)
         return served
 
     @cached_property
@@ -130,13 +133,13 @@ class Bench:
         return echo
 
 
-def _await_forks(served: Served) -> None:
-    """Until bubblewrap makes no session any more: while its process starts, none waits for the fork server."""
+def _await_forks(served: Served, less_memory_bytes: int) -> None:
+    """Until bubblewrap makes no such session any more: the fork server starts when they are wanted again and again."""
     daemon = psutil.Process(served.daemon.pid)
     deadline_s = time.monotonic() + _FORKS_TIMEOUT_S
     while True:
         before = set(daemon.children(recursive=True))
-        with served.cold_session() as session:
+        with served.cold_session(less_memory_bytes=less_memory_bytes) as session:
             session.execute("1+1")
             new = set(daemon.children(recursive=True)) - before
             if not any(_name(process) == "bwrap" for process in new):

@@ -8,14 +8,12 @@ from contextlib import ExitStack
 
 import psutil
 
-from benchmarks.bench import Bench, Served
+from benchmarks.bench import LESS_MEMORY_BYTES, Bench, Served
 from benchmarks.figures import AtMost, Figure
 from benchmarks.rows.sessions import IMPORT_LIBRARIES, LIBRARIES
 
 _SESSIONS = 5
 _CROWD = 20
-# Sessions that are to have half a GiB.
-_LESS_BYTES = 3 << 29
 _FIRST, _FIRST_S = 2, 0.3
 # Seconds after which an unused checker has ended.
 _REST_S = 12.0
@@ -46,7 +44,7 @@ def crowded(served: Served, kind: str, *, has_aim: bool) -> Iterator[Figure]:
     Right after their use, and at rest: a session that waits for its next step has no checker.
     """
     for name, imports, program, less_bytes, most_mib in (
-        ("", (), "1+1", _LESS_BYTES, 7),
+        ("", (), "1+1", LESS_MEMORY_BYTES, 7),
         (", four libraries", LIBRARIES, IMPORT_LIBRARIES, 0, 14),
     ):
         sizes = _grown_mib(served, _CROWD, imports, program, less_bytes, _REST_S)

@@ -58,7 +58,7 @@ def test_a_log_as_it_was_written_is_whole(made: Path) -> None:
     assert (verdict.records, verdict.files, verdict.last.seq) == (RECORDS, 3, RECORDS)
 
 
-@settings(max_examples=rounds(300, 80), deadline=None)
+@settings(max_examples=rounds(300, 40), deadline=None)
 @given(data=st.data())
 def test_one_changed_byte_anywhere_is_found_and_its_record_named(made: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(paths(made)))

@@ -17,6 +17,7 @@ from executor_client import InvalidRequest, ProtocolError
 from executor_client._core import archives, local
 from executor_client._core.archives import directory_content, unpack
 from executor_client._core.local import NewFile, check_name, content_of, path_below
+from tests.support.rounds import rounds
 from tests.support.tars import archive, edited, member, tree
 
 
@@ -106,7 +107,7 @@ def test_nothing_is_written_through_a_local_link(tmp_path: Path, target: Path) -
 SEED = archive(member("d", tarfile.DIRTYPE), member("d/f"), member("d/" + "long" * 50))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(100, 30), deadline=None)
 @given(st.one_of(st.binary(max_size=2000), st.lists(st.tuples(st.integers(0, len(SEED) - 1), st.integers(0, 255)))))
 def test_any_bytes_are_unpacked_or_refused(bytes_or_edits: bytes | list[tuple[int, int]]) -> None:
     """Random ones, and an archive with some of its bytes changed and its checksums put right."""

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from executor_server.environments.bytecode import MAX_PIECE_BYTES, BytecodeRefused, BytecodeWriter
+from tests.support.rounds import rounds
 
 TAG = "cpython-312"
 MAGIC = importlib.util.MAGIC_NUMBER
@@ -154,7 +155,7 @@ def test_a_stream_that_stops_in_a_piece_is_refused(site: Path, site_fd: int) -> 
         writer.end()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=rounds(200, 60))
 @given(st.lists(st.tuples(st.text(max_size=30), st.binary(max_size=30)), max_size=4), st.binary(max_size=20))
 def test_no_stream_writes_outside(site: Path, site_fd: int, pieces: list[tuple[str, bytes]], tail: bytes) -> None:
     before = sorted(site.parent.iterdir())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from executor_server.core.errors import Reason, ResourceExhausted
 from executor_server.fairness.fair_semaphore import FairSemaphore
+from tests.support.rounds import rounds
 
 
 class Takers:
@@ -122,7 +123,7 @@ async def test_one_tenant_can_have_only_so_many_waiting() -> None:
     st.integers(1, 3),
     st.lists(st.tuples(st.sampled_from(["ask", "let_go", "cancel"]), st.sampled_from("abc"), st.integers(0, 3))),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150, 50), deadline=None)
 def test_whatever_happens_turns_are_neither_lost_nor_multiplied(
     capacity: int, steps: list[tuple[str, str, int]]
 ) -> None:

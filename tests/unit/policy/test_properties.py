@@ -204,7 +204,7 @@ def assert_within(profile: Profile, spec: SessionSpec) -> None:
 
 
 @given(profile=profiles, request=st.one_of(sane_requests, wild_requests))
-@settings(max_examples=rounds(300, 100))
+@settings(max_examples=rounds(300, 40))
 def test_no_request_gets_a_spec_outside_its_profiles_ceilings(profile: Profile, request: RequestedSession) -> None:
     spec = granted(profile, request)
     if spec is None:
@@ -293,7 +293,7 @@ def test_no_file_travels_that_is_too_large_or_one_too_many(profile: Profile, siz
 
 
 @given(old=profiles, new=profiles, request=sane_requests)
-@settings(max_examples=rounds(200, 80))
+@settings(max_examples=rounds(200, 30))
 def test_a_tightened_session_has_no_more_than_before_nor_than_the_new_profile(
     old: Profile, new: Profile, request: RequestedSession
 ) -> None:

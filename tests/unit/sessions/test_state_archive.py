@@ -76,7 +76,7 @@ def test_no_byte_of_an_archive_can_be_changed(archives: StateArchives) -> None:
         assert isinstance(refusal(archives, harmed), (InvalidRequest, Forbidden))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=rounds(60, 20), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(kept=st.floats(0, 1), more=st.binary(max_size=200))
 def test_garbage_is_refused_and_nothing_worse(archives: StateArchives, kept: float, more: bytes) -> None:
     whole = asyncio.run(written(archives))

@@ -22,6 +22,7 @@ from executor_server.guest.files.archives import ArchiveDownload, ArchiveUpload
 from executor_server.guest.files.workspace import PathRefused
 from executor_server.guest.wire.frames import CHUNK_BYTES
 from tests.support.descriptors import none_left_open
+from tests.support.rounds import rounds
 from tests.support.tars import archive, edited, member, tree
 
 LONG = "/".join(["a long name of a directory"] * 6) + "/fïle"
@@ -315,7 +316,7 @@ def test_a_full_disk_is_said_with_the_member(root: Path, monkeypatch: pytest.Mon
 SEED = archive(member("d", tarfile.DIRTYPE), member("d/f"), member(LONG), content=b"content")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150, 50), deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=3000),

@@ -26,6 +26,7 @@ from executor_server.guest.wire.frames import (
     encode_frame,
     encode_head,
 )
+from tests.support.rounds import rounds
 
 KINDS = sorted(value for name, value in vars(Kind).items() if name.isupper())
 HEADER_BYTES = 25
@@ -114,7 +115,7 @@ _LARGE = st.sampled_from([0, 1, 60_000, 70_000, CHUNK_BYTES - 1, CHUNK_BYTES, CH
     st.integers(1, 100_000),
     st.integers(1, 300_000),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=rounds(60, 25))
 def test_any_frames_come_back_when_they_are_read_to_their_place(
     bodies: list[tuple[int, int]], common_bytes: int, most_bytes: int
 ) -> None:

@@ -138,7 +138,7 @@ def _do(pair: Pair, step: str, sender: int, what: object) -> None:
 
 
 @given(st.lists(_STEPS, min_size=25, max_size=100))
-@settings(max_examples=rounds(200, 80), deadline=None)
+@settings(max_examples=rounds(200, 40), deadline=None)
 def test_each_frame_is_taken_once_and_in_order_over_any_network(steps: list[tuple[str, int, object]]) -> None:
     """Loss, repetition, reordering and a new connection at any point; a limit small enough to be met."""
     limit_bytes = 200

@@ -40,22 +40,34 @@ sessions.host_sweep_interval_s = 0.2
 sessions.ping_interval_s = 0.5
 sessions.silence_s = 2.0
 """
+# An Engine takes two seconds to start and to end, which is longer than most of these tests.
+ALL_HAVE_ONE = pytest.mark.usefixtures("shared")
 
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[OwnEngine]:
-    """An Engine that has the image, ended."""
+    """An Engine that has the image, and runs until a test ends it."""
     require("docker")
     if os.geteuid() != 0 or not all(map(shutil.which, ("dockerd", "unshare"))):
         pytest.skip("only root, with dockerd at hand, can start an Engine of its own")
     with own_engine(IMAGE) as ready:
-        ready.end(signal.SIGTERM)
         yield ready
-        ready.start()
+
+
+@pytest.fixture(scope="module")
+def shared(loaded: OwnEngine) -> None:
+    """For tests that do not end the Engine."""
 
 
 @pytest.fixture
-def engine(loaded: OwnEngine) -> Iterator[OwnEngine]:
+def engine(request: pytest.FixtureRequest, loaded: OwnEngine) -> Iterator[OwnEngine]:
+    if "shared" in request.fixturenames:
+        if not loaded.answers():  # another test has failed
+            loaded.end(signal.SIGKILL)
+            loaded.start()
+        yield loaded
+        return
+    loaded.end(signal.SIGTERM)
     loaded.start()
     yield loaded
     loaded.end(signal.SIGTERM)
@@ -122,25 +134,7 @@ def full_disk(engine: OwnEngine) -> Iterator[None]:
 # The Engine
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_executions_under_an_engine_that_is_restarted_are_lost_with_a_reason(
-    engine: OwnEngine, daemon: Daemon, how: signal.Signals
-) -> None:
-    with daemon.client() as client:
-        session, idle = client.create_session(authorized_imports=["time"]), client.create_session()
-        with executing(session, FOREVER) as result, gone(engine, how):
-            pass
-        ended = result.result(WAIT_S)
-        assert (ended.outcome, ended.stdout) == (Outcome.LOST, "here\n")
-        assert ended.error is not None
-        assert re.search(r"container was killed|Engine does not answer", ended.error.message), ended.error
-        assert eventually(lambda: {info.state for info in client.list_sessions()} == {SessionState.LOST})
-        assert works(daemon)
-        session.close()
-        idle.close()
-    assert eventually(lambda: nothing_is_left(engine, daemon))
-
-
+@ALL_HAVE_ONE
 def test_sessions_outlive_an_engine_that_hangs(engine: OwnEngine, daemon: Daemon) -> None:
     """The daemon has its own line to each guest; only what the Engine must do waits, for so long at most."""
     with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
@@ -154,6 +148,7 @@ def test_sessions_outlive_an_engine_that_hangs(engine: OwnEngine, daemon: Daemon
     assert eventually(lambda: nothing_is_left(engine, daemon))
 
 
+@ALL_HAVE_ONE
 def test_sessions_deleted_while_the_engine_hangs_are_gone_afterwards(engine: OwnEngine, daemon: Daemon) -> None:
     with daemon.client() as client:
         sessions = [client.create_session() for _ in range(3)]
@@ -165,6 +160,7 @@ def test_sessions_deleted_while_the_engine_hangs_are_gone_afterwards(engine: Own
         assert works(daemon)
 
 
+@ALL_HAVE_ONE
 @pytest.mark.parametrize("image_refresh_s", [0.001, 60.0])
 def test_a_crowd_of_creations_fails_together_on_an_engine_that_hangs(
     engine: OwnEngine, restart: Callable[..., Daemon], image_refresh_s: float
@@ -184,22 +180,7 @@ def test_a_crowd_of_creations_fails_together_on_an_engine_that_hangs(
         assert eventually(lambda: nothing_is_left(engine, daemon))
 
 
-def test_with_live_restore_executions_survive_a_restart_of_the_engine(
-    engine: OwnEngine, restart: Callable[..., Daemon]
-) -> None:
-    engine.end(signal.SIGTERM)
-    engine.start("--live-restore")
-    daemon = restart()
-    for how in (signal.SIGKILL, signal.SIGTERM):
-        with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
-            with executing(session, TICKS) as result:
-                engine.end(how)
-                engine.start("--live-restore")
-            assert (result.result().outcome, result.result().output) == (Outcome.SUCCEEDED, "ticked")
-            assert works(daemon)
-        assert eventually(lambda: nothing_is_left(engine, daemon))
-
-
+@ALL_HAVE_ONE
 def test_a_full_disk_is_an_honest_refusal_and_leaves_nothing(engine: OwnEngine, daemon: Daemon) -> None:
     with daemon.client() as client:
         with full_disk(engine), pytest.raises(UnavailableError, match="no sandbox can be made now"):
@@ -228,6 +209,7 @@ def pause(client: Any, container: str) -> None:
     client.pause(container)
 
 
+@ALL_HAVE_ONE
 @pytest.mark.parametrize(
     ("hurt", "message"),
     [
@@ -253,6 +235,7 @@ def test_a_container_that_is_hurt_in_mid_execution_is_told_as_what_it_is(
         assert works(daemon)
 
 
+@ALL_HAVE_ONE
 def test_what_does_not_hurt_a_sandbox_ends_no_execution(engine: OwnEngine, daemon: Daemon) -> None:
     """Its container renamed, paused for a moment; the file of its socket removed under a connection."""
     with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
@@ -266,6 +249,45 @@ def test_what_does_not_hurt_a_sandbox_ends_no_execution(engine: OwnEngine, daemo
         assert (result.result().outcome, result.result().output) == (Outcome.SUCCEEDED, "ticked")
         assert session.execute("6 * 7").output == 42
     assert eventually(lambda: nothing_is_left(engine, daemon))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Engines that end. From here on each test has one of its own: what was started once for all ends with the first of them.
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_executions_under_an_engine_that_is_restarted_are_lost_with_a_reason(
+    engine: OwnEngine, daemon: Daemon, how: signal.Signals
+) -> None:
+    with daemon.client() as client:
+        session, idle = client.create_session(authorized_imports=["time"]), client.create_session()
+        with executing(session, FOREVER) as result, gone(engine, how):
+            pass
+        ended = result.result(WAIT_S)
+        assert (ended.outcome, ended.stdout) == (Outcome.LOST, "here\n")
+        assert ended.error is not None
+        assert re.search(r"container was killed|Engine does not answer", ended.error.message), ended.error
+        assert eventually(lambda: {info.state for info in client.list_sessions()} == {SessionState.LOST})
+        assert works(daemon)
+        session.close()
+        idle.close()
+    assert eventually(lambda: nothing_is_left(engine, daemon))
+
+
+def test_with_live_restore_executions_survive_a_restart_of_the_engine(
+    engine: OwnEngine, restart: Callable[..., Daemon]
+) -> None:
+    engine.end(signal.SIGTERM)
+    engine.start("--live-restore")
+    daemon = restart()
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
+            with executing(session, TICKS) as result:
+                engine.end(how)
+                engine.start("--live-restore")
+            assert (result.result().outcome, result.result().output) == (Outcome.SUCCEEDED, "ticked")
+            assert works(daemon)
+        assert eventually(lambda: nothing_is_left(engine, daemon))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

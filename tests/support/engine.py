@@ -130,14 +130,15 @@ class OwnEngine:
                 stderr=log,
                 env={**os.environ, "TMPDIR": str(self._directory)},
             )
-        if not eventually(self._answers, timeout_s=ENGINE_TIMEOUT_S):
+        if not eventually(self.answers, timeout_s=ENGINE_TIMEOUT_S):
             self.end(signal.SIGKILL)  # or the next start would meet this one
             raise AssertionError((self._directory / "log").read_text()[-2000:])
 
     def end(self, number: signal.Signals) -> None:
-        """Returns when it has ended, and its containerd. It is killed if it does not follow the signal."""
-        assert self._process is not None
-        containerd = psutil.Process(self.pid).children() if self._process.poll() is None else []
+        """Returns when it has ended, and its containerd. It is killed if it does not follow the signal. Idempotent."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        containerd = psutil.Process(self.pid).children()
         self.signal(number)
         try:
             self._process.wait(ENGINE_TIMEOUT_S)
@@ -177,7 +178,7 @@ class OwnEngine:
                 for _ in own.load_image(saved):
                     pass
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         try:
             engine_socket(self.host)
         except NoEngine:

@@ -56,7 +56,7 @@ def loaded() -> Iterator[OwnEngine]:
 
 @pytest.fixture(scope="module")
 def shared(loaded: OwnEngine) -> None:
-    """For tests that do not end the Engine."""
+    """Asked for by tests that do not end the Engine."""
 
 
 @pytest.fixture

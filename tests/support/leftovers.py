@@ -118,8 +118,11 @@ def _files() -> set[str]:
 
 def _cgroups() -> set[Path]:
     """Ours, to the depth at which a daemon makes them: below a controller (v1), or below its own cgroup (v2)."""
-    names = ((parent, name) for parent in _cgroup_parents(os.getpid()) for name in os.listdir(parent))  # noqa: PTH208
-    return {parent / name for parent, name in names if name.startswith(CGROUP_PREFIX)}
+    found: set[Path] = set()
+    for parent in _cgroup_parents(os.getpid()):
+        with contextlib.suppress(OSError):  # another program's, removed by now, or not ours to read
+            found |= {parent / name for name in os.listdir(parent) if name.startswith(CGROUP_PREFIX)}  # noqa: PTH208
+    return found
 
 
 @functools.cache

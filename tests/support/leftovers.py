@@ -64,9 +64,13 @@ def snapshot(*, host: bool) -> Snapshot:
 def leftovers_since(before: Snapshot) -> list[str]:
     """A line for each thing that is new since `before` and stays."""
     remaining: list[str] = []
+    looks: list[set[Path]] = []
 
     def all_gone() -> bool:
-        remaining[:] = _leftovers(before)
+        # One that holds processes is another run's on this machine: ours have none, or the processes are listed. Another
+        # run's is empty, too, as it begins and as it ends; what is left over is there at each look.
+        looks.append(_empty_cgroups(before))
+        remaining[:] = sorted(_leftovers(before) + [f"cgroup {path}" for path in set.intersection(*looks)])
         return not remaining
 
     eventually(all_gone, timeout_s=GONE_WITHIN_S)
@@ -76,16 +80,19 @@ def leftovers_since(before: Snapshot) -> list[str]:
 def _leftovers(before: Snapshot) -> list[str]:
     found = [_describe(pid) for pid in _processes() - before.processes]
     found += [f"in the temporary directory: {name}" for name in _files() - before.files]
-    if before.cgroups is not None:
-        # One that holds processes is another run's on this machine: ours have none, or the processes are listed above.
-        found += [f"cgroup {path}" for path in _cgroups() - before.cgroups if not _is_populated(path)]
     if before.mounts is not None:
         found += [f"mount {line}" for line in _mounts() - before.mounts]
     if before.containers is not None and (new := _container_ids() - before.containers):
         found += [f"container {name}" for number, name in _containers().items() if number in new]
     if before.addresses is not None:
         found += [f"address {address}" for address in addresses_of(os.getpid()) - before.addresses]
-    return sorted(found)
+    return found
+
+
+def _empty_cgroups(before: Snapshot) -> set[Path]:
+    if before.cgroups is None:
+        return set()
+    return {path for path in _cgroups() - before.cgroups if not _is_populated(path)}
 
 
 def _processes() -> set[int]:

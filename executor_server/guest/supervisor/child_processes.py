@@ -25,7 +25,7 @@ from ..wire.lean import signal, socket
 from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetEnvironment, SetRules, message_of
 from ..wire.loop import READ, WRITE, Loop
 from . import children
-from .children import Child, ChildStuck, await_end, end_child, kill_everything, spawn
+from .children import Child, ChildStuck, end_child, kill_everything, spawn
 from .usage import Process, process_cpu_s
 from .warm_interpreter import WarmInterpreter
 
@@ -66,6 +66,7 @@ class ChildProcesses:
         self.serves = False  # a session has this sandbox, so a source may come
         self._measured: Optional[Process] = None
         self._paused = False
+        self._ending = False  # true while something that `stop` has killed may still end
         self._used = False  # true once the interpreter has got a message that uses it
         self._set_up: dict[type[LinkMessage], tuple[LinkMessage, bytes]] = {}  # the last of each kind in _SET_UP
         self._warm = WarmInterpreter(
@@ -110,21 +111,22 @@ class ChildProcesses:
     def stop(self, *, between_runs: bool = False) -> None:
         """Kills everything in the sandbox but what calls have started; between two runs, but the idle checker, too.
 
-        Then it does not wait for the end of what it has killed, which `await_end` does.
+        Then it does not wait for the end of what it has killed, which the next use of an interpreter does.
         """
         if self._interpreter is not None:
             self._forget(self._interpreter)
             self._interpreter = None
         if not between_runs:
             self._forget_checker()
-        self._held = False
+        self._held, self._ending = False, between_runs
         self._warm.forget()
         children.kill_but(self._spared_leaders, self._note_exit, wait=not between_runs)
 
     def await_end(self) -> None:
         """Waits for the end of what `stop` has killed: then its ports are free, and its places for processes."""
-        if not await_end(self._spared_leaders) and self._interpreter is not None:
+        if self._ending and not children.await_end(self._spared_leaders) and self._interpreter is not None:
             self._kill(self._interpreter)  # then all is killed again, more thoroughly
+        self._ending = False
 
     @property
     def _spared_leaders(self) -> frozenset[int]:
@@ -161,10 +163,8 @@ class ChildProcesses:
             self._set_up[type(message)] = message, body
         else:
             self._claim()
-        try:
-            self._interpreter.post(message, body, memfd, fds)
-        except ChildStuck:
-            self._kill(self._interpreter)
+            self.await_end()
+        self._unless_stuck(self._interpreter, lambda child: child.post(message, body, memfd, fds))
         if self._interpreter.blocked:
             self._watch_interpreter()
 
@@ -180,10 +180,7 @@ class ChildProcesses:
         self._checker_uses += 1
         self._checker_used_at = time.monotonic()
         self._checker_cpu_s = process_cpu_s(self._checker.pid)
-        try:
-            self._checker.post(message, body)
-        except ChildStuck:
-            self._kill(self._checker)
+        self._unless_stuck(self._checker, lambda child: child.post(message, body))
 
     def have_checker(self) -> None:
         """Starts a checker where there is none, before a source waits for it."""
@@ -260,7 +257,7 @@ class ChildProcesses:
         child = self._interpreter
         assert child is not None
         if events & WRITE:
-            self._flush(child)
+            self._unless_stuck(child, Child.flush)
             self._watch_interpreter()
         self._receive(child, self._on_message)
 
@@ -281,7 +278,7 @@ class ChildProcesses:
         child = self._checker
         assert child is not None
         if events & WRITE:
-            self._flush(child)
+            self._unless_stuck(child, Child.flush)
         self._watch_checker()
         self._receive(child, self._supervisor.on_verdict)
 
@@ -302,9 +299,9 @@ class ChildProcesses:
         finally:
             packet.close()
 
-    def _flush(self, child: Child) -> None:
+    def _unless_stuck(self, child: Child, do: Callable[[Child], None]) -> None:
         try:
-            child.flush()
+            do(child)
         except ChildStuck:
             self._kill(child)
 

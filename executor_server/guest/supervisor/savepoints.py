@@ -236,9 +236,7 @@ class Savepoints:
                 if not (target.entry.branch and later.entry.branch):
                     self._drop(later)
             self.answer(request.op)
-            # Now, since the client has its answer, and may send a source next.
-            self._children.await_end()
-            self._children.have_checker()
+            self._children.have_checker()  # the client has its answer, and may send a source next
         else:
             message = f"savepoint {request.savepoint} did not answer: a new interpreter was started, without variables"
             self._channel.fail(request.op, "savepoint_lost", message)

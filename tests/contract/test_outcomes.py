@@ -285,9 +285,9 @@ async def test_an_orphaned_sandbox_ends_itself(harness: Harness) -> None:
 
 @promise("limit-idle")
 async def test_unused_sessions_end(harness: Harness) -> None:
-    session = await harness.session(idle_time_s=0.2)
+    session = await harness.session(idle_time_s=1.0)
     has_ended = harness.probe.watch(session)
-    busy = await harness.begin(session, "import time\ntime.sleep(0.5)\n1")
+    busy = await harness.begin(session, "import time\ntime.sleep(1.5)\n1")
     assert (await follow(busy)).output == 1  # a session in use is not idle
     assert await eventually_awaited(lambda: _has_none(harness))
     assert await eventually_async(has_ended)

@@ -30,8 +30,9 @@ def settle(config: Any) -> None:
         kept = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
         if number not in kept and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write(str(OOM_SCORE))
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(fd, b"%d" % OOM_SCORE)
+    os.close(fd)
     # A little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is kept. Where
     # a control group is the wall, this is a convenience, and a program that reserves much more memory than it uses, as
     # a browser does, may lift it.

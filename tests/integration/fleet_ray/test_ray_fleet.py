@@ -96,7 +96,9 @@ def fleet() -> Iterator[Fleet]:
     require("local")
     root = Path(tempfile.mkdtemp(prefix="r-"))
     config = root / "fleet.toml"
-    config.write_text("[pool]\nsize = 0\n[sessions]\nmax_sessions = 4\n[log]\nlevel = 'info'\n")
+    # A loaded machine takes longer than ten seconds to start the front's actor and the front again.
+    fleet_keys = "[fleet]\nfence_s = 120.0\n"
+    config.write_text(f"[pool]\nsize = 0\n[sessions]\nmax_sessions = 4\n[log]\nlevel = 'info'\n{fleet_keys}")
     fleet = Fleet(FleetFiles(root))
     try:
         up = fleet.command("up", "--nodes", str(NODES), "--config", str(config))

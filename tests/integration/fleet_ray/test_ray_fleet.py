@@ -50,16 +50,6 @@ print(json.dumps([before["pid"], after["pid"], after["adopted"]]))
 """
 
 
-# Ends the front's actor and its daemon, whose number is the last argument, in one moment.
-KILL_FRONT = """
-import os, signal, sys
-import ray
-ray.init(sys.argv[1], namespace="remote-executor", log_to_driver=False, logging_level="ERROR")
-ray.kill(ray.get_actor("executor-front"), no_restart=False)
-os.kill(int(sys.argv[2]), signal.SIGKILL)
-"""
-
-
 @dataclass(frozen=True)
 class Fleet:
     files: FleetFiles
@@ -96,9 +86,7 @@ def fleet() -> Iterator[Fleet]:
     require("local")
     root = Path(tempfile.mkdtemp(prefix="r-"))
     config = root / "fleet.toml"
-    # A loaded machine takes longer than ten seconds to start the front's actor and the front again.
-    fleet_keys = "[fleet]\nfence_s = 120.0\n"
-    config.write_text(f"[pool]\nsize = 0\n[sessions]\nmax_sessions = 4\n[log]\nlevel = 'info'\n{fleet_keys}")
+    config.write_text("[pool]\nsize = 0\n[sessions]\nmax_sessions = 4\n[log]\nlevel = 'info'\n")
     fleet = Fleet(FleetFiles(root))
     try:
         up = fleet.command("up", "--nodes", str(NODES), "--config", str(config))
@@ -165,23 +153,6 @@ def test_the_next_actor_of_a_node_adopts_its_daemon_and_a_session_notices_nothin
             before, after, adopted = json.loads(done.stdout)
             assert (after, adopted) == (before, True)
         assert session.execute("x + 1").output == 42
-
-
-def test_a_front_that_dies_with_its_actor_is_started_again_and_finds_its_sessions(fleet: Fleet) -> None:
-    cluster, daemon = fleet.cluster(), fleet.files.front.daemon
-    with fleet.client() as client, client.create_session() as session:
-        session.execute("x = 41")
-        before = daemon.identity()
-        assert before is not None
-        command = [sys.executable, "-c", KILL_FRONT, cluster.address, str(before.pid)]
-        environment = {**os.environ, **cluster.environment}
-        subprocess.run(command, env=environment, timeout=COMMAND_TIMEOUT_S, check=True)
-        with client.create_session() as another:
-            assert another.execute("1 + 1").output == 2
-        after = daemon.identity()
-        assert after is not None and after.pid != before.pid
-        assert session.execute("x + 1").output == 42
-        assert {each.session_id for each in client.list_sessions()} == {session.session_id}
 
 
 def test_the_end_of_a_raylet_ends_no_session(fleet: Fleet) -> None:

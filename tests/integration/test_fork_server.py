@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import ExitStack
 
 import psutil
 
-from executor_client import ExecutorClient, Session
+from executor_client import ExecutorClient, Outcome, Session
 from executor_server.guest.wire.nursery_messages import PARENT_NAME, ZYGOTE_NAME
 from tests.support.backends import require
 from tests.support.daemon import Daemon, daemon_of
@@ -17,18 +16,19 @@ from tests.support.polling import eventually
 # The zygotes have no libraries then, and are there at once.
 SMALL = {"memory_bytes": 2**28}
 NO_POOL = "pool.size = 0"
-_durations_s = itertools.count(1000)
 
 
 def policy_of(value: str) -> str:
     return f'default = "default"\n[profiles.default]\nsandbox.fork_server = "{value}"\n'
 
 
-def zygote_of(session: Session, daemon: Daemon) -> int | None:
+def zygote_of(session: Session) -> int | None:
     """The number of the zygote whose child the session's first process is; None when bubblewrap made it."""
-    command = ["sleep", str(next(_durations_s))]
-    session.execute(f"import subprocess; process = subprocess.Popen({command})")
-    (ours,) = (process for process in _processes(daemon) if _command_of(process) == command)
+    command = ["sleep", f"1000.{int(session.session_id, 16)}"]
+    ran = session.execute(f"import subprocess; process = subprocess.Popen({command})")
+    assert ran.outcome is Outcome.SUCCEEDED, ran.error
+    # `Popen` returns a moment before the kernel shows the command of the new program.
+    (ours,) = eventually(lambda: [each for each in psutil.process_iter() if _command_of(each) == command])
     zygotes = [parent.pid for parent in ours.parents() if parent.name() == ZYGOTE_NAME]
     return zygotes[0] if zygotes else None
 
@@ -57,7 +57,7 @@ def forked(client: ExecutorClient, daemon: Daemon, stack: ExitStack) -> tuple[Se
 
     def try_one() -> bool:
         session = client.create_session(authorized_imports=["*"], limits=SMALL)
-        zygote = zygote_of(session, daemon)
+        zygote = zygote_of(session)
         if zygote is None:
             session.close()
         else:

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 # Seconds to parse, check and instrument one source.
 CHECK_TIME_S = 10.0
+# Seconds without a source after which a checker ends, used or not; starting another takes a millisecond or two.
+CHECKER_REST_S = 10.0
+# Seconds from a session's beginning until it has a checker, unless a source comes before: the fork takes as long as all
+# the rest of a warm session's beginning, and the client is to have its answer first.
+CHECKER_START_S = 0.02
 
 
 class Checking:

@@ -25,6 +25,7 @@ from ..wire.lean import signal, socket
 from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetEnvironment, SetRules, message_of
 from ..wire.loop import READ, WRITE, Loop
 from . import children
+from .checking import CHECKER_REST_S, CHECKER_START_S
 from .children import Child, ChildStuck, end_child, kill_everything, spawn
 from .usage import Process, process_cpu_s
 from .warm_interpreter import WarmInterpreter
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 # Sources after which the checker is replaced, with whatever hostile ones have left in its memory.
 _CHECKER_USES = 200
-# Seconds without a source after which a checker ends, used or not; starting another takes a millisecond or two.
-_CHECKER_REST_S = 10.0
 # Messages that do not use an interpreter. The last of each kind is sent to a warm one that takes its place, too;
 # FindModules only until it is answered.
 _SET_UP = (SetRules, SetEnvironment, PlaceTools, FindModules)
@@ -62,7 +61,7 @@ class ChildProcesses:
         self._checker_uses = 0
         self._checker_cpu_s = 0.0  # when it got its last source
         self._held = False  # everything but the checker is stopped
-        self._checker_used_at = 0.0  # or started
+        self.due = float("inf")  # when the idle checker is to be ended, or one to be started: `on_due`
         self.serves = False  # a session has this sandbox, so a source may come
         self._measured: Optional[Process] = None
         self._paused = False
@@ -103,10 +102,10 @@ class ChildProcesses:
             self.have_checker()
 
     def serve_session(self) -> None:
-        """A session has got the sandbox: its first source finds a checker ready. Before, none holds memory."""
+        """A session has got the sandbox, and has a checker soon. Before, none holds memory."""
         self.serves = True
-        if self.started:
-            self.have_checker()
+        if self.started and self._checker is None:
+            self.due = time.monotonic() + CHECKER_START_S
 
     def stop(self, *, between_runs: bool = False) -> None:
         """Kills everything in the sandbox but what calls have started; between two runs, but the idle checker, too.
@@ -178,7 +177,7 @@ class ChildProcesses:
         self.have_checker()
         assert self._checker is not None
         self._checker_uses += 1
-        self._checker_used_at = time.monotonic()
+        self.due = time.monotonic() + CHECKER_REST_S
         self._checker_cpu_s = process_cpu_s(self._checker.pid)
         self._unless_stuck(self._checker, lambda child: child.post(message, body))
 
@@ -215,10 +214,9 @@ class ChildProcesses:
             self._held = False
             children.continue_everything()
 
-    @property
-    def rests_at(self) -> float:
-        """Time at which `rest` is due, unless the checker gets a source before."""
-        return self._checker_used_at + _CHECKER_REST_S if self._checker is not None else float("inf")
+    def on_due(self) -> None:
+        """Ends the checker that was not used for long; starts the one that a session may want."""
+        self.rest() if self._checker is not None else self._start_checker()
 
     def rest(self) -> None:
         """Ends the idle checker, which holds a third of an idle sandbox's memory."""
@@ -358,13 +356,13 @@ class ChildProcesses:
     def _start_checker(self) -> None:
         self._checker = self._fork(self._programs.checker)
         self._checker_uses = 0
-        self._checker_used_at = time.monotonic()
+        self.due = time.monotonic() + CHECKER_REST_S
         self._watch_checker()
 
     def _forget_checker(self) -> None:
         if self._checker is not None:
             self._forget(self._checker)
-            self._checker = None
+            self._checker, self.due = None, float("inf")
 
     def _watch_checker(self) -> None:
         if self._checker is not None and not self._checker.given_up:

@@ -161,16 +161,16 @@ class Supervisor:
         if self._transfers.busy:
             return 0.0
         due = min(
-            *(self._orphan_time.ends_at, self._runner.due(), self._rests_at, self._requests.due),
+            *(self._orphan_time.ends_at, self._runner.due(), self._idle_due, self._requests.due),
             *(self._beside.due, self._undo.due),
         )
         # In quarters of the orphan time: a freeze is noticed by a turn that takes too long.
         return max(0.0, min(_POLL_TIME_S, self._orphan_time.limit_s / 4, due - time.monotonic()))
 
     @property
-    def _rests_at(self) -> float:
-        """Time at which the idle checker is ended."""
-        return float("inf") if self._runner.busy else self._child_processes.rests_at
+    def _idle_due(self) -> float:
+        """Time at which the idle checker is ended, or one is started."""
+        return float("inf") if self._runner.busy else self._child_processes.due
 
     def _on_wakeup(self, _events: int) -> None:
         os.read(self._wakeup_read, 4096)
@@ -188,8 +188,8 @@ class Supervisor:
             self._exit_code = ends.ORPHANED
         elif now >= self._requests.due or self._runner.on_time(now):
             self._replace_interpreter(None)
-        elif now >= self._rests_at:
-            self._child_processes.rest()
+        elif now >= self._idle_due:
+            self._child_processes.on_due()
 
     def abandon(self) -> None:
         """In a forked child: closes the supervisor's descriptors, before any code of the child runs."""
@@ -305,6 +305,7 @@ class Supervisor:
                 self._configure(request, job.body)
             elif isinstance(request, Restrict):
                 self._hold_to(job.body)
+                self._post_settings()
                 self._channel.done(request.op)
             else:
                 self._requests.begin(request, job.body)
@@ -317,8 +318,10 @@ class Supervisor:
             from ..processes.environment import read_variables
 
             self._session_env = read_variables(env)
-            self._post_environment()
         self._prelude.configure(request.op, body[request.settings + request.env :].decode("utf-8", "replace"))
+        # Behind the answer, which a client waits for; the prelude's code comes later, when it has been checked.
+        self._post_settings()
+        self._post_environment()
         self._child_processes.serve_session()
 
     def _hold_to(self, settings: bytes) -> None:
@@ -327,8 +330,6 @@ class Supervisor:
         self._runner.rules = Rules.of(rules)
         self._runner.budget.of_session = rules.session_operations
         self._prelude.limit(rules.execution_max)
-        if self._child_processes.started:
-            self._post_settings()
         self._requests.forbid_tools(rules.shipped_tools)
 
     # -- messages and exits of the children ------------------------------------------------------------------------
@@ -382,7 +383,8 @@ class Supervisor:
             self._child_processes.post(link_messages.SetEnvironment(), dumps(self._session_env))
 
     def _post_settings(self) -> None:
-        self._child_processes.post(link_messages.SetRules(), self._runner.rules.packed())
+        if self._child_processes.started:
+            self._child_processes.post(link_messages.SetRules(), self._runner.rules.packed())
 
     # -- the end of a run ----------------------------------------------------------------------------------------
 

@@ -79,8 +79,26 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[Children]:
 def test_a_sandbox_without_a_session_has_no_checker(children: Children) -> None:
     """It may wait in a pool for hours, and a checker takes 2 MiB."""
     children.owner.start()
+    assert children.owner.due == float("inf")
     assert not children.has_checker
+
+
+def test_a_session_has_a_checker_soon_after_its_answer(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork takes as long as all the rest of a warm session's beginning, for which its client waits."""
+    clock = Clock()
+    monkeypatch.setattr(child_processes, "time", clock)
+    children.owner.start()
     children.owner.serve_session()
+    assert not children.has_checker
+    assert children.owner.due == clock.now_s + child_processes.CHECKER_START_S
+    children.owner.on_due()
+    assert children.has_checker
+
+
+def test_a_source_that_comes_sooner_starts_the_checker_itself(children: Children) -> None:
+    children.owner.start()
+    children.owner.serve_session()
+    children.owner.check(Check(filename="<execution-1>", mode="", rules=0), b"1")
     assert children.has_checker
 
 
@@ -95,13 +113,13 @@ def test_a_checker_rests_whether_a_source_came_or_not(children: Children, monkey
     clock = Clock()
     monkeypatch.setattr(child_processes, "time", clock)
     children.owner.start()
-    assert children.owner.rests_at == float("inf")
     children.owner.serve_session()
-    assert children.owner.rests_at == clock.now_s + child_processes._CHECKER_REST_S
+    children.owner.on_due()
+    assert children.owner.due == clock.now_s + child_processes.CHECKER_REST_S
     clock.now_s += 5
     children.owner.check(Check(filename="<execution-1>", mode="", rules=0), b"1")
-    assert children.owner.rests_at == clock.now_s + child_processes._CHECKER_REST_S
-    children.owner.rest()
+    assert children.owner.due == clock.now_s + child_processes.CHECKER_REST_S
+    children.owner.on_due()
     assert not children.has_checker
     children.owner.check(Check(filename="<execution-2>", mode="", rules=0), b"1")
     assert children.has_checker

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -81,15 +80,15 @@ def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict
         "policy_version": spec.policy.version,
         "profile": spec.policy.profile,
         "image": spec.sandbox.image,
-        "limits": asdict(spec.limits),
-        "execution_max": asdict(spec.execution_max),
+        "limits": vars(spec.limits),
+        "execution_max": vars(spec.execution_max),
         "imports": spec.authorized_imports,
         "denied_imports": spec.denied_imports,
         "refused_language": spec.refused_language,
         "tool_placements": spec.tools.placements,
         "tool_names": spec.tools.allowed,
-        "files": {name: most for name, most in asdict(spec.files).items() if most is not None},
-        "state": asdict(spec.state),
+        "files": {name: most for name, most in vars(spec.files).items() if most is not None},
+        "state": vars(spec.state),
         **_of_network(spec.network),
         **_of_packages(spec.sandbox.packages),
         "code_recorded": spec.audit.code,

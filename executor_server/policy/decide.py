@@ -115,6 +115,8 @@ class Policy:
         self._profile_fingerprints = {name: profile.fingerprint for name, profile in file.profiles.items()}
         self._certificates = {text: name for name, tenant in file.tenants.items() for text in tenant.certificates}
         self._uids = {uid: name for name, tenant in file.tenants.items() for uid in tenant.uids}
+        # By profile: most sessions ask for what the one before asked for.
+        self._last_decided: dict[str, tuple[str, RequestedSession, SessionSpec]] = {}
 
     # -- tenants
 
@@ -176,8 +178,14 @@ class Policy:
 
     def decide(self, principal: Principal, request: RequestedSession) -> SessionSpec:
         """Returns the approved session. Raises InvalidRequest, PolicyViolation."""
+        name, profile = self._profile_of(principal.tenant)
+        last = self._last_decided.get(name)
+        if last is not None and last[0] == principal.tenant and last[1] == request:
+            return last[2]
         check_request(request)
-        return self._decide(*self._profile_of(principal.tenant), request, principal.tenant)
+        spec = self._decide(name, profile, request, principal.tenant)
+        self._last_decided[name] = (principal.tenant, request, spec)
+        return spec
 
     def with_packages(self, spec: SessionSpec, modules: Sequence[str]) -> SessionSpec | None:
         """Returns the spec of a new session with the packages of modules that it authorizes and its image lacks.

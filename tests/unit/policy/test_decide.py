@@ -48,6 +48,17 @@ def test_asking_for_nothing_gets_the_defaults() -> None:
     assert spec.sandbox == make_policy().warm_sandboxes(PoolSection())[0].spec
 
 
+def test_a_repeated_request_is_decided_once_and_another_caller_or_request_for_itself() -> None:
+    policy, request = make_policy(), RequestedSession(authorized_imports=("numpy",))
+    spec = policy.decide(ALICE, request)
+    assert policy.decide(ALICE, replace(request)) is spec
+    other = policy.decide(ALICE, RequestedSession(authorized_imports=("math",)))
+    assert other == make_policy().decide(ALICE, RequestedSession(authorized_imports=("math",)))
+    assert policy.decide(Principal("other", "token"), RequestedSession(authorized_imports=("math",))) is not other
+    with pytest.raises(InvalidRequest):
+        policy.decide(ALICE, RequestedSession(image="none"))
+
+
 def test_what_is_asked_for_within_the_policy_is_granted() -> None:
     request = RequestedSession(
         image="data",

@@ -75,6 +75,8 @@ TAKE_BACK_WAIT_S = 1.0
 """Seconds that an interrupted `create_session` waits for the end of its session, which goes on in the background."""
 INTERRUPT_GRACE_S = 2.0
 """Seconds for a command to end after the SIGINT of an interrupted `processes.run`, before all of it is killed."""
+TOOL_THREAD_REST_S = 0.2
+"""Seconds that the thread of a host tool waits for another call."""
 TOOLS_GRACE_S = 2.0
 """Seconds that `close` waits for host tools that still run."""
 

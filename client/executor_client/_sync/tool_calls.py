@@ -1,6 +1,7 @@
 """The blocking client's host tools: each call runs on a thread of a bounded pool, so that calls run side by side.
 
-A thread starts with a call and ends when no call waits; an execution that calls no tool needs none.
+A thread starts with a call, and rests for a moment after it: a program that calls one tool after the other would wait
+for a new thread each time. An execution that calls no tool needs none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Self
 from executor_client._core import tools as host_tools
 from executor_client._core.assembler import ToolRequest
 from executor_client._core.execution import Execution
-from executor_client._core.limits import TOOL_CALLS_WAITING_MAX, TOOLS_GRACE_S
+from executor_client._core.limits import TOOL_CALLS_WAITING_MAX, TOOL_THREAD_REST_S, TOOLS_GRACE_S
 from executor_client._core.shared_arguments import Arguments, ArgumentWatch
 from executor_client._core.tools import Answer, Tool
 from executor_client._sync.channel import EventStream
@@ -33,37 +34,50 @@ class ToolPool:
     """
 
     def __init__(self, *, max_concurrent_tools: int) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._submitted, self._ended = threading.Condition(self._lock), threading.Condition(self._lock)
         self._size = max_concurrent_tools
         self._waiting: deque[Callable[[], None]] = deque()
-        self._running = 0
+        self._threads = self._resting = 0
+        self._closed = False
         self.arguments = ArgumentWatch()
 
     def submit(self, work: Callable[[], None]) -> None:
         """Runs `work`, which must not raise, as soon as a thread is free. Raises ProtocolError when too many wait."""
-        with self._changed:
-            if len(self._waiting) + self._running >= TOOL_CALLS_WAITING_MAX:
+        with self._lock:
+            if len(self._waiting) + self._threads - self._resting >= TOOL_CALLS_WAITING_MAX:
                 raise ProtocolError(f"more than {TOOL_CALLS_WAITING_MAX} tool calls at once")
-            if self._running >= self._size:
+            if len(self._waiting) < self._resting:
                 self._waiting.append(work)
-                return
-            threading.Thread(target=self._serve, args=(work,), name="executor-tool", daemon=True).start()
-            self._running += 1
+                self._submitted.notify()
+            elif self._threads < self._size:
+                threading.Thread(target=self._serve, args=(work,), name="executor-tool", daemon=True).start()
+                self._threads += 1
+            else:
+                self._waiting.append(work)
 
     def _serve(self, work: Callable[[], None] | None) -> None:
         while work is not None:
             work()
-            with self._changed:
-                work = self._waiting.popleft() if self._waiting else None
-                if work is None:
-                    self._running -= 1
-                    self._changed.notify_all()
+            work = None  # what it holds is not kept while the thread rests
+            with self._lock:
+                if not self._waiting and not self._closed:
+                    self._resting += 1
+                    self._submitted.wait_for(lambda: self._waiting or self._closed, TOOL_THREAD_REST_S)
+                    self._resting -= 1
+                if self._waiting:
+                    work = self._waiting.popleft()
+                else:
+                    self._threads -= 1
+                    self._ended.notify_all()
 
     def close(self) -> None:
         """Drops the calls that wait, and waits a moment for those that run. A tool that hangs keeps its thread."""
-        with self._changed:
+        with self._lock:
+            self._closed = True
             self._waiting.clear()
-            self._changed.wait_for(lambda: not self._running, timeout=TOOLS_GRACE_S)
+            self._submitted.notify_all()
+            self._ended.wait_for(lambda: not self._threads, timeout=TOOLS_GRACE_S)
 
 
 class ToolCalls:

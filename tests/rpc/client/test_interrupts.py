@@ -57,7 +57,7 @@ def tool_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "executor-tool" in thread.name]
 
 
-def test_only_a_running_tool_has_a_thread_which_keeps_no_process_from_its_end(daemon: FakeDaemon) -> None:
+def test_the_thread_of_a_tool_ends_soon_after_it_and_keeps_no_process_from_its_end(daemon: FakeDaemon) -> None:
     with ExecutorClient(daemon.address, token=TOKEN) as client, client.create_session() as session:
         session.execute("1")
         assert not tool_threads()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from executor_server.admission.window import Window
@@ -42,11 +43,15 @@ def check_capacity(
     there: int,
     all_there: int,
     capacity: int,
+    is_shared: Callable[[], bool],
     retry_after_s: float,
     refusal: type[ResourceExhausted] = ResourceExhausted,
 ) -> None:
-    """Refuses a tenant that holds as many as it leaves free; at the limit of the whole another check refuses."""
-    if 0 < capacity - all_there <= there:
+    """Refuses a tenant that holds as many as it leaves free; at the limit of the whole another check refuses.
+
+    `is_shared` tells whether there are other tenants; it is asked only where that decides.
+    """
+    if 0 < capacity - all_there <= there and is_shared():
         raise refusal(
             Reason.QUOTA_EXCEEDED,
             f"quota {quota} is not set, so a tenant leaves as many free for others as it has: it has {there}, and of "

@@ -172,9 +172,10 @@ class Quotas(Observer):
         quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
         there = len(counted.sessions) + counted.reserved_sessions
         check_number("sessions", there, quotas.sessions, SESSION_RETRY_S, TooManySessions)
-        if self._capacity is not None and quotas.sessions is None and self._capacity.is_shared():
+        if (capacity := self._capacity) is not None and quotas.sessions is None:
             all_there = sum(len(each.sessions) + each.reserved_sessions for each in self._tenants.values())
-            check_capacity("sessions", there, all_there, self._capacity.sessions, SESSION_RETRY_S, TooManySessions)
+            shared, refusal = capacity.is_shared, TooManySessions
+            check_capacity("sessions", there, all_there, capacity.sessions, shared, SESSION_RETRY_S, refusal)
         check_window("creations_per_minute", counted.creations, quotas.creations_per_minute, now_s)
         counted.creations.add(1, now_s)
         counted.reserved_sessions += 1
@@ -217,8 +218,9 @@ class Quotas(Observer):
         """Counts one more open call, up to `beyond` above the quota; returns what ends it. Raises ResourceExhausted."""
         counted, most = self._tenant(tenant), self._quotas_of(tenant).calls
         check_number("calls", counted.calls - beyond, most, CALL_RETRY_S)
-        if self._capacity is not None and most is None and self._capacity.is_shared():
-            check_capacity("calls", counted.calls - beyond, self._calls, self._capacity.calls, CALL_RETRY_S)
+        if (capacity := self._capacity) is not None and most is None:
+            there = counted.calls - beyond
+            check_capacity("calls", there, self._calls, capacity.calls, capacity.is_shared, CALL_RETRY_S)
         counted.calls += 1
         self._calls += 1
 

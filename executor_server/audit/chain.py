@@ -145,7 +145,7 @@ def encode(
 
     `known` are fields that go first and were encoded before, by `encode_known`.
     """
-    head = f'{{"seq":{after.seq + 1},"prev":"{after.hash}","time":"{time}","kind":"{kind.value}"'
+    head = f'{{"seq":{after.seq + 1},"prev":"{after.hash}","time":"{time}","kind":"{kind}"'
     body = head.encode() + known + _rest(fields, MAX_RECORD_BYTES - _HEAD_BYTES - len(known))
     digest = hashlib.sha256(body).hexdigest()
     return body + _HASH_KEY + digest.encode() + _END, Position(after.seq + 1, digest)

@@ -60,8 +60,8 @@ class Identities:
         found: list[Principal] = []
         if shown.token_id is not None:
             principal = self.tokens.principal_of_id(shown.token_id)
-            if principal is None:
-                return None
+            if principal is None or (shown.certificate is None and shown.uid is None):
+                return principal
             found.append(principal)
         policy = self._policy()
         if policy is not None and shown.certificate is not None:

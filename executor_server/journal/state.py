@@ -254,10 +254,8 @@ class JournalState:
         if len(self.finished) <= self._max_finished_executions:
             # Events that readers have taken since were dropped: counted again before an execution is.
             self.finished_bytes = sum(execution.journal_size for execution in self.finished.values())
-        for execution_id in list(self.finished)[:-1]:
-            if not self._must_forget():
-                return
-            self._forget(execution_id)
+        while len(self.finished) > 1 and self._must_forget():
+            self._forget(next(iter(self.finished)))
 
     def _must_forget(self) -> bool:
         many = len(self.finished) > self._max_finished_executions

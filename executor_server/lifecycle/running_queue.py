@@ -35,7 +35,7 @@ class RunningQueue(Generic[T]):
         return True
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._sessions.values())
+        return sum(map(len, self._sessions.values()))
 
     def get(self, session_id: str, execution_id: str) -> T | None:
         entry = self._sessions.get(session_id, {}).get(execution_id)

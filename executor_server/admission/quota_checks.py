@@ -49,7 +49,7 @@ def check_capacity(
 ) -> None:
     """Refuses a tenant that holds as many as it leaves free; at the limit of the whole another check refuses.
 
-    `is_shared` tells whether there are other tenants; it is asked only where that decides.
+    `is_shared` returns True when there are other tenants; it is called only where that decides.
     """
     if 0 < capacity - all_there <= there and is_shared():
         raise refusal(

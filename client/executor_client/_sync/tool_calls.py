@@ -59,7 +59,7 @@ class ToolPool:
     def _serve(self, work: Callable[[], None] | None) -> None:
         while work is not None:
             work()
-            work = None  # what it holds is not kept while the thread rests
+            work = None  # else it would be kept while the thread rests
             with self._lock:
                 if not self._waiting and not self._closed:
                     self._resting += 1

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from executor_server.guest.supervisor import child_processes
+from executor_server.guest.supervisor import checking, child_processes
 from executor_server.guest.supervisor.child_processes import ChildProcesses
 from executor_server.guest.supervisor.children import end_child
 from executor_server.guest.wire import link
@@ -90,7 +90,7 @@ def test_a_session_has_a_checker_soon_after_its_answer(children: Children, monke
     children.owner.start()
     children.owner.serve_session()
     assert not children.has_checker
-    assert children.owner.due == clock.now_s + child_processes.CHECKER_START_S
+    assert children.owner.due == clock.now_s + checking.CHECKER_START_S
     children.owner.on_due()
     assert children.has_checker
 
@@ -115,10 +115,10 @@ def test_a_checker_rests_whether_a_source_came_or_not(children: Children, monkey
     children.owner.start()
     children.owner.serve_session()
     children.owner.on_due()
-    assert children.owner.due == clock.now_s + child_processes.CHECKER_REST_S
+    assert children.owner.due == clock.now_s + checking.CHECKER_REST_S
     clock.now_s += 5
     children.owner.check(Check(filename="<execution-1>", mode="", rules=0), b"1")
-    assert children.owner.due == clock.now_s + child_processes.CHECKER_REST_S
+    assert children.owner.due == clock.now_s + checking.CHECKER_REST_S
     children.owner.on_due()
     assert not children.has_checker
     children.owner.check(Check(filename="<execution-2>", mode="", rules=0), b"1")

@@ -319,8 +319,7 @@ class Supervisor:
 
             self._session_env = read_variables(env)
         self._prelude.configure(request.op, body[request.settings + request.env :].decode("utf-8", "replace"))
-        # Behind the answer, which a client waits for; the prelude's code comes later, when it has been checked.
-        self._post_settings()
+        self._post_settings()  # behind the answer; the prelude's code comes later, when it was checked
         self._post_environment()
         self._child_processes.serve_session()
 

@@ -215,8 +215,14 @@ class ChildProcesses:
             children.continue_everything()
 
     def on_due(self) -> None:
-        """Ends the checker that was not used for long; starts the one that a session may want."""
-        self.rest() if self._checker is not None else self._start_checker()
+        """Ends the checker that was not used for long; starts the one that a session may want, if there is room."""
+        if self._checker is not None:
+            self.rest()
+            return
+        try:
+            self._start_checker(makes_room=False)
+        except OSError:
+            self.due = float("inf")  # no process is left: a source that comes makes room
 
     def rest(self) -> None:
         """Ends the idle checker, which holds a third of an idle sandbox's memory."""
@@ -327,11 +333,13 @@ class ChildProcesses:
 
     # -- the children --------------------------------------------------------------------------------------------
 
-    def _fork(self, main: Callable[[socket.socket, Config], None]) -> Child:
-        """Forks a child. Kills everything in the sandbox first if it leaves no process free."""
+    def _fork(self, main: Callable[[socket.socket, Config], None], *, makes_room: bool = True) -> Child:
+        """Forks a child. Kills everything in the sandbox first if it leaves no process free, unless told not to."""
         try:
             return spawn(lambda sock: main(sock, self._config), self._abandon)
         except OSError:
+            if not makes_room:
+                raise
             kill_everything(self._spared.note_exit)
             return spawn(lambda sock: main(sock, self._config), self._abandon)
 
@@ -353,8 +361,8 @@ class ChildProcesses:
         self._measured = Process(child.pid)
         self._watch_interpreter()
 
-    def _start_checker(self) -> None:
-        self._checker = self._fork(self._programs.checker)
+    def _start_checker(self, *, makes_room: bool = True) -> None:
+        self._checker = self._fork(self._programs.checker, makes_room=makes_room)
         self._checker_uses = 0
         self.due = time.monotonic() + CHECKER_REST_S
         self._watch_checker()

@@ -334,7 +334,7 @@ class ChildProcesses:
     # -- the children --------------------------------------------------------------------------------------------
 
     def _fork(self, main: Callable[[socket.socket, Config], None], *, makes_room: bool = True) -> Child:
-        """Forks a child. Kills everything in the sandbox first if it leaves no process free, unless told not to."""
+        """Forks a child. Where no process is left, kills everything in the sandbox first if `makes_room` says so."""
         try:
             return spawn(lambda sock: main(sock, self._config), self._abandon)
         except OSError:

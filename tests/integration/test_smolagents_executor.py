@@ -22,6 +22,7 @@ from executor_client import EvaluationError, InvalidRequest, Outcome
 from executor_client.smolagents import CodeExecutionError, DaemonLost, RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.fork_server import server_pid
 from tests.support.polling import eventually
 from tests.support.reaper import children
 
@@ -232,9 +233,12 @@ def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_notified(
     def above_marker() -> list[psutil.Process]:
         """Returns the sandbox's processes above the one that the code started, the oldest first.
 
-        Their parent creates sandboxes: the daemon, or the double of its cloud, which is our child.
+        Their parent creates sandboxes: the daemon, the double of its cloud, which is our child, or a node of its fleet,
+        which is a child of the tests' fork server.
         """
         creators = {daemon.process.pid, *children(os.getpid())}
+        if (server := server_pid()) is not None:
+            creators = {*creators, *children(server)} - {server}
         for process in psutil.process_iter(["cmdline"]):
             if process.info["cmdline"] == ["sleep", "98765"]:
                 above = process.parents()

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from typing import Optional
 
 _SEED_BYTES = 64
-# Words of the Mersenne Twister's state; it makes the next ones when these are used up, so at the first number.
-_TWISTER_WORDS = 624
 
 _site_path: Optional[list[str]] = None
 
@@ -45,10 +43,7 @@ def renew_random_state() -> None:
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        # The state behind the functions of numpy.random; generators are seeded where they are made. In place of its
-        # own `seed`, which touches twice as many pages.
-        words = sys.modules["numpy"].frombuffer(os.urandom(4 * _TWISTER_WORDS), "u4")
-        numpy_random.set_state(("MT19937", words, _TWISTER_WORDS))
+        numpy_random.seed()  # the functions of numpy.random, and the seed sequence behind them; generators have their own
     for module, names in (("tempfile", ("_name_sequence", "tempdir")), ("uuid", ("_node", "_last_timestamp"))):
         if module in sys.modules:
             for name in names:

@@ -266,7 +266,8 @@ class Process:
             return
         for source in self._sources:
             if not source.ended and not self._read(source):
-                return  # more is there than may be read now
+                self._watch()  # more is there than may be read now, and nothing may be gathered any more
+                return
         self._end(*self._exit)
 
     def _end(self, status: int, cpu_time_s: float, peak_memory_bytes: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from executor_server.guest.processes import outflow
 from executor_server.guest.processes.start import Command, NotStarted, Streams, start_command
 from executor_server.guest.processes.table import Processes
 from executor_server.guest.wire.frames import FrameError
@@ -31,6 +32,7 @@ from tests.support.descriptors import none_left_open
 
 WAIT_S = 20.0
 PLENTY = 2**40
+PIPE_BYTES = 2**20
 
 
 class Sandbox:
@@ -148,6 +150,24 @@ def test_a_child_that_prints_without_end_does_not_keep_a_process_from_ending(san
     [child] = [int(body) for body in printed if body.strip().isdigit()]
     assert [pipe.stream for pipe in sandbox.left] == ["stdout", "stderr"]
     os.kill(child, signal.SIGKILL)
+
+
+def test_a_process_that_fills_its_pipe_while_output_is_gathered_ends(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exit is seen then, one look reads as much as it may, and nothing is gathered any more that would be due."""
+    monkeypatch.setattr(outflow, "_JOIN_TIME_S", 1000.0)
+    printing = "head -c 10000 /dev/zero; read line; "
+    sandbox.start(f"{printing} {printing} head -c {PIPE_BYTES} /dev/zero", stdin=True)
+    while len(sandbox.output) < 10_000:
+        sandbox.turn()
+    sandbox.write(0, b"go\n")
+    while sandbox.table.due == float("inf"):
+        sandbox.turn()
+    sandbox.write(3, b"go\n")
+    [pid] = sandbox.table.leaders
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert sandbox.until(ProcessEnded).output_bytes == 20_000 + PIPE_BYTES
 
 
 def test_a_process_whose_output_waits_for_room_ends_with_every_byte(sandbox: Sandbox) -> None:

@@ -13,9 +13,10 @@ from smolagents import AgentLogger, LogLevel
 from smolagents.remote_executors import DockerExecutor
 
 from executor_server.backends.docker.resources import SANDBOX_LABEL
-from tests.features.places import COLUMNS, Docker, Local, Ours, Place, ended, free_port
+from tests.features.places import COLUMNS, Docker, Local, Ours, Place, ended
 from tests.support.backend_daemon import daemon_on
 from tests.support.backends import DOCKER_IMAGE
+from tests.support.free_ports import free_port
 from tests.support.leftovers import ENGINE_SOCKET
 
 JUPYTER = "remote-executor-bench/jupyter"

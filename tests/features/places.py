@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from executor_client.smolagents import CodeAgent, RemotePythonInterpreterTool
 from tests.features.actor import Actor
 from tests.support.agents import mend_final_answer
 from tests.support.daemon import Daemon
+from tests.support.free_ports import free_port
 
 COLUMNS = ("local", "docker", "ours_local", "ours_docker", "ours_e2b")
 """The names of all places."""
@@ -144,10 +144,3 @@ def unwarned() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -63,9 +63,8 @@ def test_a_drained_node_loses_its_idle_sessions_to_another(front: FrontProcess) 
         assert found.get_file("a.txt") == b"text"
         assert found.info.labels == {"job": "7"}
         assert found.session_id.rpartition("-")[0] != node
-        table = front.command("fleet", "status")
-        assert "draining" in table
-        assert max(map(len, table.splitlines())) <= 80
+        assert eventually(lambda: "draining" in front.command("fleet", "status"))  # with the node's next report
+        assert max(map(len, front.command("fleet", "status").splitlines())) <= 80
         found.close()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +27,7 @@ from executor_client import ExecutorClient
 from executor_server.fleet.certificates import issue_front, issue_node
 from tests.support.cable import Cable
 from tests.support.fork_server import SERVER, popen
+from tests.support.free_ports import free_port
 from tests.support.machine_network import Network, Place
 from tests.support.polling import eventually
 
@@ -154,7 +154,7 @@ class Fleet:
             directory = self.directory / name
             (directory / "s").mkdir(parents=True, mode=0o700)
             place = self._network.place() if self._network is not None else None
-            ports = free_ports(2)
+            ports = [free_port(), free_port()]
             # Clients on that network would need TLS of their own; they go through the front.
             hosts = (place.host if place is not None else "127.0.0.1", "127.0.0.1")
             addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
@@ -298,13 +298,6 @@ def fleet(directory: Path, *names: str, **options: Any) -> Iterator[Fleet]:
         made.add(*names)
         made.start()
         yield made
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports of the loopback interface that no process had a moment ago."""
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [each.getsockname()[1] for each in held]
 
 
 def new_id() -> str:

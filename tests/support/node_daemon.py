@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 from executor_client import AsyncExecutorClient
 from executor_server.fleet import issue_front, issue_node
 from tests.support.fork_server import SERVER, popen
+from tests.support.free_ports import free_port
 from tests.support.polling import eventually
 
 NODE = "n1"
@@ -92,7 +92,7 @@ def node_daemon(
         certificates = directory / "fleet"
         issue_front(certificates)
     folder = issue_node(certificates, name).folder
-    link_address = f"127.0.0.1:{_free_port()}"
+    link_address = f"127.0.0.1:{free_port()}"
     (directory / "config.toml").write_text(
         f'{config}\n[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{link_address}"\n'
         f'address = "unix:{directory / "s" / "executor.sock"}"\n{fleet}\n'
@@ -125,9 +125,3 @@ def _wait_until_served(node: NodeDaemon) -> None:
         return node.log.count("executor-server listens on ") == node.starts
 
     assert eventually(serves, timeout_s=START_TIMEOUT_S), node.log
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -43,7 +43,8 @@ def renew_random_state() -> None:
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # the functions of numpy.random, and the seed sequence behind them; generators have their own
+        # The functions of numpy.random, and the seed sequence behind them. Generators are seeded where they are made.
+        numpy_random.seed()
     for module, names in (("tempfile", ("_name_sequence", "tempdir")), ("uuid", ("_node", "_last_timestamp"))):
         if module in sys.modules:
             for name in names:

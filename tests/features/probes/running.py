@@ -20,7 +20,8 @@ from smolagents.monitoring import AgentLogger, LogLevel, Timing
 from examples.scripted import Reply
 from tests.features.actor import Actor
 from tests.features.observe import NAMESPACE, YES, Seen, checked, probe, run, seen, steps_of, unforeseen
-from tests.features.places import Place, free_port
+from tests.features.places import Place
+from tests.support.free_ports import free_port
 
 SECOND_BROKEN = {"allow_pickle_setting|RecursionError": "no: the second answer is never given"}
 

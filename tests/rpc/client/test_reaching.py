@@ -22,6 +22,7 @@ from executor_client._core import probe
 from executor_client._core.endpoint import Endpoint
 from tests.support.certificates import Authority
 from tests.support.fake_daemon import FakeDaemon, serve
+from tests.support.free_ports import free_port
 
 Fails = Callable[..., str]
 
@@ -85,12 +86,6 @@ def plain_daemon() -> Iterator[str]:
     finally:
         server.stop(0).wait()
         threads.shutdown()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 # -- no process listens

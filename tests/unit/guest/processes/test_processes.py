@@ -157,7 +157,7 @@ def test_a_process_that_fills_its_pipe_while_output_is_gathered_ends(
 ) -> None:
     """Its exit is seen then, one look reads as much as it may, and nothing is gathered any more that would be due."""
     monkeypatch.setattr(outflow, "_JOIN_TIME_S", 1000.0)
-    printing = "head -c 10000 /dev/zero; read line; "
+    printing = "dd if=/dev/zero bs=10000 count=1 status=none; read line; "  # in one piece
     sandbox.start(f"{printing} {printing} head -c {PIPE_BYTES} /dev/zero", stdin=True)
     while len(sandbox.output) < 10_000:
         sandbox.turn()

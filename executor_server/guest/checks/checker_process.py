@@ -28,7 +28,7 @@ _MEMORY_BYTES = 1024 * 1024 * 1024
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
 
 
-_PROGRAM = """
+PROGRAM = """
 import math
 total = [math.sqrt(n) for n in range(3) if n]
 for n in total:
@@ -39,17 +39,19 @@ for n in total:
 def double(x): return x + x
 double(1)
 """
+"""Uses most of what a check does."""
 _is_prepared = False
 
 
-def prepare(times: int = 1) -> None:
+def prepare(source: str = "0", times: int = 1) -> None:
     """Has Python make its lazy preparations, unless it has in this process or in the one that it was forked from.
 
-    After some repetitions Python specializes the code, too, in place: a fork after that copies fewer pages.
+    With a program that uses most of a check, some times over, Python specializes the code, too, in place: a fork after
+    that copies fewer pages. In a process that forks no checker that would only take memory.
     """
     global _is_prepared
     for _ in range(0 if _is_prepared else times):
-        check(_PROGRAM, "<warm-up>", rules=Rules(), output_mode="trailing_expression", sentinels=Sentinels("warm-up"))
+        check(source, "<warm-up>", rules=Rules(), output_mode="trailing_expression", sentinels=Sentinels("warm-up"))
     _is_prepared = True
 
 

@@ -69,7 +69,7 @@ def _load() -> None:
     from ..checks import checker_process
     from ..interpreter import interpreter  # noqa: F401
 
-    checker_process.prepare(_REPETITIONS)
+    checker_process.prepare(checker_process.PROGRAM, _REPETITIONS)
 
 
 def _unfit() -> str:

@@ -150,8 +150,7 @@ class Process:
         """Stops reading its output, or starts again."""
         if paused != self._paused:
             self._paused = paused
-            self._watch()
-            self._end_if_read()
+            self._go_on()
 
     def write(self, write: WriteProcess, data: bytes) -> None:
         if self._inflow is None:
@@ -186,8 +185,7 @@ class Process:
                 self._inflow.flush()
             if events & ~WRITE:
                 self._read(source)
-            self._watch()
-            self._end_if_read()
+            self._go_on()
 
         return on_event
 
@@ -242,8 +240,7 @@ class Process:
         """Sends output that was gathered, and kills it when its time is over."""
         if now >= self._outflow.due_s:
             self._outflow.flush()
-            self._watch()
-            self._end_if_read()
+            self._go_on()
         if now >= self._deadline_s:
             self._timed_out = True
             self._deadline_s = float("inf")
@@ -256,9 +253,13 @@ class Process:
         """
         self._exit = status, cpu_time_s, peak_memory_bytes
         self._unread = {source.stream: _unread_bytes(source) for source in self._sources}
-        self._watch()
         self._deadline_s = float("inf")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Ends it when that is due, else waits for what comes next: in this order, as the look at its end reads, too."""
         self._end_if_read()
+        self._watch()
 
     def _end_if_read(self) -> None:
         """Reports the end when it has exited and nothing that it wrote is left in its pipes."""
@@ -266,8 +267,7 @@ class Process:
             return
         for source in self._sources:
             if not source.ended and not self._read(source):
-                self._watch()  # more is there than may be read now, and nothing may be gathered any more
-                return
+                return  # more is there than may be read now
         self._end(*self._exit)
 
     def _end(self, status: int, cpu_time_s: float, peak_memory_bytes: int) -> None:

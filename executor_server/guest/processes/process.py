@@ -257,7 +257,7 @@ class Process:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Ends it when that is due, else waits for what comes next: in this order, as the look at its end reads, too."""
+        """Ends it when that is due, else waits for what comes next. In this order: the look at its end reads, too."""
         self._end_if_read()
         self._watch()
 

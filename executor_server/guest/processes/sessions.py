@@ -11,14 +11,12 @@ import os
 import time
 
 from ..wire.lean import signal
+from ..wire.proc import CSTIME, FLAGS, SESSION, STATE, THREADS, UTIME, pids, seconds, stat_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Set
 
-# Fields of proc(5)'s stat, counted from the state, which is field 3.
-_STATE, _SESSION, _FLAGS, _UTIME, _CSTIME, _THREADS = 0, 3, 6, 11, 14, 17
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ENDED = (b"Z", b"X")
 _STOPPED = (b"T", b"t")
 _PF_EXITING = 0x4
@@ -34,22 +32,22 @@ _END_STEP_S = 0.0002
 
 def cpu_s(leaders: Set[int]) -> float:
     """Returns the CPU seconds of what lives in some kernel sessions, with those of children that were waited for."""
-    ticks = 0
-    for _, stat in _processes():
-        if int(stat[_SESSION]) in leaders and stat[_STATE] not in _ENDED:
-            ticks += sum(int(value) for value in stat[_UTIME : _CSTIME + 1])
-    return ticks / _TICKS_PER_S
+    return sum(
+        seconds(stat, UTIME, CSTIME)
+        for _, stat in _processes()
+        if int(stat[SESSION]) in leaders and stat[STATE] not in _ENDED
+    )
 
 
 def leaders() -> frozenset[int]:
     """Returns the kernel sessions of all processes but this one."""
-    return frozenset(int(stat[_SESSION]) for _, stat in _processes())
+    return frozenset(int(stat[SESSION]) for _, stat in _processes())
 
 
 def signal_session(leader: int, number: int) -> None:
     """Sends a signal to every process of a kernel session."""
     for pid, stat in _processes():
-        if int(stat[_SESSION]) == leader:
+        if int(stat[SESSION]) == leader:
             send(pid, number)
 
 
@@ -61,7 +59,7 @@ def kill_session(leader: int) -> None:
     """
     killed: set[int] = set()
     for _ in range(_KILL_ROUNDS):
-        members = {pid for pid, stat in _processes() if int(stat[_SESSION]) == leader}
+        members = {pid for pid, stat in _processes() if int(stat[SESSION]) == leader}
         if members <= killed:
             return
         if leader in members:
@@ -109,7 +107,7 @@ def kill_all_but(leaders: Set[int]) -> bool:
         if not others:
             return True
         left = others.keys() - killed
-        running = {pid for pid in left if others[pid][_STATE] not in _STOPPED}
+        running = {pid for pid in left if others[pid][STATE] not in _STOPPED}
         for pid in running or left:
             at_once = not killed or not running or pid in stopped  # a program can continue what was stopped
             send(pid, signal.SIGKILL if at_once else signal.SIGSTOP)
@@ -132,28 +130,18 @@ def await_end(leaders: Set[int]) -> bool:
 
 def _has_ended(stat: list[bytes]) -> bool:
     """True when all threads have: the state is that of the first, which can end before the others."""
-    return stat[_STATE] in _ENDED and int(stat[_THREADS]) <= 1
+    return stat[STATE] in _ENDED and int(stat[THREADS]) <= 1
 
 
 def _is_exiting(stat: list[bytes]) -> bool:
     """True when the process runs no code of a program any more."""
-    return int(stat[_THREADS]) <= 1 and (stat[_STATE] in _ENDED or int(stat[_FLAGS]) & _PF_EXITING != 0)
+    return int(stat[THREADS]) <= 1 and (stat[STATE] in _ENDED or int(stat[FLAGS]) & _PF_EXITING != 0)
 
 
 def _others(leaders: Set[int]) -> list[tuple[int, list[bytes]]]:
-    return [(pid, stat) for pid, stat in _processes() if int(stat[_SESSION]) not in leaders]
+    return [(pid, stat) for pid, stat in _processes() if int(stat[SESSION]) not in leaders]
 
 
 def _processes() -> list[tuple[int, list[bytes]]]:
     """Returns every process but this one, with its stat."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            try:
-                with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                    text = file.read()
-            except OSError:
-                continue  # it ended meanwhile
-            # The name may hold a parenthesis or a space, so the fields start after the last parenthesis.
-            found.append((int(name), text[text.rfind(b")") + 2 :].split()))
-    return found
+    return [(pid, stat) for pid in pids() if (stat := stat_of(pid)) is not None]

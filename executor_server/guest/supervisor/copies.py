@@ -9,7 +9,7 @@ import os
 import select
 import time
 
-from ..wire import link
+from ..wire import link, proc
 from ..wire.frames import FrameError
 from ..wire.lean import signal
 from ..wire.link_messages import CopyWaits, MakeSuccessor, Resume, Resumed, message_of
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 FORK_TIME_S = 2.0
 """Seconds for a fork: from the request for a copy until the copy says that it is there, and for a branch, which writes
 no files, to go on. A copy that has to wait for longer than this gives up by itself."""
-_STAT_PPID, _STAT_SESSION = 1, 3
 
 
 class Copy:
@@ -105,10 +104,5 @@ class Copy:
 
 def _may_be_copy(pid: int) -> bool:
     """True for a child of process 1 that leads a kernel session."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            text = file.read()
-    except OSError:
-        return False
-    stat = text[text.rfind(b")") + 2 :].split()
-    return int(stat[_STAT_PPID]) == 1 and int(stat[_STAT_SESSION]) == pid
+    stat = proc.stat_of(pid)
+    return stat is not None and int(stat[proc.PPID]) == 1 and int(stat[proc.SESSION]) == pid

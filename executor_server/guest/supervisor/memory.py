@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import stat
 
-from .usage import kilobytes, pids
+from ..wire.proc import pids
+from .usage import kilobytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import time
 
 from executor_api.limits import SAVEPOINTS_MAX
 
-from ..wire import link
+from ..wire import link, proc
 from ..wire.lean import dumps
 from ..wire.link_messages import Answered, SavepointMade, TakeSavepoint
 from ..wire.savepoint_messages import MAX_LEFT_OUT, ListedSavepoint, RollBack, SavepointList
@@ -28,7 +28,6 @@ from ..wire.schema import read_object
 from . import memory
 from .copies import FORK_TIME_S, Copy
 from .requests import REQUEST_TIME_S
-from .usage import pids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,7 +219,9 @@ class Savepoints:
         limit_bytes = int(self._config.memory_bytes * _MEMORY_PART)
         # Without their shares first, as if nothing were shared: that is fast, and mostly enough to know.
         # The second sum costs time. A process that a zygote's child has forked shares pages with the zygote, too.
-        return memory.sandbox_memory_bytes() > limit_bytes and memory.sandbox_memory_bytes(set(pids())) > limit_bytes
+        return (
+            memory.sandbox_memory_bytes() > limit_bytes and memory.sandbox_memory_bytes(set(proc.pids())) > limit_bytes
+        )
 
     # -- going back ----------------------------------------------------------------------------------------------
 

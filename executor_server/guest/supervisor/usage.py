@@ -6,9 +6,11 @@ import os
 import resource
 import time
 
+from ..wire import proc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterator, Optional, Protocol
+    from typing import Callable, Optional, Protocol
 
     Seen = dict[tuple[int, int], tuple[float, float, int]]
     """By pid and start time: CPU seconds of a process with the children that it waited for, and of these alone; the
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
         def cpu_s(self) -> float: ...
 
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CPUCLOCK_SCHED = 2
 _USAGE_FIELD = b"usage_usec "
 
@@ -57,7 +58,7 @@ class Process:
     def waited_cpu_s(self) -> float:
         """Returns the CPU seconds of the children that it has waited for."""
         try:
-            return _ticks(_fields(os.pread(self._stat, 4096, 0)), _CUTIME, _CSTIME)
+            return proc.seconds(proc.fields(os.pread(self._stat, 4096, 0)), proc.CUTIME, proc.CSTIME)
         except ProcessLookupError:
             return 0.0
 
@@ -129,7 +130,7 @@ class SandboxCpu:
             lost_s = max(0.0, self._missed_s - left_s)
             left_s = max(0.0, left_s - self._missed_s)
             # Both a process's time and the part left to its parent are rounded to ticks.
-            self._missed_s = max(0.0, sum(ended.values()) - left_s - 2 * len(ended) / _TICKS_PER_S)
+            self._missed_s = max(0.0, sum(ended.values()) - left_s - 2 * len(ended) / proc.TICKS_PER_S)
         self._seen, self._reaped_s = seen, reaped_s
         self._lost_s += lost_s
         return seen, ended, lost_s
@@ -158,7 +159,7 @@ class CpuMeter:
             return
         self._own_before_s = process_cpu_s(interpreter.pid)
         self._waited_before_s = interpreter.waited_cpu_s()
-        self._started_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
+        self._started_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * proc.TICKS_PER_S)
         self._before_s: dict[tuple[int, int], float] = {}
         self._ended_s = 0.0  # CPU seconds in this run of the processes that had ended by the last look
         self._lost_s = 0.0
@@ -255,22 +256,15 @@ class _Nothing:
         return 0.0
 
 
-# Fields 6, 14, 16, 17 and 22 of proc(5)'s stat, counted from the state, which is field 3.
-_SESSION, _UTIME, _CUTIME, _CSTIME, _STARTTIME = 3, 11, 13, 14, 19
-
-
 def _processes() -> Seen:
     seen: Seen = {}
-    for pid in pids():
-        stat = _stat(pid)
+    for pid in proc.pids():
+        stat = proc.stat_of(pid)
         if stat is not None:
-            spent_s, waited_s = _ticks(stat, _UTIME, _CSTIME), _ticks(stat, _CUTIME, _CSTIME)
-            seen[pid, int(stat[_STARTTIME])] = spent_s, waited_s, int(stat[_SESSION])
+            spent_s = proc.seconds(stat, proc.UTIME, proc.CSTIME)
+            waited_s = proc.seconds(stat, proc.CUTIME, proc.CSTIME)
+            seen[pid, int(stat[proc.STARTTIME])] = spent_s, waited_s, int(stat[proc.SESSION])
     return seen
-
-
-def _ticks(stat: list[bytes], first: int, last: int) -> float:
-    return sum(int(value) for value in stat[first : last + 1]) / _TICKS_PER_S
 
 
 def _reaped_cpu_s() -> float:
@@ -283,23 +277,3 @@ def kilobytes(status: bytes, field: bytes) -> int:
     """Reads a field of proc(5)'s status; 0 when it is missing, as for a zombie."""
     _, found, rest = status.partition(field)
     return int(rest.split(None, 1)[0]) if found else 0
-
-
-def pids() -> Iterator[int]:
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            yield int(name)
-
-
-def _stat(pid: int) -> Optional[list[bytes]]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            text = file.read()
-    except OSError:
-        return None  # it ended meanwhile
-    return _fields(text)
-
-
-def _fields(stat: bytes) -> list[bytes]:
-    # The name may hold anything, a parenthesis or a space too, so the fields start after the last parenthesis.
-    return stat[stat.rfind(b")") + 2 :].split()

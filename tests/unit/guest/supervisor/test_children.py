@@ -14,7 +14,7 @@ import pytest
 from executor_server.guest.supervisor import children, usage
 from executor_server.guest.supervisor.children import Child, ChildStuck
 from executor_server.guest.supervisor.outcomes import describe_exit
-from executor_server.guest.wire import link
+from executor_server.guest.wire import link, proc
 from executor_server.guest.wire.link_messages import Booted, Variable, message_of
 from tests.support.descriptors import none_left_open
 
@@ -146,7 +146,7 @@ def test_processor_time_is_told_of_the_process_and_of_its_living_and_dead_childr
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     os.waitpid(pid, os.WUNTRACED)
-    monkeypatch.setattr(usage, "pids", lambda: iter((process.pid, pid)))  # no others, as in a sandbox
+    monkeypatch.setattr(proc, "pids", lambda: iter((process.pid, pid)))  # no others, as in a sandbox
     assert meter.look() >= 0.09, "what a living child has spent is seen"
     os.kill(pid, signal.SIGCONT)
     os.waitpid(pid, 0)
@@ -176,6 +176,6 @@ def test_a_process_that_is_gone_uses_nothing() -> None:
 @pytest.mark.parametrize("name", [b"plain", b"with ) in it", b"(((", b"a b c", b") R 1 1"])
 def test_a_process_of_any_name_is_read_right(name: bytes) -> None:
     stat = b"7 (" + name + b") S 1 " + b" ".join(b"%d" % number for number in range(5, 53))
-    fields = usage._fields(stat)
+    fields = proc.fields(stat)
     assert fields[0] == b"S"
-    assert fields[usage._STARTTIME] == b"22"
+    assert fields[proc.STARTTIME] == b"22"

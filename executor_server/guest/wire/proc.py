@@ -1,0 +1,41 @@
+"""The processes of a sandbox as its /proc shows them to process 1."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Optional
+
+# Fields of proc(5)'s stat, counted from the state, which is field 3.
+STATE, PPID, SESSION, FLAGS, UTIME, CUTIME, CSTIME, THREADS, STARTTIME = 0, 1, 3, 6, 11, 13, 14, 17, 19
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def pids() -> Iterator[int]:
+    """Yields every process but this one."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            yield int(name)
+
+
+def stat_of(pid: int) -> Optional[list[bytes]]:
+    """Returns the fields of a process's stat; None when it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read()
+    except OSError:
+        return None
+    return fields(text)
+
+
+def fields(stat: bytes) -> list[bytes]:
+    # The name may hold anything, a parenthesis or a space too, so the fields start after the last parenthesis.
+    return stat[stat.rfind(b")") + 2 :].split()
+
+
+def seconds(stat: list[bytes], first: int, last: int) -> float:
+    """Returns the sum of adjacent fields that are times."""
+    return sum(int(value) for value in stat[first : last + 1]) / TICKS_PER_S

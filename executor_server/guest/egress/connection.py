@@ -52,7 +52,7 @@ class Connection:
         self.secret_used = ""
 
     # ------------------------------------------------------------------------------------------------------------------
-    # What its session calls
+    # Called by its session
 
     def start(self) -> asyncio.Task[None]:
         self._task = self._loop.create_task(self.run())
@@ -242,7 +242,7 @@ class Connection:
         }
 
     # ------------------------------------------------------------------------------------------------------------------
-    # What a splice, an exchange and a terminator count (protocols.Tunnel)
+    # Counts of a splice, an exchange and a terminator (protocols.Tunnel)
 
     @property
     def upstream(self) -> socket.socket:

@@ -71,7 +71,7 @@ class Session:
         self._accept_or_wait()
 
     # ------------------------------------------------------------------------------------------------------------------
-    # What the proxy calls
+    # Called by the proxy
 
     def replace_listener(self, listener: socket.socket) -> None:
         self._stop_accepting()
@@ -114,7 +114,7 @@ class Session:
         self.account.report()
 
     # ------------------------------------------------------------------------------------------------------------------
-    # What its connections call
+    # Called by its connections
 
     def admit(self, target: Target) -> Allowed:
         """Takes one of the session's places for a connection to `target`, until `finished`. Raises Refusal."""

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Optional, Union
 
-    from ..wire.link import Parts
+    from executor_api.values.packing import Parts
+
     from .process import OwnProcess
 
 MAX_VALUE_BYTES = BLOB_BYTES_MAX

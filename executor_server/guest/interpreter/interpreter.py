@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Union
 
+    from executor_api.values.packing import Parts
+
 
 def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> None:
     """Imports the modules ahead, then serves the supervisor until it closes the link. Runs in the forked child."""
@@ -164,7 +166,7 @@ class Interpreter:
                 self._send(Unfit(why=reason_of(problem)))
                 raise
 
-    def _send(self, message: LinkMessage, body: Union[bytes, link.Parts] = b"") -> None:
+    def _send(self, message: LinkMessage, body: Union[bytes, Parts] = b"") -> None:
         self._send_message(self._sock, message, body)
 
     def _on_environment(self, _message: SetEnvironment, packet: link.Packet) -> None:

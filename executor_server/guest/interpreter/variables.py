@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Union
 
-    from ..wire.link import Parts
+    from executor_api.values.packing import Parts
+
     from .process import OwnProcess
     from .runtime import Runtime
     from .streams import Streams

@@ -19,10 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional, Union
 
-    from .link_messages import LinkMessage
+    from executor_api.values.packing import Parts
 
-    Parts = list[Union[bytes, memoryview]]
-    """A body: these bytes, one after the other."""
+    from .link_messages import LinkMessage
 
 INLINE_BYTES = 64 * 1024
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES

@@ -28,8 +28,8 @@ def idle(bench: Bench) -> Iterator[Figure]:
     so a session costs less beside others of its image.
     """
     for name, imports, program in (("idle session", (), "1+1"), ("idle session, numpy imported", ("numpy",), _NUMPY)):
-        sizes = tuple(_grown_mib(bench.local, 1, imports, program, 0, 0.0) for _ in range(bench.rounds(_SESSIONS)))
-        yield Figure(name, "MiB", tuple(size for size, _ in sizes))
+        sizes = tuple(_grown_mib(bench.local, 1, imports, program)[0] for _ in range(bench.rounds(_SESSIONS)))
+        yield Figure(name, "MiB", sizes)
     yield Figure("daemon", "MiB", (pss_bytes([psutil.Process(bench.local.daemon.pid)]) / MIB,))
 
 
@@ -47,16 +47,21 @@ def crowded(served: Served, kind: str, *, has_aim: bool) -> Iterator[Figure]:
         ("", (), "1+1", LESS_MEMORY_BYTES, 7),
         (", four libraries", LIBRARIES, IMPORT_LIBRARIES, 0, 14),
     ):
-        sizes = _grown_mib(served, _CROWD, imports, program, less_bytes, _REST_S)
+        sizes = _grown_mib(served, _CROWD, imports, program, less_bytes, (0.0, _REST_S))
         aim = AtMost(most_mib) if has_aim else None
         for when, size in zip(("", ", at rest"), sizes, strict=True):
             yield Figure(f"idle session, one of {_CROWD}{name}{kind}{when}", "MiB", (size / _CROWD,), aim=aim)
 
 
 def _grown_mib(
-    served: Served, count: int, imports: Iterable[str], program: str, less_bytes: int, rest_s: float
-) -> tuple[float, float]:
-    """Returns the growth by so many sessions right after their use, and some seconds later."""
+    served: Served,
+    count: int,
+    imports: Iterable[str],
+    program: str,
+    less_bytes: int = 0,
+    waits_s: Iterable[float] = (0.0,),
+) -> list[float]:
+    """Returns the growth by so many sessions, after each of these waits."""
     # The first sessions of a kind may start what is kept for all of them.
     for _ in range(_FIRST):
         with served.cold_session(*imports, less_memory_bytes=less_bytes) as session:
@@ -67,9 +72,11 @@ def _grown_mib(
         for _ in range(count):
             session = stack.enter_context(served.cold_session(*imports, less_memory_bytes=less_bytes))
             assert session.execute(program).output is not None
-        used_bytes = _all_bytes(served)
-        time.sleep(rest_s)
-        return (used_bytes - before_bytes) / MIB, (_all_bytes(served) - before_bytes) / MIB
+        grown: list[float] = []
+        for wait_s in waits_s:
+            time.sleep(wait_s)
+            grown.append((_all_bytes(served) - before_bytes) / MIB)
+        return grown
 
 
 def _all_bytes(served: Served) -> int:

@@ -103,7 +103,8 @@ def rollback_from(wire: service_pb.RollbackResponse, number: int) -> Rollback:
     listed = savepoints_from(wire.savepoints)
     found = [each for each in listed if (each.number == number if number else not each.is_branch)]
     if not found:
-        raise ProtocolError(f"the daemon did not say that the session went to savepoint {number or 'the newest'}")
+        wanted = f"savepoint {number}" if number else "its newest savepoint"
+        raise ProtocolError(f"the daemon did not say that the session went to {wanted}")
     return Rollback(
         savepoint=found[-1], generation=wire.generation, dropped=wire.dropped, left_out=_lines(wire.left_out)
     )

@@ -26,7 +26,7 @@ from executor_server.sessions import Session
 from tests.contract.harness import MIB, Harness, get_variables, set_variables
 from tests.support.fake_backend import SPEC
 from tests.support.interpreters import require_python
-from tests.support.nested import GUEST_UID, NestedBackend
+from tests.support.nested import NestedBackend
 from tests.support.polling import eventually_async
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces and mounts without a helper")
@@ -104,7 +104,7 @@ lines = open("/proc/self/status").read().splitlines()
 (dict(line.split(":\\t", 1) for line in lines if ":\\t" in line), os.getresuid() + os.getresgid(), os.getgroups())
 """,
     )
-    assert (ids, groups) == ((GUEST_UID,) * 6, [])
+    assert (ids, groups) == ((nested(harness).sandboxes[-1].uid,) * 6, [])
     assert {int(status[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
@@ -182,7 +182,7 @@ child.kill()
 child.communicate()
 (os.statvfs({program!r}).f_flag & os.ST_NOSUID != 0, set(uids))
 """
-    assert await ask(harness, session, code) == (True, {str(GUEST_UID)})
+    assert await ask(harness, session, code) == (True, {str(nested(harness).sandboxes[-1].uid)})
 
 
 async def test_the_machine_s_own_services_are_out_of_reach(harness: Harness, session: Session) -> None:
@@ -426,7 +426,7 @@ def test_a_start_by_another_user_than_root_is_refused(directory: Path) -> None:
 import os, sys
 sys.path.insert(0, {str(pack_guest(directory).path)!r})
 from executor_guest.cloud.namespaces import main
-os.setuid({GUEST_UID})
+os.setuid(65533)
 sys.exit(main(["{{}}"]))
 """
     ended = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)

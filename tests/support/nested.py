@@ -30,7 +30,9 @@ from executor_server.core.model import SandboxSpec
 from executor_server.guest.wire.lines import LineDecoder, encode_lines
 from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained
 
-GUEST_UID = 65_533
+# The machines of a cloud have one sandbox each; here they are all on one host, whose kernel counts the processes of a user
+# in all of them, those of other runs of the tests included. So each has a user of its own, out of these.
+_UIDS = range(2**30, 2**31)
 _PIECE_BYTES = 256 * 1024
 
 
@@ -41,6 +43,7 @@ class NestedSandbox(PassiveSandbox):
     sandbox_id: str
     socket_path: Path
     token: bytes
+    uid: int
     relay: tuple[str, ...]  # the command, without socket and nonce
     relay_processes: list[asyncio.subprocess.Process]
     _carriers: set[asyncio.Task[None]]
@@ -64,7 +67,7 @@ class NestedSandbox(PassiveSandbox):
         token_hash = chained(self.token, CHAIN_LENGTH).hex()
         for process in psutil.process_iter(["cmdline", "uids"]):
             is_guest = any(token_hash in part for part in process.info["cmdline"] or ())
-            if is_guest and process.info["uids"].real == GUEST_UID and _number_inside(process.pid) == 1:
+            if is_guest and process.info["uids"].real == self.uid and _number_inside(process.pid) == 1:
                 return process
         return None
 
@@ -167,8 +170,8 @@ class NestedBackend:
     def config(self, sandbox: NestedSandbox, spec: SandboxSpec) -> dict[str, Any]:
         return {
             "socket": str(sandbox.socket_path),
-            "uid": GUEST_UID,
-            "gid": GUEST_UID,
+            "uid": sandbox.uid,
+            "gid": sandbox.uid,
             "environment": sandbox_environment(spec.processes),
             "processes": spec.processes,
             "disk_bytes": spec.disk_bytes,
@@ -192,7 +195,7 @@ class NestedBackend:
         sandbox_id = secrets.token_hex(8)
         path = self._directory / "guests" / sandbox_id / "guest.sock"
         relay = (str(self._python), "-I", "-S", str(self._guest), "relay")
-        return NestedSandbox(sandbox_id, path, secrets.token_bytes(32), relay, [], set(), [])
+        return NestedSandbox(sandbox_id, path, secrets.token_bytes(32), secrets.choice(_UIDS), relay, [], set(), [])
 
     def start_command(self, config: Mapping[str, Any]) -> list[str]:
         return [str(self._python), str(self._guest), "namespaces", json.dumps(config)]

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,22 @@ def _enter(run_directory: Path) -> None:
 def _begin_worker(run_directory: Path) -> Callable[[], list[str]]:
     _enter(run_directory)
     return functools.partial(leftovers_since, snapshot(host=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Formats a failure without a collection of garbage, for which pytest parses sources.
+
+    Before CPython 3.11.8, a finalizer or another thread that runs in the middle and parses something else has ast.parse
+    raise SystemError (python/cpython issue 106905), which would end the run or its worker.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import os
 import re
 import subprocess
@@ -149,3 +151,24 @@ def test_after_the_first_failure_no_more_is_begun_when_it_is_asked_for(run: Run)
     assert "stopping after 1 failures" in done.stdout
     counted = re.search(r"(\d+) passed", done.stdout)
     assert counted is None or int(counted[1]) < 100
+
+
+def test_a_failure_can_be_shown_whatever_a_collection_of_garbage_runs(request: pytest.FixtureRequest) -> None:
+    """CPython 3.11.7 loses count of its depth where one parse interrupts another."""
+
+    def fail() -> None:
+        raise ValueError("shown")
+
+    def parse(phase: str, info: dict[str, int]) -> None:
+        ast.parse("a + b")
+
+    call = pytest.CallInfo.from_call(fail, "call")
+    threshold = gc.get_threshold()
+    gc.callbacks.append(parse)
+    gc.set_threshold(10)
+    try:
+        report = request.node.ihook.pytest_runtest_makereport(item=request.node, call=call)
+    finally:
+        gc.callbacks.remove(parse)
+        gc.set_threshold(*threshold)
+    assert 'raise ValueError("shown")' in report.longreprtext

@@ -60,7 +60,8 @@ def test_kills_under_load_leave_one_chain(start: StartDaemon) -> None:
             with contextlib.suppress(ExecutorClientError):
                 client.create_session().close()
 
-    with daemon.client(reconnect_timeout_s=WAIT_S) as client, ThreadPoolExecutor() as threads:
+    # A call may find no daemon through several kills: each lives no longer than the other calls need to grow its log.
+    with daemon.client(reconnect_timeout_s=KILLS * WAIT_S) as client, ThreadPoolExecutor() as threads:
         sessions = [client.create_session(detached=True) for _ in range(SESSIONS)]
         load = [threads.submit(execute, session) for session in sessions]
         load.append(threads.submit(create, client))

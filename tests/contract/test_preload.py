@@ -36,8 +36,7 @@ async def test_a_kept_sandbox_has_imported_the_modules_before_its_session_does(p
         await harness.pool.full()
         (monitor,) = [child for child in psutil.Process().children() if child.name() == "bwrap"]
         (supervisor,) = monitor.children()
-        # Without a session it has no checker.
-        assert await eventually_async(lambda: has_imported(supervisor.children(), "_multiarray_umath", processes=1))
+        assert await eventually_async(lambda: has_imported(supervisor.children(), "_multiarray_umath"))
         session = await harness.session()
         run = await harness.run(session, LOADED)
         assert session.warm
@@ -62,9 +61,7 @@ async def test_modules_that_fail_die_or_print_cost_the_session_nothing(opened: O
 async def test_a_session_that_comes_while_a_module_is_imported_does_not_wait(opened: Opened) -> None:
     async with opened("ahead-hangs") as harness:
         session = await harness.session()
-        assert await eventually_async(
-            lambda: len(found := harness.processes(session)) == 3 and found[-1].cpu_times().user > 0.2
-        )
+        assert await eventually_async(lambda: any(each.cpu_times().user > 0.5 for each in harness.processes(session)))
         run = await harness.run(session, "import sys\n'hangs' in sys.modules", cpu_time_s=0.2)
         assert (run.outcome, run.output, run.ended.generation) == ("succeeded", False, 1)
         assert run.ended.usage.cpu_time_s < 0.2

@@ -47,6 +47,7 @@ MEASUREMENTS: dict[str, str] = {
     "fleet-execute": "fleet:execution",
     "fleet-deaths": "fleet:deaths",
     "fleet-front": "fleet:fronts",
+    "fleet-front-ray": "fleet:fronts_on_ray",
     "docker-warm": "containers:warm",
     "docker-cold": "containers:cold",
     "docker-execute": "containers:execute",

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
+
 from benchmarks.bench import Bench, serving
 from benchmarks.figures import AtMost, AtMostMore, AtMostTimes, Figure, Reference, in_turns, timed
+from benchmarks.references import Unmeasurable
 from benchmarks.rows.sessions import warm_session
-from executor_client import ExecutorClient, Session
+from executor_client import ExecutorClient, ExecutorClientError, Session
+from executor_server.config import read_token
+from executor_server.fleet_ray.layout import FleetFiles
+from executor_server.fleet_ray.local_cluster import read_cluster
 from tests.chaos.witness import Witness
 from tests.support.machines import QUIET, Fleet, NodeMachine, fleet, new_id
 from tests.support.polling import eventually
@@ -21,6 +30,7 @@ from tests.support.polling import eventually
 _ROUNDS = 100
 _EXECUTIONS = 200
 _DEATHS = 10
+_DEATHS_ON_RAY = 5
 _REFILL_S = 0.15
 _OUTPUTS = 60
 _OUTPUT_BYTES = 10_000_000
@@ -147,3 +157,66 @@ def _next_front_s(machines: Fleet) -> float:
     with machines.client() as client:
         client.get_session(made.session_id).close()
     return took_s
+
+
+def fronts_on_ray(bench: Bench) -> Iterator[Figure]:
+    """From the front's SIGKILL until Ray's actor has started the next one and that has made a session.
+
+    The session of before must be untouched. In the second row the actor is killed in the same moment.
+    """
+    if find_spec("ray") is None:
+        raise Unmeasurable("Ray is not installed: make demo-fleet does it")
+    with _on_ray() as files:
+        state_dir = files.front.daemon.state_dir
+        with ExecutorClient(f"unix:{state_dir / 'executor.sock'}", token=read_token(state_dir / "token")) as client:
+            survivor = client.create_session()
+            for name, kill in (("front", _kill_front), ("front and its actor", _kill_front_and_actor)):
+                took_s = tuple(_next_session_s(client, partial(kill, files)) for _ in range(_DEATHS_ON_RAY))
+                yield Figure(f"session after SIGKILL of the {name}, on Ray", "s", took_s)
+            assert survivor.refresh().generation == 1
+
+
+@contextmanager
+def _on_ray() -> Iterator[FleetFiles]:
+    """A fleet of one node on a Ray of its own."""
+    with TemporaryDirectory(prefix="bench-", dir="/tmp") as directory:
+        command = (sys.executable, "-m", "executor_server", "ray")
+        state_dir = ("--state-dir", directory)
+        try:
+            subprocess.run((*command, "up", "--nodes=1", *state_dir), check=True, capture_output=True)
+            yield FleetFiles(Path(directory))
+        finally:
+            subprocess.run((*command, "down", *state_dir), check=True, capture_output=True)
+
+
+def _kill_front(files: FleetFiles) -> None:
+    front = files.front.daemon.identity()
+    assert front is not None
+    front.send(signal.SIGKILL)
+
+
+def _kill_front_and_actor(files: FleetFiles) -> None:
+    cluster = read_cluster(files.cluster)
+    assert cluster is not None
+    # Ray names the process of an actor by its class.
+    processes = [psutil.Process(each.pid) for each in cluster.processes()]
+    (actor,) = (each for each in processes if " ".join(each.cmdline()).startswith("ray::FrontActor"))
+    actor.kill()
+    _kill_front(files)
+
+
+def _next_session_s(client: ExecutorClient, kill: Callable[[], None]) -> float:
+    began_s = time.monotonic()
+    kill()
+    made = eventually(lambda: _created(client), timeout_s=_WAIT_S)
+    took_s = time.monotonic() - began_s
+    assert made is not None
+    made.close()
+    return took_s
+
+
+def _created(client: ExecutorClient) -> Session | None:
+    try:
+        return client.create_session()
+    except ExecutorClientError:
+        return None

@@ -18,6 +18,9 @@ from executor_server.fleet_ray.processes import write_whole
 
 LINK_PORT = 50061
 CLIENT_PORT = 50051
+FENCE_S = 60.0
+"""`fleet.fence_s` where the configuration does not say it, in seconds: Ray starts a front again, which took up to 36 s on
+a loaded machine (docs/performance.md), and nodes end their sandboxes when it takes longer than this."""
 
 _OF_A_NODE = ("listen", "address", "labels")
 _OF_A_FRONT = ("nodes", "dns", "dns_interval_s", "nodes_file", "proxy", "park_s")
@@ -85,7 +88,7 @@ def _sections(text: str) -> dict[str, Any]:
     fleet = sections.get("fleet", {})
     # From here on the tables have the right shape. [fleet] has keys of both roles: each is checked with its role.
     validated(Config, {**sections, "fleet": {} if isinstance(fleet, dict) else fleet})
-    return {**sections, "server": sections.get("server", {}), "fleet": fleet}
+    return {**sections, "server": sections.get("server", {}), "fleet": {"fence_s": FENCE_S, **fleet}}
 
 
 def _without(section: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class AsyncConversation:
             if was_full and not inbox.is_full:
                 self._room.set()
             return event
-        raise inbox.end or StopAsyncIteration
+        raise inbox.take_end() or StopAsyncIteration
 
     def _wake(self, inbox: Inbox) -> None:
         wakeup = self._wakeups.get(inbox)

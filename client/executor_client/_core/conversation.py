@@ -68,9 +68,8 @@ class Inbox:
     def __init__(self, message_id: int, *, first: bool) -> None:
         self.message_id = message_id
         self.events: deque[types_pb2.Event] = deque()
-        self.end: Exception | None = None
-        """Raised when the events have been taken."""
         self.is_over = False
+        self._end: Exception | None = None
         self._is_first = first  # the first of its stream: that was opened for it
         self._is_answered = False
         self._size = 0
@@ -102,10 +101,18 @@ class Inbox:
             self._size = 0
         return event
 
+    def take_end(self) -> Exception | None:
+        """Returns what to raise when the events have been taken, the first time; None for an end without an error.
+
+        It is not kept: its traceback will hold the frames of those who have this inbox, and so their session.
+        """
+        end, self._end = self._end, None
+        return end
+
     def close(self, end: Exception | None) -> None:
         """Notes that nothing follows, the first time."""
         if not self.is_over:
-            self.is_over, self.end = True, end
+            self.is_over, self._end = True, end
 
     def close_with_stream(self, end: grpc.RpcError | None) -> None:
         """Notes the end of the stream: an error for the execution, unless another stream helps."""

@@ -89,7 +89,7 @@ class Conversation:
             self._read_for(inbox)
         if inbox.events:
             return inbox.take()
-        raise inbox.end or StopIteration
+        raise inbox.take_end() or StopIteration
 
     def _read_for(self, inbox: Inbox) -> None:
         """Reads until this inbox has news."""
@@ -219,7 +219,7 @@ class Conversations:
         """False when the daemon is known to have plain calls only, or gRPC cannot open such a stream here."""
         self._open: set[Conversation] = set()
         self._abandoned: deque[Conversation] = deque()
-        finalizer = weakref.finalize(channel, _close_all, self._open)
+        finalizer = weakref.finalize(channel, _close_all, self._open, self._abandoned)
         finalizer.atexit = False
 
     def open(self, channel: Channel) -> Conversation:
@@ -236,19 +236,22 @@ class Conversations:
 
     def abandon(self, conversation: Conversation) -> None:
         """Leaves a stream to be closed by the next caller: from a finalizer, which may run with any lock held."""
-        self._abandoned.append(conversation)
+        # One that is over would keep this object, and with it gRPC's channel, until the garbage collector runs.
+        if not conversation.is_over:
+            self._abandoned.append(conversation)
 
     def sweep(self) -> None:
         while self._abandoned:
             self._abandoned.popleft().close(now=True)
 
     def close(self) -> None:
-        _close_all(self._open)
+        _close_all(self._open, self._abandoned)
 
 
-def _close_all(conversations: set[Conversation]) -> None:
+def _close_all(conversations: set[Conversation], abandoned: deque[Conversation]) -> None:
     for conversation in list(conversations):
         conversation.close(now=True)
+    abandoned.clear()  # they were among them
 
 
 class SessionConversation:

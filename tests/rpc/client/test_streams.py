@@ -213,7 +213,8 @@ def test_an_inbox_above_its_bound_is_given_up_for_a_plain_call(monkeypatch: pyte
     inbox.overflow()
     dialogue.take(_response(1, 3))
     assert [inbox.take().number for _ in range(2)] == [1, 2]
-    assert isinstance(inbox.end, UseAnotherStream) and inbox.end.plain
+    left = inbox.take_end()
+    assert isinstance(left, UseAnotherStream) and left.plain
 
 
 def test_a_refusal_of_a_stream_that_grpc_has_lost_is_learned_by_a_plain_call() -> None:
@@ -223,8 +224,9 @@ def test_a_refusal_of_a_stream_that_grpc_has_lost_is_learned_by_a_plain_call() -
     dialogue.take(_response(answered.message_id, 1))
     end = Ended(grpc.StatusCode.INTERNAL.value[0], "Internal error from Core", ())
     dialogue.end(end)
-    assert isinstance(unanswered.end, UseAnotherStream) and unanswered.end.plain
-    assert answered.end is end
+    left = unanswered.take_end()
+    assert isinstance(left, UseAnotherStream) and left.plain
+    assert answered.take_end() is end
     of_daemon = pb.Refusal(code=13)
     of_daemon.details.add().Pack(error_details_pb2.ErrorInfo(reason="INTERNAL", domain="remote-executor"))
     assert not conversation.is_no_stream(refused(of_daemon))

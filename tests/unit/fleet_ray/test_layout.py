@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from executor_server.config import ConfigError, load
 from executor_server.fleet import is_node_name
-from executor_server.fleet_ray.configs import check_config, write_front_config, write_node_config
+from executor_server.fleet_ray.configs import FENCE_S, check_config, write_front_config, write_node_config
 from executor_server.fleet_ray.layout import NAME_LABEL, FleetFiles, node_name_of
 
 
@@ -38,6 +38,14 @@ def test_a_front_gets_no_key_of_a_node_and_a_node_none_of_a_front(tmp_path: Path
     assert node.fleet.labels == {"zone": "a", "disk": "fast"}
     assert front.fleet.lease_s == node.fleet.lease_s == 4.0
     assert load(files.node("n1").daemon.config_file) == node
+
+
+def test_nodes_outlive_a_front_for_as_long_as_ray_may_take_to_start_the_next_one(tmp_path: Path) -> None:
+    files = FleetFiles(tmp_path)
+    for text, fence_s in (("", FENCE_S), ("[fleet]\nfence_s = 5.0\n", 5.0)):
+        front = write_front_config(files.front, text, is_local=True)
+        node = write_node_config(files.node("n1"), text, "127.0.0.1", {})
+        assert front.fleet.fence_s == node.fleet.fence_s == fence_s
 
 
 def test_a_node_reads_no_policy_and_no_tokens_of_its_own(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sqlite3
 import struct
 import sys
 import venv
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Protocol
 
@@ -211,7 +212,8 @@ class LocalProbe(RealProbe):
 class NodesProbe:
     """Sandboxes of nodes that are processes of this machine, with the local backend, by their state directories.
 
-    It has what tests of sessions need; a session is known by its node, on which it is alone.
+    It has what tests of sessions need. The sandbox of a session is the one that its node's registry names: others may be
+    there, as of a session that has just ended.
     """
 
     def __init__(self, state_dirs: Mapping[str, Path]) -> None:
@@ -222,13 +224,13 @@ class NodesProbe:
         return self._state_dirs.values()
 
     def supervisor(self, session: Session) -> psutil.Process:
-        return self._supervisor(_node_of(session))
+        return self._supervisor(session.session_id)
 
     async def existing(self) -> set[str]:
         return {f"{node} {each}" for node, place in self._state_dirs.items() for each in _ids_in(place / "sandboxes")}
 
-    async def kill(self, node: str) -> None:
-        supervisor = self._supervisor(node)
+    async def kill(self, session_id: str) -> None:
+        supervisor = self._supervisor(session_id)
         supervisor.kill()
         await _ended(supervisor)
 
@@ -242,14 +244,11 @@ class NodesProbe:
     async def kill_interpreter(self, session: Session) -> None:
         self.supervisor(session).children()[0].kill()
 
-    def _supervisor(self, node: str) -> psutil.Process:
-        place = self._state_dirs[node] / "sandboxes"
-        (sandbox_id,) = _ids_in(place)
-        return psutil.Process(_recorded_pid(place / sandbox_id))
-
-
-def _node_of(session: Session) -> str:
-    return session.session_id.rpartition("-")[0]
+    def _supervisor(self, session_id: str) -> psutil.Process:
+        state_dir = self._state_dirs[session_id.rpartition("-")[0]]
+        with closing(sqlite3.connect(f"file:{state_dir / 'registry.db'}?mode=ro", uri=True)) as registry:
+            ((sandbox_id,),) = registry.execute("SELECT sandbox_id FROM sessions WHERE session_id = ?", [session_id])
+        return psutil.Process(_recorded_pid(state_dir / "sandboxes" / sandbox_id))
 
 
 class DockerProbe(RealProbe):

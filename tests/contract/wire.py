@@ -238,7 +238,7 @@ class WireHarness(Running):
         await session.end()
 
     async def kill_sandbox(self, session: WireSession) -> None:
-        await self.probe.kill(session.session_id.rpartition("-")[0])
+        await self.probe.kill(session.session_id)
 
     def daemons(self) -> list[psutil.Process]:
         fleet = self._front.fleet

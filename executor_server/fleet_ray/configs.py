@@ -19,8 +19,8 @@ from executor_server.fleet_ray.processes import write_whole
 LINK_PORT = 50061
 CLIENT_PORT = 50051
 FENCE_S = 60.0
-"""`fleet.fence_s` where the configuration does not say it, in seconds: Ray starts a front again, which took up to 36 s on
-a loaded machine (docs/performance.md), and nodes end their sandboxes when it takes longer than this."""
+"""Seconds of `fleet.fence_s` where the configuration has none: nodes end their sandboxes when no front comes back in
+them, and a loaded Ray took up to 36 s to start one again (docs/performance.md)."""
 
 _OF_A_NODE = ("listen", "address", "labels")
 _OF_A_FRONT = ("nodes", "dns", "dns_interval_s", "nodes_file", "proxy", "park_s")

@@ -1,16 +1,16 @@
 """Packs the guest into one file that any CPython from 3.9 on can run: `python -I -S -c BOOT CONFIG READY_FD`.
 
-The archive holds the package `executor_guest` (our `guest/`) and the value codec under its own name.
-Beside each source lies its bytecode for the interpreter that the daemon runs on, because a sandbox starts in a few
-milliseconds and compiling the guest would cost more than the rest together; another interpreter ignores it and compiles
-the source. The same sources always give the same bytes, and the file is named by them, so that an archive is written
-once and never changed under a sandbox that has it mounted.
+The archive holds the package `executor_guest` (our `guest/`) and the value codec under its own name: the sources, and
+ahead of them their bytecode for the interpreter that the daemon runs on (guest/bytecode.py), because a sandbox starts
+in a few milliseconds and compiling the guest would cost more than the rest together; another interpreter ignores it and
+compiles the sources. The same sources always give the same file name, so that an archive is written once and never
+changed under a sandbox that has it mounted. A process of its own compiles them: nothing in the daemon can.
 
-Compiling takes 0.2 s of CPU, which each new state directory would cost. So the bytes are also kept in the user's cache
-directory, named by the sources and this file. The cache is code that sandboxes run and that this daemon does not check
-otherwise, so it is read only where no other user can have written it: a directory and a file that belong to the
+Compiling takes 0.5 s of CPU, which each new state directory would cost. So the bytes are also kept in the user's cache
+directory, named by the sources and what packs them. The cache is code that sandboxes run and that this daemon does not
+check otherwise, so it is read only where no other user can have written it: a directory and a file that belong to the
 daemon's user and that only this user may write to. Bytes that do not have the digest written with them, as after a
-crash of the machine, are packed again. Whatever the reason, a cache that can't be used costs 0.2 s and nothing else.
+crash of the machine, are packed again. Whatever the reason, a cache that can't be used costs 0.5 s and nothing else.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import json
 import os
-import py_compile
 import secrets
 import stat
-import tempfile
+import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,17 +31,21 @@ from pathlib import Path
 
 import executor_api
 import executor_server
-from executor_server.guest.wire.paths import GUEST_PATH
+from executor_server.guest.wire.paths import BYTECODE, GUEST_PATH, import_program
 
 _VERSION_CHARS = 16
 # Archives in the cache: one for each version of this software, and of Python, that this user goes on using.
 _KEPT_ARCHIVES = 8
 _MAX_KEPT_BYTES = 2**26
-# The oldest date a zip can hold. Bytecode is not checked against it (see _bytecode), so it can be the same for all.
+# Seconds to compile an archive's sources, on a machine that has much else to do.
+_COMPILE_TIME_S = 60.0
+_COMPILER = Path(executor_server.__file__).parent / "guest" / "bytecode.py"
+_API = ("__init__.py", "limits.py", "strict_json.py", "tar.py")
+# The oldest date a zip can hold.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 
-_MAIN = """\
-import sys
+_MAIN = f"""\
+{import_program("sys.path[0]")}
 name, arguments = sys.argv[1], sys.argv[2:]
 if name == "namespaces":
     from executor_guest.cloud.namespaces import main
@@ -49,7 +54,7 @@ elif name == "relay":
 elif name == "egress":
     from executor_guest.cloud.egress import main
 else:
-    raise SystemExit(f"there is no command {name}")
+    raise SystemExit(f"there is no command {{name}}")
 sys.exit(main(arguments))
 """
 """The archive as a program: what root runs in a machine of the cloud, around and beside a sandbox."""
@@ -96,7 +101,7 @@ def _guest_sources(*, with_proxy: bool) -> dict[str, bytes]:
     api = Path(executor_api.__file__).parent
     sources = {
         "__main__.py": _MAIN.encode(),
-        **{f"executor_api/{name}": (api / name).read_bytes() for name in ("__init__.py", "limits.py", "tar.py")},
+        **{f"executor_api/{name}": (api / name).read_bytes() for name in _API},
     }
     packages = [(guest, "executor_guest"), (api / "values", "executor_api/values")]
     if with_proxy:
@@ -112,8 +117,9 @@ def _guest_sources(*, with_proxy: bool) -> dict[str, bytes]:
 
 def _cached(sources: Mapping[str, bytes], version: str, cache_dir: Path) -> bytes:
     """The archive's bytes from the cache; packs and keeps them when they are not there or can't be trusted."""
-    # The same sources give other bytes where this file packs them in another way.
-    name = f"{version}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:_VERSION_CHARS]}"
+    # The same sources give other bytes where this file, or the compiler, packs them in another way.
+    packing = hashlib.sha256(Path(__file__).read_bytes() + _COMPILER.read_bytes()).hexdigest()
+    name = f"{version}-{packing[:_VERSION_CHARS]}"
     try:
         kept = _read_kept(cache_dir, name)
     except OSError:  # another user's, no directory, a link: as good as none
@@ -188,13 +194,10 @@ def _drop_oldest(cache_dir: Path) -> None:
 def _zipped(sources: Mapping[str, bytes]) -> bytes:
     """Stored, not deflated: the interpreter would import zlib to read it, and that costs more than it saves."""
     buffer = io.BytesIO()
-    with (
-        tempfile.TemporaryDirectory(prefix="executor-guest-") as scratch,
-        zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive,
-    ):
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(_entry(BYTECODE), _bytecode(sources))  # first, at a place that is known
         for name in sorted(sources):
             archive.writestr(_entry(name), sources[name])
-            archive.writestr(_entry(f"{name}c"), _bytecode(name, sources[name], Path(scratch)))
     return buffer.getvalue()
 
 
@@ -205,19 +208,15 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return info
 
 
-def _bytecode(name: str, source: bytes, scratch: Path) -> bytes:
-    """Unchecked-hash bytecode: zipimport then takes it without comparing times or reading the source."""
-    source_path, bytecode_path = scratch / "module.py", scratch / "module.pyc"
-    source_path.write_bytes(source)
-    py_compile.compile(
-        str(source_path),
-        str(bytecode_path),
-        dfile=f"{GUEST_PATH}/{name}",
-        doraise=True,
-        optimize=0,
-        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+def _bytecode(sources: Mapping[str, bytes]) -> bytes:
+    compiled = subprocess.run(
+        [sys.executable, "-I", "-S", _COMPILER, GUEST_PATH],
+        input=json.dumps({name: source.decode() for name, source in sources.items()}).encode(),
+        stdout=subprocess.PIPE,
+        timeout=_COMPILE_TIME_S,
+        check=True,
     )
-    return bytecode_path.read_bytes()
+    return compiled.stdout
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

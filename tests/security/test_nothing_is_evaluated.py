@@ -239,6 +239,7 @@ def test_neither_the_daemon_nor_the_client_names_an_unpickler() -> None:
     # The client pickles, for sandboxes to load. The archive of the guest holds bytecode that the daemon itself made.
     assert sorted(set(found.stdout.split())) == [
         "_core/values.py",
+        "guest/bytecode.py",
         "guest/checks/checker.py",
         "guest/interpreter/host_tools.py",
         "guest/interpreter/runtime.py",

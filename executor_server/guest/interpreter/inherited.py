@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from ..wire.paths import GUEST_PATH
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
@@ -15,6 +17,12 @@ if TYPE_CHECKING:
 _SEED_BYTES = 64
 
 _site_path: Optional[list[str]] = None
+
+
+def leave_archive() -> None:
+    """Takes the archive off `sys.path`, where it is for sources: its packages know where their modules are."""
+    if GUEST_PATH in sys.path:
+        sys.path.remove(GUEST_PATH)
 
 
 def add_site() -> None:

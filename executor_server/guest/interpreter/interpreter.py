@@ -50,7 +50,7 @@ from . import display
 from .execution import Executions, unless_final_answer
 from .fitness import reason_of
 from .host_tools import Inbox, ToolBox, encode_value
-from .inherited import add_site, renew_random_state
+from .inherited import add_site, leave_archive, renew_random_state
 from .process import OwnProcess, settle
 from .runtime import Runtime
 from .session_site import prepare_installers
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> None:
     """Imports the modules ahead, then serves the supervisor until it closes the link. Runs in the forked child."""
     settle(config)
-    archive = sys.path.pop(0)
+    leave_archive()
     standard_library = len(sys.path)
     if config.has_environment:
         from .environment import add_environment
@@ -84,7 +84,7 @@ def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> No
     if modules:
         interpreter.import_ahead(modules)  # before the workspace is on the path: its files are no modules of the image
     # Behind the libraries, so that a file of the workspace can't pass for one of them.
-    sys.path += [config.workspace, archive]
+    sys.path.append(config.workspace)
     interpreter.serve()
 
 

@@ -38,7 +38,7 @@ import sys
 from ..wire import kernel, privileges
 from ..wire.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 from ..wire.lean import loads
-from ..wire.nursery_messages import NURSERY_BOOT, PARENT_NAME
+from ..wire.nursery_messages import PARENT_NAME, nursery_boot
 from ..wire.paths import GUEST_PATH
 
 TYPE_CHECKING = False
@@ -218,7 +218,7 @@ def _run_init(config: dict[str, Any], keep: list[int]) -> None:
     privileges.gain_no_privileges()
     for fd in keep:
         os.set_inheritable(fd, True)
-    program = NURSERY_BOOT.format(archive=GUEST_PATH, program="init")
+    program = nursery_boot(GUEST_PATH, "init")
     arguments = [str(fd) for fd in config["fds"]] + [str(name) for name in config["modules"]]
     os.execve(config["python"], [config["python"], "-I", "-S", "-c", program, *arguments], config["environment"])
 

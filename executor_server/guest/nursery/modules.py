@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from ..interpreter.inherited import add_site
+from ..interpreter.inherited import add_site, leave_archive
 from ..wire.lean import signal
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ def import_modules(names: list[str]) -> list[str]:
     kept = list(sys.path)
     imported = []
     try:
-        sys.path.pop(0)  # the guest's archive
+        leave_archive()
         _in_time(add_site)
         for name in names:
             try:

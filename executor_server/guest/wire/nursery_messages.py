@@ -8,11 +8,7 @@ ours; no agent code ever has either.
 
 from __future__ import annotations
 
-NURSERY_BOOT = """\
-import sys; sys.path.insert(0, {archive!r})
-from executor_guest.nursery.{program} import main; main()
-"""
-"""The program for `python -c` that starts the launcher, and inside the nursery its first process."""
+from .paths import import_program
 
 PARENT_NAME, INIT_NAME, ZYGOTE_NAME = "nursery-parent", "nursery", "zygote"
 """Names of the processes, as `ps` shows them. A sandbox's own have that of the interpreter."""
@@ -38,3 +34,8 @@ HERE, SERVE = b"here", b"serve"
 """On a sandbox's socket: the first packet of the forked process, and the daemon's word."""
 FAILED = b"failed "
 """Before a reason: the zygote could not fork, or the forked process could not become a sandbox, and ends."""
+
+
+def nursery_boot(archive: str, program: str) -> str:
+    """Returns the program for `python -c` that starts the launcher or, inside the nursery, its first process."""
+    return f"{import_program(repr(archive))}from executor_guest.nursery.{program} import main; main()"

@@ -17,8 +17,27 @@ WORK_PATH = "/run/executor/work"
 PROGRAMS_PATH = "/run/executor/programs"
 """The programs that make an environment, read-only, in such a sandbox."""
 
-GUEST_BOOT = f"""\
-import sys; sys.path.insert(0, {GUEST_PATH!r})
-from executor_guest.main import boot; boot()
+BYTECODE = "bytecode"
+"""The first entry of the archive, which is stored as it is; see guest/bytecode.py."""
+
+_ZIP_HEADER_BYTES = 30
+
+
+def import_program(archive: str) -> str:
+    """Returns the lines of Python that make the guest importable. `archive` is an expression: the archive's path."""
+    return f"""\
+import marshal, sys, _frozen_importlib_external
+archive = {archive}
+with open(archive, "rb") as file:
+    file.seek({_ZIP_HEADER_BYTES + len(BYTECODE)})
+    if file.read(4) == _frozen_importlib_external.MAGIC_NUMBER:
+        names = {{"__name__": "executor_guest.bytecode"}}
+        exec(marshal.load(file), names)
+        names["install"](archive, file)
+    else:
+        sys.path.insert(0, archive)
 """
+
+
+GUEST_BOOT = f"{import_program(repr(GUEST_PATH))}from executor_guest.main import boot; boot()"
 """The program for `python -c`, in a sandbox that is there. Running the archive would import runpy: 4 ms."""

@@ -29,7 +29,7 @@ from executor_server.backends.local.nursery.packets import now, packet_pair, rec
 from executor_server.backends.local.records import ProcessRecord
 from executor_server.backends.local.stderr_file import open_stderr, read_stderr
 from executor_server.core import SandboxFailure
-from executor_server.guest.wire.nursery_messages import INIT, NURSERY_BOOT, READY, REFUSED
+from executor_server.guest.wire.nursery_messages import INIT, READY, REFUSED, nursery_boot
 
 _log = structlog.get_logger(__name__)
 
@@ -203,7 +203,7 @@ def start_nursery(blueprint: Blueprint, nursery_id: str, on_init: Callable[[Nurs
             "modules": blueprint.modules,
             "fds": [remote.fileno(), lifeline_read],
         }
-        program = NURSERY_BOOT.format(archive=str(blueprint.guest), program="launch")
+        program = nursery_boot(str(blueprint.guest), "launch")
         popen = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", program, json.dumps(config)],
             stdin=subprocess.DEVNULL,

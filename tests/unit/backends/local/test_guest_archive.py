@@ -14,19 +14,19 @@ import pytest
 
 from executor_server.backends import guest_archive
 from executor_server.backends.guest_archive import pack_archive, pack_guest
-from executor_server.guest.wire.paths import GUEST_PATH
+from executor_server.guest.wire.paths import GUEST_PATH, import_program
 
 PYTHONS = Path("~/.pyenv/versions").expanduser()
 OTHER_PYTHONS = [path for version in (9, 10, 12, 13) for path in PYTHONS.glob(f"3.{version}.*/bin/python3")]
 
 MAIN = b"""\
-import sys
+%s
 from package import module
-print(module.__file__)
+print(type(module.__loader__).__name__, module.fail.__doc__)
 if len(sys.argv) > 1:
     module.fail()
-"""
-MODULE = b"def fail():\n    raise RuntimeError('wrong')\n"
+""" % import_program("sys.path[0]").encode()
+MODULE = b"def fail() -> None:\n    'Documented.'\n    raise RuntimeError('wrong')\n"
 SOURCES = {"__main__.py": MAIN, "package/__init__.py": b"", "package/module.py": MODULE}
 
 
@@ -64,25 +64,25 @@ def test_every_user_may_read_it_whatever_the_umask(tmp_path: Path) -> None:
 
 
 def test_the_interpreter_takes_the_bytecode(tmp_path: Path) -> None:
-    assert _run(sys.executable, pack_archive(SOURCES, tmp_path).path).stdout.strip().endswith("package/module.pyc")
+    assert _run(sys.executable, pack_archive(SOURCES, tmp_path).path).stdout == "Importer None\n"
 
 
 @pytest.mark.parametrize("python", OTHER_PYTHONS, ids=lambda path: path.parts[-3])
 def test_another_interpreter_takes_the_source(tmp_path: Path, python: Path) -> None:
-    assert _run(python, pack_archive(SOURCES, tmp_path).path).stdout.strip().endswith("package/module.py")
+    assert _run(python, pack_archive(SOURCES, tmp_path).path).stdout == "zipimporter Documented.\n"
 
 
 def test_tracebacks_name_the_path_inside_the_sandbox(tmp_path: Path) -> None:
     traceback = _run(sys.executable, pack_archive(SOURCES, tmp_path).path, "fail").stderr
-    assert f'File "{GUEST_PATH}/package/module.py", line 2, in fail' in traceback
+    assert f'File "{GUEST_PATH}/package/module.py", line 3, in fail' in traceback
 
 
 def test_the_guest_packs_whole(tmp_path: Path) -> None:
     with zipfile.ZipFile(pack_guest(tmp_path).path) as archive:
         names = set(archive.namelist())
     assert {
+        "bytecode",
         "executor_guest/main.py",
-        "executor_guest/main.pyc",
         "executor_api/values/__init__.py",
     } <= names
     assert not any("__pycache__" in name or "v1" in name for name in names)

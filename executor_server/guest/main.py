@@ -122,9 +122,10 @@ def _ignore_signals() -> None:
 def _load() -> None:
     import gc
 
-    from .checks import checker_process  # noqa: F401
+    from .checks import checker_process
     from .interpreter import interpreter  # noqa: F401
 
+    checker_process.prepare()  # here, so that what it makes is shared
     gc.freeze()  # the collector would write to objects, and so end the sharing of their pages with the children
 
 

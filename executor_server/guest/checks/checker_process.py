@@ -61,7 +61,6 @@ def checker_main(sock: socket.socket, config: Any) -> None:
     memory = min(_MEMORY_BYTES, config.memory_bytes // 2)
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    prepare()  # now, while no client waits
     sentinels = Sentinels(config.mark)
     sent, rules = b"", Rules()  # kept, as nearly all requests have the same
     while True:

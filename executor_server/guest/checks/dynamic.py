@@ -15,7 +15,6 @@ import ast
 import builtins
 import os
 import sys
-from copy import deepcopy
 from types import CodeType, FrameType, ModuleType
 
 from .imports import CALLED_IMPORT, ImportDenied, Imports, make_import, make_statement_import
@@ -117,6 +116,8 @@ class _Instrumenter:
         self, source: Any, filename: Any, mode: str, flags: int = 0, optimize: int = -1, **hidden: Any
     ) -> CodeType:
         if isinstance(source, ast.AST):
+            from copy import deepcopy  # not at the start: it imports weakref, 0.1 MiB
+
             tree = deepcopy(source)  # the program may use its own again
         else:
             tree = _compile(source, filename, mode, flags | ast.PyCF_ONLY_AST, True, optimize, **hidden)

@@ -11,12 +11,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-_INSTALL = re.compile(
+# Compiled at their first use, as most sources have no such line.
+_INSTALL = (
     r"\s*(?P<command>[!%]{0,2}\s*(?:(?:python[\d.]*|\{?sys\.executable\}?)\s+-m\s+)?(?:uv\s+)?(?:pip[\d.]*|conda|mamba)"
     r"\s+install)(?:\s+(?P<rest>.*))?$"
 )
 # A distribution with extras and bounds. What else stands on such a line is no name to repeat.
-_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?:\[[A-Za-z0-9._,-]{1,64}\])?(?:[<>=!~]=?[A-Za-z0-9.*+]+)?")
+_REQUIREMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?:\[[A-Za-z0-9._,-]{1,64}\])?(?:[<>=!~]=?[A-Za-z0-9.*+]+)?"
 _LINE_CHARS_MAX = 1_000
 _NAMES_MAX = 8
 # Options of pip whose value is the next word.
@@ -25,7 +26,7 @@ _WITH_VALUE = frozenset({"-r", "-c", "-i", "-f", "-t", "-e", "-n", "--index-url"
 
 def explanation(line: str) -> Optional[str]:
     """Returns the message for a source line that is no Python because it installs packages; None for any other."""
-    found = _INSTALL.match(line[:_LINE_CHARS_MAX])
+    found = re.match(_INSTALL, line[:_LINE_CHARS_MAX])
     if found is None:
         return None
     command = " ".join(found.group("command").split())
@@ -42,6 +43,6 @@ def _requirements(rest: str) -> list[str]:
     for word in words:
         if word in _WITH_VALUE:
             next(words, None)
-        elif _REQUIREMENT.fullmatch(word.strip("'\"")):
+        elif re.fullmatch(_REQUIREMENT, word.strip("'\"")):
             names.append(word.strip("'\""))
     return names[:_NAMES_MAX]

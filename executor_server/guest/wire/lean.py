@@ -8,7 +8,7 @@ checker, imports as usual.
 
 from __future__ import annotations
 
-from _json import encode_basestring_ascii, make_encoder, make_scanner
+from executor_api.strict_json import reader, writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,43 +28,18 @@ __all__ = ["accept", "deque", "dumps", "loads", "passed_descriptors", "signal", 
 _INT_BYTES = 4
 
 
-class _Strict:
-    """The settings that the scanner asks for: strict JSON, no NaN."""
-
-    strict = True
-    object_hook = None
-    object_pairs_hook = None
-    parse_float = float
-    parse_int = int
-
-    @staticmethod
-    def parse_constant(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
-
-def _refuse(value: object) -> None:
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-_scan = make_scanner(_Strict)  # type: ignore[arg-type]
-_encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, False)
+_read = reader()
+_write = writer(ascii_only=True)
 
 
 def loads(data: Union[bytes, str]) -> Any:
     """As json.loads, of compact JSON. Raises ValueError, and RecursionError for deep nesting."""
-    text = data if isinstance(data, str) else data.decode()
-    try:
-        value, end = _scan(text, 0)
-    except StopIteration:
-        raise ValueError("not JSON") from None
-    if end != len(text):
-        raise ValueError("more than one JSON value")
-    return value
+    return _read(data if isinstance(data, str) else data.decode())
 
 
 def dumps(value: Any) -> bytes:
     """As json.dumps, compact and ASCII, for objects and arrays."""
-    return "".join(_encode(value, 0)).encode("ascii")
+    return _write(value).encode("ascii")
 
 
 def accept(listener: socket.socket) -> socket.socket:

@@ -1,15 +1,15 @@
 """Reads the tree from JSON text, which is checked before a parser sees it.
 
-`json` recurses, turns digits into integers in quadratic time, and makes sixty bytes of object of three bytes of text.
+A parser recurses, turns digits into integers in quadratic time, and makes sixty bytes of object of three bytes of text.
 So the shape of a text is measured first, with a few passes of `bytes` methods that run at the speed of memory: its
 depth, its number of values, the length of its numbers.
 """
 
 from __future__ import annotations
 
-import json
 import re
 
+from executor_api.strict_json import reader, writer
 from executor_api.values.limits import MAX_BARE_INT, VALUES_PER_NODE, DecodeError
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ _NO_STRUCTURE = bytes(sorted(set(_ALL_BYTES) - set(b'[]{},"')))
 
 
 def dump_tree(tree: object) -> bytes:
-    return _ENCODER.encode(tree).encode("utf-8")
+    return _write(tree).encode("utf-8")
 
 
 def load_tree(text: bytes, limits: ValueLimits) -> Any:
@@ -48,7 +48,7 @@ def load_tree(text: bytes, limits: ValueLimits) -> Any:
     zeros = text.translate(_DIGITS_TO_ZERO)
     is_suspect = any(digits in zeros for digits in _SUSPECT_NUMBERS)
     try:
-        return (_STRICT_DECODER if is_suspect else _DECODER).decode(text.decode("utf-8"))
+        return (_read_strictly if is_suspect else _read)(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         # RecursionError: the shape is fine, but the caller's own stack is nearly used up.
         raise DecodeError(f"the tree is not JSON: {error}") from error
@@ -85,10 +85,6 @@ def _check_shape(text: bytes, limits: ValueLimits) -> None:
         raise DecodeError(f"the tree is deeper than the limit of {limits.depth}")
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _bare_int(digits: str) -> int:
     number = int(digits)
     if abs(number) > MAX_BARE_INT:
@@ -103,7 +99,7 @@ def _finite_float(digits: str) -> float:
     return number
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_write = writer(ascii_only=False)
+_read = reader()
 # Calls Python for each number: only for a text that may need it.
-_STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_bare_int, parse_float=_finite_float)
+_read_strictly = reader(_bare_int, _finite_float)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -18,6 +19,7 @@ from tests.support.rounds import rounds
 CYCLES = rounds(50, 10)
 ROUNDS = rounds(3, 1)
 SESSIONS = 8
+ATTEMPTS = 4
 # The daemon's memory may grow by this: allocators keep a little; a session that stayed would be far more.
 GROWTH_BYTES = 12 * 2**20
 
@@ -38,6 +40,21 @@ def holdings(daemon: Daemon) -> Holdings:
     return Holdings(open_files(daemon), process.num_threads(), children, len(sandbox_directories(daemon)))
 
 
+def adds_nothing(daemon: Daemon, times: int, work: Callable[[], None]) -> bool:
+    """True when the daemon holds after the work what it held before. It may hold more threads, but nothing else.
+
+    A pool of threads grows, up to its size, when more comes at once than before: so one of several attempts adds none,
+    and with a leak no attempt does.
+    """
+    before, memory_before = holdings(daemon), memory_bytes(daemon)
+    for _ in range(times):
+        work()
+    is_same = eventually(lambda: holdings(daemon) == before)
+    assert replace(holdings(daemon), threads=before.threads) == before
+    assert memory_bytes(daemon) - memory_before < GROWTH_BYTES
+    return is_same
+
+
 def use(client: ExecutorClient) -> None:
     with client.create_session() as session:
         session.set_variables({"x": b"x" * 1_000_000})
@@ -51,11 +68,7 @@ def test_files_processes_and_memory_stay_constant_over_many_sessions(start: Star
     with daemon.client() as client:
         for _ in range(CYCLES // 5):
             use(client)
-        before, memory_before = holdings(daemon), memory_bytes(daemon)
-        for _ in range(CYCLES):
-            use(client)
-        assert eventually(lambda: holdings(daemon) == before), (holdings(daemon), before)
-        assert memory_bytes(daemon) - memory_before < GROWTH_BYTES
+        assert any(adds_nothing(daemon, CYCLES, lambda: use(client)) for _ in range(ATTEMPTS))
 
 
 def test_clients_that_are_closed_leave_no_connection(start: StartDaemon) -> None:
@@ -80,11 +93,9 @@ def test_nothing_is_left_of_many_sessions_that_are_killed_at_random(start: Start
     with daemon.client() as client:
         survive_a_round(daemon, client, chance)
         assert eventually(lambda: not sandbox_directories(daemon))
-        before, memory_before = holdings(daemon), memory_bytes(daemon)
-        for _ in range(ROUNDS):
-            survive_a_round(daemon, client, chance)
-        assert eventually(lambda: holdings(daemon) == before), (holdings(daemon), before)
-        assert memory_bytes(daemon) - memory_before < GROWTH_BYTES
+        assert any(
+            adds_nothing(daemon, ROUNDS, lambda: survive_a_round(daemon, client, chance)) for _ in range(ATTEMPTS)
+        )
 
 
 def survive_a_round(daemon: Daemon, client: ExecutorClient, chance: random.Random) -> None:

@@ -28,7 +28,7 @@ SUITES = {
     "sdk": ("tests/integration/test_e2b_double.py",),
     "backend": ("tests/integration/test_e2b_backend.py",),
 }
-PACKAGES = ("--editable", ".[server,smolagents,data]", "--group", "dev")
+PACKAGES = ("--editable", ".[server,smolagents,data,otel]", "--group", "dev")
 SETTINGS = {"REQUIRED_BACKENDS": "local,e2b"}
 
 TARGET = ROOT / "docs/backends.md"

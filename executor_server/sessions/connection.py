@@ -233,13 +233,17 @@ class GuestConnection:
 
     # -- resting -------------------------------------------------------------------------------------------------
 
+    @property
+    def rest_due_s(self) -> float:
+        """The monotonic time at which an unused sandbox may be paused."""
+        idle_s = self._sandbox.pause_idle_s
+        return float("inf") if idle_s is None else max(self._channel.last_used_s + idle_s, self._pause_after_s)
+
     def rest_if_unused(self) -> None:
         """Begins to pause the sandbox when it has been unused for long enough."""
-        idle_s, now_s = self._sandbox.pause_idle_s, time.monotonic()
         if (
-            idle_s is not None
+            time.monotonic() >= self.rest_due_s
             and self.state is ConnectionState.UP
-            and now_s >= max(self._channel.last_used_s + idle_s, self._pause_after_s)
             and self._channel.settled
             and self._owner.is_idle()
         ):

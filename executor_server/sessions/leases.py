@@ -33,6 +33,8 @@ MAX_TENANT_HOLDS = 4096
 MAX_HOLDS = 65_536
 # Seconds between two calls of `overdue` after which the daemon counts as absent; the sweeper calls every half second.
 STOOD_STILL_S = 5.0
+# Seconds after which all leases are looked at, at the latest: a policy may have made the grace of a session shorter.
+_LOOK_S = 2.5
 _ATTACH_RETRY_S = 5.0
 
 SessionKey = tuple[str, str]
@@ -81,12 +83,14 @@ class Leases:
         self._holders: dict[SessionKey, set[str]] = {}
         self._holds: dict[str, int] = {}  # by tenant
         self._checked_s = clock()
+        self._due_s = 0.0  # before that time, none of the leases is overdue
 
     def hold(self, session: SessionKey, lease_id: str) -> None:
         """Notes that this lease holds a session that was just made or recovered; the lease counts as renewed."""
         tenant, session_id = session
         lease = self._leases.setdefault((tenant, lease_id), _Lease(0.0))
         lease.renewed_s = self._clock()
+        self._due_s = 0.0
         if session_id not in lease.sessions:
             lease.sessions.add(session_id)
             self._holders.setdefault(session, set()).add(lease_id)
@@ -178,10 +182,15 @@ class Leases:
             self.restart_all()
             return Released()
         found = Released()
+        if now_s < self._due_s:
+            return found
+        self._due_s = now_s + _LOOK_S
         for session, holders in self._holders.items():
             grace_s = self._grace_s(session)
-            since_s = now_s - grace_s - renew_after_s(grace_s)
-            late = [each for each in holders if self._leases[session[0], each].renewed_s < since_s]
+            allowed_s = grace_s + renew_after_s(grace_s)
+            renewed_s = {each: self._leases[session[0], each].renewed_s for each in holders}
+            self._due_s = min(self._due_s, min(renewed_s.values()) + allowed_s)
+            late = [each for each in holders if renewed_s[each] < now_s - allowed_s]
             if len(late) == len(holders):
                 found.sessions.append(session)
             else:

@@ -42,6 +42,15 @@ class GuestLiveness:
                 self._pinged_s = 0.0  # answers to earlier pings have not been read
                 self._channel.reading.resume()
 
+    @property
+    def due_s(self) -> float:
+        """The monotonic time at which `check` has something to do, while reading is not held."""
+        heard_s = self._channel.last_heard_s
+        if self._pinged_s <= heard_s:
+            return heard_s + self._ping_interval_s
+        silence_s = self._connection.silence_max_s(self._ping_interval_s, self._silence_s)
+        return self._pinged_s + min(self._ping_interval_s, silence_s)
+
     def check(self) -> str | None:
         """Pings the guest when it is time to. Returns a reason when it has been silent for too long, and is lost."""
         now = time.monotonic()

@@ -19,36 +19,38 @@ class UseNotes:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._noted_use_s = time.monotonic()
-        self._noted: dict[str, SessionUse] = {}  # by session
+        self._written_s = time.monotonic()
+        self._written: dict[str, SessionUse] = {}  # by session
+        self._changed: dict[str, SessionUse] = {}
+
+    def note(self, session: Session) -> None:
+        """Notes the use of a session that was looked at, where it has changed: each row takes half an execution."""
+        use = session.use
+        if not _is_same(self._written.get(session.session_id), use):
+            self._changed[session.session_id] = use
 
     def write(self, sessions: Collection[Session]) -> None:
-        if time.monotonic() - self._noted_use_s > _NOTE_USE_INTERVAL_S:
-            self._noted_use_s = time.monotonic()
-            self._write_use(sessions)
+        if time.monotonic() - self._written_s > _NOTE_USE_INTERVAL_S:
+            self._written_s = time.monotonic()
+            self._write_use({session.session_id for session in sessions})
         self._write_network(sessions)
 
-    def _write_use(self, sessions: Collection[Session]) -> None:
-        """Writes what has changed: many sessions are idle, and each row takes as long as half an execution."""
-        uses = {session.session_id: session.use for session in sessions}
-        changed = [use for session_id, use in uses.items() if not _is_same(self._noted.get(session_id), use)]
-        if self._registry.note_use(changed):
-            self._noted = {**{key: use for key, use in self._noted.items() if key in uses}, **_by_id(changed)}
+    def _write_use(self, there: Collection[str]) -> None:
+        changed = {session_id: use for session_id, use in self._changed.items() if session_id in there}
+        noted = self._registry.note_use(tuple(changed.values()))
+        self._changed = {} if noted else changed
+        if noted:
+            self._written = {key: use for key, use in {**self._written, **changed}.items() if key in there}
 
     def _write_network(self, sessions: Collection[Session]) -> None:
         """Writes what sessions have used of the network since the last sweep; the next one does where that fails."""
-        networks = {each.session_id: each.network for each in sessions}
-        used = {session_id: usage for session_id, each in networks.items() if (usage := each.unwritten())}
-        if used and self._registry.note_network(used):
-            for session_id, usage in used.items():
-                networks[session_id].note_written(usage)
+        used = [(each, usage) for each in sessions if (usage := each.network.unwritten())]
+        if used and self._registry.note_network({each.session_id: usage for each, usage in used}):
+            for each, usage in used:
+                each.network.note_written(usage)
 
 
 def _is_same(noted: SessionUse | None, use: SessionUse) -> bool:
     if noted is None or abs(use.last_used_s - noted.last_used_s) > _SAME_USE_S:
         return False
     return (use.generation, use.puts, use.gets) == (noted.generation, noted.puts, noted.gets)
-
-
-def _by_id(uses: Collection[SessionUse]) -> dict[str, SessionUse]:
-    return {use.session_id: use for use in uses}

@@ -71,7 +71,8 @@ class Session:
         self._admission, self._observer = hooks.admission, hooks.observer
         self._sandbox, self._channel = sandbox, channel
         self._registry = registry
-        self._life = SessionLife(record.create_time_s, record.last_used_s)
+        self.life = SessionLife(record.create_time_s, record.last_used_s, in_use=lambda: self._in_use)
+        self.touch = self.life.touch  # postpones the idle end
         self._lost: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._background = BackgroundCharge(lambda cpu_s: self._observer.background_used(self.facts, cpu_s))
@@ -146,8 +147,7 @@ class Session:
     @property
     def last_used_s(self) -> float:
         """Unix time of the last use."""
-        self.note_use()
-        return self._life.last_used_s
+        return self.life.last_used_s
 
     @property
     def use(self) -> SessionUse:
@@ -157,22 +157,22 @@ class Session:
     @property
     def expire_time_s(self) -> float:
         """Unix time when it ends if it is not used any more."""
-        self.note_use()
-        return self._life.expire_time_s(self.spec.limits)
+        return self.life.expire_time_s(self.spec.limits)
 
     @property
     def expired(self) -> bool:
-        self.note_use()
-        return self._life.left_s(self.spec.limits) <= 0
+        return self.life.left_s(self.spec.limits) <= 0
 
-    def touch(self) -> None:
-        """Postpones the idle end."""
-        self._life.touch()
+    @property
+    def _in_use(self) -> bool:
+        return self.executions.in_use or self.processes.in_use or self.ports.in_use
 
-    def note_use(self) -> None:
-        """Must be called now and then: what runs postpones the idle end."""
-        if self.executions.in_use or self.processes.in_use or self.ports.in_use:
-            self.touch()
+    def look(self) -> bool:
+        """Must be called at `life.look_at_s`: does what is due (`check_guest`). Returns True when its time is over."""
+        self.check_guest()
+        if self.is_idle() and not self._in_use and self._connection.state is ConnectionState.UP:
+            self.life.rest(self.spec.limits, self._liveness.due_s, self._connection.rest_due_s)
+        return self.expired
 
     def check_guest(self) -> None:
         """Pings a quiet guest, loses one that is silent for too long, and pauses the sandbox of an unused session."""
@@ -229,7 +229,7 @@ class Session:
         """
         # The guest handles frames in order: an execution that is sent from here on runs under the new rules.
         restricted = self.requests.restrict(spec)
-        self.spec = spec
+        self.spec, self.life.look_at_s = spec, 0.0
         self.record = replace(self.record, spec=spec)
         self.facts = facts_of(self.record)
         self.network.apply_rules()

@@ -130,6 +130,13 @@ def test_the_time_of_recovery_counts_for_nobody(bench: Bench) -> None:
     assert bench.wait(1) == Released([ONE])
 
 
+def test_a_grace_that_a_policy_has_shortened_holds_within_seconds(bench: Bench) -> None:
+    bench.leases.hold(ONE, A)
+    assert bench.wait(60) == Released()
+    bench.graces_s = {ONE: 10.0}
+    assert bench.wait(3) == Released([ONE])
+
+
 def test_nothing_is_kept_of_a_lease_without_sessions(bench: Bench) -> None:
     """The bounds hold however many ids a client invents."""
     for number in range(10_000):

@@ -74,3 +74,16 @@ def test_what_an_earlier_daemon_wrote_counts(clocks: Clocks) -> None:
 
 def test_times_that_lie_ahead_count_as_now(clocks: Clocks) -> None:
     assert clocks.life(created_s_ago=-HOURS_S, used_s_ago=-HOURS_S).left_s(LIMITS) == 100.0
+
+
+def test_a_session_at_rest_is_looked_at_when_the_first_thing_is_due_and_after_each_use(
+    clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 7.0)
+    life = clocks.life(used_s_ago=95.0)
+    life.rest(LIMITS, 11.0, float("inf"))
+    assert life.look_at_s == 11.0
+    life.rest(LIMITS, 3600.0, float("inf"))
+    assert life.look_at_s == 7.0 + 5.0
+    life.touch()
+    assert life.look_at_s == 0.0

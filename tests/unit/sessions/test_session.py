@@ -44,6 +44,7 @@ from executor_server.journal.execution import Execution, ToolFailure
 from executor_server.journal.registry import Registry, SessionRecord
 from executor_server.lifecycle.admission import AdmissionController
 from executor_server.pool.making import make_ready
+from executor_server.sessions.lifetime import SessionLife
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
@@ -456,6 +457,20 @@ async def test_a_guest_that_answers_is_not_given_up(make: Any) -> None:
         await bench.guest.got(Kind.PING, count)
         assert await eventually_async(lambda before_s=before_s: bench.heard_s > before_s)  # type: ignore[misc]
     assert bench.session.state == "idle"
+
+
+async def test_a_session_at_rest_has_nothing_to_do_until_its_ping_is_due_or_it_is_used(make: Any) -> None:
+    bench = await make(ping_interval_s=100.0)
+    bench.session.life = SessionLife(time.time(), time.time())
+    bench.session.touch = bench.session.life.touch
+    bench.session.look()
+    assert bench.session.life.look_at_s == bench.heard_s + 100.0
+    execution = await bench.execute()
+    assert bench.session.life.look_at_s == 0.0
+    bench.session.look()
+    assert bench.session.life.look_at_s == 0.0, "what runs postpones its end with each look"
+    bench.session.give_up("it is over")
+    await result_of(execution)
 
 
 # -- kills for memory

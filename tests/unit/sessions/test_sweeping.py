@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
@@ -21,6 +22,11 @@ class Network:
         return None
 
 
+class Life:
+    def __init__(self) -> None:
+        self.look_at_s = 0.0
+
+
 class FakeSession:
     """A session as the sweeper knows it."""
 
@@ -30,9 +36,14 @@ class FakeSession:
         self.looks = 0
         self.use = SessionUse(session_id, 100.0, 1, 0, 0)
         self.network = Network()
+        self.life = Life()
 
     def check_guest(self) -> None:
         self.looks += 1
+
+    def look(self) -> bool:
+        self.looks += 1
+        return self.expired
 
 
 class FakeRegistry:
@@ -72,6 +83,25 @@ async def test_a_call_waits_for_a_few_sessions_and_not_for_all() -> None:
     assert [session.looks for session in (*swept.all, *swept.set_up)] == [1] * 101
 
 
+async def test_nothing_is_done_for_a_session_at_rest() -> None:
+    swept = Swept(3)
+    at_rest, used, due = swept.all
+    at_rest.life.look_at_s, due.life.look_at_s = time.monotonic() + 3600.0, time.monotonic() - 0.001
+    await swept.sweeper.sweep()
+    assert [session.looks for session in (at_rest, used, due)] == [0, 1, 1]
+
+
+async def test_looks_are_spread_over_the_round() -> None:
+    swept = Swept(sweeping._AT_ONCE)
+    began_s = time.monotonic()
+    sweeping_all = asyncio.create_task(swept.sweeper.sweep(spread_s=0.16))
+    await asyncio.sleep(0)
+    assert sum(session.looks for session in swept.all) == 1
+    await sweeping_all
+    assert time.monotonic() - began_s >= 0.15
+    assert [session.looks for session in swept.all] == [1] * sweeping._AT_ONCE
+
+
 async def test_what_changes_while_others_are_looked_at_counts() -> None:
     swept = Swept(sweeping._AT_ONCE * 3)
     first, last, used, over = swept.all[0], swept.all[-1], swept.all[1], swept.all[2]
@@ -87,7 +117,7 @@ async def test_what_changes_while_others_are_looked_at_counts() -> None:
 
 async def test_a_round_that_breaks_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     swept = Swept(1)
-    monkeypatch.setattr(swept.all[0], "check_guest", lambda: 1 / 0)
+    monkeypatch.setattr(swept.all[0], "look", lambda: 1 / 0)
     swept.sweeper.start()
     try:
         assert await eventually_async(lambda: swept.set_up[0].looks > 2)
@@ -102,6 +132,8 @@ def test_only_uses_that_have_changed_are_written_again(monkeypatch: pytest.Monke
     first, second, third = swept.all
 
     def written() -> list[str]:
+        for session in everything:
+            swept.notes.note(session)
         swept.notes.write(everything)
         return swept.registry.noted[-1]
 
@@ -115,3 +147,7 @@ def test_only_uses_that_have_changed_are_written_again(monkeypatch: pytest.Monke
     swept.registry.works = True
     assert written() == ["s1", "s2"]
     assert written() == []
+    first.use = SessionUse("s0", 109.0, 1, 0, 0)
+    swept.notes.note(everything[0])
+    del everything[0]
+    assert written() == [], "of a session that has ended nothing is written"

@@ -5,8 +5,8 @@ nor keeps one. Unix time is shown and written down. Only what an earlier daemon 
 and a time in the future counts as now: a clock that was set meanwhile changes the remaining time by less than its
 limits.
 
-It also has the time until which nothing has to be done in a session that nobody uses: hundreds of them may be idle, and
-must cost the others nothing.
+It also has the time until which nothing has to be done in an unused session: hundreds may be idle, and must cost the
+others nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SessionLife:
         steady: Callable[[], float] = _steady_s,
         unix: Callable[[], float] = time.time,
     ) -> None:
-        """`create_time_s`, `last_used_s`: Unix time. What is in use postpones the idle end, whenever it is asked for."""
+        """`create_time_s`, `last_used_s`: Unix time. `in_use` is asked each time, and postpones the idle end."""
         self.look_at_s = 0.0  # the monotonic time at which the session has something to do; each use puts it back to 0
         self._in_use = in_use
         self._steady, self._unix = steady, unix

@@ -81,8 +81,9 @@ class Docker(Place):
     """smolagents' `DockerExecutor`. Agents share one container, where they can."""
 
     name = "docker"
-    # It connects to its kernel again for each step, and misses what that says before the connection is open.
-    attempts = 3
+    # It connects to its kernel again for each step, and misses what that says before the connection is open: the more
+    # often, the busier the machine.
+    attempts = 8
 
     def __init__(self, kwargs: dict[str, Any], executor: DockerExecutor) -> None:
         self._kwargs = kwargs

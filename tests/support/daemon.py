@@ -20,6 +20,7 @@ from executor_client import AuthenticationError, ExecutorClient, ExecutorClientE
 from executor_server.config import StateDir
 from executor_server.identity import TokenFile
 from tests.support.fork_server import SERVER, popen
+from tests.support.leftovers import DAEMON_PREFIX
 from tests.support.polling import eventually
 
 START_TIMEOUT_S = 60.0
@@ -108,7 +109,7 @@ def running_daemon(directory: Path, *options: str, program: Sequence[str] = ()) 
 @contextmanager
 def daemon_of(config: str, *options: str, policy: str | None = None, program: Sequence[str] = ()) -> Iterator[Daemon]:
     """The same, with the texts of its configuration and policy, on a directory that goes with it."""
-    directory = Path(tempfile.mkdtemp(prefix="d-"))
+    directory = Path(tempfile.mkdtemp(prefix=DAEMON_PREFIX))
     file, policy_file = directory / "config.toml", directory / "policy.toml"
     if policy is not None:
         policy_file.write_text(policy)

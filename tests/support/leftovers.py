@@ -35,6 +35,9 @@ ENGINE_TIMEOUT_S = 60.0
 _CONTAINERS = "/containers/json?" + urlencode({"all": 1, "filters": json.dumps({"label": ["executor.daemon"]})})
 # Mounts of the Engine that tools/engine.sh starts are any run's; of ours the containers are looked at.
 ENGINE_MOUNTS = ("/var/lib/remote-executor-engine/", "/run/remote-executor-engine-")
+# Begins the name of a daemon's directory. One that was there before a test is of a daemon that several tests share: it
+# makes containers ahead, and ends them when it ends.
+DAEMON_PREFIX = "d-"
 # Seconds for a sandbox to disappear that is to end: the kernel takes a moment for namespaces and cgroups.
 GONE_WITHIN_S = 15.0
 
@@ -83,7 +86,8 @@ def _leftovers(before: Snapshot) -> list[str]:
     if before.mounts is not None:
         found += [f"mount {line}" for line in _mounts() - before.mounts]
     if before.containers is not None and (new := _container_ids() - before.containers):
-        found += [f"container {name}" for number, name in _containers().items() if number in new]
+        shared = tuple(f"{tempfile.gettempdir()}/{name}/" for name in before.files if name.startswith(DAEMON_PREFIX))
+        found += [f"container {name}" for number, name in _containers(shared).items() if number in new]
     if before.addresses is not None:
         found += [f"address {address}" for address in addresses_of(os.getpid()) - before.addresses]
     return found
@@ -187,19 +191,22 @@ def _engine_directory() -> Path | None:
     return directory
 
 
-def _containers() -> dict[str, str]:
+def _containers(shared: tuple[str, ...] = ()) -> dict[str, str]:
     """Containers that have our label and see something of the run's directory; others are another run's.
 
-    Id to name: the daemon renames a container at a time of its own.
+    Those that see something of a directory in `shared` are left out. Id to name: the daemon renames a container at a
+    time of its own.
     """
     try:
         listed = _ask_engine(_CONTAINERS)
     except OSError:  # no Engine: no tests that need it either
         return {}
     own = tempfile.gettempdir()
-    return {
-        one["Id"]: one["Names"][0] for one in listed if any(mount["Source"].startswith(own) for mount in one["Mounts"])
-    }
+
+    def is_ours(source: str) -> bool:
+        return source.startswith(own) and not source.startswith(shared)
+
+    return {one["Id"]: one["Names"][0] for one in listed if any(is_ours(mount["Source"]) for mount in one["Mounts"])}
 
 
 def _ask_engine(path: str) -> Any:

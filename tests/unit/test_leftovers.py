@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import pytest
 from tests.support import leftovers
 from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.engine import engine_client
-from tests.support.leftovers import CGROUP_PREFIX, CGROUP_ROOT, leftovers_since, snapshot
+from tests.support.leftovers import CGROUP_PREFIX, CGROUP_ROOT, DAEMON_PREFIX, leftovers_since, snapshot
 from tests.support.polling import eventually
 
 
@@ -57,6 +58,23 @@ def test_a_container_that_was_never_started_is_found() -> None:
         assert [line.partition(" ")[0] for line in leftovers_since(before)] == ["container"]
         client.remove_container(container)
     assert leftovers_since(before) == []
+
+
+def test_a_container_of_a_daemon_that_was_there_before_is_not_left_over() -> None:
+    """It keeps some ready, and makes another one when a test has taken one."""
+    require("docker")
+    daemon = Path(tempfile.mkdtemp(prefix=DAEMON_PREFIX))
+    before = snapshot(host=True)
+    with engine_client() as client:
+        asked = {
+            "Image": DOCKER_IMAGE,
+            "Labels": {"executor.daemon": "x"},
+            "HostConfig": {"Binds": [f"{daemon}/s:/mnt"]},
+        }
+        container = client.create_container_from_config(asked)["Id"]
+        assert leftovers_since(before) == []
+        client.remove_container(container)
+    shutil.rmtree(daemon)
 
 
 @pytest.mark.skipif(not os.access(CGROUP_ROOT / "memory", os.W_OK), reason="no control group can be made here")

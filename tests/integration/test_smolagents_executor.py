@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import threading
 from typing import Any
 
@@ -230,19 +231,21 @@ def test_a_managed_agent_that_lost_its_daemon_stops_the_run_that_called_it(execu
 def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_notified(
     daemon: Daemon, executor: RemoteExecutor
 ) -> None:
+    marker = ["sleep", str(secrets.randbelow(10**9) + 10**9)]  # another run's must not be found
+
     def above_marker() -> list[psutil.Process]:
         """Returns the sandbox's processes above the one that the code started, the oldest first.
 
-        Their parent creates sandboxes: the daemon, the double of its cloud, which is our child, or a node of its fleet,
-        which is a child of the tests' fork server.
+        Their parent creates sandboxes: the daemon, the double of its cloud, which is our child, a node of its fleet,
+        which is a child of the tests' fork server, or the Engine's shim.
         """
         creators = {daemon.process.pid, *children(os.getpid())}
         if (server := server_pid()) is not None:
             creators = {*creators, *children(server)} - {server}
         for process in psutil.process_iter(["cmdline"]):
-            if process.info["cmdline"] == ["sleep", "98765"]:
+            if process.info["cmdline"] == marker:
                 above = process.parents()
-                ours = [number for number, each in enumerate(above) if each.pid in creators]
+                ours = [n for n, each in enumerate(above) if each.pid in creators or "containerd-shim" in each.name()]
                 if ours:
                     return above[: ours[0]][::-1]
         return []
@@ -254,7 +257,7 @@ def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_notified(
     executor.send_variables(variables={"given": 1})
     executor.send_tools({"kill_sandbox": kill_sandbox, "double": lambda x: 2 * x})
     with pytest.raises(CodeExecutionError, match="The sandbox had to be replaced") as raised:
-        executor("import os\nmade = os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '98765')\nkill_sandbox()")
+        executor(f"import os\nmade = os.spawnlp(os.P_NOWAIT, 'sleep', *{marker})\nkill_sandbox()")
     assert raised.value.outcome is Outcome.LOST
     assert executor("double(given), 'made' in globals()").output == (2, False)
 

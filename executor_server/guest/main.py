@@ -16,7 +16,7 @@ from .wire.lean import loads, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Callable, Optional
 
 
 def boot() -> None:
@@ -39,13 +39,18 @@ def main() -> None:
     serve(values)
 
 
-def serve(values: dict[str, Any]) -> None:
-    """Runs the supervisor in a process that has given up what it must, and is undumpable; exits with its code."""
+def serve(values: dict[str, Any], on_serving: Callable[[], None] = lambda: None) -> None:
+    """Runs the supervisor in a process that has given up what it must, and is undumpable; exits with its code.
+
+    `on_serving` is called when all of the supervisor is there, before it forks.
+    """
     _ignore_signals()
     os.umask(0o022)
     config = read_config(values)
     os.chdir(config.workspace)
-    os._exit(Supervisor(config, _listener(values), Programs(_load, _interpreter, _checker)).serve())
+    supervisor = Supervisor(config, _listener(values), Programs(_load, _interpreter, _checker))
+    on_serving()
+    os._exit(supervisor.serve())
 
 
 def read_config(values: dict[str, Any]) -> Config:

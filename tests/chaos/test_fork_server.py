@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -209,6 +210,37 @@ async def test_a_fork_that_dies_before_its_record_is_a_reason_for_bubblewrap(
         await nursery_of(backend)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["failed"] == 1
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "failed"), (signal.SIGSTOP, "silent")])
+async def test_a_fork_that_dies_or_hangs_after_the_word_to_serve_is_a_reason_for_bubblewrap(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, reason: str
+) -> None:
+    heard, waited = births._report, births._serving
+    of_forks: list[int] = []
+
+    async def report(ours: socket.socket, pid: int) -> dict[str, object]:
+        said = await heard(ours, pid)
+        os.kill(pid, signal.SIGSTOP)  # it hears the word, and gets no further
+        return said
+
+    async def serving(ours: socket.socket, pid: int) -> None:
+        os.kill(pid, number)
+        of_forks.append(pid)
+        await waited(ours, pid)
+
+    monkeypatch.setattr(births, "_report", report)
+    monkeypatch.setattr(births, "_serving", serving)
+    async with started(directory) as backend:
+        nursery = await nursery_of(backend)
+        monkeypatch.setattr(forks, "ANSWER_TIME_S", 0.3)
+        sandbox = await backend.create(SPEC)
+        assert isinstance(sandbox.process, BwrapProcess) and await answers(sandbox)
+        assert backend.fork_server_stats().fallbacks == {reason: 1}
+        assert backend.fork_server_stats().made == 0
+        assert len(of_forks) == 1 and not Path(f"/proc/{of_forks[0]}").exists()
+        assert await sandbox.oom_kills() in (0, None)
+        assert nursery.serves is (reason == "failed")
 
 
 async def test_a_zygote_that_is_killed_for_its_memory_is_a_reason_for_bubblewrap(directory: Path) -> None:

@@ -27,7 +27,7 @@ from struct import pack
 from ..wire import kernel, privileges
 from ..wire.kernel import MS_BIND, MS_MOVE, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
 from ..wire.lean import dumps, loads, passed_descriptors, signal, socket
-from ..wire.nursery_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE
+from ..wire.nursery_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
 from .report import report
 
 TYPE_CHECKING = False
@@ -61,10 +61,13 @@ def become(control: int) -> None:
         with_daemon.send(dumps(report()))
         if with_daemon.recv(PACKET_BYTES) != SERVE:
             return
-        with_daemon.close()
         from ..main import serve
 
-        serve(child.guest)
+        def on_serving() -> None:
+            with_daemon.send(SERVING)
+            with_daemon.close()
+
+        serve(child.guest, on_serving)
     except OSError:
         return  # the daemon has gone
     finally:

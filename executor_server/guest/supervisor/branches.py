@@ -100,11 +100,6 @@ class Branches:
         """The kernel sessions that outlive the branch."""
         return self._sessions
 
-    @property
-    def copies(self) -> frozenset[int]:
-        """The processes that share memory."""
-        return frozenset() if self._trunk is None else frozenset((self._trunk[0].pid, self._children.interpreter.pid))
-
     def note_exit(self, pid: int) -> bool:
         """Notes the end of the interpreter that waits."""
         if self._trunk is None or pid != self._trunk[0].pid:

@@ -84,11 +84,6 @@ class ChildProcesses:
         return self._interpreter is not None
 
     @property
-    def copies(self) -> frozenset[int]:
-        """The interpreter and its savepoints, which share memory; empty without a savepoint."""
-        return self._spared.copies
-
-    @property
     def imports_ahead(self) -> bool:
         """True while a warm interpreter may still take the place of this one, which is unused."""
         return self.started and not self._used and self._warm.useful

@@ -38,12 +38,12 @@ class Copy:
         self.due = time.monotonic() + FORK_TIME_S  # it has said by then that it is there
         self.left_out: list[str] = []  # by its resumption
 
-    def is_there(self, others: Set[int], *, wait: bool = True) -> bool:
+    def is_there(self, others: Set[int]) -> bool:
         """True when the process has said that it is there, and may be a copy; waits until that is due."""
         if self.pid:
             return True
         try:
-            message = self._receive(self.due if wait else 0.0)
+            message = self._receive(self.due)
         except (OSError, link.LinkClosed, FrameError):
             return False
         if isinstance(message, CopyWaits) and message.pid not in others and _may_be_copy(message.pid):

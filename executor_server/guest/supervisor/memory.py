@@ -19,7 +19,7 @@ from .usage import kilobytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Callable
 
 # The sandbox's own file systems in memory; every backend makes them.
 _IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
@@ -32,11 +32,18 @@ _UNEXPLAINED_BYTES = 64 * 1024 * 1024
 _ANONYMOUS = b"/dev/zero (deleted)"
 
 
-def sandbox_memory_bytes(copies: Set[int] = frozenset()) -> int:
-    """Returns the bytes of all processes in the pid namespace but the supervisor: their own, shared, and in files.
+def sandbox_exceeds(limit_bytes: int) -> bool:
+    """Returns whether all processes in the pid namespace but the supervisor have more.
 
-    `copies` are processes that share their own memory with each other: the interpreter, and its savepoints. Of such a
-    page each is charged with its part, which costs time.
+    Forks share their own memory with each other: the interpreter with its savepoints and with processes that a program
+    forks, and all of them with the zygote that the sandbox comes from. First they are added up as if nothing were
+    shared, which is fast and mostly enough to know; only above the limit each is charged with its part of such pages.
+    """
+    return _sandbox_bytes(_own_kilobytes) > limit_bytes and _sandbox_bytes(_share_kilobytes) > limit_bytes
+
+
+def _sandbox_bytes(own_kilobytes: Callable[[int, bytes], int]) -> int:
+    """Returns the bytes of these processes: their own by `own_kilobytes` of number and status, shared, and in files.
 
     Shared memory is counted once, as far as that is cheap: the larger of the most that one process shares and all that
     lies in files, since either may contain the other.
@@ -50,7 +57,7 @@ def sandbox_memory_bytes(copies: Set[int] = frozenset()) -> int:
                 status = file.read()
         except OSError:
             continue  # it ended meanwhile
-        own += _share_kilobytes(pid, status) if pid in copies else kilobytes(status, b"RssAnon:")
+        own += own_kilobytes(pid, status)
         shared = max(shared, kilobytes(status, b"RssShmem:"))
         _add_open_files(pid, nameless, named)
         if _unexplained_bytes(status) > _UNEXPLAINED_BYTES:
@@ -58,14 +65,18 @@ def sandbox_memory_bytes(copies: Set[int] = frozenset()) -> int:
     return own * 1024 + max(shared * 1024, _files_bytes() + _segments_bytes() + sum(nameless.values()))
 
 
+def _own_kilobytes(_pid: int, status: bytes) -> int:
+    return kilobytes(status, b"RssAnon:")
+
+
 def _share_kilobytes(pid: int, status: bytes) -> int:
-    """Returns the process's part of the pages that it shares with its copies; or all, where the kernel does not say."""
+    """Returns the process's part of the pages that forks share; or all, where the kernel does not say."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb", buffering=0) as file:
             rollup = file.read()
     except OSError:
         rollup = b""
-    return kilobytes(rollup, b"Pss_Anon:") or kilobytes(status, b"RssAnon:")
+    return kilobytes(rollup, b"Pss_Anon:") or _own_kilobytes(pid, status)
 
 
 def _files_bytes() -> int:

@@ -210,8 +210,10 @@ class Runner:
         elif now >= run.wall_deadline:
             self.interrupt(run, "timeout")
         elif now >= self._next_watch:
-            self._next_watch = now + _WATCH_INTERVAL_S
-            return self._watch_usage(run)
+            exceeds = self._watch_usage(run)
+            # Half of the time at most: a look at many processes that share their memory takes some.
+            self._next_watch = max(now + _WATCH_INTERVAL_S, 2 * time.monotonic() - now)
+            return exceeds
         return False
 
     def _watch_usage(self, run: Run) -> bool:
@@ -219,13 +221,10 @@ class Runner:
         run.settle_pause()
         if spent_s > run.settings.cpu_time_s:
             self.interrupt(run, "cpu_limit")
-        elif self._config.watch_memory and self._memory_bytes() > self._config.memory_bytes:
+        elif self._config.watch_memory and memory.sandbox_exceeds(self._config.memory_bytes):
             run.ended_by = "out_of_memory"
             return True
         return False
-
-    def _memory_bytes(self) -> int:
-        return memory.sandbox_memory_bytes(self._child_processes.copies)
 
     def interrupt(self, run: Run, outcome: str) -> None:
         """Interrupts the program; `on_time` demands the kill if it has not ended after GRACE_S."""

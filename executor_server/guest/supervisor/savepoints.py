@@ -20,7 +20,7 @@ import time
 
 from executor_api.limits import SAVEPOINTS_MAX
 
-from ..wire import link, proc
+from ..wire import link
 from ..wire.lean import dumps
 from ..wire.link_messages import Answered, SavepointMade, TakeSavepoint
 from ..wire.savepoint_messages import MAX_LEFT_OUT, ListedSavepoint, RollBack, SavepointList
@@ -106,15 +106,6 @@ class Savepoints:
         return self._pids
 
     @property
-    def sharing(self) -> frozenset[int]:
-        """The processes that share memory: theirs, and the interpreter's."""
-        if not self._kept:
-            return frozenset()
-        for copy in self._copies:
-            self._is_there(copy, wait=False)
-        return (self._pids | {self._children.interpreter.pid}) - {0}
-
-    @property
     def _copies(self) -> list[Copy]:
         return [*self._kept, *(taken.successor for taken in self._kept if taken.successor is not None)]
 
@@ -122,8 +113,8 @@ class Savepoints:
     def _pids(self) -> frozenset[int]:
         return frozenset(copy.pid for copy in self._copies)
 
-    def _is_there(self, copy: Copy, *, wait: bool = True) -> bool:
-        return copy.is_there(self._pids | {self._children.interpreter.pid}, wait=wait)
+    def _is_there(self, copy: Copy) -> bool:
+        return copy.is_there(self._pids | {self._children.interpreter.pid})
 
     def close_all(self) -> None:
         for copy in self._copies:
@@ -216,12 +207,7 @@ class Savepoints:
             self._drop(self._kept[0])
 
     def _memory_is_short(self) -> bool:
-        limit_bytes = int(self._config.memory_bytes * _MEMORY_PART)
-        # Without their shares first, as if nothing were shared: that is fast, and mostly enough to know.
-        # The second sum costs time. A process that a zygote's child has forked shares pages with the zygote, too.
-        return (
-            memory.sandbox_memory_bytes() > limit_bytes and memory.sandbox_memory_bytes(set(proc.pids())) > limit_bytes
-        )
+        return memory.sandbox_exceeds(int(self._config.memory_bytes * _MEMORY_PART))
 
     # -- going back ----------------------------------------------------------------------------------------------
 

@@ -144,12 +144,6 @@ class Undo:
         leaders = self._beside.leaders if self._savepoints is None else self._beside.leaders | self._savepoints.pids
         return leaders if self._branches is None else leaders | self._branches.leaders
 
-    @property
-    def copies(self) -> frozenset[int]:
-        """The processes of the savepoints, and of the interpreter, whose memory they share; empty without one."""
-        sharing = frozenset() if self._savepoints is None else self._savepoints.sharing
-        return sharing if self._branches is None else sharing | self._branches.copies
-
     def note_exit(self, pid: int, status: int, usage: Any) -> bool:
         """Notes that a process was reaped; true when it is one of these."""
         is_copy = self._savepoints is not None and self._savepoints.note_exit(pid)

@@ -2,7 +2,7 @@
 
 The daemon has a socket of packets to the zygote, the nursery's. It sends requests there, and gets `INIT`, `READY`, and
 how processes ended. For each sandbox it makes a second pair, hands one end over with the request, and from then on
-speaks with the forked process itself: `HERE`, plan, report, `SERVE`. Both are sockets between processes of
+speaks with the forked process itself: `HERE`, plan, report, `SERVE`, `SERVING`. Both are sockets between processes of
 ours; no agent code ever has either.
 """
 
@@ -30,8 +30,8 @@ the sender's process id, as the daemon numbers it."""
 REFUSED = b"refused "
 """Before a reason: the zygote does not serve."""
 
-HERE, SERVE = b"here", b"serve"
-"""On a sandbox's socket: the first packet of the forked process, and the daemon's word."""
+HERE, SERVE, SERVING = b"here", b"serve", b"serving"
+"""On a sandbox's socket: the first packet of the forked process, the daemon's word, and the last packet."""
 FAILED = b"failed "
 """Before a reason: the zygote could not fork, or the forked process could not become a sandbox, and ends."""
 

@@ -14,6 +14,8 @@ The order, and the race that each step closes:
    that ever ran anything.
 5. The report, and what the kernel says of the process, are compared with what must be (verification.py), and `SERVE` is
    sent. A fork that is not as it must be is killed here, having run nothing.
+6. `SERVING` comes when its supervisor is there, and before that runs anything. One that ends earlier, for lack of memory
+   in its control group, costs its session nothing: bubblewrap makes the sandbox.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess
 from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.nursery.packets import now, send_with
 from executor_server.backends.local.nursery.verification import fault_of, fault_of_process
-from executor_server.guest.wire.nursery_messages import MAX_PLAN_FDS, PACKET_BYTES, SERVE
+from executor_server.guest.wire.nursery_messages import MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
 
 # Seconds for a killed fork to end.
 _END_TIME_S = 5.0
@@ -99,6 +101,7 @@ async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, Nurs
             ours.send(SERVE)
         except OSError as error:
             raise NoBirth("failed", f"the fork has ended: {error}") from error
+        await _serving(ours, pid)
     except BaseException:
         await asyncio.shield(process.kill_and_reap(now() + _END_TIME_S))
         raise
@@ -110,11 +113,24 @@ async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, Nurs
 
 
 async def _report(ours: socket.socket, pid: int) -> dict[str, object]:
-    data, sender = await next_packet(ours)
+    data = await _said(ours, pid)
     try:
         report = json.loads(data)
     except ValueError as error:
         raise NoBirth("failed", f"the fork says {data[:80]!r}") from error
-    if sender != pid or not isinstance(report, dict):
-        raise NoBirth("failed", "another process than the fork answers")
+    if not isinstance(report, dict):
+        raise NoBirth("failed", f"the fork says {data[:80]!r}")
     return report
+
+
+async def _serving(ours: socket.socket, pid: int) -> None:
+    data = await _said(ours, pid)
+    if data != SERVING:
+        raise NoBirth("failed", f"the fork says {data[:80]!r}")
+
+
+async def _said(ours: socket.socket, pid: int) -> bytes:
+    data, sender = await next_packet(ours)
+    if sender != pid:
+        raise NoBirth("failed", "another process than the fork answers")
+    return data

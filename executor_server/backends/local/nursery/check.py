@@ -15,7 +15,7 @@ from executor_server.core import SandboxFailure, SandboxSpec
 _TRIAL_TIME_S = 15.0
 _SUBJECT = "fork server"
 _SPEC = SandboxSpec(image="", memory_bytes=2**27, processes=16, disk_bytes=2**20, orphan_time_s=1.0)
-_WITHOUT = "bubblewrap makes every sandbox; a policy that says sandbox.fork_server gets the same walls, more slowly"
+_WITHOUT = "bubblewrap makes every sandbox, with the same walls, more slowly"
 
 
 async def report_fork_server(found: Findings, resources: Resources, users: tuple[int, int, int] | None) -> None:
@@ -35,5 +35,5 @@ async def report_fork_server(found: Findings, resources: Resources, users: tuple
         remedy = "It needs Linux 5.12, user namespaces, and a /proc that nothing covers."
         found.add(_SUBJECT, False, f"No nursery can be made ({problem}): {_WITHOUT}.", remedy, required=False)
     else:
-        detail = "A nursery can be made: sandboxes are forked where the policy says sandbox.fork_server."
+        detail = "A nursery can be made: sandboxes are forked, except where the policy says otherwise."
         found.add(_SUBJECT, True, detail)

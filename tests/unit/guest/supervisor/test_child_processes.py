@@ -35,7 +35,7 @@ class Children:
             on_message=lambda packet: self.said.append(type(message_of(packet))),
             on_interpreter_exit=self.said.append,
         )
-        spared = SimpleNamespace(copies=frozenset(), leaders=frozenset())
+        spared = SimpleNamespace(leaders=frozenset())
         self.owner = ChildProcesses(*cast(Any, (config, self.loop, self.programs, supervisor, spared)))
 
     @property

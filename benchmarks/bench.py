@@ -22,10 +22,10 @@ from benchmarks.references import DOCKER_IMAGE, Unmeasurable, require_docker_ima
 from executor_client import ExecutorClient, Session
 
 _POOL_SHAPE_MEMORY_BYTES = 2 << 30
-_FORKING_POLICY = """
+_POLICY = """
 default = "open"
 [profiles.open.sandbox]
-fork_server = "shared"
+fork_server = "{}"
 """
 _FORKS_TIMEOUT_S = 60.0
 _FORKS_POLL_S = 0.5
@@ -94,19 +94,22 @@ class Bench:
 
     @cached_property
     def local(self) -> Served:
-        """The local backend with everything at its defaults."""
-        return self._stack.enter_context(serving("local"))
+        """The local backend with everything at its defaults, but for sandboxes that bubblewrap makes."""
+        return self._local("off")
 
     @cached_property
     def forked(self) -> Served:
         """The local backend with its fork server, once that makes sandboxes. Raises Unmeasurable."""
-        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp"))
-        policy = Path(directory) / "policy.toml"
-        policy.write_text(_FORKING_POLICY)
-        served = self._stack.enter_context(serving("local", f"[policy]\nfile = {json.dumps(str(policy))}\n"))
+        served = self._local("shared")
         for less_memory_bytes in (0, LESS_MEMORY_BYTES):
             _await_forks(served, less_memory_bytes)
         return served
+
+    def _local(self, fork_server: str) -> Served:
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp"))
+        policy = Path(directory) / "policy.toml"
+        policy.write_text(_POLICY.format(fork_server))
+        return self._stack.enter_context(serving("local", f"[policy]\nfile = {json.dumps(str(policy))}\n"))
 
     @cached_property
     def docker(self) -> Served:

@@ -131,12 +131,9 @@ FORK_SERVERS = ("off", "tenant", "shared")
 """Values of `sandbox.fork_server`, from the strictest on."""
 
 
-DEFAULT_FORK_SERVER = "off"
-
-
 def fork_server(profile: Profile) -> str:
-    """Returns one of FORK_SERVERS."""
-    return profile.sandbox.fork_server or DEFAULT_FORK_SERVER
+    """Returns one of FORK_SERVERS. A strict profile gives each sandbox an address layout and a hash seed of its own."""
+    return profile.sandbox.fork_server or ("off" if profile.language.preset == "strict" else "shared")
 
 
 def audit_rules(profile: Profile) -> AuditRules:

@@ -125,7 +125,7 @@ class SandboxTable(Section):
     """The processes that the local backend forks sandboxes from (docs/backends.md): one for all sessions of an image
     (`shared`), one for each `tenant`, or none (`off`): bubblewrap then makes each sandbox, with an address layout and
     a hash seed of its own. The libraries that such a process imports ahead are trusted code of all its sandboxes.
-    Not set: `off`."""
+    Not set: `shared`, but `off` where `language.preset` is `strict`."""
     network: Annotated[Any, AfterValidator(NO_NETWORK)] = "none"
     """`"none"`, the only value. Hosts that a sandbox may reach are named in `[profiles.NAME.network]`, and a profile
     with some of them can't say `"none"` here."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,13 +28,19 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def start(directory: Path) -> Iterator[StartDaemon]:
-    """Starts a daemon with a configuration in TOML; a test that kills it may start another on the same directory."""
+    """Starts a daemon with a configuration in TOML; a test that kills it may start another on the same directory.
+
+    `policy`: the text of its policy. `program`: another one than `executor-server`.
+    """
     with contextlib.ExitStack() as stack:
 
-        def start(config: str = "") -> Daemon:
+        def start(config: str = "", *, policy: str | None = None, program: Sequence[str] = ()) -> Daemon:
             path = directory / "config.toml"
+            if policy is not None:
+                (directory / "policy.toml").write_text(policy)
+                config = f'policy.file = "{directory / "policy.toml"}"\n{config}'
             path.write_text(config)
-            return stack.enter_context(running_daemon(directory, "--config", str(path)))
+            return stack.enter_context(running_daemon(directory, "--config", str(path), program=program))
 
         yield start
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from executor_server.config import dotted
 from executor_server.core import LANGUAGE_RULES, is_covered, is_denied
 from executor_server.policy.file import PolicyFile, Tenant
-from executor_server.policy.grants import DEFAULT_FORK_SERVER, FORK_SERVERS
+from executor_server.policy.grants import FORK_SERVERS, fork_server
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
 from executor_server.policy.packages_table import ANY_PACKAGE, age_s
 from executor_server.policy.profile import Profile
@@ -89,7 +89,6 @@ _UNSET = {
     "files.": "no limit",
     "sandbox.images": "all",
     "sandbox.backends": "the daemon's own",
-    "sandbox.fork_server": DEFAULT_FORK_SERVER,
     "limits.cpus": "all",
     "limits.execution_": "the session's",
     "": "not set",
@@ -97,9 +96,11 @@ _UNSET = {
 
 
 def _values(profile: Profile) -> Iterator[tuple[str, Any]]:
-    """Every key of a profile with its value; `language` as permissions, with the preset applied."""
+    """Every key of a profile with its value; `language` as permissions, and what its preset decides, decided."""
     yield "on_reload", profile.on_reload
-    for section, table in profile.model_dump(exclude={"extends", "on_reload", "language"}).items():
+    tables = profile.model_dump(exclude={"extends", "on_reload", "language"})
+    tables["sandbox"]["fork_server"] = fork_server(profile)
+    for section, table in tables.items():
         yield from _leaves(section, table)
     for rule in LANGUAGE_RULES:
         yield f"language.{rule}", rule not in profile.language.refused
@@ -142,7 +143,7 @@ def _serves_more(old: Any, new: Any) -> bool:
 
 
 def _forks_more(old: Any, new: Any) -> bool:
-    return FORK_SERVERS.index(old or DEFAULT_FORK_SERVER) <= FORK_SERVERS.index(new or DEFAULT_FORK_SERVER)
+    return FORK_SERVERS.index(old) <= FORK_SERVERS.index(new)
 
 
 def _less(old: Any, new: Any) -> bool:

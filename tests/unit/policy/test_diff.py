@@ -22,6 +22,7 @@ def test_what_means_the_same_is_no_change() -> None:
     old = """
         [profiles.a]
         language = { preset = "strict", open = true, file_writing = true }
+        sandbox.fork_server = "shared"
         [profiles.b]
         limits.max.wall_time_s = 3600
         imports.allowed = ["x", "x.*"]
@@ -115,7 +116,12 @@ def test_what_means_the_same_is_no_change() -> None:
             Change("sandbox.backends", "docker, e2b", "e2b, docker"),
         ),
         ("", "sandbox.pull_images = true", Change("sandbox.pull_images", "false", "true", "looser")),
-        ("", "sandbox.fork_server = 'tenant'", Change("sandbox.fork_server", "off", "tenant", "looser")),
+        ("", "sandbox.fork_server = 'tenant'", Change("sandbox.fork_server", "shared", "tenant", "tighter")),
+        (
+            "language.preset = 'strict'\nsandbox.fork_server = 'off'",
+            "language.preset = 'strict'\nsandbox.fork_server = 'tenant'",
+            Change("sandbox.fork_server", "off", "tenant", "looser"),
+        ),
         (
             "sandbox.fork_server = 'shared'",
             "sandbox.fork_server = 'tenant'",

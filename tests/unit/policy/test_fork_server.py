@@ -15,9 +15,10 @@ from executor_server.policy.requests import RequestedSession
 ALICE, BOB = Principal("alice", "ci"), Principal("bob", "ci")
 
 
-def policy_of(value: str | None) -> Policy:
-    line = "" if value is None else f'fork_server = "{value}"\n'
-    file = parse_policy(f'default = "any"\n[profiles.any.sandbox]\n{line}'.encode(), Path("p.toml"))
+def policy_of(value: str | None, preset: str = "guarded") -> Policy:
+    line = "" if value is None else f'sandbox.fork_server = "{value}"\n'
+    text = f'default = "any"\n[profiles.any]\nlanguage.preset = "{preset}"\n{line}'
+    file = parse_policy(text.encode(), Path("p.toml"))
     return Policy(file, images=["base"], backend="local", orphan_time_s=600.0)
 
 
@@ -25,9 +26,14 @@ def granted(value: str | None, who: Principal = ALICE) -> SessionSpec:
     return policy_of(value).decide(who, RequestedSession())
 
 
-@pytest.mark.parametrize(("value", "expected"), [(None, "off"), ("off", "off"), ("shared", "shared")])
-def test_a_sandbox_is_forked_only_where_the_policy_says_so(value: str | None, expected: str) -> None:
+@pytest.mark.parametrize(("value", "expected"), [(None, "shared"), ("off", "off"), ("shared", "shared")])
+def test_a_sandbox_is_forked_unless_the_policy_says_otherwise(value: str | None, expected: str) -> None:
     assert granted(value).sandbox.fork_server == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, "off"), ("shared", "shared"), ("tenant", "tenant:alice")])
+def test_a_strict_profile_forks_only_where_it_says_so(value: str | None, expected: str) -> None:
+    assert policy_of(value, "strict").decide(ALICE, RequestedSession()).sandbox.fork_server == expected
 
 
 def test_tenants_with_fork_servers_of_their_own_have_different_ones() -> None:

@@ -14,8 +14,8 @@ The order, and the race that each step closes:
    that ever ran anything.
 5. The report, and what the kernel says of the process, are compared with what must be (verification.py), and `SERVE` is
    sent. A fork that is not as it must be is killed here, having run nothing.
-6. `SERVING` comes when its supervisor is there, and before that runs anything. One that ends earlier, for lack of memory
-   in its control group, costs its session nothing: bubblewrap makes the sandbox.
+6. `SERVING` comes when its supervisor is there, before that runs anything. A fork that ends earlier costs its session
+   nothing: bubblewrap makes the sandbox.
 """
 
 from __future__ import annotations

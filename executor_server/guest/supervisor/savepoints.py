@@ -237,20 +237,26 @@ class Savepoints:
         if taken is None:
             return False
         ends_s = time.monotonic() + _RESUME_TIME_S
-        if taken.successor is None:
-            self._children.await_end()  # else what has not ended yet may leave no place for another process
-            self._make_successor(taken)
-        copy, taken.successor = taken.successor, None
-        child = self._start(copy, ends_s) if copy is not None else None
+        made_ahead = taken.successor is not None
+        child = self._start_successor(taken, ends_s)
+        if child is None and made_ahead:  # the program may have killed that one just now
+            child = self._start_successor(taken, ends_s)
         if child is not None:
             if not taken.entry.branch:  # other branches are gone on from as likely
                 self._expect(taken)
-        else:  # no process was left for it, or the program has killed it
+        else:  # no process was left for it
             self._forget(taken)
             child = self._start(taken, ends_s)
         if child is not None:
             self._children.adopt(child)
         return child is not None
+
+    def _start_successor(self, taken: Taken, ends_s: float) -> Optional[Child]:
+        if taken.successor is None:
+            self._children.await_end()  # else what has not ended yet may leave no place for another process
+            self._make_successor(taken)
+        copy, taken.successor = taken.successor, None
+        return self._start(copy, ends_s) if copy is not None else None
 
     def go_on_beside(self, copy: Copy) -> Optional[Child]:
         """Starts the copy beside the interpreter; None when that failed."""

@@ -68,7 +68,10 @@ def adds_nothing(daemon: Daemon, times: int, work: Callable[[], None]) -> bool:
 
 def is_at_rest(daemon: Daemon) -> bool:
     """True when no sandbox is there, and the zygote, if there is one, has its fork for the next, which has its name."""
-    names = [process.name() for process in psutil.Process(daemon.process.pid).children(recursive=True)]
+    try:
+        names = [process.name() for process in psutil.Process(daemon.process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:  # one is just ending
+        return False
     return not sandbox_directories(daemon) and names.count(ZYGOTE_NAME) in (0, 2)
 
 

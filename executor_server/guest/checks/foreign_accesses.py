@@ -22,7 +22,7 @@ from ast import AST, Attribute, Call, Constant, Load, Name
 
 from ..wire.paths import ENVIRONMENT_PATH
 from .accesses import MatchClass, call, match_case, position
-from .standard_modules import STANDARD_MODULES
+from .standard_modules import standard_modules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ _names: set[str] = set()
 def module_names() -> set[str]:
     """Returns names of attributes that may be modules: Python's, the image's, the environment's; and usual aliases."""
     if not _names:
-        for name in (*STANDARD_MODULES, *_ALIASES, *_installed()):
+        for name in (*standard_modules(), *_ALIASES, *_installed()):
             _names.update((name, f"_{name}", name.lstrip("_")))
         _names.discard("")
     return _names

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import sys
 
+_names: set[str] = set()
+
+
+def standard_modules() -> set[str]:
+    """Returns the names of Python's own modules; they are made at their first use, which few sessions have."""
+    if not _names:
+        _names.update((*getattr(sys, "stdlib_module_names", ()), *_LISTED.split()))
+    return _names
+
 
 def public_name(module: str) -> str:
     """Returns the name by which a program imports the contents of a module written in C: `os` for `posix`."""
     top, dot, rest = module.partition(".")
     if module in _PUBLIC:
         return _PUBLIC[module]
-    return f"{top.lstrip('_')}{dot}{rest}" if is_standard(top) and top.strip("_") in STANDARD_MODULES else module
+    return f"{top.lstrip('_')}{dot}{rest}" if is_standard(top) and top.strip("_") in standard_modules() else module
 
 
 def is_standard(module: str) -> bool:
     """True for a module of Python itself, or one in it."""
     top = module.partition(".")[0]
-    return top in STANDARD_MODULES or top.lstrip("_") in STANDARD_MODULES
+    return top in standard_modules() or top.lstrip("_") in standard_modules()
 
 
 _PUBLIC = {
@@ -64,4 +73,3 @@ _LISTED = """
     unittest urllib uu uuid venv warnings wave weakref webbrowser winreg winsound wsgiref xdrlib xml xmlrpc
     xxlimited xxsubtype zipapp zipfile zipimport zlib zoneinfo
 """
-STANDARD_MODULES = frozenset((*getattr(sys, "stdlib_module_names", ()), *_LISTED.split()))

@@ -11,7 +11,7 @@ then the value is made of them. Mutable values are made empty before their child
 
 from __future__ import annotations
 
-from executor_api.values import arrays, containers, frames, images, objects, scalars, times
+from executor_api.values import containers, objects, scalars, times
 from executor_api.values.kinds import Kind, NoneType
 from executor_api.values.limits import COUNTED_TEXT_CHARS, MAX_UNFOLDING, DecodeError, ValueLimits
 from executor_api.values.packing import unpack
@@ -32,10 +32,8 @@ KINDS: dict[str, Kind] = {
     **times.KINDS,
     **containers.KINDS,
     **objects.KINDS,
-    **arrays.KINDS,
-    **frames.KINDS,
-    **images.KINDS,
 }
+_of_libraries: dict[str, Kind] = {}
 
 
 def decode(
@@ -152,7 +150,7 @@ class _Decoder:
     def _enter(self, node: list[Any], out: list[Any], depth: int) -> Any:
         """Begins a node: makes its value if no child needs decoding, else returns its entry for the stack."""
         tag = node[0] if node else None
-        kind = KINDS.get(tag) if type(tag) is str else None
+        kind = KINDS.get(tag) or _find_kind(tag) if type(tag) is str else None
         if kind is None:
             raise DecodeError("the tree holds a node with an unknown tag")
         header, children = kind.split(node)
@@ -194,6 +192,15 @@ class _Decoder:
         if self._unfolded_bytes > self.limits.unfolded_bytes:
             raise DecodeError(f"the references of the value unfold to more than {self.limits.unfolded_bytes} bytes")
         return value
+
+
+def _find_kind(tag: str) -> Kind | None:
+    """Loads the kinds of libraries' values at the first tag that is none of the others."""
+    if not _of_libraries:
+        from executor_api.values import arrays, frames, images
+
+        _of_libraries.update({**arrays.KINDS, **frames.KINDS, **images.KINDS})
+    return _of_libraries.get(tag)
 
 
 def _text_chars(header: list[Any]) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 
-from executor_api.values import arrays, containers, frames, images, objects, scalars, times
+from executor_api.values import containers, objects, scalars, times
 from executor_api.values.decode import decode
 from executor_api.values.limits import (
     COUNTED_TEXT_CHARS,
@@ -124,6 +124,7 @@ class _Encoder:
         self._max_unfolded = MAX_UNFOLDING * limits.nodes
         self._unfolded_bytes = 0
         self._left_out_text = ""
+        self._libraries: tuple[Any, ...] | None = None
         # By id, the number of the node of a value, and the value itself: while it is here, no other has its id.
         self._numbers: dict[int, tuple[int, object]] = {}
         # By number, how many nodes a complete node stands for, and how many bytes, references followed.
@@ -173,6 +174,15 @@ class _Encoder:
             return False
         self._labels_left -= count
         return True
+
+    def libraries(self) -> tuple[Any, ...]:
+        """Returns the modules for values of libraries that are loaded; without the library none of its values is there.
+
+        They are imported here, since most sandboxes need none of them.
+        """
+        if self._libraries is None:
+            self._libraries = _loaded_libraries()
+        return self._libraries
 
     def _count_bytes(self, count: int) -> None:
         self._total_bytes += count
@@ -345,7 +355,6 @@ def _has_plain_keys(tag: str, children: Sequence[object]) -> bool:
 _PLAIN_KEY_IDS = frozenset(map(id, containers.PLAIN_KEYS))
 
 
-_LIBRARIES = (arrays, frames, images)
 # Types with an exact form. Those of modules that may not be loaded are found by name, and kept when the name is true.
 _LOWER: dict[Any, Any] = {**scalars.LOWER, **containers.LOWER, **objects.LOWER}
 _LOWER_BY_NAME: dict[tuple[str, str], Any] = {
@@ -360,11 +369,28 @@ def _lower_exact(value: object, kind: type, encoder: _Encoder) -> Lowered | None
     if lower is not None:
         result: Lowered | None = lower(value, encoder)
         return result
-    for library in _LIBRARIES:
+    for library in encoder.libraries():
         lowered: Lowered | None = library.lower(value, encoder)
         if lowered is not None:
             return lowered
     return None
+
+
+def _loaded_libraries() -> tuple[Any, ...]:
+    loaded: list[Any] = []
+    if "numpy" in sys.modules or "torch" in sys.modules:
+        from executor_api.values import arrays
+
+        loaded.append(arrays)
+    if "pandas" in sys.modules:
+        from executor_api.values import frames
+
+        loaded.append(frames)
+    if "PIL.Image" in sys.modules:
+        from executor_api.values import images
+
+        loaded.append(images)
+    return tuple(loaded)
 
 
 def _find_by_name(kind: type) -> Any:
@@ -378,7 +404,7 @@ def _find_by_name(kind: type) -> Any:
 
 
 def _lower_inexact(value: object, kind: type, encoder: _Encoder) -> Lowered | None:
-    for library in _LIBRARIES:
+    for library in encoder.libraries():
         lowered: Lowered | None = library.lower(value, encoder, bases=True)
         if lowered is not None:
             return lowered

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from executor_api.values import DecodeError, EncodeError, ValueLimits, decode, encode
-from executor_api.values.decode import KINDS
+from executor_api.values import DecodeError, EncodeError, ValueLimits, arrays, decode, encode, frames, images
+from executor_api.values.decode import KINDS as PLAIN_KINDS
 from executor_api.values.packing import pack
 from tests.unit.values import cases
 
+KINDS = {**PLAIN_KINDS, **arrays.KINDS, **frames.KINDS, **images.KINDS}
 TEXT = st.text(st.characters(codec=None, categories=None), max_size=8)
 ZONES: st.SearchStrategy = st.one_of(st.none(), st.timezones())
 KEYS = st.recursive(

@@ -126,6 +126,7 @@ def _ignore_signals() -> None:
 
 def _load() -> None:
     import gc
+    import site  # noqa: F401 - each interpreter needs it (inherited.py)
 
     from .checks import checker_process
     from .interpreter import interpreter  # noqa: F401

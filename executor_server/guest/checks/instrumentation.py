@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import ast
 import sys
-import threading
 import warnings
+from _thread import allocate_lock
 from ast import AST, Call, Constant, Expr, Load, expr, stmt
 from itertools import compress
 from types import CodeType
@@ -121,7 +121,7 @@ def bind(code: CodeType, constants: Mapping[bytes, object]) -> CodeType:
     return code.replace(co_consts=tuple(bound)) if changed else code
 
 
-_warnings_lock = threading.Lock()
+_warnings_lock = allocate_lock()
 
 
 def compile_tree(tree: AST, filename: str, mode: str = "exec", *, flags: int = 0, optimize: int = 0) -> CodeType:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import linecache
+import sys
 
 from ..checks.control import ExecutionInterrupted, FinalAnswerGiven, Refusal
 from ..checks.failures import describe, text_of
@@ -186,14 +188,20 @@ class Executions:
         return "exception", detail
 
 
-def unless_final_answer(report: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps threading.excepthook: a thread that gave the final answer has not failed, and prints nothing."""
+def keep_final_answers_quiet() -> None:
+    """Wraps the hook of threads' exceptions: one that gave the final answer has not failed, and prints nothing."""
+    # `threading` takes its hook from _thread when it is imported, which is left to the program.
+    threading: Any = sys.modules.get("threading")
+    report = _thread._excepthook if threading is None else threading.excepthook
 
     def report_others(args: Any) -> None:
         if args.exc_type is not FinalAnswerGiven:
             report(args)
 
-    return report_others
+    if threading is None:
+        _thread._excepthook = report_others
+    else:
+        threading.excepthook = report_others
 
 
 def _exit_code(error: SystemExit) -> int:

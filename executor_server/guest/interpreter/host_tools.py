@@ -11,8 +11,8 @@ import functools
 import os
 import select
 import sys
-import threading
 import types
+from _thread import allocate_lock, get_ident
 from collections import deque
 
 from executor_api.limits import BLOB_BYTES_MAX
@@ -41,6 +41,42 @@ class ToolError(Exception):
     __module__ = "builtins"  # so that a traceback shows its plain name
 
 
+class Condition:
+    """A lock, and the wait for a change under it, as threading.Condition; `threading` itself is left to programs.
+
+    It is 0.2 MiB of a sandbox, in which most programs have no thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._waiting: list[Any] = []
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+    def wait(self, time_s: float = -1) -> None:
+        """Waits for the next `notify_all`, without end when `time_s` is negative. The lock is held before and after."""
+        waiter = allocate_lock()
+        waiter.acquire()
+        self._waiting.append(waiter)
+        self.release()
+        try:
+            waiter.acquire(True, time_s)
+        finally:
+            self.acquire()
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def notify_all(self) -> None:
+        for waiter in self._waiting:
+            waiter.release()
+        self._waiting.clear()
+
+
 class Inbox:
     """Takes messages of the supervisor and gives each to the thread that waits for it.
 
@@ -54,12 +90,12 @@ class Inbox:
         self._sock = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition()
         self._leading = False
         self._commands: deque[link.Packet] = deque()
         self._expected: set[str] = set()
         self._replies: dict[str, link.Packet] = {}
-        self._main = threading.get_ident()
+        self._main = get_ident()
         self._careful = False  # true while an exception in the main thread would do harm
         self._interrupted = False
 
@@ -106,7 +142,7 @@ class Inbox:
 
     def _enter(self) -> bool:
         """Returns true in the main thread, which is careful from here on."""
-        mine = threading.get_ident() == self._main
+        mine = get_ident() == self._main
         if mine:
             self._careful = True
         return mine
@@ -129,7 +165,7 @@ class Inbox:
                     return packet
                 if self._leading:
                     # The main thread looks for an interrupt now and then: its handler can't notify a condition.
-                    self._changed.wait(_INTERRUPT_POLL_S if mine else None)
+                    self._changed.wait(_INTERRUPT_POLL_S if mine else -1)
                 else:
                     self._lead(mine)
                 if mine:
@@ -183,7 +219,7 @@ class ToolBox:
         self._inbox = inbox
         self._process = process
         self._calls = 0
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
 
     def stub(self, name: str, description: str, parameters: list[str], final: bool = False) -> Callable[..., Any]:
         """Returns a function of this name whose calls the client answers."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 
 from executor_api.limits import VARIABLES_NAMED_MAX
 
@@ -47,7 +46,7 @@ from ..wire.messages import MAX_NAME_CHARS
 from ..wire.schema import read_object, read_texts
 from ..wire.session_rules import CodeRules
 from . import display
-from .execution import Executions, unless_final_answer
+from .execution import Executions, keep_final_answers_quiet
 from .fitness import reason_of
 from .host_tools import Inbox, ToolBox, encode_value
 from .inherited import add_site, leave_archive, renew_random_state
@@ -109,7 +108,7 @@ class Interpreter:
         self._file_cache: Any = None
         self._branch: Any = None
         self._config = config
-        threading.excepthook = unless_final_answer(threading.excepthook)
+        keep_final_answers_quiet()
 
     def _leave_link(self) -> None:
         """A process that agent code forked must not use the link."""

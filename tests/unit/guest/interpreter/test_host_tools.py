@@ -15,7 +15,8 @@ import pytest
 
 from executor_api.values import decode, encode
 from executor_server.guest.checks.control import ExecutionInterrupted, FinalAnswerGiven
-from executor_server.guest.interpreter.host_tools import Inbox, ToolBox, ToolError
+from executor_server.guest.interpreter.execution import keep_final_answers_quiet
+from executor_server.guest.interpreter.host_tools import Condition, Inbox, ToolBox, ToolError
 from executor_server.guest.interpreter.process import OwnProcess
 from executor_server.guest.wire import link
 from executor_server.guest.wire.link_messages import (
@@ -326,3 +327,29 @@ def test_a_stub_looks_like_its_tool(supervisor: Supervisor) -> None:
     tool = supervisor.tools.stub("search", "Finds.", ["query", "limit"])
     assert (tool.__name__, tool.__doc__) == ("search", "Finds.")
     assert str(inspect.signature(tool)) == "(query, limit)"
+
+
+def test_a_wait_that_nobody_ends_is_over_in_its_time_and_holds_the_lock() -> None:
+    changed = Condition()
+    with changed:
+        changed.wait(0.001)
+        assert not changed._lock.acquire(blocking=False)
+        assert changed._waiting == []
+
+
+def test_a_final_answer_is_no_failure_of_a_thread_where_threads_were_known_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a sandbox that was forked with libraries; in others `threading` is imported later."""
+    reported: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_type))
+    keep_final_answers_quiet()
+    for error in (FinalAnswerGiven, ValueError):
+        thread = threading.Thread(target=_raise, args=(error("x"),))
+        thread.start()
+        thread.join()
+    assert reported == [ValueError]
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -106,6 +107,10 @@ class Bench:
         return served
 
     def _local(self, fork_server: str) -> Served:
+        if find_spec("executor_server.backends.local.nursery") is None:  # a commit that has no fork server
+            if fork_server != "off":
+                raise Unmeasurable("there is no fork server")
+            return self._stack.enter_context(serving("local"))
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp"))
         policy = Path(directory) / "policy.toml"
         policy.write_text(_POLICY.format(fork_server))

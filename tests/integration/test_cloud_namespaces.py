@@ -31,7 +31,7 @@ from tests.support.polling import eventually_async
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces and mounts without a helper")
 
-PROCESSES = 24  # few, since memory that they share with their parent is counted for each
+PROCESSES = 24
 
 
 @pytest.fixture
@@ -283,16 +283,19 @@ written
     )
     assert filled == [(True, "ENOSPC")] * 3
     bomb = """
-import os, time
-children = 0
+import os, signal, time
+children = []
 try:
-    while children < 1000:
-        if os.fork() == 0:
+    while len(children) < 1000:
+        children.append(os.fork())
+        if children[-1] == 0:
             time.sleep(1e6)
-        children += 1
 except OSError as error:
     pass
-children
+for child in children:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+len(children)
 """
     children = await ask(harness, session, bomb)
     assert 0 < children < PROCESSES
@@ -300,7 +303,7 @@ children
     assert grown.outcome == "out_of_memory"
     hungry = await harness.run(
         session,
-        "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        kept = b'x' * (100 * 2**20)\n        time.sleep(1e6)\ntime.sleep(1e6)",
+        "del kept\nimport os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        kept = b'x' * (100 * 2**20)\n        time.sleep(1e6)\ntime.sleep(1e6)",
         wall_time_s=15.0,
     )
     assert hungry.outcome == "out_of_memory"

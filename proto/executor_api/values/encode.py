@@ -12,9 +12,7 @@ the mutable value that every cycle of immutable ones contains.
 
 from __future__ import annotations
 
-import sys
-
-from executor_api.values import containers, objects, scalars, times
+from executor_api.values import containers, objects
 from executor_api.values.decode import decode
 from executor_api.values.limits import (
     COUNTED_TEXT_CHARS,
@@ -26,6 +24,7 @@ from executor_api.values.limits import (
     EncodeError,
     ValueLimits,
 )
+from executor_api.values.lowering import loaded_libraries, lower_exact, lower_inexact
 from executor_api.values.packing import BYTES_PER_BUFFER, HEAD_BYTES, pack_in_parts
 from executor_api.values.tree import dump_tree
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from executor_api.values.kinds import Lowered
+    from executor_api.values.lowering import Modules
     from executor_api.values.packing import Parts
 
     Fallback = Callable[[object], "bytes | None"]
@@ -124,7 +124,7 @@ class _Encoder:
         self._max_unfolded = MAX_UNFOLDING * limits.nodes
         self._unfolded_bytes = 0
         self._left_out_text = ""
-        self._libraries: tuple[Any, ...] | None = None
+        self._libraries: Modules | None = None
         # By id, the number of the node of a value, and the value itself: while it is here, no other has its id.
         self._numbers: dict[int, tuple[int, object]] = {}
         # By number, how many nodes a complete node stands for, and how many bytes, references followed.
@@ -175,13 +175,10 @@ class _Encoder:
         self._labels_left -= count
         return True
 
-    def libraries(self) -> tuple[Any, ...]:
-        """Returns the modules for values of libraries that are loaded; without the library none of its values is there.
-
-        They are imported here, since most sandboxes need none of them.
-        """
+    def libraries(self) -> Modules:
+        """Returns `loaded_libraries()` of when the first value without a form of Python's own was met."""
         if self._libraries is None:
-            self._libraries = _loaded_libraries()
+            self._libraries = loaded_libraries()
         return self._libraries
 
     def _count_bytes(self, count: int) -> None:
@@ -268,13 +265,13 @@ class _Encoder:
             return self._foreign(value) or self._left_out(value)
         if is_known or self._begun.get(id(value), 0) > 1:
             return self._inexact(value)
-        lowered = self._lowered_by(_lower_exact, value, kind)
+        lowered = self._lowered_by(lower_exact, value, kind)
         if lowered is None:
             if self._fallback is not None:
                 foreign = self._foreign(value)
                 if foreign is not None:
                     return foreign
-            lowered = self._lowered_by(_lower_inexact, value, kind)
+            lowered = self._lowered_by(lower_inexact, value, kind)
         if lowered is None:
             return self._opaque(value)
         node, children, _ = lowered
@@ -353,59 +350,3 @@ def _has_plain_keys(tag: str, children: Sequence[object]) -> bool:
 
 # By id: a class can have a metaclass without a hash.
 _PLAIN_KEY_IDS = frozenset(map(id, containers.PLAIN_KEYS))
-
-
-# Types with an exact form. Those of modules that may not be loaded are found by name, and kept when the name is true.
-_LOWER: dict[Any, Any] = {**scalars.LOWER, **containers.LOWER, **objects.LOWER}
-_LOWER_BY_NAME: dict[tuple[str, str], Any] = {
-    **scalars.LOWER_BY_NAME,
-    **times.LOWER_BY_NAME,
-    **containers.LOWER_BY_NAME,
-}
-
-
-def _lower_exact(value: object, kind: type, encoder: _Encoder) -> Lowered | None:
-    lower = _LOWER.get(kind) or _find_by_name(kind)
-    if lower is not None:
-        result: Lowered | None = lower(value, encoder)
-        return result
-    for library in encoder.libraries():
-        lowered: Lowered | None = library.lower(value, encoder)
-        if lowered is not None:
-            return lowered
-    return None
-
-
-def _loaded_libraries() -> tuple[Any, ...]:
-    loaded: list[Any] = []
-    if "numpy" in sys.modules or "torch" in sys.modules:
-        from executor_api.values import arrays
-
-        loaded.append(arrays)
-    if "pandas" in sys.modules:
-        from executor_api.values import frames
-
-        loaded.append(frames)
-    if "PIL.Image" in sys.modules:
-        from executor_api.values import images
-
-        loaded.append(images)
-    return tuple(loaded)
-
-
-def _find_by_name(kind: type) -> Any:
-    # pathlib became a package in 3.13, and its classes live one level down there.
-    module = kind.__module__.partition(".")[0] if type(kind.__module__) is str else ""
-    lower = _LOWER_BY_NAME.get((module, kind.__name__))
-    if lower is None or getattr(sys.modules.get(module), kind.__name__, None) is not kind:
-        return None
-    _LOWER[kind] = lower
-    return lower
-
-
-def _lower_inexact(value: object, kind: type, encoder: _Encoder) -> Lowered | None:
-    for library in encoder.libraries():
-        lowered: Lowered | None = library.lower(value, encoder, bases=True)
-        if lowered is not None:
-            return lowered
-    return objects.lower_generic(value, encoder)

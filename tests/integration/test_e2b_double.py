@@ -38,7 +38,7 @@ from e2b_code_interpreter import AsyncSandbox as AsyncInterpreter
 from e2b_code_interpreter import Sandbox as Interpreter
 
 from tests.support.e2b import WHY_NOT, Double, ThreadedDouble
-from tests.support.polling import eventually, eventually_async
+from tests.support.polling import eventually, eventually_async, eventually_awaited
 
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 
@@ -314,7 +314,11 @@ async def test_a_killed_command_ends_with_its_signal(sandbox: AsyncSandbox) -> N
 async def test_a_command_that_takes_too_long_is_ended(sandbox: AsyncSandbox) -> None:
     with pytest.raises(TimeoutException):
         await sandbox.commands.run("exec sleep 1000", timeout=HELD_S)
-    assert "sleep" not in await run(sandbox, "ps -eo comm")
+
+    async def has_ended() -> bool:
+        return "sleep" not in await run(sandbox, "ps -eo comm")
+
+    assert await eventually_awaited(has_ended)
 
 
 async def test_a_terminal_is_a_real_one(sandbox: AsyncSandbox) -> None:

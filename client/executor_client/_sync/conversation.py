@@ -38,7 +38,7 @@ class Conversation:
         self.is_over = False
         self._channel = channel
         self._metadata = metadata
-        self._on_over = on_over
+        self._on_over: OnOver | None = on_over
         self._dialogue = Dialogue()
         self._changed = threading.Condition(threading.Lock())
         self._call: DuplexCall | None = None  # opened with the first message
@@ -147,7 +147,10 @@ class Conversation:
             self.is_over = True
             end = call.status()
             self._dialogue.end(None if end.code() is grpc.StatusCode.OK else end)
-            self._on_over(self, end)
+            # Not kept: else it and its owner would keep each other, and gRPC's channel, until garbage is collected.
+            on_over, self._on_over = self._on_over, None
+            assert on_over is not None
+            on_over(self, end)
 
     def leave(self, inbox: Inbox) -> None:
         """Ends the following of an execution. Its thread, when it is another one that reads, wakes up."""
@@ -219,7 +222,7 @@ class Conversations:
         """False when the daemon is known to have plain calls only, or gRPC cannot open such a stream here."""
         self._open: set[Conversation] = set()
         self._abandoned: deque[Conversation] = deque()
-        finalizer = weakref.finalize(channel, _close_all, self._open, self._abandoned)
+        finalizer = weakref.finalize(channel, _close_all, self._open)
         finalizer.atexit = False
 
     def open(self, channel: Channel) -> Conversation:
@@ -236,22 +239,19 @@ class Conversations:
 
     def abandon(self, conversation: Conversation) -> None:
         """Leaves a stream to be closed by the next caller: from a finalizer, which may run with any lock held."""
-        # One that is over would keep this object, and with it gRPC's channel, until the garbage collector runs.
-        if not conversation.is_over:
-            self._abandoned.append(conversation)
+        self._abandoned.append(conversation)
 
     def sweep(self) -> None:
         while self._abandoned:
             self._abandoned.popleft().close(now=True)
 
     def close(self) -> None:
-        _close_all(self._open, self._abandoned)
+        _close_all(self._open)
 
 
-def _close_all(conversations: set[Conversation], abandoned: deque[Conversation]) -> None:
+def _close_all(conversations: set[Conversation]) -> None:
     for conversation in list(conversations):
         conversation.close(now=True)
-    abandoned.clear()  # they were among them
 
 
 class SessionConversation:

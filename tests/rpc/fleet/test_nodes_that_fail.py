@@ -128,7 +128,8 @@ async def test_a_creation_goes_to_another_node_when_its_node_is_lost(fleet: Flee
     creation = asyncio.create_task(front.create("r1"))
     await begun.wait()
     assert (await creation).node == "beta"
-    assert (await front.states())["alpha"] in ("lost", "connecting")  # the front goes on trying it
+    state = (await front.states())["alpha"]
+    assert state == "lost" or alpha.epoch == 2  # it may be back by now, as one that has ended what it had
 
 
 async def test_sessions_of_a_lost_node_are_lost_with_the_reason_and_stay_lost(fleet: Fleet) -> None:

@@ -8,7 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,10 @@ def restart(request: pytest.FixtureRequest, start: StartDaemon) -> Callable[...,
     return lambda config="": start(base + config)
 
 
-def left(daemon: Daemon) -> set[str]:
+def left(daemon: Daemon, kinds: Sequence[str] = ("sandboxes", "docker")) -> set[str]:
     """The sandboxes that there are, as both backends keep book of them: by a directory for each."""
     state_dir = daemon.state_dir
-    return {each.name for kind in ("sandboxes", "docker") for each in state_dir.glob(f"{kind}/{'[0-9a-f]' * 16}")}
+    return {each.name for kind in kinds for each in state_dir.glob(f"{kind}/{'[0-9a-f]' * 16}")}
 
 
 def end_sandboxes(daemon: Daemon) -> None:
@@ -56,9 +56,11 @@ def end_sandboxes(daemon: Daemon) -> None:
     for sandbox in sandboxes(daemon):
         sandbox.supervisor.kill()
         sandbox.supervisor.wait(WAIT_S)
+    if not (containers := left(daemon, ["docker"])):
+        return  # there may be no Engine
     engine = docker.APIClient()
     with contextlib.closing(engine):
-        for sandbox_id in left(daemon):
+        for sandbox_id in containers:
             for container in engine.containers(all=True, filters={"label": f"{SANDBOX_LABEL}={sandbox_id}"}):
                 engine.remove_container(container["Id"], force=True)
 

@@ -42,7 +42,7 @@ from executor_server.core import (
     Violation,
     ViolationKind,
 )
-from executor_server.rpc.handlers import CONVERSE, Context, Handler, behaviour_of, with_behaviour
+from executor_server.rpc.handlers import CONVERSE, Behaviour, Context, Handler, behaviour_of, with_behaviour
 
 DOMAIN = "remote-executor"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -174,10 +174,27 @@ def _guard(method: str, handler: Handler, on_refusal: Callable[[str, ExecutorErr
         await _end(method, context, error)
 
     guard = _guard_generator if inspect.isasyncgenfunction(behaviour) else _guard_coroutine
+    if guard is _guard_coroutine and handler.response_streaming:
+        behaviour = _begun(behaviour)
     return with_behaviour(handler, guard(behaviour, request_in, end), _without_errors(handler.request_deserializer))
 
 
 _End: TypeAlias = "Callable[[Context, Exception], Awaitable[NoReturn]]"
+
+
+def _begun(behaviour: Behaviour) -> Behaviour:
+    """Sends the metadata before the behaviour begins, for a stream of answers.
+
+    grpc.aio sends them with the first message, and notes it only afterwards. A behaviour that ended while a task of its
+    own, or it itself when it was cut, was in the middle of that would send them again with its status. That fails, and
+    the caller would wait for ever.
+    """
+
+    async def begun(request: Any, context: Context) -> Any:
+        await context.send_initial_metadata(())
+        return await behaviour(request, context)
+
+    return begun
 
 
 def _guard_coroutine(behaviour: Any, request_in: Callable[[Any], Any], end: _End) -> Callable[..., Awaitable[Any]]:

@@ -103,6 +103,9 @@ class MessageContext:
     def code(self) -> grpc.StatusCode:
         return self._code
 
+    async def send_initial_metadata(self, _metadata: object) -> None:
+        """Does nothing: those of the stream have been sent."""
+
     async def abort(
         self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, bytes], ...] = ()
     ) -> NoReturn:

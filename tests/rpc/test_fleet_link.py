@@ -88,6 +88,7 @@ class Service(pb_grpc.ExecutorServiceServicer):
     callers: list[Principal] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
     cancelled: int = 0
+    cut: Callable[[], None] = lambda: None
 
     async def ListSessions(self, request: Any, context: Any) -> pb.ListSessionsResponse:
         self.callers.append(current_principal.get())
@@ -103,6 +104,8 @@ class Service(pb_grpc.ExecutorServiceServicer):
     async def Execute(self, request: pb.ExecuteRequest, context: Any) -> None:
         try:
             while True:
+                if request.code == "is cut":
+                    asyncio.get_running_loop().call_soon(self.cut)  # runs while the message is being written
                 await context.write(pb.ExecuteResponse())
                 await asyncio.sleep(0.01 if request.code == "talks" else 3600)
         except asyncio.CancelledError:
@@ -406,6 +409,15 @@ async def test_a_stream_that_is_cut_with_its_lease_held_ends_all_the_same(served
     await anext(aiter(call))
     served.guard.cut()
     assert await refused(call) == FENCED
+
+
+async def test_a_stream_that_is_cut_while_it_writes_its_first_message_ends(served: Served) -> None:
+    served.service.cut = served.guard.cut
+    call = served.front().service.Execute(pb.ExecuteRequest(code="is cut"), metadata=metadata_of(LOCAL))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_no_message_leaves_after_the_end_of_the_lease(served: Served) -> None:

@@ -185,8 +185,7 @@ class Writer:
         if is_async and self._pick(True, False):
             head = f"async for {name} in Ticker({self._random.randrange(4)}):"
         elif self._pick(True, False, False):
-            # In a loop that is in no other, an element that does not fit its target is counted too.
-            pairs = self._pick("odd", "enumerate('ab')") if in_loop else "enumerate('ab')"
+            pairs = self._pick("odd", "enumerate('ab')")
             head = f"for {name}, {self._pick('place.at', 'log[-1:]', self._name())} in {pairs}:"
         else:
             head = f"for {name} in {self._iterable()}:"
@@ -201,8 +200,11 @@ class Writer:
         return [f"    {line}" for line in self._block(depth + 1, in_loop=True, is_async=is_async)]
 
 
+_TAKEN = ast.Name(id="_taken", ctx=ast.Load())
+
+
 class Ticking(ast.NodeTransformer):
-    """Inserts calls of `_tick`."""
+    """Inserts calls of `_tick`: right after an element is taken in a `for` and in the first clause of a comprehension."""
 
     def _tick(self) -> Any:
         return ast.Call(func=ast.Name(id="_tick", ctx=ast.Load()), args=[], keywords=[])
@@ -212,17 +214,33 @@ class Ticking(ast.NodeTransformer):
         node.body.insert(0, ast.Expr(value=self._tick()))
         return node
 
-    visit_For = visit_AsyncFor = visit_While = visit_FunctionDef = visit_AsyncFunctionDef = _head
+    visit_AsyncFor = visit_While = visit_FunctionDef = visit_AsyncFunctionDef = _head
+
+    def visit_For(self, node: Any) -> Any:
+        if not isinstance(node.target, ast.Name):
+            node.body.insert(0, ast.Assign(targets=[node.target], value=_TAKEN))
+            node.target = ast.Name(id=_TAKEN.id, ctx=ast.Store())
+        return self._head(node)
 
     def visit_Lambda(self, node: Any) -> Any:
         self.generic_visit(node)
         node.body = ast.BoolOp(op=ast.And(), values=[self._tick(), node.body])
         return node
 
-    def visit_comprehension(self, node: Any) -> Any:
+    def _clauses(self, node: Any) -> Any:
         self.generic_visit(node)
-        node.ifs.insert(0, self._tick())
+        first = node.generators[0]
+        for clause in node.generators:
+            clause.ifs.insert(0, self._tick())
+        if not (first.is_async or isinstance(first.target, ast.Name)):
+            taken = ast.comprehension(
+                target=ast.Name(id=_TAKEN.id, ctx=ast.Store()), iter=first.iter, ifs=first.ifs[:1], is_async=0
+            )
+            first.iter, first.ifs = ast.List(elts=[_TAKEN], ctx=ast.Load()), first.ifs[1:]
+            node.generators.insert(0, taken)
         return node
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _clauses
 
 
 def plainly(source: str, budget: int) -> list[Any]:

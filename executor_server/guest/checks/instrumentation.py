@@ -11,9 +11,8 @@ Promises
 Two kinds of tick. The cheapest costs no bytecode: the loop runs over `compress(iterable, ticks)`, which takes an
 element and then a tick, asks for its iterator when and as often as the loop would, and never looks ahead. To make it
 costs as much as ten to twenty ticks. So it serves loops that are in no other loop, the first clause of a comprehension,
-and loops within others unless they surely have few turns. It ticks before the element is assigned, so there the target
-must be a name, to which any value can be assigned: an element that does not fit its target is none of the body. Every
-other tick is a call of `next(ticks)`.
+and loops within others unless they surely have few turns. It ticks before the element is assigned, so an element that
+does not fit the target of such a loop is counted, too. Every other tick is a call of `next(ticks)`.
 
 The added calls are calls of constants, not names, so the program can't shadow them. A constant in a syntax tree must be
 a plain value; so the tree gets sentinels (random bytes), and `bind` replaces them by the objects in the compiled code.
@@ -188,7 +187,7 @@ class _Editor:
         node.iter = self._counting(node.iter, node)
 
     def for_loop(self, node: Any) -> None:
-        if type(node) is ast.For and type(node.target) is ast.Name and not _is_short(node.iter):
+        if type(node) is ast.For and not _is_short(node.iter):
             self.outer_for_loop(node)
         else:
             node.body.insert(0, self._tick_statement(node.iter))
@@ -198,7 +197,7 @@ class _Editor:
 
     def comprehension(self, node: Any) -> None:
         first, *others = node.generators
-        if first.is_async or type(first.target) is not ast.Name:
+        if first.is_async:
             others.append(first)
         else:
             first.iter = self._counting(first.iter, node)

@@ -18,6 +18,7 @@ MEASUREMENTS: dict[str, str] = {
     "session": "sessions:ready",
     "imports": "sessions:imports",
     "forked": "forked:ready",
+    "forked-burst": "forked:burst",
     "forked-throughput": "forked:throughput",
     "forked-crowd": "forked:crowd",
     "execute": "executions:execute",

@@ -39,7 +39,7 @@ def main() -> None:
     serve(values)
 
 
-def serve(values: dict[str, Any], on_serving: Callable[[], None] = lambda: None) -> None:
+def serve(values: dict[str, Any], on_serving: Callable[[Supervisor], None] = lambda _: None) -> None:
     """Runs the supervisor in a process that has given up what it must, and is undumpable; exits with its code.
 
     `on_serving` is called when all of the supervisor is there, before it forks.
@@ -49,7 +49,7 @@ def serve(values: dict[str, Any], on_serving: Callable[[], None] = lambda: None)
     config = read_config(values)
     os.chdir(config.workspace)
     supervisor = Supervisor(config, _listener(values), Programs(_load, _interpreter, _checker))
-    on_serving()
+    on_serving(supervisor)
     os._exit(supervisor.serve())
 
 

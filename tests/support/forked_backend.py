@@ -21,7 +21,8 @@ from executor_server.backends.local.nursery.forks import NurseryProcess
 from executor_server.backends.local.nursery.nurseries import Fallback
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.config import LocalImage
-from executor_server.core import SandboxSpec
+from executor_server.core import SandboxFailure, SandboxSpec
+from tests.support.polling import eventually_async
 
 VARIABLE = "EXECUTOR_TEST_FORK_SERVER"
 DEFAULT_MEMORY_BYTES = 2**29
@@ -34,7 +35,7 @@ def local_backend(state_dir: Path, images: Mapping[str, LocalImage] | None = Non
     if os.environ.get(VARIABLE) != "shared":
         return LocalBackend(state_dir, images, **options)
     nurseries._MODULES_FROM_BYTES = DEFAULT_MEMORY_BYTES
-    return ForkedBackend(state_dir, images, **options)
+    return _OnTheSpot(state_dir, images, **options)
 
 
 class ForkedBackend(LocalBackend):
@@ -51,6 +52,20 @@ class ForkedBackend(LocalBackend):
         assert isinstance(sandbox.process, NurseryProcess) or fallbacks[_BY_DESIGN], fallbacks
         return sandbox
 
+    @property
+    def can_change_memory(self) -> bool:
+        return self._started().resources.limits_memory
+
+    async def made_ahead(self, count: int = 1) -> list[LocalSandbox]:
+        """Waits until so many sandboxes wait for a session; returns them."""
+        nurseries = self._started().nurseries._serving.values()
+
+        def kept() -> list[LocalSandbox]:
+            return [each.sandbox for nursery in nurseries for each in nursery.stock._kept]
+
+        assert await eventually_async(lambda: len(kept()) >= count)
+        return kept()
+
     async def nursery_for(self, spec: SandboxSpec) -> None:
         """Waits until there is a nursery that can make such sandboxes, if there can be one."""
         capabilities = self._started()
@@ -60,3 +75,10 @@ class ForkedBackend(LocalBackend):
         with contextlib.suppress(Fallback):
             resources = await self._resources(capabilities, spec)
             await capabilities.nurseries.trial(capabilities.nurseries.blueprint(resources, image, spec))
+
+
+class _OnTheSpot(ForkedBackend):
+    """Makes none ahead: the contract counts the sandboxes that there are."""
+
+    async def _make_ahead(self, *_: object) -> LocalSandbox:
+        raise SandboxFailure("none is wanted")

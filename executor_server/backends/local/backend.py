@@ -31,14 +31,14 @@ from executor_server.backends.environments import (
     give_work,
     mounts_of,
 )
-from executor_server.backends.local.building import Plan, build_sandbox
+from executor_server.backends.local.building import Plan, build_sandbox, fill_ahead, take_ahead
 from executor_server.backends.local.egress import EgressFiles
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
 from executor_server.backends.local.nursery.check import report_fork_server
 from executor_server.backends.local.nursery.nurseries import ForkServerStats, Nurseries
 from executor_server.backends.local.recovery import nursery_of, recover, still_serves
-from executor_server.backends.local.resources import Resources
+from executor_server.backends.local.resources import Resources, available_memory_bytes
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.system import neutral_directory
 from executor_server.backends.settings import TOKEN_BYTES
@@ -151,7 +151,22 @@ class LocalBackend:
         with self._creations.one():
             image = await self._image(capabilities, spec.image)
             plan = Plan(await self._resources(capabilities, spec), image, spec)
-            return await self._make(capabilities, plan, capabilities.users.take() if capabilities.users else None)
+            sandbox = await take_ahead(plan, capabilities.nurseries)
+            if sandbox is not None:
+                sandbox.fingerprint = _fingerprint(plan.resources, image, spec, None)
+            else:
+                try:
+                    sandbox = await self._make(capabilities, plan, _next_user(capabilities))
+                except SandboxFailure:
+                    capabilities.nurseries.empty_stocks()
+                    raise
+            fill_ahead(plan, capabilities.nurseries, lambda: self._make_ahead(capabilities, plan))
+            return sandbox
+
+    async def _make_ahead(self, capabilities: _HostCapabilities, plan: Plan) -> LocalSandbox:
+        if available_memory_bytes() < plan.spec.memory_bytes:
+            raise SandboxFailure("the host has not that much memory left")
+        return await self._make(capabilities, plan, _next_user(capabilities), ahead=True)
 
     async def create_workshop(self, spec: SandboxSpec, workshop: Workshop) -> LocalSandbox:
         capabilities = self._started()
@@ -161,20 +176,22 @@ class LocalBackend:
             resources = await self._resources(capabilities, spec)
             plan = Plan(resources, image, spec, mounts_of(workshop))
             if workshop.work is None:
-                host_uid = capabilities.users.take() if capabilities.users else None
+                host_uid = _next_user(capabilities)
             else:
                 host_uid = capabilities.workshop_uid
                 give_work(workshop.work, host_uid)
             return await self._make(capabilities, plan, host_uid)
 
-    async def _make(self, capabilities: _HostCapabilities, plan: Plan, host_uid: int | None) -> LocalSandbox:
+    async def _make(
+        self, capabilities: _HostCapabilities, plan: Plan, host_uid: int | None, *, ahead: bool = False
+    ) -> LocalSandbox:
         sandbox = self._new_sandbox(capabilities, host_uid)
         try:
             environment = await self._environments.held(plan.spec, _target(plan.image), sandbox.sandbox_id)
             if environment is not None:
                 plan = replace(plan, mounts=(environment_mount(environment.directory),))
             sandbox.fingerprint = _fingerprint(plan.resources, plan.image, plan.spec, environment)
-            await build_sandbox(sandbox, plan, capabilities.directory.daemon_id, capabilities.nurseries)
+            await build_sandbox(sandbox, plan, capabilities.directory.daemon_id, capabilities.nurseries, ahead=ahead)
         except BaseException as error:
             await destroy_failed(sandbox)
             if isinstance(error, OSError):  # no descriptors, memory or space left
@@ -195,6 +212,8 @@ class LocalBackend:
     async def close(self) -> None:
         capabilities, self._capabilities = self._capabilities, None
         await self._creations.finished()
+        if capabilities is not None:
+            await capabilities.nurseries.drop_stocks()
         failures = await failures_of(sandbox.destroy() for sandbox in self._live)
         if capabilities is not None:
             failures += await failures_of([capabilities.nurseries.close()])
@@ -285,6 +304,10 @@ class LocalBackend:
         if failures:
             raise SandboxFailure(f"{len(failures)} sandboxes can't be removed: {failures[0]}") from failures[0]
         return len(results)
+
+
+def _next_user(capabilities: _HostCapabilities) -> int | None:
+    return capabilities.users.take() if capabilities.users else None
 
 
 def _nursery_users(uids: range | None) -> tuple[int, int, int] | None:

@@ -7,8 +7,8 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,17 +17,19 @@ import structlog
 from executor_server.backends.environments import Mount, have_environment
 from executor_server.backends.local.cgroups import BESIDE_SANDBOX
 from executor_server.backends.local.descriptors import read_within
-from executor_server.backends.local.file_counts import limit_files
+from executor_server.backends.local.file_counts import limit_files, limit_shared_memory
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import SANDBOX_ID, environment_of
 from executor_server.backends.local.nursery.births import SandboxPlan
 from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess
 from executor_server.backends.local.nursery.nurseries import Fallback, Nurseries, below_tmp
+from executor_server.backends.local.nursery.nursery import Blueprint
 from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.records import ProcessRecord, Record, remove_record, write_record
 from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.settings import BACKLOG, WORKSPACE, guest_config, shm_bytes
+from executor_server.backends.teardown import destroy_failed
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.guest.wire.paths import GUEST_BOOT
 from executor_server.guest.wire.tokens import CHAIN_LENGTH
@@ -47,11 +49,61 @@ class Plan:
     mounts: tuple[Mount, ...] = ()  # besides those of every sandbox
 
 
-async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str, nurseries: Nurseries) -> None:
+async def take_ahead(plan: Plan, nurseries: Nurseries) -> LocalSandbox | None:
+    """Returns a sandbox that was made ahead, with the memory of this plan; None when there is none."""
+    if (kind := _kind_of(plan, nurseries)) is None:
+        return None
+    while (sandbox := nurseries.take(*kind)) is not None:
+        assert isinstance(sandbox.process, NurseryProcess)
+        try:
+            _give(sandbox, sandbox.process, plan.spec)
+            return sandbox
+        except OSError as error:  # it has just ended
+            _log.debug("sandbox_ended_before_its_session", sandbox_id=sandbox.sandbox_id, error=str(error))
+            await destroy_failed(sandbox)
+    return None
+
+
+def _give(sandbox: LocalSandbox, process: NurseryProcess, spec: SandboxSpec) -> None:
+    """Gives the sandbox the memory of its session. Raises OSError."""
+    if sandbox.cgroup is not None:
+        sandbox.cgroup.set_memory(spec.memory_bytes)
+    if os.geteuid() == 0:
+        limit_shared_memory(process.init_pid, shm_bytes(spec.disk_bytes, spec.memory_bytes))
+    process.give(spec.memory_bytes)
+
+
+def fill_ahead(plan: Plan, nurseries: Nurseries, make: Callable[[], Awaitable[LocalSandbox]]) -> None:
+    """Has sandboxes made ahead of the next sessions, after one of this plan."""
+    if (kind := _kind_of(plan, nurseries)) is not None:
+        nurseries.fill(*kind, make)
+
+
+def _kind_of(plan: Plan, nurseries: Nurseries) -> tuple[Blueprint, str] | None:
+    """Returns the nursery's kind, and the shape: all of a sandbox that can't be changed once it is made.
+
+    Its memory can where a control group limits it and, by root, the size of /dev/shm, which follows from that.
+    """
+    spec = plan.spec
+    if spec.fork_server == "off" or plan.mounts or spec.packages is not None:
+        return None
+    try:
+        blueprint = nurseries.blueprint(plan.resources, plan.image, spec)
+    except Fallback:
+        return None
+    if plan.resources.limits_memory:
+        by_root = os.geteuid() == 0
+        spec = replace(spec, memory_bytes=0 if by_root else shm_bytes(spec.disk_bytes, spec.memory_bytes))
+    return blueprint, spec.fingerprint
+
+
+async def build_sandbox(
+    sandbox: LocalSandbox, plan: Plan, daemon_id: str, nurseries: Nurseries, *, ahead: bool = False
+) -> None:
     """Acquires the sandbox's parts on the host, step by step; `destroy` releases those that are there.
 
-    The sandbox itself is forked by a nursery where the spec allows it, else, or if that fails, made by bubblewrap.
-    Raises SandboxFailure or OSError.
+    The sandbox itself is forked by a nursery where the spec allows it, else, or if that fails, made by bubblewrap;
+    one that is made `ahead` of any session is forked or not made. Raises SandboxFailure or OSError.
     """
     sandbox.directory.mkdir(mode=0o700)
     with contextlib.ExitStack() as stack:
@@ -63,8 +115,10 @@ async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str, nurse
             stack.callback(os.close, cpu_fd)
         if plan.spec.fork_server != "off":
             try:
-                await _fork(sandbox, plan, nurseries, listener.fileno(), cpu_fd)
+                await _fork(sandbox, plan, nurseries, listener.fileno(), cpu_fd, ahead=ahead)
             except Fallback as fallback:
+                if ahead:
+                    raise SandboxFailure(f"no nursery makes it: {fallback}") from fallback
                 nurseries.note_fallback(fallback)
                 _forget_fork(sandbox, plan.spec)
             else:
@@ -72,7 +126,9 @@ async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str, nurse
         await _start_bwrap(sandbox, plan, listener.fileno(), cpu_fd)
 
 
-async def _fork(sandbox: LocalSandbox, plan: Plan, nurseries: Nurseries, listener: int, cpu_fd: int | None) -> None:
+async def _fork(
+    sandbox: LocalSandbox, plan: Plan, nurseries: Nurseries, listener: int, cpu_fd: int | None, *, ahead: bool
+) -> None:
     """Has a nursery make the sandbox. Raises Fallback; nothing of it runs then."""
     resources, spec = plan.resources, plan.spec
     if plan.mounts:
@@ -123,9 +179,10 @@ async def _fork(sandbox: LocalSandbox, plan: Plan, nurseries: Nurseries, listene
                 listener=listener,
                 cpu_counter=cpu_fd,
                 groups=groups,
+                ahead=ahead,
             )
 
-        await nurseries.make(blueprint, planned, on_here)
+        await nurseries.make(blueprint, planned, on_here, ahead=ahead)
 
 
 def _forget_fork(sandbox: LocalSandbox, spec: SandboxSpec) -> None:

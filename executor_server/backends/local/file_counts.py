@@ -1,4 +1,5 @@
-"""Limits how many files a sandbox can make, for which bubblewrap has no option.
+"""Limits the files that a sandbox can make, once it is made: their number, for which bubblewrap has no option, and the
+size of its shared memory.
 
 Each file, directory or link in a file system in memory takes kernel memory besides its content, which a limit of size
 does not count. tmpfs accepts a number of inodes, also after it is mounted. So a sandbox's file systems are reconfigured
@@ -47,20 +48,24 @@ def limit_files(pid: int, max_files: int) -> None:
         raise OSError(ended.stderr.strip().rpartition("\n")[2])
 
 
+def limit_shared_memory(pid: int, size_bytes: int) -> None:
+    """Gives /dev/shm another size in the sandbox whose first process is `pid`; only root can. Raises OSError."""
+    _reconfigure(f"/proc/{pid}/root/dev/shm", b"size", size_bytes)
+
+
 def _limit_below(root: str, max_files: int) -> None:
     for file_system in _FILE_SYSTEMS:
-        directory = os.open(f"{root}/{file_system}", os.O_PATH | os.O_CLOEXEC)
-        try:
-            _limit(directory, max_files)
-        finally:
-            os.close(directory)
+        _reconfigure(f"{root}/{file_system}", b"nr_inodes", max_files + 1)  # its own directory takes one
 
 
-def _limit(directory: int, max_files: int) -> None:
-    context = _call(_FSPICK, ctypes.c_int(directory), b"", ctypes.c_uint(_FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH))
+def _reconfigure(path: str, option: bytes, value: int) -> None:
+    directory = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        value = str(max_files + 1).encode()  # the file system's own directory takes one
-        _call(_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_SET_STRING), b"nr_inodes", value, 0)
+        context = _call(_FSPICK, ctypes.c_int(directory), b"", ctypes.c_uint(_FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH))
+    finally:
+        os.close(directory)
+    try:
+        _call(_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_SET_STRING), option, str(value).encode(), 0)
         _call(_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_CMD_RECONFIGURE), None, None, 0)
     finally:
         os.close(context)

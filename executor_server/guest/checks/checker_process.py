@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import socket
     from typing import Any
 
-_MEMORY_BYTES = 1024 * 1024 * 1024
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
 
 
@@ -58,7 +57,7 @@ def prepare(source: str = "0", times: int = 1) -> None:
 def checker_main(sock: socket.socket, config: Any) -> None:
     """Serves the supervisor until it closes the link. Runs in the forked child."""
     os.setsid()
-    memory = min(_MEMORY_BYTES, config.memory_bytes // 2)
+    memory = config.checker_memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sentinels = Sentinels(config.mark)

@@ -34,6 +34,7 @@ from ..wire.link_messages import (
     RestoreState,
     RunProgram,
     SetEnvironment,
+    SetMemory,
     SetRules,
     ShipTools,
     TakeSavepoint,
@@ -50,7 +51,7 @@ from .execution import Executions, keep_final_answers_quiet
 from .fitness import reason_of
 from .host_tools import Inbox, ToolBox, encode_value
 from .inherited import add_site, leave_archive, renew_random_state
-from .process import OwnProcess, settle
+from .process import OwnProcess, limit_memory, settle
 from .runtime import Runtime
 from .session_site import prepare_installers
 from .session_tools import SessionTools
@@ -131,6 +132,7 @@ class Interpreter:
         encode_value(0)  # makes Python's lazy preparations now, while no client waits
         self._send(Booted())
         handlers: dict[type[LinkMessage], Callable[[Any, link.Packet], None]] = {
+            SetMemory: self._on_memory,
             SetRules: self._on_rules,
             SetEnvironment: self._on_environment,
             PlaceTools: self._session_tools.on_tools,
@@ -170,6 +172,10 @@ class Interpreter:
 
     def _on_environment(self, _message: SetEnvironment, packet: link.Packet) -> None:
         os.environ.update(loads(link.read_body(packet, None)))
+
+    def _on_memory(self, message: SetMemory, _packet: link.Packet) -> None:
+        self._runtime.memory_bytes = message.memory_bytes
+        limit_memory(message.memory_bytes, for_good=self._config.watch_memory)
 
     def _on_rules(self, _message: SetRules, packet: link.Packet) -> None:
         self._runtime.set_rules(Rules.of(read_object(CodeRules, link.read_body(packet), "rules")))

@@ -33,13 +33,18 @@ def settle(config: Any) -> None:
     fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     os.write(fd, b"%d" % OOM_SCORE)
     os.close(fd)
-    # A little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is kept. Where
-    # a control group is the wall, this is a convenience, and a program that reserves much more memory than it uses, as
-    # a browser does, may lift it.
-    _limit(resource.RLIMIT_DATA, config.memory_bytes // 10 * 9, for_good=config.watch_memory)
+    limit_memory(config.memory_bytes, for_good=config.watch_memory)
     _limit(resource.RLIMIT_CORE, 0)
     if config.processes:
         _limit(resource.RLIMIT_NPROC, config.processes)
+
+
+def limit_memory(memory_bytes: int, *, for_good: bool) -> None:
+    """Limits data a little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is
+    kept. Where a control group is the wall, this is a convenience, and a program that reserves much more memory than it
+    uses, as a browser does, may lift it.
+    """
+    _limit(resource.RLIMIT_DATA, memory_bytes // 10 * 9, for_good=for_good)
 
 
 def _limit(what: int, value: int, *, for_good: bool = True) -> None:

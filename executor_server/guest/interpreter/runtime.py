@@ -34,7 +34,7 @@ class Runtime:
     """Owns `__main__` and all that instrumented code calls."""
 
     def __init__(self, config: Any) -> None:
-        self._memory_bytes: int = config.memory_bytes
+        self.memory_bytes: int = config.memory_bytes
         self._has_network: bool = config.egress_listener is not None
         self.meter = Meter()
         self._sentinels = Sentinels(config.mark)
@@ -88,4 +88,4 @@ class Runtime:
         from ..state.world import World
 
         constants = {"ticks": self.meter.ticks, "guard": guard, "next": next, "compress": compress}
-        return World(self.main, self.names, self.enforcer, self._hooks, constants, self._memory_bytes)
+        return World(self.main, self.names, self.enforcer, self._hooks, constants, self.memory_bytes)

@@ -1,7 +1,7 @@
 """Turns a fork of the zygote into a sandbox, and has that checked before it serves.
 
 Theory of operation. The process is the first one of a new pid namespace, and otherwise still the zygote: its files, its
-user, its rights. It takes itself apart, one step at a time, in the order of `_AHEAD` and `_STEPS`. As in
+user, its rights. It takes itself apart, one step at a time, in the order of `_STEPS`. As in
 `cloud/namespaces.py` the order is the argument: each step needs a right that a later one takes away, or hides what a
 later one opens. No step is optional, and the first that fails ends the process, and with it everything in the sandbox.
 
@@ -9,7 +9,7 @@ Three more rules hold throughout:
 
 - The daemon knows this process before it does anything (`HERE`; the kernel vouches for its id), and has opened a handle
   to it. So whatever goes wrong later, the daemon can end it.
-- Until its plan comes it belongs to no session: the steps of `_AHEAD` need none, and may have been done long before.
+- The first steps need no plan, and are done while the daemon makes that.
 - It serves only when the daemon says so, which it does when it has read the report and written the record by which a
   later daemon finds the sandbox. A daemon that dies before that closes the socket, which ends this process.
 
@@ -34,6 +34,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..supervisor.supervisor import Supervisor
+
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _HOSTNAME = "sandbox"
 _DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620"
@@ -52,7 +54,7 @@ def become(control: int) -> None:
         with_daemon = socket.socket(fileno=_only_descriptor(control))
         with_daemon.send(HERE)
         child = _Child(with_daemon)
-        for what, step in (*_AHEAD, *_STEPS):
+        for what, step in _STEPS:
             try:
                 step(child)
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -63,9 +65,12 @@ def become(control: int) -> None:
             return
         from ..main import serve
 
-        def on_serving() -> None:
+        def on_serving(supervisor: Supervisor) -> None:
             with_daemon.send(SERVING)
-            with_daemon.close()
+            if child.plan["ahead"]:
+                supervisor.await_session(with_daemon)
+            else:
+                with_daemon.close()
 
         serve(child.guest, on_serving)
     except OSError:
@@ -174,11 +179,6 @@ def _mount_proc(_child: _Child) -> None:
     kernel.mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, _DEVPTS_OPTIONS)
 
 
-def _look_at_itself(_child: _Child) -> None:
-    """Makes its report once for nothing: the pages that this writes to are its own when the one that counts is due."""
-    report()
-
-
 def _mount_files(child: _Child) -> None:
     """Mounts the sandbox's own files, in their sizes; as the nursery's user 0, so before `_become_user`."""
     sizes = child.plan["sizes"]
@@ -283,13 +283,10 @@ def _settle(child: _Child) -> None:
     os.chdir("/workspace")
 
 
-_AHEAD = (
+_STEPS = (
     ("make namespaces", _make_namespaces),
     ("bring up its network", _bring_up),
     ("mount /proc", _mount_proc),
-    ("look at itself", _look_at_itself),
-)
-_STEPS = (
     ("read its plan", _read_plan),
     ("join its control groups", _join_groups),
     ("take its streams", _take_streams),

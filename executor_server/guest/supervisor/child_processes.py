@@ -19,7 +19,7 @@ import os
 import time
 
 from ..files.transfers import MAX_BLOB_BYTES
-from ..wire import link
+from ..wire import link, link_messages
 from ..wire.frames import FrameError
 from ..wire.lean import signal, socket
 from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetEnvironment, SetRules, message_of
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _CHECKER_USES = 200
 # Messages that do not use an interpreter. The last of each kind is sent to a warm one that takes its place, too;
 # FindModules only until it is answered.
-_SET_UP = (SetRules, SetEnvironment, PlaceTools, FindModules)
+_SET_UP = (link_messages.SetMemory, SetRules, SetEnvironment, PlaceTools, FindModules)
 
 
 class ChildProcesses:
@@ -101,6 +101,14 @@ class ChildProcesses:
         self.serves = True
         if self.started and self._checker is None:
             self.due = time.monotonic() + CHECKER_START_S
+
+    def set_memory(self, memory_bytes: int) -> None:
+        """Gives the sandbox another memory than it was made with, before a session uses it."""
+        self._config.memory_bytes = memory_bytes
+        if self.started:
+            self.post(link_messages.SetMemory(memory_bytes=memory_bytes))
+        if self._checker is not None and not self._checker.lower_memory(self._config.checker_memory_bytes):
+            self.rest()  # it was made for less
 
     def stop(self, *, between_runs: bool = False) -> None:
         """Kills everything in the sandbox but what calls have started; between two runs, but the idle checker, too.
@@ -303,8 +311,6 @@ class ChildProcesses:
             do(child)
         except ChildStuck:
             self._kill(child)
-
-    # -- warm ----------------------------------------------------------------------------------------------------
 
     def _claim(self) -> None:
         """Keeps the interpreter that is there, since it is about to be used."""

@@ -8,6 +8,7 @@ because its parent has the signal pending.
 from __future__ import annotations
 
 import os
+import resource
 import time
 
 from ..wire import link
@@ -85,6 +86,16 @@ class Child:
                 raise ChildStuck(f"the child cannot be sent to: {error.strerror}") from error
             self._waiting.popleft()
             _close(first)
+
+    def lower_memory(self, memory_bytes: int) -> bool:
+        """Limits its data for good; false when its limit is lower already."""
+        try:
+            resource.prlimit(self.pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        except (ValueError, PermissionError):
+            return False
+        except ProcessLookupError:
+            pass  # its exit is reported where children are reaped
+        return True
 
     def close(self) -> None:
         self.sock.close()

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ..wire.lean import socket
 
 
+_CHECKER_MEMORY_BYTES = 1024 * 1024 * 1024
+
+
 class Config:
     """The configuration that the guest gets at its start. It holds the channel's token only as a hash."""
 
@@ -54,6 +57,10 @@ class Config:
         self.egress_listener = egress_listener  # the descriptor of the egress proxy's listener, if it has one
         self.has_environment = has_environment  # one is at ENVIRONMENT_PATH
         self.mark = mark  # random: the checker leaves it in code objects for the interpreter to replace
+
+    @property
+    def checker_memory_bytes(self) -> int:
+        return min(_CHECKER_MEMORY_BYTES, self.memory_bytes // 2)
 
 
 class Programs:

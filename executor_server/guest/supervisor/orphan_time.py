@@ -10,16 +10,26 @@ and keep a sandbox alive that no daemon knows. So the time starts again only onc
 
 The other race: this process can be late by less than that, with the daemon's word in its socket. So it reads what is
 there before it ends.
+
+A sandbox that was made ahead belongs to no session yet, and no later daemon wants it. So it ends at once when the
+socket is closed over which the daemon that made it will say who has it.
 """
 
 from __future__ import annotations
 
 import time
 
+from ..wire.loop import READ, Loop
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Optional
+
     from ..wire.channel import Channel
-    from ..wire.loop import Loop
+    from ..wire.lean import socket
+
+# Bytes of a number.
+_WORD_BYTES = 32
 
 # Seconds by which a turn of the loop is late when the sandbox was frozen; a loaded machine delays it by less.
 FROZEN_TIME_S = 5.0
@@ -32,11 +42,33 @@ class OrphanTime:
         self._channel = channel
         self._loop = loop
         self._thawed_at = 0.0
+        self._word: Optional[socket.socket] = None  # until a session has the sandbox
+        self._dropped = False
         self.limit_s = limit_s
+
+    def await_session(self, word: socket.socket, on_memory: Callable[[int], None]) -> None:
+        """Waits for the bytes of memory that the session will have which takes this sandbox."""
+
+        def on_word(_events: int) -> None:
+            data = word.recv(_WORD_BYTES)
+            if data:
+                on_memory(int(data))
+            self._dropped = not data
+            self._loop.watch(word.fileno(), 0, None)
+            self.close()
+
+        self._word = word
+        self._loop.watch(word.fileno(), READ, on_word)
+
+    def close(self) -> None:
+        """Also in a forked child: closes the socket."""
+        if self._word is not None:
+            self._word.close()
+            self._word = None
 
     @property
     def ends_at(self) -> float:
-        return self._channel.last_heard + self.limit_s
+        return 0.0 if self._dropped else self._channel.last_heard + self.limit_s
 
     def is_over(self, now: float) -> bool:
         """True when the daemon was not heard for so long, what waits to be read included."""

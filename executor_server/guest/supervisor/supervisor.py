@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 # Seconds of the loop's longest wait.
 _POLL_TIME_S = 60.0
 # Seconds without a word from the daemon after which the children are started, before and after it connects, as long as
-# no session has this sandbox. They are ready when one needs them, and the fork delays no answer that is due.
+# no session needs them: the fork delays no answer that is due.
 _CONNECT_TIME_S = 0.05
 _START_TIME_S = 0.002
 
@@ -119,6 +119,11 @@ class Supervisor:
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._unfit = ""  # the reason when the interpreter that just ended a run can't take another
         self._exit_code: Optional[int] = None  # once the daemon, or the lack of one, ends it
+
+    def await_session(self, word: socket.socket) -> None:
+        """Gets ready for the session that will have this sandbox, which was made ahead of it."""
+        self._child_processes.serves = True
+        self._orphan_time.await_session(word, self._child_processes.set_memory)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -195,13 +200,10 @@ class Supervisor:
         """In a forked child: closes the supervisor's descriptors, before any code of the child runs."""
         os.close(self._wakeup_read)
         os.close(self._wakeup_write)
-        self._channel.close_all()
-        self._transfers.close_all()
-        self._cpu.close()
-        self._runner.close_all()
-        self._requests.close_all()
-        self._beside.close_all()
-        self._undo.close_all()
+        for close in (self._channel.close_all, self._transfers.close_all, self._cpu.close, self._runner.close_all):
+            close()
+        for close in (self._requests.close_all, self._beside.close_all, self._undo.close_all, self._orphan_time.close):
+            close()
 
     def _on_new_daemon(self) -> None:
         self._transfers.on_new_daemon()
@@ -256,11 +258,8 @@ class Supervisor:
         self._next_job()
 
     def _cancel(self, execution_id: str) -> None:
-        if self._runner.cancel(execution_id):
-            return
-        if (request := self._jobs.cancel(execution_id)) is not None:
-            run = Run(execution_id, "", Settings.of(request), 0, self._channel)
-            self._results.send(run, "cancelled", None)
+        if not self._runner.cancel(execution_id) and (request := self._jobs.cancel(execution_id)) is not None:
+            self._results.send(Run(execution_id, "", Settings.of(request), 0, self._channel), "cancelled", None)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 

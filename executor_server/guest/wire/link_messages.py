@@ -138,6 +138,12 @@ class SetEnvironment(LinkMessage, kind="environment"):
     """Body: an object of environment variables."""
 
 
+class SetMemory(LinkMessage, kind="memory"):
+    """The sandbox has another memory than when this process was made; before any program has run."""
+
+    memory_bytes: int = integer(1)
+
+
 class SetRules(LinkMessage, kind="settings"):
     """Body: CodeRules."""
 

@@ -2,8 +2,8 @@
 
 The daemon has a socket of packets to the zygote, the nursery's. It sends requests there, and gets `INIT`, `READY`, and
 how processes ended. For each sandbox it makes a second pair, hands one end over with the request, and from then on
-speaks with the forked process itself: `HERE`, plan, report, `SERVE`, `SERVING`. Both are sockets between processes of
-ours; no agent code ever has either.
+speaks with the forked process itself: `HERE`, plan, report, `SERVE`, `SERVING`. To one that was made ahead it says the
+bytes of memory when there is a session. Both are sockets between processes of ours; no agent code ever has either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REFUSED = b"refused "
 """Before a reason: the zygote does not serve."""
 
 HERE, SERVE, SERVING = b"here", b"serve", b"serving"
-"""On a sandbox's socket: the first packet of the forked process, the daemon's word, and the last packet."""
+"""On a sandbox's socket: the first packet of the forked process, the daemon's word, and the process's last packet."""
 FAILED = b"failed "
 """Before a reason: the zygote could not fork, or the forked process could not become a sandbox, and ends."""
 

@@ -8,14 +8,14 @@ The order, and the race that each step closes:
    the fork has ended meanwhile, and a process that is no child of the zygote gets no handle: nothing else is ever
    killed here. A later packet with the same id, which only the living fork can send, then confirms it.
 3. Only then the plan goes to the fork. Sent earlier it would lie in the socket for a fork that comes late: a listener
-   and a configuration, without a daemon that watches. Until then the fork belongs to no sandbox, so a nursery keeps one
-   ahead (`BlankFork`).
+   and a configuration, without a daemon that watches.
 4. The record is written while the fork builds its walls, and before it serves: so a later daemon finds each sandbox
    that ever ran anything.
 5. The report, and what the kernel says of the process, are compared with what must be (verification.py), and `SERVE` is
    sent. A fork that is not as it must be is killed here, having run nothing.
 6. `SERVING` comes when its supervisor is there, before that runs anything. A fork that ends earlier costs its session
-   nothing: bubblewrap makes the sandbox.
+   nothing: bubblewrap makes the sandbox. The socket of one that was made ahead (stock.py) stays open, until its session
+   comes.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class SandboxPlan:
     listener: int  # descriptors of the daemon
     cpu_counter: int | None
     groups: Sequence[int]  # files by which it joins its control groups
+    ahead: bool  # no session has it yet
 
     def packed(self, stderr: int) -> tuple[bytes, list[int]]:
         """Returns the packet, and the descriptors that go with it."""
@@ -68,6 +69,7 @@ class SandboxPlan:
             "seccomp": base64.b64encode(self.seccomp).decode(),
             "environment": dict(self.environment),
             "below_tmp": list(self.below_tmp),
+            "ahead": self.ahead,
         }
         packet, fds = json.dumps(plan).encode(), [*named.values(), *self.groups]
         if len(packet) > PACKET_BYTES or len(fds) > MAX_PLAN_FDS:
@@ -85,8 +87,8 @@ async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, Nurs
 
     Raises NoBirth, and what `on_here` raises; nothing of the sandbox is left then.
     """
-    fork = nursery.blank.take() or await ask_fork(nursery)
-    process, ours, pid = fork.process, fork.ours, fork.process.init_pid
+    process, ours = await ask_fork(nursery)
+    pid = process.init_pid
     try:
         try:
             send_with(ours, *plan.packed(process.stderr))
@@ -103,12 +105,13 @@ async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, Nurs
             raise NoBirth("failed", f"the fork has ended: {error}") from error
         await _serving(ours, pid)
     except BaseException:
+        ours.close()
         await asyncio.shield(process.kill_and_reap(now() + _END_TIME_S))
         raise
-    finally:
+    if plan.ahead:
+        process.keep(ours)
+    else:
         ours.close()
-    if nursery.serves:
-        nursery.blank.begin(nursery)
     return process
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable, wait_readable_too
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 ANSWER_TIME_S = 2.0
 """Seconds to wait for the zygote's fork, and for each of its answers; bubblewrap is there for what takes longer."""
-# Seconds after a sandbox was made until the next fork is made ahead: the sandbox's own start goes first.
-_BLANK_PAUSE_S = 0.02
 # Seconds to wait for the wait status of a process that has ended: the zygote reads it at once.
 _STATUS_TIME_S = 1.0
 
@@ -43,12 +40,24 @@ class NurseryProcess:
         self.init_pid: int = pid
         self.stderr = open_stderr()
         self._ended = ended
+        self._word: socket.socket | None = None  # to a sandbox that no session has yet
         self._init_pidfd: int | None = None
         try:
             self._init_pidfd = _open_child(pid, nursery.zygote_pid)
         except BaseException:
             os.close(self.stderr)
             raise
+
+    def keep(self, word: socket.socket) -> None:
+        """Keeps the socket to it until a session has it. If the daemon dies before, the sandbox ends at once."""
+        self._word = word
+
+    def give(self, memory_bytes: int) -> None:
+        """Sends it the memory of the session that has it from now on. Raises OSError when it has ended."""
+        assert self._word is not None, "a sandbox that a session has already"
+        with self._word:
+            self._word.send(b"%d" % memory_bytes)
+        self._word = None
 
     def has_ended(self) -> bool:
         return self._init_pidfd is None or is_readable(self._init_pidfd)
@@ -80,69 +89,20 @@ class NurseryProcess:
 
     def release(self) -> None:
         """Releases what the daemon holds of it. Idempotent."""
+        if self._word is not None:
+            self._word.close()
+            self._word = None
         if self._init_pidfd is not None:
             os.close(self._init_pidfd)
             os.close(self.stderr)
             self._init_pidfd = None
 
 
-@dataclass(frozen=True)
-class Fork:
-    """A process that waits for its plan, and our end of the socket to it."""
+async def ask_fork(nursery: Nursery) -> tuple[NurseryProcess, socket.socket]:
+    """Has the zygote fork; returns a process that waits for its plan, and our end of the socket to it.
 
-    process: NurseryProcess
-    ours: socket.socket
-
-    def drop(self) -> None:
-        """Drops it: it reads the end of its socket, and exits."""
-        self.ours.close()
-        self.process.release()
-
-
-class BlankFork:
-    """A fork that is made ahead of the next sandbox, since half of the time until that is ready goes into it."""
-
-    def __init__(self) -> None:
-        self._making: asyncio.Task[Fork] | None = None
-
-    def begin(self, nursery: Nursery) -> None:
-        """Makes one, unless there is one."""
-        if self._making is None:
-            self._making = asyncio.create_task(_ask_soon(nursery))
-
-    def take(self) -> Fork | None:
-        """Returns it if it is there and lives; it is the caller's then."""
-        if self._making is None or not self._making.done():
-            return None
-        making, self._making = self._making, None
-        if making.cancelled() or making.exception() is not None:
-            return None
-        fork = making.result()
-        if fork.process.has_ended():
-            fork.drop()
-            return None
-        return fork
-
-    def drop(self) -> None:
-        """Does without. Idempotent."""
-        if (fork := self.take()) is not None:
-            fork.drop()
-        elif self._making is not None:
-            self._making.cancel()
-
-    async def ended(self) -> None:
-        """Waits until nothing is being made any more; after `drop`."""
-        if self._making is not None:
-            await asyncio.wait([self._making])
-
-
-async def _ask_soon(nursery: Nursery) -> Fork:
-    await asyncio.sleep(_BLANK_PAUSE_S)
-    return await ask_fork(nursery)
-
-
-async def ask_fork(nursery: Nursery) -> Fork:
-    """Has the zygote fork. Raises NoBirth; a fork that comes too late ends by itself then."""
+    Raises NoBirth; a fork that comes too late ends by itself then.
+    """
     ours, theirs = packet_pair()
     try:
         with theirs:
@@ -154,7 +114,7 @@ async def ask_fork(nursery: Nursery) -> Fork:
         if data != HERE or pid <= 0:
             raise NoBirth("failed", f"the fork says {data[:80]!r}")
         try:
-            return Fork(NurseryProcess(nursery, pid, ended), ours)
+            return NurseryProcess(nursery, pid, ended), ours
         except OSError as error:
             raise NoBirth("failed", f"the fork has ended: {error}") from error
     except BaseException:

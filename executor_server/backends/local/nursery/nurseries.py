@@ -11,6 +11,7 @@ are. The successor is started first, and the predecessor serves until it is read
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections import Counter
@@ -30,8 +31,10 @@ from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess
 from executor_server.backends.local.nursery.nursery import Blueprint, Nursery, start_nursery
 from executor_server.backends.local.nursery.packets import now
 from executor_server.backends.local.nursery.records import NurseryRecords, OrphanedNursery
+from executor_server.backends.local.nursery.stock import Make
 from executor_server.backends.local.records import ProcessRecord
 from executor_server.backends.local.resources import Resources
+from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.settings import AMPLE_PROCESSES, WORKSPACE, numeric_threads
 from executor_server.backends.teardown import failures_of
 from executor_server.core import SandboxFailure, SandboxSpec
@@ -87,6 +90,7 @@ class ForkServerStats:
     """Counts since the start of the daemon."""
 
     made: int = 0
+    ahead: int = 0  # the part of them that was made before it was asked for
     fallbacks: Counter[str] = field(default_factory=Counter)
 
 
@@ -120,12 +124,15 @@ class Nurseries:
         blueprint: Blueprint,
         plan: Callable[[tuple[str, ...]], SandboxPlan],
         on_here: Callable[[int, NurseryProcess], None],
+        *,
+        ahead: bool,
     ) -> NurseryProcess:
         """Makes a sandbox of a plan, which gets the modules that are imported already. Raises Fallback.
 
-        Nothing of the sandbox is left then.
+        Nothing of the sandbox is left then. One that no session wants yet is no reason for a nursery.
         """
-        if not self._demand.note(blueprint, now()) and blueprint not in self._serving:
+        wanted = not ahead and self._demand.note(blueprint, now())
+        if not wanted and blueprint not in self._serving:
             raise Fallback("rare", "too few sandboxes of this kind are wanted")
         nursery = self._nursery(blueprint)
         try:
@@ -134,8 +141,39 @@ class Nurseries:
             if problem.reason == "silent":
                 self._give_up(nursery, str(problem))
             raise Fallback(problem.reason, str(problem)) from problem
-        self.stats.made += 1
+        self.stats.made += not ahead
         return process
+
+    def take(self, blueprint: Blueprint, shape: str) -> LocalSandbox | None:
+        """Returns a sandbox that was made ahead; it is the caller's then."""
+        if blueprint in self._successors:
+            self._tidy()
+        nursery = self._serving.get(blueprint)
+        sandbox = nursery.stock.take(shape) if nursery is not None else None
+        if nursery is not None and sandbox is not None:
+            self._demand.note(blueprint, now())
+            nursery.used_at = now()
+            self.stats.made += 1
+            self.stats.ahead += 1
+        return sandbox
+
+    def fill(self, blueprint: Blueprint, shape: str, make: Make) -> None:
+        """Has others made ahead, since a session got one, where a nursery makes such sandboxes."""
+        nursery = self._serving.get(blueprint)
+        if nursery is not None and nursery.serves:
+            nursery.stock.fill(shape, make)
+
+    def empty_stocks(self) -> None:
+        """Ends what waits for sessions, since something is scarce."""
+        for nursery in self._serving.values():
+            nursery.stock.empty()
+
+    async def drop_stocks(self) -> None:
+        """Ends what waits for sessions, and makes no more."""
+        nurseries = [*self._serving.values(), *self._successors.values(), *self._retired]
+        for nursery in nurseries:
+            nursery.stock.drop()
+        await asyncio.gather(*(nursery.stock.ended() for nursery in nurseries))
 
     def blueprint(self, resources: Resources, image: Image, spec: SandboxSpec) -> Blueprint:
         """Returns the kind of nursery that makes such sandboxes. Raises Fallback."""

@@ -24,8 +24,8 @@ import structlog
 
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable
 from executor_server.backends.local.layout import Entry
-from executor_server.backends.local.nursery.forks import BlankFork
 from executor_server.backends.local.nursery.packets import now, packet_pair, receive_now, send_with
+from executor_server.backends.local.nursery.stock import Stock
 from executor_server.backends.local.records import ProcessRecord
 from executor_server.backends.local.stderr_file import open_stderr, read_stderr
 from executor_server.core import SandboxFailure
@@ -71,7 +71,7 @@ class Nursery:
     is_ready: bool = False
     ended_because: str = ""  # not empty: retired, or it could not be made
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    blank: BlankFork = field(default_factory=BlankFork)
+    stock: Stock = field(default_factory=Stock)
     _exits: dict[int, asyncio.Future[int]] = field(default_factory=dict)
 
     @property
@@ -136,7 +136,7 @@ class Nursery:
         if self.ended_because:
             return
         self.ended_because = reason
-        self.blank.drop()
+        self.stock.drop()
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
         os.close(self._lifeline)
@@ -162,7 +162,7 @@ class Nursery:
     async def end(self, deadline: float) -> None:
         """Ends it with all sandboxes that it still has. Raises SandboxFailure when it does not end in time."""
         self.retire("the daemon ends it")
-        await self.blank.ended()
+        await self.stock.ended()
         if self.init_pidfd is not None:
             kill(self.init_pidfd)
             if not await wait_readable(self.init_pidfd, deadline):

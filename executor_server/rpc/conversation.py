@@ -1,7 +1,8 @@
 """One stream of Converse: messages of a client about the executions of a session, and their events.
 
-One task reads; each message is served in a task of its own, as the call that it stands for (messages.py). So a cancel
-overtakes executions, and what one message waits for holds up no other.
+Each message has a task of its own, which reads it, leaves the reading of the next one to another task, and serves it as
+the call that it stands for (messages.py). So a cancel overtakes executions, what one message waits for holds up no
+other, and serving begins in the turn of the event loop in which the message has come.
 
 Nothing piles up here. An execution's task holds one batch of events, and takes the next from the journal when that has
 been written: a client that does not read is a slow reader of the journal, which holds the guest back. Messages are
@@ -93,13 +94,12 @@ class Conversation:
         self._done: list[int] = []
         self._done_timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._reader: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None  # the task of the next message
         self._ending: Exception | None = None
 
     async def serve(self, requests: AsyncIterator[Any], begin: Begin) -> None:
         """Serves the stream to its end. Calls `begin` when the session is known, which may raise."""
-        self._reader = asyncio.create_task(self._read(requests, begin))
-        self._reader.add_done_callback(self._on_reader_end)
+        self._reader = self._spawn(self._serve_next(requests, begin))
         try:
             await self._ended
             with contextlib.suppress(TimeoutError):  # a client that does not read learns no more
@@ -108,7 +108,7 @@ class Conversation:
         finally:
             if self._done_timer is not None:
                 self._done_timer.cancel()
-            left = [self._reader, *self._tasks]
+            left = list(self._tasks)
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
@@ -118,28 +118,37 @@ class Conversation:
         assert self._reader is not None
         self._reader.cancel()
         self._ending = self._ending or error
-        if self._tasks:
+        if self._tasks - {self._reader}:
             asyncio.get_running_loop().call_later(END_GRACE_S, self._finish, self._ending)
         else:
             self._finish(self._ending)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def _read(self, requests: AsyncIterator[Any], begin: Begin) -> None:
+    async def _serve_next(self, requests: AsyncIterator[Any], begin: Begin | None) -> None:
+        """Reads a message and serves it, while another task waits for the one after it. `begin`: it is the first."""
+        while self._unadmitted_bytes > MAX_UNADMITTED_BYTES:
+            await self._wait_for_room()
+        request = await anext(requests, None) if begin is None else await _first(requests)
+        if request is None:
+            return
+        taken = self._taken(request, begin)
+        del request  # only what serves a message may keep it
+        if taken.problem is not None:
+            await asyncio.sleep(REFUSAL_PAUSE_S)
+        follows = taken.kind in _FOLLOWING and taken.problem is None
+        while not follows and self._beside >= MAX_BESIDE:
+            await self._wait_for_room()
+        self._begin(taken, follows=follows)
+        self._reader = self._spawn(self._serve_next(requests, None))
         try:
-            async with asyncio.timeout(FIRST_MESSAGE_TIME_S):
-                first = await anext(requests, None)
-        except TimeoutError as error:
-            raise _invalid(f"the first message was not whole within {FIRST_MESSAGE_TIME_S:g} s") from error
-        if first is None:
-            raise _invalid("the stream has no message")
-        taken = self._taken(first, begin)
-        del first  # only its task may keep a message
-        await self._hand_on(taken)
-        async for request in requests:
-            taken = self._taken(request, None)
-            del request
-            await self._hand_on(taken)
+            await self._serve(taken, follows=follows)
+        finally:
+            if follows:
+                self._followed -= 1
+            else:
+                self._beside -= 1
+                self._room.set()
 
     def _taken(self, request: Any, begin: Begin | None) -> _Taken:
         """Looks at a message. Raises InvalidRequest for one that can't be answered by its number."""
@@ -171,21 +180,6 @@ class Conversation:
             return _Taken(request.message_id, kind, problem)
         return _Taken(request.message_id, kind, None, request, request.ByteSize())
 
-    async def _hand_on(self, taken: _Taken) -> None:
-        """Begins to serve a message. Returns when the next one may be read."""
-        if taken.problem is not None:
-            await asyncio.sleep(REFUSAL_PAUSE_S)
-        follows = taken.kind in _FOLLOWING and taken.problem is None
-        while not follows and self._beside >= MAX_BESIDE:
-            await self._wait_for_room()
-        self._begin(taken, follows=follows)
-        while self._unadmitted_bytes > MAX_UNADMITTED_BYTES:
-            await self._wait_for_room()
-
-    async def _wait_for_room(self) -> None:
-        self._room.clear()
-        await self._room.wait()
-
     def _begin(self, taken: _Taken, *, follows: bool) -> None:
         if follows:
             self._followed += 1
@@ -194,15 +188,10 @@ class Conversation:
         self._unadmitted_bytes += taken.size_bytes
         self._used += 1
         self.quiet_since_s = None
-        task = self._spawn(self._serve(taken, follows=follows))
-        task.add_done_callback(self._on_followed if follows else self._on_beside)
 
-    def _on_followed(self, _task: asyncio.Task[None]) -> None:
-        self._followed -= 1
-
-    def _on_beside(self, _task: asyncio.Task[None]) -> None:
-        self._beside -= 1
-        self._room.set()
+    async def _wait_for_room(self) -> None:
+        self._room.clear()
+        await self._room.wait()
 
     # -- serving -------------------------------------------------------------------------------------------------
 
@@ -226,8 +215,7 @@ class Conversation:
         async def send(events: Sequence[pb.Event]) -> None:
             await self._send(service_pb.ConverseResponse(message_id=message_id, events=events))
 
-        message_context = MessageContext(self._context, taken.trace(), send)
-        context = cast("Context", message_context)
+        context: Any = MessageContext(self._context, taken.trace(), send)
         method = METHODS.get(taken.kind or "", CONVERSE)
         try:
             try:
@@ -241,9 +229,9 @@ class Conversation:
             if taken.problem is not None:
                 self._caller.note_refused(method, taken.problem)
                 await refuse(context, taken.problem)
-            await self._calls[method](getattr(request, cast("str", taken.kind)), context)
+            await self._calls[method](getattr(request, taken.kind or ""), context)
         except grpc.aio.AbortError:
-            return message_context.code(), message_context.details
+            return context.code(), context.details
         return None
 
     async def _send_refusal(self, message_id: int, code: grpc.StatusCode, details: bytes) -> None:
@@ -295,18 +283,12 @@ class Conversation:
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            self._finish(None)  # the caller has left
+            if task is not self._reader:
+                self._finish(None)  # the caller has left
         elif (error := task.exception()) is not None:
             self._finish(cast("Exception", error))
         if not self._tasks and self._reader is not None and self._reader.done():
-            self._finish(self._ending)
-
-    def _on_reader_end(self, reader: asyncio.Task[None]) -> None:
-        error = None if reader.cancelled() else reader.exception()
-        if error is not None:
-            self._finish(cast("Exception", error))
-        elif not self._tasks and not reader.cancelled():
-            self._finish(None)  # the client has sent all
+            self._finish(self._ending)  # the client has sent all, or no further message is read
 
     def _finish(self, error: Exception | None) -> None:
         if self._ended.done():
@@ -315,6 +297,18 @@ class Conversation:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(error)
+
+
+async def _first(requests: AsyncIterator[Any]) -> Any:
+    """Returns the first message. Raises InvalidRequest when there is none in time."""
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_TIME_S):
+            first = await anext(requests, None)
+    except TimeoutError as error:
+        raise _invalid(f"the first message was not whole within {FIRST_MESSAGE_TIME_S:g} s") from error
+    if first is None:
+        raise _invalid("the stream has no message")
+    return first
 
 
 def _invalid(problem: str) -> InvalidRequest:

@@ -196,9 +196,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circ
 
 def _rest(fields: Mapping[str, Any], most_bytes: int) -> bytes:
     """The fields as they follow the head of a record, cut until they fit."""
-    whole = next((name for name in _WHOLE_FIELDS if name in fields), None)
-    if whole is not None:
-        return _with_whole(fields, whole, most_bytes)
+    for whole in _WHOLE_FIELDS:
+        if whole in fields:
+            return _with_whole(fields, whole, most_bytes)
     text = _members(fields if _is_small(fields) else _bounded(dict(fields), MAX_LIST_ENTRIES, MAX_TEXT_CHARS))
     for entries, chars in _TIGHTER:
         if len(text) <= most_bytes:

@@ -85,7 +85,7 @@ class AuditFiles:
         self.position = GENESIS
         self._directory_fd = self._lock_fd = self._anchor_fd = self._fd = -1
         self._number = 0
-        self._path = directory
+        self._path = str(directory)  # a text: it is looked up for each record
         self._size_bytes = 0
         self._identity = (0, 0)
         self._torn = False  # there may be half a record after _size_bytes
@@ -152,7 +152,8 @@ class AuditFiles:
 
     def _continue(self, numbers: list[int], anchor: Position | None) -> list[dict[str, Any]]:
         self._number = numbers[-1]
-        path = self._path = file_path(self._directory, self._number)
+        path = file_path(self._directory, self._number)
+        self._path = str(path)
         self._write_to(os.open(path, _APPEND))
         end = read_end(path)
         repairs = []
@@ -197,7 +198,7 @@ class AuditFiles:
             number = max([self._number, *file_numbers(self._directory)]) + 1
         path = file_path(self._directory, number)
         self._write_to(os.open(path, _APPEND | os.O_CREAT | os.O_EXCL, 0o600))
-        self._number, self._path, self._size_bytes = number, path, 0
+        self._number, self._path, self._size_bytes = number, str(path), 0
         self._names_changed = True
 
     def close(self) -> None:
@@ -271,7 +272,7 @@ class AuditFiles:
     def mend(self, *, new_file: bool) -> None:
         """Makes the log writable again after an error. Raises OSError, AuditDirError."""
         try:
-            found = self._path.lstat()
+            found = os.lstat(self._path)
             missing = (found.st_dev, found.st_ino) != self._identity
         except FileNotFoundError:
             missing = True

@@ -42,6 +42,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from executor_server.channel.connection import Connection, common_space
 from executor_server.channel.endpoint import GuestEndpoint, RefusedError, UnreachedError
@@ -270,7 +271,7 @@ class GuestChannel:
 
     def take_data(self, data: bytes) -> None:
         """Called by the connection with what arrived."""
-        self._take_all(lambda: self._decoder.feed(data), len(data))
+        self._take_all(len(data), self._decoder.feed, data)
 
     def space(self) -> memoryview:
         """Called by the connection to find out where the next bytes should be read to."""
@@ -278,12 +279,12 @@ class GuestChannel:
 
     def take_filled(self, space: memoryview, size: int) -> None:
         """Called by the connection with the number of bytes that arrived where `space` said."""
-        self._take_all(lambda: self._decoder.filled(space, size), size)
+        self._take_all(size, self._decoder.filled, space, size)
 
-    def _take_all(self, decode: Callable[[], list[Frame]], size: int) -> None:
+    def _take_all(self, size: int, decode: Callable[..., list[Frame]], *arrived: Any) -> None:
         self.last_heard_s = time.monotonic()
         try:
-            for frame in decode():
+            for frame in decode(*arrived):
                 self._take(frame)
         except FrameError as error:
             self._violated(error)

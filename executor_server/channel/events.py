@@ -56,8 +56,8 @@ def read_event(frame: Frame) -> EventKind:
     raise FrameError(f"frame kind {frame.kind} is not an event")
 
 
-def read_result(frame: Frame) -> Result:
-    """Reads the terminal event of an execution."""
+def read_result(frame: Frame, policy_fingerprint: str = "") -> Result:
+    """Reads the terminal event of an execution, which began under the policy of this fingerprint."""
     result, body = message_of(frame), frame.body
     if not isinstance(result, wire.Result):
         raise FrameError(f"frame kind {frame.kind} is not a result")
@@ -85,12 +85,14 @@ def read_result(frame: Frame) -> Result:
         final_answer_call_id=result.final,
         artifacts=tuple(_read_files(listed, ARTIFACTS_MAX)) if listed else (),
         artifacts_truncated=bool(result.artifacts_truncated),
+        policy_fingerprint=policy_fingerprint,
         savepoint=result.savepoint or 0,
         branch=_read_branch(branch) if branch else None,
-        imports=_imports(result.imports or []),
+        imports=_imports(result.imports) if result.imports else (),
     )
 
 
+_OUTCOMES = {each.value: each for each in Outcome}
 _VARIABLES_STATES = {"reset": VariablesState.RESET, "rolled_back": VariablesState.ROLLED_BACK}
 
 
@@ -122,8 +124,8 @@ def read_missing(done: Frame) -> tuple[str, ...]:
 
 def _outcome(name: str) -> Outcome:
     try:
-        return Outcome(name)
-    except ValueError as error:
+        return _OUTCOMES[name]
+    except KeyError as error:
         raise FrameError("an unknown outcome") from error
 
 

@@ -269,6 +269,8 @@ def _content_bytes(kind: EventKind) -> int:
         case Image(data=payload) | ToolCall(arguments=payload):
             return _payload_bytes(payload)
         case Result():
+            if kind.error is None and not kind.artifacts:
+                return _payload_bytes(kind.output)
             texts = [artifact.path for artifact in kind.artifacts]
             if kind.error is not None:
                 texts += (kind.error.type, kind.error.message, kind.error.traceback, kind.error.statement)

@@ -368,5 +368,8 @@ class Journal:
 def _asked(request: ExecutionRequest) -> dict[str, Any]:
     """Returns the limits that a client asks for; EXECUTE carries them beside those that are granted."""
     asked = {name: value for name, value in vars(request.limits).items() if value is not None}
-    asked |= {name: True for name in ("savepoint", "branch") if getattr(request, name)}
+    if request.savepoint:
+        asked["savepoint"] = True
+    if request.branch:
+        asked["branch"] = True
     return asked

@@ -136,7 +136,8 @@ class JournalState:
     def begin(self, execute: Execute, source: bytes) -> Execution:
         """EXECUTE: adds an execution, which runs or waits behind others."""
         execution_id = execute.id
-        self._forget(execution_id)
+        if execution_id in self.executions:
+            self._forget(execution_id)
         execution = self._add(
             execution_id, fingerprint(execution_id, execute.mode, execute.asked, source), execute.policy
         )
@@ -164,7 +165,7 @@ class JournalState:
             if isinstance(event, ToolCall) and not execution.may_call(event.call_id):
                 raise FrameError(f"tool call {event.call_id} was made before, or one too many is open")
             return execution, event
-        result = read_result(frame)
+        result = read_result(frame, execution.policy_fingerprint)
         if result.generation < self.generation:
             raise FrameError(f"generation {result.generation} after {self.generation}")
         return execution, result
@@ -230,7 +231,9 @@ class JournalState:
             self._end(execution, waiting.result if waiting is not None else lost)
 
     def _end(self, execution: Execution, result: Result, frame_bytes: int = 0) -> None:
-        result = replace(result, policy_fingerprint=execution.policy_fingerprint, network=execution.network)
+        policy, network = execution.policy_fingerprint, execution.network
+        if result.policy_fingerprint != policy or result.network is not network:
+            result = replace(result, policy_fingerprint=policy, network=network)
         if result.outcome is Outcome.CANCELLED and execution.stopped:
             result = replace(result, error=ErrorDetail("Cancelled", execution.stopped))
         if execution.discarded_bytes:

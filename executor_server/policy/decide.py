@@ -115,6 +115,9 @@ class Policy:
         self._profile_fingerprints = {name: profile.fingerprint for name, profile in file.profiles.items()}
         self._certificates = {text: name for name, tenant in file.tenants.items() for text in tenant.certificates}
         self._uids = {uid: name for name, tenant in file.tenants.items() for uid in tenant.uids}
+        # Looked up for each call.
+        self._quotas = {tenant: self._quotas_in(self.profile_name(tenant)) for tenant in file.tenants}
+        self._default_quotas = self._quotas_in(file.default)
         # By profile: most sessions ask for what the one before asked for.
         self._last_decided: dict[str, tuple[str, RequestedSession, SessionSpec]] = {}
 
@@ -152,8 +155,10 @@ class Policy:
 
     def quotas_of(self, tenant: str) -> QuotasTable:
         """The tenant's quotas. One without a profile gets just enough calls to read its refusals."""
-        name = self.profile_name(tenant)
-        return self._file.profiles[name].quotas if name is not None else NO_PROFILE_QUOTAS
+        return self._quotas.get(tenant, self._default_quotas)
+
+    def _quotas_in(self, profile: str | None) -> QuotasTable:
+        return self._file.profiles[profile].quotas if profile is not None else NO_PROFILE_QUOTAS
 
     @property
     def grants_network(self) -> bool:

@@ -186,7 +186,8 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def admit_message(self, stream: _Stream, method: str) -> None:
         """Admits a message of a call as a call of this method, in the task that serves it. Raises ExecutorError."""
         try:
-            if self._callers.principal_of(stream.shown) != stream.principal:
+            principal = self._callers.principal_of(stream.shown)
+            if principal is not stream.principal and principal != stream.principal:
                 raise unauthenticated()
             await self._admit_call(stream.principal.tenant, method)
         except ExecutorError as denial:

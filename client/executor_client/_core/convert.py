@@ -282,6 +282,9 @@ def error_from_wire(wire: pb.ErrorDetail) -> ErrorDetail:
     return ErrorDetail(wire.type, wire.message, wire.traceback, wire.line, wire.statement, exit_code)
 
 
+_NO_NETWORK_USE = NetworkUsage()
+
+
 def usage_from_wire(wire: pb.Usage) -> Usage:
     return Usage(
         wire.operations,
@@ -289,7 +292,7 @@ def usage_from_wire(wire: pb.Usage) -> Usage:
         wire.cpu_time_s,
         wire.peak_memory_bytes,
         wire.output_bytes,
-        _network_usage_from_wire(wire.network),
+        _network_usage_from_wire(wire.network) if wire.HasField("network") else _NO_NETWORK_USE,
     )
 
 

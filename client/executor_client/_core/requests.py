@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -185,7 +186,7 @@ def execute(
         raise InvalidRequest(f"the code has {code_bytes} bytes, allowed are {CODE_BYTES_MAX}")
     return pb.ExecuteRequest(
         session_id=session_id,
-        execution_id=uuid.uuid4().hex if execution_id is None else execution_id,
+        execution_id=os.urandom(16).hex() if execution_id is None else execution_id,
         code=code,
         output_mode=convert.OUTPUT_MODES[output_mode],
         limits=convert.limits_to_wire(limits),

@@ -216,7 +216,8 @@ def pending(session_id: str) -> Iterator[None]:
 
 def refuse_reentrance(session_id: str, what: str) -> None:
     """Raises ReentrantExecution where `what` would wait for the tool call that is being answered in this context."""
-    if any(call.session_id == session_id and not call.over for call in _pending.get()):
+    calls = _pending.get()
+    if calls and any(call.session_id == session_id and not call.over for call in calls):
         raise ReentrantExecution(
             f"{what}: a host tool cannot use the session that waits for its answer; give the tool a session of its own"
         )

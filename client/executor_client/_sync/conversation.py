@@ -40,7 +40,8 @@ class Conversation:
         self._metadata = metadata
         self._on_over: OnOver | None = on_over
         self._dialogue = Dialogue()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # entered as such: a Condition would do so in Python
+        self._changed = threading.Condition(self._lock)
         self._call: DuplexCall | None = None  # opened with the first message
         self._unsent: deque[bytes] = deque()
         self._reader: Inbox | None = None  # the inbox of the thread that reads
@@ -50,7 +51,7 @@ class Conversation:
 
     def follow(self, request: FollowRequest, trace: Metadata) -> ConversedEvents | None:
         """Asks for the events of an execution; None when the stream is known to have ended."""
-        with self._changed:
+        with self._lock:
             if self.is_over or self._closing:
                 return None
             inbox, message = self._dialogue.follow(request, trace)
@@ -59,7 +60,7 @@ class Conversation:
 
     def answer(self, inbox: Inbox, request: pb.SubmitToolResultRequest, on_lost: Callable[[], None]) -> bool:
         """Gives the answer to a tool call; False when the execution is not followed here any more."""
-        with self._changed:
+        with self._lock:
             if self.is_over or inbox.is_over:
                 return False
             self._send(self._dialogue.answer(inbox, request, on_lost))
@@ -76,7 +77,7 @@ class Conversation:
 
     def next_event(self, inbox: Inbox) -> types_pb2.Event:
         """Waits for the next event. Raises what the events end with, StopIteration for an end without an error."""
-        with self._changed:
+        with self._lock:
             while not inbox.has_news and self._reader is not None:
                 self._waiting += 1
                 try:
@@ -99,7 +100,7 @@ class Conversation:
         try:
             while True:
                 happened = call.wait()
-                with self._changed:
+                with self._lock:
                     self._take(call, happened)
                     lost = self._dialogue.take_lost()
                     if inbox.has_news:
@@ -111,7 +112,7 @@ class Conversation:
                     return
         finally:
             if not is_whole:  # an interrupt, which has cost gRPC the call
-                with self._changed:
+                with self._lock:
                     call.broken()
                     self._end(call)
                     lost = self._dialogue.take_lost()
@@ -154,7 +155,7 @@ class Conversation:
 
     def leave(self, inbox: Inbox) -> None:
         """Ends the following of an execution. Its thread, when it is another one that reads, wakes up."""
-        with self._changed:
+        with self._lock:
             self._dialogue.leave(inbox)
             if self._reader is inbox and self._call is not None:
                 self._call.cancel()  # nothing else wakes it; those who follow others attach again
@@ -166,7 +167,7 @@ class Conversation:
 
     def close(self, *, now: bool = False) -> None:
         """Ends the stream when no execution is followed any more; with `now`, at once. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             call = self._call
             if call is None or self.is_over or (self._dialogue.inboxes and not now):

@@ -46,9 +46,12 @@ def load_tree(text: bytes, limits: ValueLimits) -> Any:
     if b"\\u" in text and re.search(_LONE_SURROGATE, text.replace(b"\\\\", b""), re.DOTALL) is not None:
         raise DecodeError("text that stands bare holds half of a surrogate pair")
     zeros = text.translate(_DIGITS_TO_ZERO)
-    is_suspect = any(digits in zeros for digits in _SUSPECT_NUMBERS)
+    read = _read
+    for digits in _SUSPECT_NUMBERS:
+        if digits in zeros:
+            read = _read_strictly
     try:
-        return (_read_strictly if is_suspect else _read)(text.decode("utf-8"))
+        return read(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         # RecursionError: the shape is fine, but the caller's own stack is nearly used up.
         raise DecodeError(f"the tree is not JSON: {error}") from error

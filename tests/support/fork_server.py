@@ -61,8 +61,7 @@ _OPTIONS = {"stdin", "stdout", "stderr", "env", "cwd", "text", "start_new_sessio
 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """`subprocess.Popen`, with a fork for a program of ours where that is the same."""
-    kind = subprocess.Popen if rounds.ALL or not can_be_forked(command, options) else Forked
-    return kind(command, **options)
+    return (Forked if is_forked(command, options) else subprocess.Popen)(command, **options)
 
 
 def run(
@@ -88,10 +87,10 @@ def server(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return run([*SERVER, *arguments], env={**os.environ, **environment}, text=True, timeout=TIMEOUT_S)
 
 
-def can_be_forked(command: Sequence[str], options: Mapping[str, Any]) -> bool:
+def is_forked(command: Sequence[str], options: Mapping[str, Any]) -> bool:
     """True for a program of ours whose start reads nothing that the server's own start has read otherwise."""
     is_ours = tuple(command[:3]) in (SERVER, EXECUTOR, KILLED_DAEMON)
-    return is_ours and options.keys() <= _OPTIONS and _early(options.get("env") or os.environ) == _server().early
+    return not rounds.ALL and is_ours and options.keys() <= _OPTIONS and _early(options.get("env") or os.environ) == _server().early
 
 
 class Forked(subprocess.Popen[Any]):

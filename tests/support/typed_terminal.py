@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.support.fork_server import can_be_forked, popen
+from tests.support.fork_server import is_forked, popen
 
 READ_BYTES = 65_536
 # Makes standard input the controlling terminal, so that a new size is reported by SIGWINCH. Not as a `preexec_fn`:
@@ -87,7 +87,7 @@ def on_terminal(
     try:
         termios.tcsetwinsize(program, (rows, columns))
         streams = {"stdin": program, "stdout": program, "stderr": program}
-        if not can_be_forked(command, {"env": inherited}):  # a fork takes it itself
+        if not is_forked(command, {"env": inherited}):  # a fork takes it itself
             command = [sys.executable, "-I", "-S", "-c", _TAKE_TERMINAL, *command]
         process = popen(command, env=inherited, start_new_session=True, **streams)
         yield TypedTerminal(process, person, program)

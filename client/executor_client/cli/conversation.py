@@ -163,13 +163,15 @@ class Conversation:
         return await self._never()
 
     async def _pass_sizes(self) -> ConversationEnd:
+        """Begins with the size of now: the process has one from before our handler of SIGWINCH."""
         while True:
+            self._has_resized.clear()
             if self._needs_redraw:
                 self._needs_redraw = False
                 await self._redraw()
+            else:
+                await self._resize(*self._terminal.size())
             await self._has_resized.wait()
-            self._has_resized.clear()
-            await self._resize(*self._terminal.size())
 
     async def _redraw(self) -> None:
         """Changes the size and sets the right one: programs draw their screen again when they learn of a change."""

@@ -36,6 +36,23 @@ for _ in range(3):
         time.sleep(1000)
 time.sleep(1000)
 """
+COPIES = """
+import os
+def copies():
+    found = set()
+    for name in os.listdir('/proc'):
+        if name.isdigit() and int(name) not in (1, os.getpid()):
+            try: stat = open(f'/proc/{name}/stat').read().rpartition(')')[2].split()
+            except OSError: continue
+            if stat[0] != 'Z' and int(stat[1]) == 1 and int(stat[3]) == int(name): found.add(name)
+    return found
+"""
+GROW = f"""
+before = copies()
+more = [bytearray(b'y' * {MIB}) for _ in range(130)]
+while before <= copies(): pass
+len(more)
+"""
 
 
 @pytest.fixture
@@ -59,3 +76,27 @@ async def test_memory_of_several_processes_is_out_of_memory(harness: Harness) ->
     session = await harness.session(memory_bytes=MEMORY_BYTES)
     assert (await harness.run(session, HOGS)).outcome == "out_of_memory"
     assert (await harness.run(session, "6 * 7")).output == 42
+
+
+async def test_a_program_that_needs_the_memory_of_old_savepoints_gets_it(harness: Harness) -> None:
+    session = await harness.session(memory_bytes=256 * MIB)
+    await harness.run(session, f"{COPIES}\nx = bytearray(os.urandom(2**20)) * 40")
+    for number in (1, 2, 3):
+        await harness.run(session, f"for at in range(0, len(x), 4096): x[at] = {number}")
+        assert (await session.savepoints.take()).dropped == 0
+    grown = await harness.run(session, GROW)
+    assert (grown.outcome, grown.output, grown.state) == ("succeeded", 130, "kept"), grown.message
+    assert "the oldest savepoints were dropped, since memory was short: 1\n" in grown.stderr
+    left = await session.savepoints.listed()
+    assert ([each.number for each in left.savepoints], left.dropped) == ([2, 3], 1)
+
+
+async def test_a_program_that_takes_all_memory_leaves_the_newest_savepoint(harness: Harness) -> None:
+    session = await harness.session(memory_bytes=MEMORY_BYTES)
+    await harness.run(session, "x = bytearray(80 * 2**20)")
+    for _ in range(2):
+        await session.savepoints.take()
+    assert (await harness.run(session, HOGS)).outcome == "out_of_memory"
+    assert [each.number for each in (await session.savepoints.listed()).savepoints] == [2]
+    await session.savepoints.roll_back(2)
+    assert (await harness.run(session, "len(x)")).output == 80 * MIB

@@ -38,12 +38,12 @@ class Copy:
         self.due = time.monotonic() + FORK_TIME_S  # it has said by then that it is there
         self.left_out: list[str] = []  # by its resumption
 
-    def is_there(self, others: Set[int]) -> bool:
-        """True when the process has said that it is there, and may be a copy; waits until that is due."""
+    def is_there(self, others: Set[int], *, waits: bool = True) -> bool:
+        """True when the process has said that it is there, and may be a copy; `waits` until that is due."""
         if self.pid:
             return True
         try:
-            message = self._receive(self.due)
+            message = self._receive(self.due if waits else 0.0)
         except (OSError, link.LinkClosed, FrameError):
             return False
         if isinstance(message, CopyWaits) and message.pid not in others and _may_be_copy(message.pid):
@@ -82,14 +82,21 @@ class Copy:
         self.left_out = message.left_out
         return Child(self.pid, self.sock)
 
-    def end(self) -> None:
-        """Kills it; one that has not said that it is there ends with its link."""
-        self.sock.close()
+    def end(self, wait_s: float = 0.0) -> None:
+        """Kills it; one that has not said that it is there ends with its link.
+
+        Waits for its end so long, if it has said so: its memory is free by then.
+        """
         if self.pid:
             try:
                 os.kill(self.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass  # it has ended, and its exit is about to be reaped
+            if wait_s:
+                waiting = select.poll()
+                waiting.register(self.sock, 0)  # the kernel closes it after it has freed the memory
+                waiting.poll(wait_s * 1000)
+        self.sock.close()
 
     def _receive(self, until_s: float) -> LinkMessage:
         """Raises OSError, LinkClosed, FrameError."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing import Callable, Optional
 
     from .config import Config
+    from .undo import Undo
 
 # Seconds between two looks at CPU time and memory, which cost as much as a short run.
 _WATCH_INTERVAL_S = 0.1
@@ -56,6 +57,7 @@ class Runner:
         child_processes: ChildProcesses,
         transfers: Transfers,
         cpu: usage.SandboxCpu,
+        undo: Undo,
         on_end: Callable[[Run, str, Optional[ErrorDetail]], None],
     ) -> None:
         self._config = config
@@ -64,6 +66,7 @@ class Runner:
         self._cpu = cpu
         self._charged_cpu_s = 0.0  # spent by runs that have ended
         self._on_end = on_end
+        self._undo = undo
         transfers.on_file = self._on_file
         self._count = 0
         self._next_watch = 0.0
@@ -224,10 +227,17 @@ class Runner:
         run.settle_pause()
         if spent_s > run.settings.cpu_time_s:
             self.interrupt(run, "cpu_limit")
-        elif self._config.watch_memory and memory.sandbox_exceeds(self._config.memory_bytes):
+        elif self._config.watch_memory and self._lacks_memory():
             run.ended_by = "out_of_memory"
             return True
         return False
+
+    def _lacks_memory(self) -> bool:
+        """True when the sandbox has more than its limit, also without the savepoints that can be dropped."""
+        limit = self._config.memory_bytes
+        if not memory.sandbox_exceeds(limit):
+            return False
+        return not self._undo.make_room(limit) or memory.sandbox_exceeds(limit)
 
     def interrupt(self, run: Run, outcome: str) -> None:
         """Interrupts the program; `on_time` demands the kill if it has not ended after GRACE_S."""

@@ -51,6 +51,8 @@ _RESUME_TIME_S = 5.0
 _SUCCESSOR_DELAY_S = 0.02
 # The part of the sandbox's memory above which the oldest savepoints are dropped.
 _MEMORY_PART = 0.7
+# Seconds for the memory of a dropped savepoint to become free, before memory is measured again.
+_FREE_TIME_S = 0.1
 
 
 class Taken(Copy):
@@ -113,8 +115,8 @@ class Savepoints:
     def _pids(self) -> frozenset[int]:
         return frozenset(copy.pid for copy in self._copies)
 
-    def _is_there(self, copy: Copy) -> bool:
-        return copy.is_there(self._pids | {self._children.interpreter.pid})
+    def _is_there(self, copy: Copy, *, waits: bool = True) -> bool:
+        return copy.is_there(self._pids | {self._children.interpreter.pid}, waits=waits)
 
     def close_all(self) -> None:
         for copy in self._copies:
@@ -203,11 +205,21 @@ class Savepoints:
         of_kind = [taken for taken in self._kept if taken.entry.branch is is_branch]
         for taken in of_kind[: max(0, len(of_kind) - most)]:
             self._drop(taken)
-        while self._kept and self._memory_is_short():
-            self._drop(self._kept[0])
+        self._make_room(int(self._config.memory_bytes * _MEMORY_PART), spared=0)
 
-    def _memory_is_short(self) -> bool:
-        return memory.sandbox_exceeds(int(self._config.memory_bytes * _MEMORY_PART))
+    def make_room(self, limit_bytes: int) -> int:
+        """Drops the oldest while the sandbox has more memory, and returns how many that were.
+
+        Spares the newest: a program that takes all memory must leave a savepoint to go back to.
+        """
+        return self._make_room(limit_bytes, spared=1)
+
+    def _make_room(self, limit_bytes: int, spared: int) -> int:
+        dropped = 0
+        while len(self._kept) > spared and memory.sandbox_exceeds(limit_bytes):
+            self._drop(self._kept[0], _FREE_TIME_S)
+            dropped += 1
+        return dropped
 
     # -- going back ----------------------------------------------------------------------------------------------
 
@@ -281,11 +293,16 @@ class Savepoints:
     def on_successor_due(self) -> None:
         self.successor_due = float("inf")
         if self._last is not None and self._last in self._kept:
-            self._make_successor(self._last)
+            self._make_successor(self._last, waits=False)
 
-    def _make_successor(self, taken: Taken) -> None:
-        if taken.successor is None and self._is_there(taken):
+    def _make_successor(self, taken: Taken, *, waits: bool = True) -> None:
+        """Does it later where the savepoint has not said yet that it is there, unless this `waits` for that."""
+        if taken.successor is not None:
+            return
+        if self._is_there(taken, waits=waits):
             taken.successor = taken.fork()
+        elif not waits and (now := time.monotonic()) < taken.due:
+            self.successor_due = now + _SUCCESSOR_DELAY_S
 
     # -- answering -------------------------------------------------------------------------------------------------
 
@@ -304,9 +321,9 @@ class Savepoints:
     def _find(self, number: int) -> Optional[Taken]:
         return next((savepoint for savepoint in self._kept if savepoint.number == number), None)
 
-    def _drop(self, taken: Taken) -> None:
+    def _drop(self, taken: Taken, wait_s: float = 0.0) -> None:
         self._forget(taken)
-        taken.end()
+        taken.end(wait_s)
 
     def _forget(self, taken: Taken) -> None:
         self._kept.remove(taken)

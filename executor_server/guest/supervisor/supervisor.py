@@ -92,9 +92,9 @@ class Supervisor:
         self._cpu.aside = self._beside
         self._results = Results(self._channel)
         self._undo = Undo(config, self._channel, self._beside, self._results)
-        self._child_processes = ChildProcesses(config, self._loop, programs, self, self._undo)
+        self._child_processes = children = ChildProcesses(config, self._loop, programs, self, self._undo)
         self._runner = Runner(
-            config, self._loop, self._channel, self._child_processes, self._transfers, self._cpu, self._on_run_end
+            config, self._loop, self._channel, children, self._transfers, self._cpu, self._undo, self._on_run_end
         )
         self._background_cpu = usage.BackgroundCpu(self._cpu, self._runner.charged_cpu_s)
         self._prelude = Prelude(self._channel, self._runner, self._results)

@@ -86,6 +86,13 @@ class Undo:
         if self._savepoints is not None and now >= self._savepoints.successor_due:
             self._savepoints.on_successor_due()
 
+    def make_room(self, limit_bytes: int) -> bool:
+        """Drops old savepoints while the sandbox has more memory; false when there are none. The result says so."""
+        dropped = 0 if self._savepoints is None else self._savepoints.make_room(limit_bytes)
+        if dropped:
+            self._results.notify(f"the oldest savepoints were dropped, since memory was short: {dropped}\n")
+        return dropped > 0
+
     def resume(self, number: Optional[int]) -> bool:
         """Puts an interpreter of this savepoint in place; false when there is none."""
         return number is not None and self._savepoints is not None and self._savepoints.resume(number)

@@ -54,6 +54,34 @@ def test_a_copy_that_says_nothing_is_waited_for_only_as_long_as_a_fork_takes(mon
             os.close(fd)
 
 
+def test_a_copy_that_says_nothing_yet_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor is made once it has said that it is there, in a later turn of the supervisor's loop."""
+    held: list[socket.socket] = []
+
+    def ask(_message: object, fds: tuple[int, ...], on_answer: Any, _time_s: float) -> None:
+        held.append(socket.socket(fileno=fds[0]))
+        on_answer(Answered(ok=True), dumps(SavepointMade(files=0, file_bytes=0, left_out=[]).head()))
+
+    monkeypatch.setattr(copies, "_may_be_copy", lambda pid: True)
+    monkeypatch.setattr("executor_server.guest.supervisor.memory.sandbox_exceeds", lambda _: False)
+    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2))
+    with none_left_open():
+        kept = Savepoints(parts, parts, parts, parts, parts, lambda _number: False)
+        kept.take(8, 0, on_taken=lambda _number, _why_not: None)
+        before_s, first_due = time.monotonic(), kept.successor_due
+        kept.on_successor_due()
+        assert time.monotonic() - before_s < copies.FORK_TIME_S / 2
+        assert first_due < kept.successor_due < float("inf")
+        send(held[0], CopyWaits(pid=77))
+        kept.on_successor_due()
+        assert kept.successor_due == float("inf")
+        packet = receive(held[0], 0)
+        assert isinstance(message_of(packet), MakeSuccessor)
+        packet.close()
+        held[0].close()
+        kept.close_all()
+
+
 def test_where_no_process_is_left_the_one_of_the_savepoint_goes_on_and_the_savepoint_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

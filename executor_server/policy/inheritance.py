@@ -7,7 +7,6 @@ key, at every depth; everything else, arrays too, is replaced.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import takewhile
 from typing import Any
 
 from executor_server.config import KeyPath, Problem, cut, some_of
@@ -18,12 +17,22 @@ _MAX_SHOWN_CIRCLE = 20
 def with_inherited(profiles: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """Returns each profile with all that it inherits, and the problems of `extends`: unknown names and circles."""
     resolved: dict[str, Any] = {}
+    circles: dict[str, str] = {}  # by the first of its profiles
+    order = {name: place for place, name in enumerate(profiles)}
     for name in profiles:
-        unresolved = takewhile(lambda each: each not in resolved, lineage(name, profiles))
-        for each in reversed(list(unresolved)):
-            parent = _parent(profiles[each])
-            resolved[each] = _merged(resolved.get(parent, {}), profiles[each])
-    return {name: resolved[name] for name in profiles}, _problems(profiles)
+        line: dict[str, None] = {}  # a set with an order: those that no line had before
+        each = name
+        while each in profiles and each not in resolved and each not in line:
+            line[each] = None
+            each = _parent(profiles[each])
+        names = list(line)
+        if each in line:
+            circle = names[names.index(each) :]
+            first = circle.index(min(circle, key=order.__getitem__))
+            circles[circle[first]] = _circle([*circle[first:], *circle[: first + 1]])
+        for each in reversed(names):
+            resolved[each] = _merged(resolved.get(_parent(profiles[each]), {}), profiles[each])
+    return {name: resolved[name] for name in profiles}, _problems(profiles, circles)
 
 
 def lineage(name: str, profiles: Mapping[str, Any]) -> list[str]:
@@ -49,18 +58,15 @@ def is_written(table: Any, path: KeyPath) -> bool:
     return True
 
 
-def _problems(profiles: Mapping[str, Any]) -> list[Problem]:
+def _problems(profiles: Mapping[str, Any], circles: Mapping[str, str]) -> list[Problem]:
     problems = []
-    in_circles: set[str] = set()
     for name in profiles:
         path = ("profiles", name, "extends")
         parent = _parent(profiles[name])
         if parent and parent not in profiles:
             problems.append(Problem(path, f"there is no profile {cut(parent)!r}; there are {some_of(profiles)}"))
-        line = lineage(name, profiles)
-        if len(line) > 1 and line[-1] == name and name not in in_circles:
-            in_circles |= set(line)
-            problems.append(Problem(path, f"goes round in a circle: {_circle(line)}"))
+        elif name in circles:
+            problems.append(Problem(path, f"goes round in a circle: {circles[name]}"))
     return problems
 
 

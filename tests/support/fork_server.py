@@ -90,7 +90,12 @@ def server(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 def is_forked(command: Sequence[str], options: Mapping[str, Any]) -> bool:
     """True for a program of ours whose start reads nothing that the server's own start has read otherwise."""
     is_ours = tuple(command[:3]) in (SERVER, EXECUTOR, KILLED_DAEMON)
-    return not rounds.ALL and is_ours and options.keys() <= _OPTIONS and _early(options.get("env") or os.environ) == _server().early
+    return (
+        not rounds.ALL
+        and is_ours
+        and options.keys() <= _OPTIONS
+        and _early(options.get("env") or os.environ) == _server().early
+    )
 
 
 class Forked(subprocess.Popen[Any]):

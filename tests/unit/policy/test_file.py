@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from executor_server.config.settings import ConfigError
 from executor_server.core import LANGUAGE_RULES
 from executor_server.policy.check import unserved
 from executor_server.policy.file import PolicyFile, load_policy, parse_policy
+from executor_server.policy.inheritance import with_inherited
 
 WHERE = Path("/p.toml")
 
@@ -273,3 +276,21 @@ def test_a_sentence_does_not_list_a_thousand_profiles() -> None:
 def test_a_key_of_a_megabyte_is_cut() -> None:
     (problem,) = problems(f"{'k' * 1_000_000} = 1\n[profiles.a]")
     assert len(problem) < 500
+
+
+def test_a_long_line_of_profiles_is_read_once() -> None:
+    """Each profile is looked at as often as in a short line, not once for each that extends it."""
+
+    class Counted(dict[str, Any]):
+        looks = 0
+
+        def __getitem__(self, name: str) -> Any:
+            Counted.looks += 1
+            return super().__getitem__(name)
+
+    names = [f"p{number}" for number in range(500)]
+    profiles = Counted({name: {"extends": parent} for name, parent in pairwise(names)})
+    profiles[names[-1]] = {}
+    resolved, found = with_inherited(profiles)
+    assert (len(resolved), found) == (500, [])
+    assert Counted.looks <= 5 * len(names)

@@ -22,6 +22,9 @@ from tests.support.polling import eventually_async
 TOKEN = bytes(range(32))
 USAGE = {"operations": 1, "wall_time_s": 0.5, "cpu_time_s": 0.25, "peak_memory_bytes": 1, "output_bytes": 0}
 
+# Turns of the event loop from a connection that is accepted until its protocol knows it.
+_TURNS_TO_ACCEPT = 3
+
 
 class _Connection(asyncio.Protocol):
     def __init__(self, guest: FakeGuest) -> None:
@@ -88,8 +91,15 @@ class FakeGuest:
     async def die(self) -> None:
         """Closes the listener and breaks the connection. Idempotent."""
         if self._server is not None:
-            self._server.close()
-            self._server = None
+            server, self._server = self._server, None
+            # asyncio drops a connection that it has accepted, unclosed, when its server closes before the protocol knows
+            # it (https://github.com/python/cpython/issues/109564). A pool that ends a creation comes in between.
+            asyncio.get_running_loop().remove_reader(server.sockets[0].fileno())
+            try:
+                for _ in range(_TURNS_TO_ACCEPT):
+                    await asyncio.sleep(0)
+            finally:
+                server.close()
         self.hang_up()
         await eventually_async(lambda: all(connection.transport is None for connection in self.connections))
 

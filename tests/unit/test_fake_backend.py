@@ -27,6 +27,21 @@ async def test_a_cancelled_creation_leaves_no_guest_that_listens(tmp_path: Path)
     assert cancelled > 1
 
 
+async def test_a_guest_that_dies_closes_a_connection_that_it_has_just_accepted(tmp_path: Path) -> None:
+    """One stayed open when a pool ended a creation that had just connected, and its test had ended, too."""
+    backend = FakeBackend(tmp_path)
+    sandbox = await backend.create(SPEC)
+    others = asyncio.all_tasks()
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(sandbox.endpoint.socket_path))
+        caller.setblocking(False)
+        while asyncio.all_tasks() == others:  # asyncio has a task for a connection that it has accepted
+            await asyncio.sleep(0)
+        await sandbox.destroy()
+        assert asyncio.all_tasks() == others
+        assert caller.recv(1) == b""
+
+
 def listening(directory: Path) -> int:
     """The number of sockets in the directory that take a connection."""
     count = 0

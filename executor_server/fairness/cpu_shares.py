@@ -5,8 +5,9 @@ the others, and every step of another tenant's short execution would wait behind
 its tenant's share divided by the number of that tenant's busy sandboxes. An idle one may still compute, for files and
 variables: it gets the tenant's share divided by the number of all its sandboxes.
 
-A sandbox in which an execution begins gets its share at once. The others follow together EVEN_OUT_DELAY_S later, so
-that an execution does not cost a write to a control group for each sandbox of the tenant.
+A sandbox in which an execution begins gets its share at once. The others, new ones too, follow together
+EVEN_OUT_DELAY_S later, so that an execution does not cost a write to a control group for each sandbox of the tenant, and
+a session none that it needs a whole share for.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ EVEN_OUT_DELAY_S = 0.5
 
 @dataclass
 class _Sandbox:
-    """The sandbox of a session: its unfinished executions, and the share that was set."""
+    """The sandbox of a session: its unfinished executions, and the share that it has, 0 when that is not known."""
 
     facts: SessionFacts
+    share: float
     executions: int = 0
-    share: float = 0.0
 
 
 class CpuShares(Observer):
@@ -44,10 +45,10 @@ class CpuShares(Observer):
             self._evening_out.cancel()
 
     def session_created(self, session: SessionFacts, took_s: float) -> None:
-        self._add(session)
+        self._add(session, 1.0)  # the kernel's own weight for a group that was never weighed
 
     def session_recovered(self, session: SessionFacts) -> None:
-        self._add(session)
+        self._add(session, 0.0)
 
     def session_ended(self, session: SessionFacts, reason: str) -> None:
         sandboxes = self._tenants.get(session.owner.tenant, {})
@@ -76,10 +77,8 @@ class CpuShares(Observer):
             for sandbox in sandboxes.values():
                 self._weigh(sandbox, share if sandbox.executions else idle_share)
 
-    def _add(self, session: SessionFacts) -> None:
-        sandboxes = self._tenants.setdefault(session.owner.tenant, {})
-        sandbox = sandboxes[session.session_id] = _Sandbox(session)
-        self._weigh(sandbox, 1 / len(sandboxes))
+    def _add(self, session: SessionFacts, share: float) -> None:
+        self._tenants.setdefault(session.owner.tenant, {})[session.session_id] = _Sandbox(session, share)
         self._even_out_soon()
 
     def _begin(self, session: SessionFacts) -> None:

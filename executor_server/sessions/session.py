@@ -372,7 +372,7 @@ class Session:
         self.requests.fail_all(PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {reason}"))
 
     async def close(self, reason: str) -> None:
-        """Cancels what runs and destroys the sandbox. Idempotent. Raises SandboxFailure."""
+        """Cancels what runs and closes its files; `destroy` must follow. Idempotent."""
         if self._lost is None:
             self._lost = reason
             self._channel.close()
@@ -386,10 +386,9 @@ class Session:
         self.executions.journal.close()
         self.processes.close()
         await self.network.close()
-        await self._sandbox.destroy()
 
-    async def destroy_again(self) -> None:
-        """Tries once more what `close` could not do. Raises SandboxFailure."""
+    async def destroy(self) -> None:
+        """Destroys the sandbox; may be tried again when that fails. Raises SandboxFailure."""
         await self._sandbox.destroy()
 
     async def _destroy_sandbox(self) -> None:

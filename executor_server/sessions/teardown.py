@@ -24,15 +24,18 @@ async def close_session(session: Session, registry: Registry, reason: str) -> bo
     """Forgets a session and destroys its sandbox. Returns False when that may still live."""
     # The row goes first: a sandbox without a row is destroyed by the next daemon, should this one be killed here.
     registry.forget(session.session_id)
+    await session.close(reason)
+    # While the kernel ends the processes. After their files are closed: to close the last descriptor of a removed file
+    # takes the file system longer than all of the rest, and removing it takes milliseconds in any case, in which the
+    # event loop does other things.
+    removing = asyncio.create_task(asyncio.to_thread(registry.remove_journals))
     try:
-        await session.close(reason)
+        await session.destroy()
     except SandboxFailure as failure:
         _log.error("sandbox_not_destroyed", session_id=session.session_id, error=str(failure))
         return False
     finally:
-        # After their files are closed: to close the last descriptor of a removed file takes the file system longer than
-        # all of the rest, and removing it takes milliseconds in any case, in which the event loop does other things.
-        await asyncio.to_thread(registry.remove_journals)
+        await removing
     return True
 
 
@@ -66,7 +69,7 @@ class Teardown:
         while self._left and asyncio.get_running_loop().time() < give_up_s:
             for session_id, session in list(self._left.items()):
                 try:
-                    await session.destroy_again()
+                    await session.destroy()
                     del self._left[session_id]
                 except SandboxFailure as failure:
                     _log.error("sandbox_not_destroyed", session_id=session_id, error=str(failure))

@@ -49,6 +49,7 @@ async def sessions_on(backend: FakeBackend, directory: Path) -> AsyncIterator[Ma
     yield make
     for session in made:
         await session.close("the test is over")
+        await session.destroy()
     registry.close()
 
 

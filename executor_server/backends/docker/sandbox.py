@@ -108,6 +108,7 @@ class DockerSandbox(PassiveSandbox):
         await self.teardown.run()
 
     async def _destroy(self) -> None:
+        self.set_cpu_share(1.0)  # its processes need the processor to end
         await self.engine.remove(self.container)
         await asyncio.to_thread(remove_sandbox_directory, self.directory)
         self.forget(self)

@@ -12,16 +12,14 @@ import signal
 async def wait_readable(fd: int, deadline: float) -> bool:
     """Waits until `fd` can be read (for a pidfd: until its process has ended). False when the deadline came first."""
     loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _settle, readable)
+    readable: asyncio.Future[bool] = loop.create_future()
+    loop.add_reader(fd, _settle, readable, True)
+    timer = loop.call_at(deadline, _settle, readable, False)
     try:
-        async with asyncio.timeout_at(deadline):
-            await readable
-    except TimeoutError:
-        return False
+        return await readable
     finally:
+        timer.cancel()
         loop.remove_reader(fd)
-    return True
 
 
 async def wait_readable_too(fd: int, deadline: float) -> bool:
@@ -33,9 +31,9 @@ async def wait_readable_too(fd: int, deadline: float) -> bool:
         os.close(own)
 
 
-def _settle(readable: asyncio.Future[None]) -> None:
+def _settle(readable: asyncio.Future[bool], is_readable: bool) -> None:
     if not readable.done():  # the loop may report it once more before the waiter runs
-        readable.set_result(None)
+        readable.set_result(is_readable)
 
 
 async def read_within(fd: int, limit_bytes: int, deadline: float) -> bytes | None:

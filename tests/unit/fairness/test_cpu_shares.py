@@ -16,7 +16,7 @@ _RESULT = Result(Outcome.SUCCEEDED, VariablesState.KEPT, 1)
 
 
 class Shares:
-    """The shares that each session got last."""
+    """The shares that each session got last, of which a new one has a whole."""
 
     def __init__(self) -> None:
         self.now: dict[str, float] = {}
@@ -30,6 +30,7 @@ class Shares:
     def create(self, *sessions: str, tenant: str = "t") -> None:
         for session in sessions:
             self.shares.session_created(facts(session, tenant), 0.1)
+            self.now[session] = 1.0
 
     def start(self, *sessions: str, tenant: str = "t") -> None:
         """In a session that may be new."""
@@ -61,10 +62,24 @@ async def test_sandboxes_of_one_tenant_divide_its_share(its: Shares) -> None:
     assert its.now == dict.fromkeys("abcd", 1 / 4)
 
 
-async def test_a_new_session_has_the_share_of_one_more(its: Shares) -> None:
+async def test_a_new_session_gets_the_share_of_one_more(its: Shares) -> None:
     its.start("a")
-    its.shares.session_created(facts("b"), 0.1)
+    its.create("b")
+    its.shares.even_out()
     assert its.now == {"a": 1.0, "b": 1 / 2}
+
+
+async def test_a_session_that_is_used_alone_costs_no_write(its: Shares) -> None:
+    its.start("a")
+    its.end("a")
+    its.shares.session_ended(facts("a"), "deleted")
+    assert not its.writes
+
+
+async def test_a_session_of_an_earlier_daemon_is_weighed_in_any_case(its: Shares) -> None:
+    its.shares.session_recovered(facts("a"))
+    its.shares.even_out()
+    assert (its.now, its.writes) == ({"a": 1.0}, 1)
 
 
 async def test_shares_follow_by_themselves(its: Shares, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,4 +139,4 @@ async def test_what_is_told_of_a_session_that_ended_changes_nothing(its: Shares)
     its.shares.execution_started(facts("a"), "e")
     its.end("a")
     its.shares.even_out()
-    assert its.writes == 1
+    assert not its.writes

@@ -349,6 +349,7 @@ async def test_it_can_be_closed_at_any_time(bench: Bench, when: str) -> None:
         execution = await bench.execute()
         assert await eventually_async(lambda: bench.sandbox.wakes)
     await bench.session.close("it was deleted")
+    await bench.session.destroy()
     assert bench.sandbox.destroyed
     assert not bench.session._tasks
     if when == "waking":

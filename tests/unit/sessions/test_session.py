@@ -642,6 +642,7 @@ async def test_closing_ends_what_runs_as_cancelled_and_is_idempotent(bench: Benc
     await bench.guest.got(Kind.REGISTER_TOOLS)
     await bench.session.close("it was deleted")
     await bench.session.close("again")
+    await bench.session.destroy()
     result = await result_of(execution)
     assert (result.outcome, result.variables_state) == (Outcome.CANCELLED, VariablesState.LOST)
     with pytest.raises(PreconditionFailed, match="it was deleted"):
@@ -676,6 +677,7 @@ async def test_a_guest_that_hangs_up_right_after_its_answer_is_noticed(backend: 
             await session.configure({})
     assert refused.value.reason is Reason.SESSION_LOST
     await session.close("the test is over")
+    await session.destroy()
     registry.close()
 
 

@@ -85,3 +85,20 @@ async def test_a_kill_for_memory_that_the_sandbox_survived_is_not_the_cause(tmp_
 async def test_a_sandbox_whose_creation_failed_has_no_cause(tmp_path: Path) -> None:
     sandbox = LocalSandbox("ab12", tmp_path, SocketEndpoint(tmp_path, b""), "", lambda _: None)
     assert await sandbox.cause_of_death() is None
+
+
+async def test_a_sandbox_ends_with_a_whole_share_of_the_processors(tmp_path: Path) -> None:
+    """With an idle one's part of a share, its processes waited seconds on a busy host until they could end."""
+    weights: list[str] = []
+
+    class Process(Ended):
+        async def kill_and_reap(self, deadline: float) -> None:
+            weights.append((tmp_path / "cpu.shares").read_text())
+            (tmp_path / "cpu.shares").unlink()
+
+    (tmp_path / "cpu.shares").write_text("3")
+    endpoint = SocketEndpoint(tmp_path / "guest.sock", b"")
+    cgroup = Cgroup(1, {"cpu": tmp_path})
+    sandbox = LocalSandbox("ab12", tmp_path, endpoint, "", lambda _: None, cgroup=cgroup, process=Process(None))
+    await sandbox.destroy()
+    assert weights == ["1024"]

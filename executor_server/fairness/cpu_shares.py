@@ -6,8 +6,8 @@ its tenant's share divided by the number of that tenant's busy sandboxes. An idl
 variables: it gets the tenant's share divided by the number of all its sandboxes.
 
 A sandbox in which an execution begins gets its share at once. The others, new ones too, follow together
-EVEN_OUT_DELAY_S later, so that an execution does not cost a write to a control group for each sandbox of the tenant, and
-a session none that it needs a whole share for.
+EVEN_OUT_DELAY_S later, so that an execution does not cost a write to a control group for each sandbox of the tenant,
+and a session that is used alone costs none.
 """
 
 from __future__ import annotations

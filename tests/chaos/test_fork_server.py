@@ -263,7 +263,7 @@ async def test_a_kill_for_memory_in_a_fork_is_not_counted_in_the_sandbox_that_ta
     async def serving(ours: socket.socket, pid: int) -> None:
         assert groups[-1] is not None
         hog = [sys.executable, "-I", "-S", "-c", f"b'x' * {2 * SPEC.memory_bytes}"]
-        subprocess.run(groups[-1].enter_and_run(hog), check=False)
+        await asyncio.to_thread(subprocess.run, groups[-1].enter_and_run(hog), check=False)
         assert groups[-1].oom_kills() == 1
         os.kill(pid, signal.SIGKILL)
         await waited(ours, pid)

@@ -125,6 +125,9 @@ def _ignore_signals() -> None:
 
 
 def _load() -> None:
+    from .interpreter.inherited import defer_fork_handlers
+
+    defer_fork_handlers()
     import gc
     import site  # noqa: F401 - each interpreter needs it (inherited.py)
 

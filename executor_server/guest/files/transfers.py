@@ -58,7 +58,7 @@ class Transfers:
         self._was_connected = False
 
     def close_all(self) -> None:
-        """In a forked child: closes all of them, which belong to the supervisor."""
+        """Closes all of them, without a word to the daemon."""
         for blob in self._blobs.values():
             os.close(blob.fd)
         for upload in self._uploads.values():

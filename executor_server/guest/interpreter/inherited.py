@@ -1,6 +1,6 @@
 """The state that an interpreter inherits of a process that has imported modules already.
 
-In a sandbox of a nursery that was its zygote, in every other one there is nothing of this.
+In a sandbox of a nursery that was its zygote, in every other one its supervisor, which has imported few.
 """
 
 from __future__ import annotations
@@ -12,11 +12,44 @@ from ..wire.paths import GUEST_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    from typing import Callable, Optional
 
 _SEED_BYTES = 64
 
 _site_path: Optional[list[str]] = None
+
+_register_at_fork = os.register_at_fork
+_deferred: list[dict[str, Callable[[], object]]] = []
+
+
+def defer_fork_handlers() -> None:
+    """Keeps the functions that modules register for forks until `take_fork_handlers`, from the next import on.
+
+    Each fork would call those of threading, random, logging and others, and copy 230 pages for it: too much for a
+    supervisor and a checker, which use none of these modules.
+    """
+    os.register_at_fork = _defer  # type: ignore[assignment]  # takes what its names are
+
+
+def _defer(**handlers: Callable[[], object]) -> None:
+    if os.register_at_fork is _register_at_fork:  # a module has kept this function under a name of its own
+        _register_at_fork(**handlers)
+    else:
+        _deferred.append(handlers)
+
+
+def take_fork_handlers() -> None:
+    """Makes up for the forks that this process comes from, and registers the functions for those that it makes."""
+    os.register_at_fork = _register_at_fork
+    for handlers in _deferred:
+        after = handlers.get("after_in_child")
+        try:
+            if after is not None:
+                after()
+        except Exception:  # noqa: BLE001 - code of the image, whose failure is not of the fork, as in Python itself
+            pass
+        _register_at_fork(**handlers)
+    _deferred.clear()
 
 
 def leave_archive() -> None:

@@ -50,7 +50,7 @@ from . import display
 from .execution import Executions, keep_final_answers_quiet
 from .fitness import reason_of
 from .host_tools import Inbox, ToolBox, encode_value
-from .inherited import add_site, leave_archive, renew_random_state
+from .inherited import add_site, leave_archive, renew_random_state, take_fork_handlers
 from .process import OwnProcess, limit_memory, settle
 from .runtime import Runtime
 from .session_site import prepare_installers
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
 def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> None:
     """Imports the modules ahead, then serves the supervisor until it closes the link. Runs in the forked child."""
+    take_fork_handlers()
     settle(config)
     leave_archive()
     standard_library = len(sys.path)

@@ -65,6 +65,9 @@ def serve(requests: socket.socket, modules: list[str]) -> None:
 
 def _load() -> None:
     """Imports the guest's own modules, those of the interpreter and the checker too."""
+    from ..interpreter.inherited import defer_fork_handlers
+
+    defer_fork_handlers()
     from .. import main  # noqa: F401
     from ..checks import checker_process
     from ..interpreter import interpreter  # noqa: F401

@@ -7,8 +7,6 @@ program takes it. A connection belongs to the daemon that opened it: the next da
 
 from __future__ import annotations
 
-import os
-
 from ..wire.frames import CHUNK_BYTES, FrameError
 from ..wire.lean import deque, socket
 from ..wire.loop import READ, WRITE, Loop
@@ -77,11 +75,6 @@ class Connections:
         """Resets all connections: another daemon has come, which knows none of them."""
         for connection in tuple(self._open.values()):
             connection.close(reset=True)
-
-    def close_all(self) -> None:
-        """In a forked child: closes the descriptors, which belong to the supervisor."""
-        for connection in self._open.values():
-            connection.close_descriptor()
 
 
 class _Connection:
@@ -250,10 +243,6 @@ class _Connection:
             checked_function("connect")(self._sock.fileno(), _NO_ADDRESS, len(_NO_ADDRESS))
         except OSError:
             pass  # the program has ended it meanwhile
-
-    def close_descriptor(self) -> None:
-        if self._sock is not None:
-            os.close(self._sock.fileno())
 
     def _end_if_done(self) -> None:
         if self._input_ended and self._output_ended:

@@ -133,13 +133,6 @@ class Process:
         opened.append(stdin)
         return Streams(stdin, pipes[0].write_fd, pipes[1].write_fd)
 
-    def close_all(self) -> None:
-        """In a forked child: closes the descriptors, which belong to the supervisor."""
-        for source in self._sources:
-            source.close()
-        if self._inflow is not None and self._inflow.fd is not None and self._terminal is None:
-            os.close(self._inflow.fd)
-
     # -- output and input ----------------------------------------------------------------------------------------
 
     def grant(self, granted: int) -> None:

@@ -82,11 +82,6 @@ class Processes:
             for process in tuple(self._live.values()):
                 process.pause(paused)
 
-    def close_all(self) -> None:
-        """In a forked child: closes the descriptors, which belong to the supervisor."""
-        for process in self._live.values():
-            process.close_all()
-
     # -- requests ------------------------------------------------------------------------------------------------
 
     def take(self, request: ProcessRequest, body: bytes) -> None:

@@ -58,11 +58,6 @@ class Background:
             self._waits = False
             self._watch()
 
-    def close_all(self) -> None:
-        """In a forked child: closes the pipes, which belong to the supervisor."""
-        for pipe in (*self._pipes, *self._idle):
-            pipe.close()
-
     # -- pipes -----------------------------------------------------------------------------------------------------
 
     def open_idle(self) -> tuple[int, int]:

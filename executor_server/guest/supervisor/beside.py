@@ -123,12 +123,6 @@ class Beside:
         if self._watches is not None:
             self._watches.end_all()
 
-    def close_all(self) -> None:
-        """In a forked child: closes the descriptors, which belong to the supervisor."""
-        for part in (self._processes, self._ports, self._watches):
-            if part is not None:
-                part.close_all()
-
     # -- processes, as the parts that count and end others know them ----------------------------------------------
 
     @property

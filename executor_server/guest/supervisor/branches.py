@@ -200,12 +200,6 @@ class Branches:
         self._trunk, self._sessions = None, frozenset()
         return survived and not self._trunk_ended
 
-    def close_all(self) -> None:
-        """In a forked child: closes the descriptors, which belong to the supervisor."""
-        if self._trunk is not None:
-            self._trunk[0].close()
-            self._trunk[1].close()
-
     def _restore_files(self, ending: _EndedRun) -> None:
         if self._trunk_ended:
             ending.left_out.append(_TRUNK_DIED)

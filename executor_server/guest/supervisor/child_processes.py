@@ -319,7 +319,7 @@ class ChildProcesses:
 
     def _start_warm(self) -> None:
         if not self._used:
-            self._warm.start(self._abandon)
+            self._warm.start()
 
     def _take_warm(self, warm: Child, booted: link.Packet) -> None:
         """Puts the warm interpreter in the place of the unused one."""
@@ -337,23 +337,12 @@ class ChildProcesses:
     def _fork(self, main: Callable[[socket.socket, Config], None], *, makes_room: bool = True) -> Child:
         """Forks a child. Where no process is left, kills everything in the sandbox first if `makes_room` says so."""
         try:
-            return spawn(lambda sock: main(sock, self._config), self._abandon)
+            return spawn(lambda sock: main(sock, self._config))
         except OSError:
             if not makes_room:
                 raise
             kill_everything(self._spared.note_exit)
-            return spawn(lambda sock: main(sock, self._config), self._abandon)
-
-    def _abandon(self) -> None:
-        """In a forked child: closes every descriptor of the supervisor, the channel to the daemon above all."""
-        self._loop.close()
-        for child in (self._interpreter, self._checker):
-            if child is not None:
-                child.close()
-        self._warm.close()
-        if self._measured is not None:
-            self._measured.close()
-        self._supervisor.abandon()
+            return spawn(lambda sock: main(sock, self._config))
 
     def _set_interpreter(self, child: Child) -> None:
         self._interpreter = child

@@ -26,6 +26,8 @@ MAX_WAITING = 4096
 # Seconds for all processes to end after they were killed.
 _REAP_TIME_S = 10.0
 _REAP_STEP_S = 0.002
+# The descriptor after standard error.
+_FIRST_FD = 3
 # Seconds for one child to end after it was killed, and between two looks.
 _END_TIME_S = 1.0
 _END_STEP_S = 0.0005
@@ -109,11 +111,12 @@ def _close(waiting: _Waiting) -> None:
         os.close(fd)
 
 
-def spawn(target: Callable[[socket.socket], None], abandon: Callable[[], None]) -> Child:
-    """Forks a child that runs `target` with its end of a link.
+def spawn(target: Callable[[socket.socket], None]) -> Child:
+    """Forks a child that runs `target` with its end of a link, and with no other descriptor but the standard ones.
 
-    `abandon` closes the supervisor's descriptors in the child, before `target` can run agent code. Raises OSError when
-    no process is left for it.
+    The supervisor's are closed by number, the channel to the daemon above all, before `target` can run agent code.
+    Their owners do not learn it: they are never used in the child, and would copy a hundred pages to close their own.
+    Raises OSError when no process is left for it.
     """
     ours, theirs = link.make_pair()
     try:
@@ -125,8 +128,9 @@ def spawn(target: Callable[[socket.socket], None], abandon: Callable[[], None]) 
     if pid == 0:
         try:
             signal.set_wakeup_fd(-1)
-            ours.close()
-            abandon()
+            kept = theirs.fileno()
+            os.closerange(_FIRST_FD, kept)
+            os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
             target(theirs)
         finally:
             os._exit(70)

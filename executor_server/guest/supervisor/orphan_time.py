@@ -23,7 +23,7 @@ from ..wire.loop import READ, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from typing import Callable
 
     from ..wire.channel import Channel
     from ..wire.lean import socket
@@ -42,7 +42,6 @@ class OrphanTime:
         self._channel = channel
         self._loop = loop
         self._thawed_at = 0.0
-        self._word: Optional[socket.socket] = None  # until a session has the sandbox
         self._dropped = False
         self.limit_s = limit_s
 
@@ -55,16 +54,9 @@ class OrphanTime:
                 on_memory(int(data))
             self._dropped = not data
             self._loop.watch(word.fileno(), 0, None)
-            self.close()
+            word.close()
 
-        self._word = word
         self._loop.watch(word.fileno(), READ, on_word)
-
-    def close(self) -> None:
-        """Also in a forked child: closes the socket."""
-        if self._word is not None:
-            self._word.close()
-            self._word = None
 
     @property
     def ends_at(self) -> float:

@@ -120,7 +120,7 @@ class Requests:
             self._current.deadline = time.monotonic() + self._current.time_s
 
     def close_all(self) -> None:
-        """In a forked child: closes the memory files, which belong to the supervisor."""
+        """Closes the memory files."""
         if self._current is not None:
             self._current.close()
         self._tools.close()

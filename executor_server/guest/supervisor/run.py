@@ -228,7 +228,7 @@ class Run:
         return now - self.started - paused
 
     def close_pipes(self) -> None:
-        """Closes the ends of the run's pipes that are here; also called in a forked child."""
+        """Closes the ends of the run's pipes that are here."""
         for pipe in self.pipes:
             pipe.close()
         for fd in self.write_fds:

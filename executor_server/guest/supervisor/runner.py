@@ -92,12 +92,6 @@ class Runner:
         """True when this session has executed anything besides its prelude."""
         return self._count > 0
 
-    def close_all(self) -> None:
-        """In a forked child: closes the pipes, which belong to the supervisor."""
-        self._background.close_all()
-        if self.run is not None:
-            self.run.close_pipes()
-
     # -- beginning -----------------------------------------------------------------------------------------------
 
     def begin(

@@ -196,15 +196,6 @@ class Supervisor:
         elif now >= self._idle_due:
             self._child_processes.on_due()
 
-    def abandon(self) -> None:
-        """In a forked child: closes the supervisor's descriptors, before any code of the child runs."""
-        os.close(self._wakeup_read)
-        os.close(self._wakeup_write)
-        for close in (self._channel.close_all, self._transfers.close_all, self._cpu.close, self._runner.close_all):
-            close()
-        for close in (self._requests.close_all, self._beside.close_all, self._undo.close_all, self._orphan_time.close):
-            close()
-
     def _on_new_daemon(self) -> None:
         self._transfers.on_new_daemon()
         self._beside.on_new_daemon()

@@ -137,12 +137,6 @@ class Undo:
             )
         return self._savepoints
 
-    def close_all(self) -> None:
-        """In a forked child: closes the links, which belong to the supervisor."""
-        for part in (self._savepoints, self._branches):
-            if part is not None:
-                part.close_all()
-
     # -- the processes that outlive an interpreter -----------------------------------------------------------------
 
     @property

@@ -135,10 +135,6 @@ class SandboxCpu:
         self._lost_s += lost_s
         return seen, ended, lost_s
 
-    def close(self) -> None:
-        if self._group is not None:
-            os.close(self._group)
-
 
 class CpuMeter:
     """CPU time that a run spends, over all processes of the sandbox but the supervisor.

@@ -55,7 +55,7 @@ class WarmInterpreter:
         """True when there are modules to import ahead."""
         return bool(self._modules)
 
-    def start(self, abandon: Callable[[], None]) -> None:
+    def start(self) -> None:
         """Forks a warm interpreter, unless there is one or no module to import."""
         if self._child is not None or not self._modules:
             return
@@ -65,7 +65,7 @@ class WarmInterpreter:
             self._program(sock, self._modules)
 
         try:
-            self._child = spawn(target, abandon)
+            self._child = spawn(target)
         except OSError:
             self._modules = []  # no process is left for it
         else:
@@ -84,11 +84,6 @@ class WarmInterpreter:
             self._loop.watch(child.sock.fileno(), 0, None)
             child.close()
         return child
-
-    def close(self) -> None:
-        """In a forked child: closes the supervisor's end of the link."""
-        if self._child is not None:
-            self._child.close()
 
     def note_exit(self, pid: int) -> bool:
         """Returns true if it was the warm interpreter that ended; leaves out the module that ended it."""

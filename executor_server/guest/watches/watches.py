@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import time
 
 from ..files.workspace import PathRefused
@@ -107,11 +106,6 @@ class Watches:
         """Ends all watches: another daemon has come, which knows none of them."""
         for op in tuple(self._open):
             self._drop(op)
-
-    def close_all(self) -> None:
-        """In a forked child: closes the descriptors, which belong to the supervisor."""
-        for watch in self._open.values():
-            os.close(watch.tree.fd)
 
 
 class _Reporter:

@@ -223,7 +223,7 @@ class Channel:
             self._drop(stranger)
 
     def close_all(self) -> None:
-        """Closes every descriptor of the channel, in a forked child that must not have them."""
+        """Closes every descriptor of the channel."""
         for stranger in self._strangers.values():
             stranger.sock.close()
         if self._conn is not None:

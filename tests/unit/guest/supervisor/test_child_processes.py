@@ -31,7 +31,6 @@ class Children:
         self.programs = SimpleNamespace(load=lambda: None, interpreter=_wait, checker=_wait)
         config = SimpleNamespace(preload=[])
         supervisor = SimpleNamespace(
-            abandon=lambda: None,
             on_message=lambda packet: self.said.append(type(message_of(packet))),
             on_interpreter_exit=self.said.append,
         )

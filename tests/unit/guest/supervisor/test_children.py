@@ -81,20 +81,20 @@ def test_no_more_than_a_limit_waits(pair: tuple[Child, socket.socket], monkeypat
         child.post(Booted(), memfd=link.sealed_memfd([b"file"]), fds=(devnull(),))
 
 
-def spawn_and_reap(target: object, abandon: object = lambda: None) -> tuple[Child, int]:
-    child = children.spawn(target, abandon)  # type: ignore[arg-type]
+def spawn_and_reap(target: object) -> tuple[Child, int]:
+    child = children.spawn(target)  # type: ignore[arg-type]
     _, status = os.waitpid(child.pid, 0)
     return child, status
 
 
-def test_a_child_has_its_end_of_the_link_and_abandons_the_rest() -> None:
+def test_a_child_has_its_end_of_the_link_and_no_other_descriptor_of_the_supervisor() -> None:
     read_fd, write_fd = os.pipe()
 
     def target(sock: socket.socket) -> None:
         link.send(sock, Booted())
         os.write(write_fd, b"never")
 
-    child, status = spawn_and_reap(target, lambda: os.close(write_fd))
+    child, status = spawn_and_reap(target)
     assert message_of(link.receive(child.sock, MAX_BYTES)) == Booted()
     assert describe_exit(status) == (70, None)
     os.close(write_fd)

@@ -79,7 +79,8 @@ def test_a_copy_that_says_nothing_yet_holds_nothing_up(monkeypatch: pytest.Monke
         assert isinstance(message_of(packet), MakeSuccessor)
         packet.close()
         held[0].close()
-        kept.close_all()
+        for each in kept._copies:
+            each.sock.close()
 
 
 def test_where_no_process_is_left_the_one_of_the_savepoint_goes_on_and_the_savepoint_is_dropped(

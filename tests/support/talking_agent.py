@@ -42,6 +42,8 @@ while thread.is_alive():
     time.sleep(0.01)
 """
 WAIT_S = 10.0
+# Rich draws the words four times a second, and they are to be there for longer.
+LINES_BESIDE_A_WORD = 8
 
 
 class NotingLogger(AgentLogger):
@@ -57,7 +59,7 @@ class NotingLogger(AgentLogger):
 
 
 class PacedModel(ScriptedModel):
-    """Says a line after the logger has noted something new."""
+    """Says a word after the logger has noted some new lines."""
 
     def __init__(self, replies: list[Reply], logger: NotingLogger) -> None:
         super().__init__(replies)
@@ -65,9 +67,10 @@ class PacedModel(ScriptedModel):
 
     def generate_stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatMessageStreamDelta]:
         for delta in super().generate_stream(*args, **kwargs):
-            self._noted.clear()
-            if not self._noted.wait(WAIT_S):
-                raise TimeoutError("the manager's code printed nothing")
+            for _ in range(LINES_BESIDE_A_WORD):
+                self._noted.clear()
+                if not self._noted.wait(WAIT_S):
+                    raise TimeoutError("the manager's code printed nothing")
             yield delta
 
 

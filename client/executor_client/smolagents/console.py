@@ -11,10 +11,12 @@ progress bars do, is shown at intervals and at its end.
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -42,7 +44,7 @@ def escape(text: str) -> str:
 def show_wait(logger: Any, wait: Wait) -> None:
     """Logs a wait as one line on the agent's console; does nothing without a logger."""
     if logger is not None:
-        logger.log(Text(_for(logger, escape(str(wait))), style="dim italic"), level=LogLevel.INFO)
+        _show(logger, Text(_for(logger, escape(str(wait))), style="dim italic"))
 
 
 class WaitLog:
@@ -135,7 +137,7 @@ class LogStream:
                 shown.append("... the rest is not shown as it comes")
                 break
         if shown:
-            self._logger.log(_Barred(shown), level=LogLevel.INFO)
+            _show(self._logger, _Barred(shown))
 
 
 class _Barred:
@@ -156,6 +158,25 @@ class _Barred:
             for part in Text(line, tab_size=TAB_CELLS).wrap(console, width, overflow="fold") or [Text()]
         ]
         yield Text("\n".join(f"| {part}" for part in parts), style="dim", no_wrap=True, overflow="ignore")
+
+
+def _show(logger: Any, lines: _Barred | Text) -> None:
+    """Logs the lines; above the words that another agent's model streams on the same terminal.
+
+    While rich shows such words, it has replaced `sys.stdout`, and draws them again below what is written there. Another
+    console than that agent's writes into the middle of them, and is drawn over. The display is held still meanwhile:
+    rich has no public lock for that, so where its own is not found, a line may break.
+    """
+    console, output = getattr(logger, "console", None), cast("Any", sys.stdout)
+    drawing = getattr(output, "_FileProxy__console", None)
+    display = next(iter(getattr(drawing, "_live_stack", ())), None)
+    with getattr(display, "_lock", nullcontext()):
+        if drawing in (None, console) or console is None or console.file is not output.rich_proxied_file:
+            logger.log(lines, level=LogLevel.INFO)
+            return
+        with console.capture() as captured:
+            logger.log(lines, level=LogLevel.INFO)
+        output.write(captured.get())
 
 
 def _states(line: str) -> list[str]:

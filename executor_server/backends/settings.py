@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from functools import cache
 
+from executor_server.channel.tokens import first_token
 from executor_server.core import SandboxSpec
 from executor_server.guest.wire.egress_listener import LISTENER_ADDRESS
 from executor_server.guest.wire.tokens import chained
@@ -121,7 +122,7 @@ def guest_config(
     ENVIRONMENT_PATH, for the interpreter to import from.
     """
     return {
-        "token_hash": chained(token, connections_max).hex(),
+        "token_hash": chained(first_token(token, connections_max), 1).hex(),
         "workspace": WORKSPACE,
         "orphan_time_s": spec.orphan_time_s,
         "memory_bytes": memory_bytes,

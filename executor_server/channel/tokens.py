@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from executor_server.channel.endpoint import GuestEndpoint
 from executor_server.core import SandboxFailure
 from executor_server.guest.wire.tokens import chained
+
+# A sandbox that is made needs its chain twice: for what its guest knows, and at the first connection.
+_CHAINS_KNOWN = 32
+
+
+@lru_cache(maxsize=_CHAINS_KNOWN)
+def first_token(secret: bytes, chain_length: int) -> bytes:
+    """Returns the token that is shown first; hashed once more, it is what the guest knows."""
+    return chained(secret, chain_length - 1)
 
 
 class Tokens:
@@ -21,4 +32,6 @@ class Tokens:
         self.shown += 1
         if self.shown >= chain_length:
             raise SandboxFailure("the guest has been connected to too often")
+        if self.shown == 1:
+            return first_token(self._endpoint.token, chain_length).hex()
         return chained(self._endpoint.token, chain_length - self.shown).hex()

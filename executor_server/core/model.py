@@ -9,6 +9,7 @@ import enum
 import hashlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
+from functools import lru_cache
 
 from executor_server.core.network import NO_NETWORK, NO_NETWORK_USE, NetworkRules, NetworkUsage
 from executor_server.core.packages import PackagesSpec
@@ -16,6 +17,8 @@ from executor_server.core.processes import ANY_PORT, DEFAULT_PROCESS_RULES, Port
 from executor_server.core.savepoints import BranchEnd
 
 _FINGERPRINT_CHARS = 16
+# Sandboxes are made of few specs, and each is asked for its fingerprint several times.
+_FINGERPRINTS_KNOWN = 64
 
 
 class Outcome(enum.Enum):
@@ -125,9 +128,14 @@ class SandboxSpec:
     @property
     def fingerprint(self) -> str:
         """A short digest of everything that a sandbox is made of; the same in every daemon of this version."""
-        # The other backends that might have made it leave no trace in the sandbox.
-        made_of = replace(self, backends=())
-        return hashlib.sha256(repr(astuple(made_of)).encode()).hexdigest()[:_FINGERPRINT_CHARS]
+        return _fingerprint(self)
+
+
+@lru_cache(maxsize=_FINGERPRINTS_KNOWN)
+def _fingerprint(spec: SandboxSpec) -> str:
+    # The other backends that might have made it leave no trace in the sandbox.
+    made_of = replace(spec, backends=())
+    return hashlib.sha256(repr(astuple(made_of)).encode()).hexdigest()[:_FINGERPRINT_CHARS]
 
 
 @dataclass(frozen=True)

@@ -72,14 +72,12 @@ class Creations:
 
     def forget(self, session: Session) -> None:
         """Forgets the request of an ended session: if it comes again, it is a new one."""
-        for key, creation in list(self._requests.items()):
-            if (
-                creation.done()
-                and not creation.cancelled()
-                and creation.exception() is None
-                and creation.result() is session
-            ):
-                del self._requests[key]
+        key = (session.owner.tenant, session.record.request_id)
+        creation = self._requests.get(key)
+        if creation is None or not creation.done() or creation.cancelled() or creation.exception() is not None:
+            return
+        if creation.result() is session:
+            del self._requests[key]
 
     async def withdraw(self, key: RequestKey) -> Session | None:
         """Cancels the making of a session. Returns the session when it is made already.

@@ -221,7 +221,7 @@ class Cgroup:
             files.reverse()
         for file in files:
             if (memory / file).exists():
-                (memory / file).write_text(str(memory_bytes))
+                _write(memory, file, str(memory_bytes))
 
     def set_cpu_share(self, share: float) -> None:
         if "cpu" in self.directories:

@@ -128,13 +128,12 @@ class SandboxSpec:
     @property
     def fingerprint(self) -> str:
         """A short digest of everything that a sandbox is made of; the same in every daemon of this version."""
-        return _fingerprint(self)
+        # The other backends that might have made it leave no trace in the sandbox.
+        return _fingerprint(replace(self, backends=()))
 
 
 @lru_cache(maxsize=_FINGERPRINTS_KNOWN)
-def _fingerprint(spec: SandboxSpec) -> str:
-    # The other backends that might have made it leave no trace in the sandbox.
-    made_of = replace(spec, backends=())
+def _fingerprint(made_of: SandboxSpec) -> str:
     return hashlib.sha256(repr(astuple(made_of)).encode()).hexdigest()[:_FINGERPRINT_CHARS]
 
 

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from executor_api.values import encode
 from executor_server.backends.guest_archive import pack_guest
 from executor_server.guest.supervisor.usage import process_cpu_s
 from executor_server.guest.wire import messages
@@ -44,6 +45,10 @@ _LINES = "for number in range(1000):\n    print('line', number)"
 _LIMITS: Any = {"wall_time_s": 60.0, "cpu_time_s": 60.0, "operations": 10**7, "output_bytes": 2**30}
 _FLOOD = "for number in range(1000):\n    print('x' * 100_000)"
 _BATCH = 50  # executions in a turn: less than a tenth of a second
+_CALLS = 200  # of a host tool in one execution, as in `make bench`
+_TOOL = {"name": "echo", "description": "", "parameters": ["value"], "final": False}
+_CALLING = f"for number in range({_CALLS}):\n    echo(number)"
+_ANSWER = encode(1)
 
 
 class Guest:
@@ -66,8 +71,11 @@ class Guest:
         self._next()
         rules = json.dumps(_RULES).encode()
         self._send(messages.Configure(op=1, settings=len(rules), env=0), rules)
-        while not isinstance(read_message(self._next()), messages.Done):
-            pass
+        tools = json.dumps([_TOOL]).encode()
+        self._send(messages.RegisterTools(op=2, listed=len(tools)), tools)
+        for _ in range(2):
+            while not isinstance(read_message(self._next()), messages.Done):
+                pass
 
     def close(self) -> None:
         self._socket.close()
@@ -110,6 +118,8 @@ class Guest:
             frame = self._next()
             first_s = first_s or self._received - began
             message = read_message(frame)
+            if isinstance(message, messages.ToolCall):
+                self._send(messages.ToolResult(id=message.id, call=message.call, ok=True), _ANSWER)
             if isinstance(message, messages.Result):
                 assert message.outcome == "succeeded", frame.body
                 return first_s, self._received - began
@@ -185,6 +195,8 @@ def serve(python: str) -> None:
                 elif what == "lines":
                     first_s, last_s = guest.execute(_LINES)
                     samples.update({"first of 1,000 lines": [1000 * first_s], "last of 1,000 lines": [1000 * last_s]})
+                elif what == "calls":
+                    samples["a call of a host tool"] = [1000 * guest.execute(_CALLING)[1] / _CALLS]
                 elif what == "flood":
                     samples["100 MB of output, ms"] = [1000 * guest.execute(_FLOOD)[1]]
                 else:
@@ -237,7 +249,7 @@ def compare(base: str, python: str, rounds: int) -> None:
         sides = [_Side(Path(folder), python), _Side(_REPOSITORY, python)]
         for number in range(rounds):
             order = sides if number % 2 else sides[::-1]
-            for what in ("execute", "execute", "execute", "lines", *(("life", "flood") if number % 4 == 0 else ())):
+            for what in ("execute", "execute", "execute", "calls", "lines", *(("life", "flood") if number % 4 == 0 else ())):
                 for side in order:
                     side.measure(what)
         for side in sides:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
 F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1024 * 1024
 READ_BYTES = 65536
@@ -16,13 +20,22 @@ class Pipe:
     def __init__(self, stream: str) -> None:
         self.stream = stream
         self.ended = False
-        self.is_large = True  # a program can write for some milliseconds before it has to wait for a reader
+        self._is_large: Optional[bool] = None
         self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.read_fd, False)
-        try:
-            fcntl.fcntl(self.write_fd, F_SETPIPE_SZ, _PIPE_BYTES)
-        except OSError:
-            self.is_large = False  # the user has many pipes; a smaller one is only slower
+
+    def make_large(self) -> bool:
+        """Has room made for some milliseconds of output, once; false when the kernel gives the user no more of it.
+
+        The kernel bounds the room of all pipes of a user, so one that nothing is printed into takes none of it.
+        """
+        if self._is_large is None:
+            try:
+                fcntl.fcntl(self.read_fd, F_SETPIPE_SZ, _PIPE_BYTES)
+                self._is_large = True
+            except OSError:
+                self._is_large = False  # only slower
+        return self._is_large
 
     def read(self) -> bytes:
         """Reads at most READ_BYTES without waiting; fewer when that is all.
@@ -37,4 +50,6 @@ class Pipe:
         return data
 
     def close(self) -> None:
-        os.close(self.read_fd)
+        if self.read_fd >= 0:
+            os.close(self.read_fd)
+        self.read_fd = -1

@@ -121,6 +121,7 @@ class Process:
         pipes = []
         for stream in ("stdout", "stderr"):
             pipe = Pipe(stream)
+            pipe.make_large()
             opened.append(pipe.write_fd)
             self._sources.append(pipe)
             pipes.append(pipe)

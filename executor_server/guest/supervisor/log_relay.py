@@ -124,6 +124,10 @@ class LogRelay:
             self._channel.send(Log(id=self._execution_id, stream=stream), data)
 
 
+def _ignore(_events: int) -> None:
+    """Handles the events of a pipe that no program has."""
+
+
 class ProgramOutput:
     """Reads the pipes of the current run into its `LogRelay`, a bounded amount in each turn of the loop.
 
@@ -146,6 +150,11 @@ class ProgramOutput:
         self.due = float("inf")  # when `on_time` should be called: the end of the rest
         self.paused = False
 
+    def expect(self, pipes: list[Pipe]) -> None:
+        """Registers the pipes of a run to come, into which nothing is written before `watch`."""
+        for pipe in pipes:
+            self._loop.watch(pipe.read_fd, READ, _ignore, last=True)
+
     def watch(self, run: Run) -> None:
         """Has the pipes read, unless it is `paused`."""
         self._end_rest()
@@ -153,11 +162,12 @@ class ProgramOutput:
             handler = None if self.paused or pipe.ended else self._reader_of(run, pipe)
             self._loop.watch(pipe.read_fd, READ, handler, last=True)
 
-    def forget(self, run: Run) -> None:
+    def forget(self, run: Run, *, closing: bool = False) -> None:
+        """Reads the pipes no more; with `closing`, they are closed next."""
         if self._resting is not None and self._resting[0] is run:
             self._end_rest()
         for pipe in run.pipes:
-            self._loop.watch(pipe.read_fd, 0, None)
+            self._loop.watch(pipe.read_fd, 0, None, closing=closing)
 
     def on_time(self, now: float) -> None:
         """Reads the resting pipe when it is time; watches it again when nothing has come."""
@@ -183,16 +193,20 @@ class ProgramOutput:
                     self._read_pieces(run, self._resting[1])
                 self._wake()
             if not self._read_and_rest(run, pipe) and pipe.ended:
-                self._loop.watch(pipe.read_fd, 0, None)
+                self._loop.watch(pipe.read_fd, 0, None, closing=True)
+                pipe.close()
 
         return on_readable
 
     def _read_and_rest(self, run: Run, pipe: Pipe) -> bool:
         """Reads a pipe and sends what may be sent now; true when the pipe rests then."""
-        is_little, now, logs = self._read_pieces(run, pipe), time.monotonic(), run.logs
+        is_little = self._read_pieces(run, pipe)
+        if pipe.ended:
+            return False
+        now, logs = time.monotonic(), run.logs
         if not is_little:
             self._busy_until = now + _COALESCE_S
-        if now < self._busy_until or not pipe.is_large:
+        if not pipe.make_large() or now < self._busy_until:
             return False
         if logs.due is not None and logs.due <= now:
             logs.flush()

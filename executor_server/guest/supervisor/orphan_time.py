@@ -17,8 +17,6 @@ socket is closed over which the daemon that made it will say who has it.
 
 from __future__ import annotations
 
-import time
-
 from ..wire.loop import READ, Loop
 
 TYPE_CHECKING = False
@@ -68,8 +66,7 @@ class OrphanTime:
             self._loop.turn(0.0)
         return now >= self.ends_at
 
-    def note_turn(self, due: float) -> None:
+    def note_turn(self, due: float, now: float) -> None:
         """A turn of the loop has ended that was due to end at the time `due`."""
-        now = time.monotonic()
         if now - due > FROZEN_TIME_S and self._channel.last_heard > self._thawed_at:
             self._thawed_at = self._channel.last_heard = now

@@ -74,6 +74,7 @@ class Runner:
         self._prepared: Optional[tuple[usage.CpuMeter, RunProgram, bytes]] = None
         self._output = ProgramOutput(loop, lambda run: self.interrupt(run, "output_limit"))
         self._background = Background(loop)
+        self._pipes_ahead: list[Pipe] = []  # of the next run
         self._idle_of: Optional[usage.Process] = None  # the interpreter whose pipes for the time between runs are open
         self.run: Optional[Run] = None
         self.rules = Rules()
@@ -119,12 +120,12 @@ class Runner:
         self._prepare(self.run)
 
     def _prepare(self, run: Run) -> None:
-        """Does what does not depend on the verdict, while the checker works: makes pipes, and looks at the workspace.
+        """Does what does not depend on the verdict, while the checker works: looks at the workspace and the clocks.
 
         The pipes are new ones for each run: a process that an earlier run left behind still holds that run's pipes, and
         what it prints must not be taken for output of this one (background.py).
         """
-        run.pipes = [Pipe("stdout"), Pipe("stderr")]
+        run.pipes, self._pipes_ahead = self._pipes_ahead or [Pipe("stdout"), Pipe("stderr")], []
         run.write_fds = tuple(pipe.write_fd for pipe in run.pipes)
         self._output.watch(run)
         if run.visible and not run.is_branch:  # the files of a branch do not stay
@@ -181,13 +182,12 @@ class Runner:
         if run is None:
             return self._background.due
         if run.kill_at is not None:
-            return run.kill_at
-        soonest = min(
-            self._background.due,
-            self._output.due,
-            run.wall_deadline,
-            self._checking.deadline if run.phase == Phase.CHECKING else self._next_watch,
-        )
+            ends_at = run.kill_at
+        else:
+            ends_at = min(
+                run.wall_deadline, self._checking.deadline if run.phase == Phase.CHECKING else self._next_watch
+            )
+        soonest = min(ends_at, self._background.due, self._output.due)
         return soonest if run.logs.due is None else min(soonest, run.logs.due)
 
     def on_time(self, now: float) -> bool:
@@ -353,5 +353,8 @@ class Runner:
         self._drop(run)
 
     def _drop(self, run: Run) -> None:
-        self._output.forget(run)
+        self._output.forget(run, closing=True)
         run.close()
+        if not self._pipes_ahead:  # now, since no client waits for this process
+            self._pipes_ahead = [Pipe("stdout"), Pipe("stderr")]
+            self._output.expect(self._pipes_ahead)

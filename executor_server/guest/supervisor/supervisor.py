@@ -117,6 +117,7 @@ class Supervisor:
         self._has_environment = config.has_environment
         self._session_env: dict[str, str] = {}
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._full = False  # the daemon does not take events
         self._unfit = ""  # the reason when the interpreter that just ended a run can't take another
         self._exit_code: Optional[int] = None  # once the daemon, or the lack of one, ends it
 
@@ -133,19 +134,21 @@ class Supervisor:
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._loop.watch(self._wakeup_read, READ, self._on_wakeup)
         while (exit_code := self._end) is None:
-            asked_s, began = self._turn_time_s(), time.monotonic()
+            due, began = self._due, time.monotonic()
+            asked_s = self._turn_time_s(due - began)
             busy = self._loop.turn(asked_s)
-            self._orphan_time.note_turn(began + asked_s)
+            now = time.monotonic()
+            self._orphan_time.note_turn(began + asked_s, now)
+            self._transfers.expire_blobs(now)
             if not busy and not self._child_processes.started:
                 self._start_child_processes()  # no answer is due, so the fork delays none
-            self._on_time()
+            if now >= due:  # what has become due in this turn is done after the next one, which does not wait
+                self._on_time(now)
             if (self._prelude.due or self._requests.tools_due) and not self._child_processes.imports_ahead:
                 self._next_job()
             self._transfers.pump()
-            full = self._channel.full  # while the daemon does not take events, the program waits
-            self._child_processes.pause(full)
-            self._runner.pause(full)
-            self._beside.pause(full)
+            if self._channel.full or self._full:
+                self._hold_back(self._channel.full)
         if exit_code == ends.BROKEN:
             sys.stderr.write(f"the daemon broke the protocol: {self._channel.broken}\n")
         kill_everything()
@@ -158,19 +161,24 @@ class Supervisor:
             return ends.BROKEN
         return ends.NO_INTERPRETER if self._replacement.failed else self._exit_code
 
-    def _turn_time_s(self) -> float:
+    def _turn_time_s(self, left_s: float) -> float:
+        """Returns the seconds that a turn may wait for events, when something is due after so many."""
         if not self._child_processes.started:
             if self._child_processes.serves:
                 return 0.0
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         if self._transfers.busy:
             return 0.0
-        due = min(
-            *(self._orphan_time.ends_at, self._runner.due(), self._idle_due, self._requests.due),
-            *(self._beside.due, self._undo.due),
-        )
         # In quarters of the orphan time: a freeze is noticed by a turn that takes too long.
-        return max(0.0, min(_POLL_TIME_S, self._orphan_time.limit_s / 4, due - time.monotonic()))
+        return max(0.0, min(_POLL_TIME_S, self._orphan_time.limit_s / 4, left_s))
+
+    @property
+    def _due(self) -> float:
+        """Time of the next call of `_on_time`."""
+        return min(
+            *(self._orphan_time.ends_at, self._runner.due(), self._idle_due, self._requests.due),
+            *(self._beside.due, self._undo.due, self._channel.due),
+        )
 
     @property
     def _idle_due(self) -> float:
@@ -181,12 +189,19 @@ class Supervisor:
         os.read(self._wakeup_read, 4096)
         self._child_processes.reap()
 
-    def _on_time(self) -> None:
-        now = time.monotonic()
-        self._channel.expire_strangers()
-        if self._channel.full:
+    def _hold_back(self, full: bool) -> None:
+        """While the daemon does not take events, the program waits."""
+        self._full = full
+        if full:
             self._requests.postpone()
-        self._transfers.expire_blobs(now)
+        self._child_processes.pause(full)
+        self._runner.pause(full)
+        self._beside.pause(full)
+
+    def _on_time(self, now: float) -> None:
+        self._channel.expire_strangers()
+        if self._full:
+            self._requests.postpone()
         self._beside.on_time(now)
         self._undo.on_time(now)
         if self._orphan_time.is_over(now):

@@ -217,6 +217,11 @@ class Channel:
 
     # -- connections ---------------------------------------------------------------------------------------------
 
+    @property
+    def due(self) -> float:
+        """Time of the next call of `expire_strangers`."""
+        return min([float("inf"), *(stranger.deadline for stranger in self._strangers.values())])
+
     def expire_strangers(self) -> None:
         now = time.monotonic()
         for stranger in [s for s in self._strangers.values() if s.deadline <= now]:

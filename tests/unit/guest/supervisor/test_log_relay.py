@@ -34,6 +34,7 @@ class Program:
         self.pipes = {stream: Pipe(stream) for stream in ("stdout", "stderr")}
         self.reads = 0
         for pipe in self.pipes.values():
+            pipe.make_large()  # the test writes before it reads
             pipe.read = self._counted(pipe.read)  # type: ignore[method-assign]
         run = SimpleNamespace(pipes=list(self.pipes.values()), logs=self.logs, ended_by=None)
         self.run = cast(Run, run)
@@ -72,7 +73,7 @@ class Program:
         for pipe in self.pipes.values():
             if pipe.write_fd >= 0:
                 os.close(pipe.write_fd)
-            os.close(pipe.read_fd)
+            pipe.close()
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_much_output_is_read_without_a_rest(program: Program) -> None:
 
 def test_a_small_pipe_is_read_without_a_rest(program: Program) -> None:
     """The program would wait for its reader most of the time."""
-    program.pipes["stdout"].is_large = False
+    program.pipes["stdout"]._is_large = False
     for _ in range(40):
         program.write("stdout", b"line\n")
     assert program.logs.total_bytes == 200

@@ -35,7 +35,7 @@ def heard_s_ago_after_turn(heard_s_ago: float, due_s_ago: float, thawed_s_ago: f
     channel = cast(Any, SimpleNamespace(last_heard=now - heard_s_ago))
     orphan_time = OrphanTime(channel, cast(Any, None), 120.0)
     orphan_time._thawed_at = now - thawed_s_ago
-    orphan_time.note_turn(now - due_s_ago)
+    orphan_time.note_turn(now - due_s_ago, now)
     return time.monotonic() - float(channel.last_heard)
 
 

@@ -43,6 +43,7 @@ class Background:
         self._pipes: deque[Pipe] = deque()
         self._idle: list[Pipe] = []  # the interpreter's own, between runs
         self._kept = {"stdout": _Kept(), "stderr": _Kept()}
+        self._keeps = False  # there is something to show
         self._interval_ends = 0.0
         self._interval_bytes = 0
         self._waits = False
@@ -118,6 +119,7 @@ class Background:
             self._end(pipe)
         elif data:
             self._kept[pipe.stream].add(data)
+            self._keeps = True
         return bool(data)
 
     # -- showing ---------------------------------------------------------------------------------------------------
@@ -127,7 +129,8 @@ class Background:
         for pipe in tuple(self._pipes) if drain else ():
             while self._read(pipe):
                 pass
-        for stream, kept in self._kept.items():
+        shown, self._keeps = self._kept if self._keeps else {}, False
+        for stream, kept in shown.items():
             if kept.total_bytes:
                 self._kept[stream] = _Kept()
                 logs.say_background(stream, kept.data(limit_bytes), kept.total_bytes)

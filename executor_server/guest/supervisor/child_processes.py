@@ -166,7 +166,7 @@ class ChildProcesses:
         else:
             self._claim()
             self.await_end()
-        self._unless_stuck(self._interpreter, lambda child: child.post(message, body, memfd, fds))
+        self._post(self._interpreter, message, body, memfd, fds)
         if self._interpreter.blocked:
             self._watch_interpreter()
 
@@ -182,7 +182,9 @@ class ChildProcesses:
         self._checker_uses += 1
         self.due = time.monotonic() + CHECKER_REST_S
         self._checker_cpu_s = process_cpu_s(self._checker.pid)
-        self._unless_stuck(self._checker, lambda child: child.post(message, body))
+        self._post(self._checker, message, body)
+        if self._checker.blocked:
+            self._watch_checker()
 
     def have_checker(self) -> None:
         """Starts a checker where there is none, before a source waits for it."""
@@ -264,7 +266,7 @@ class ChildProcesses:
         child = self._interpreter
         assert child is not None
         if events & WRITE:
-            self._unless_stuck(child, Child.flush)
+            self._flush(child)
             self._watch_interpreter()
         self._receive(child, self._on_message)
 
@@ -285,8 +287,8 @@ class ChildProcesses:
         child = self._checker
         assert child is not None
         if events & WRITE:
-            self._unless_stuck(child, Child.flush)
-        self._watch_checker()
+            self._flush(child)
+            self._watch_checker()
         self._receive(child, self._supervisor.on_verdict)
 
     def _receive(self, child: Child, take: Callable[[link.Packet], None]) -> None:
@@ -306,16 +308,30 @@ class ChildProcesses:
         finally:
             packet.close()
 
-    def _unless_stuck(self, child: Child, do: Callable[[Child], None]) -> None:
+    def _post(
+        self,
+        child: Child,
+        message: LinkMessage,
+        body: bytes,
+        memfd: Optional[int] = None,
+        fds: tuple[int, ...] = (),
+    ) -> None:
         try:
-            do(child)
+            child.post(message, body, memfd, fds)
+        except ChildStuck:
+            self._kill(child)
+
+    def _flush(self, child: Child) -> None:
+        try:
+            child.flush()
         except ChildStuck:
             self._kill(child)
 
     def _claim(self) -> None:
         """Keeps the interpreter that is there, since it is about to be used."""
-        self._used = True
-        self._warm.end()
+        if not self._used:  # no other one is warmed after that
+            self._used = True
+            self._warm.end()
 
     def _start_warm(self) -> None:
         if not self._used:

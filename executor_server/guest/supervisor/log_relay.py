@@ -92,7 +92,7 @@ class LogRelay:
     def finish(self) -> None:
         """Sends the waiting pieces, then the tail, after the number of bytes left out before it."""
         self.flush()
-        if not self._execution_id:
+        if not (self._execution_id and self._cutter.total_bytes):
             return
         tail = self._cutter.drain()
         if self._cutter.omitted_bytes:

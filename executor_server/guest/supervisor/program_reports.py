@@ -110,7 +110,8 @@ class ProgramReports:
         if ended.error < len(body) and run.output is None:
             run.output, run.output_size = body[ended.error :], len(body) - ended.error
         self.warn(run, spent=run.operations)
-        self._runner.tool_calls.refuse_open(run)
+        if run.calls:
+            self._runner.tool_calls.refuse_open(run)
         self._runner.finish(run, ended.outcome, detail)
 
 

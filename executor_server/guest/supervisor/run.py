@@ -77,7 +77,9 @@ class Settings:
     @classmethod
     def of(cls, execute: Execute) -> Settings:
         """Reads them from the daemon's request."""
-        return cls(**{name: getattr(execute, name) for name in cls.__slots__})
+        return cls(
+            *(execute.mode, execute.wall_time_s, execute.cpu_time_s), execute.operations, execute.output_bytes
+        )
 
 
 class Warning:

@@ -108,7 +108,8 @@ class Runner:
         if execution_id:
             self._count += 1
         self.run = Run(execution_id, source, settings, self._count, self._channel)
-        self.run.hold(self._output.paused)
+        if self._output.paused:
+            self.run.hold(True)
         self.run.savepoint, self.run.is_branch = savepoint, is_branch
         if execution_id:
             self._background.show(self.run.logs, settings.output_bytes)
@@ -184,9 +185,8 @@ class Runner:
         if run.kill_at is not None:
             ends_at = run.kill_at
         else:
-            ends_at = min(
-                run.wall_deadline, self._checking.deadline if run.phase == Phase.CHECKING else self._next_watch
-            )
+            look_at = self._checking.deadline if run.phase == Phase.CHECKING else self._next_watch
+            ends_at = min(run.wall_deadline, look_at)
         soonest = min(ends_at, self._background.due, self._output.due)
         return soonest if run.logs.due is None else min(soonest, run.logs.due)
 
@@ -339,8 +339,9 @@ class Runner:
             self._output.forget(run)
         if run.visible:
             self._background.show(run.logs, run.settings.output_bytes, drain=True)
-        self._background.adopt(held)
-        run.pipes = [pipe for pipe in run.pipes if pipe not in held]
+        if held:
+            self._background.adopt(held)
+            run.pipes = [pipe for pipe in run.pipes if pipe not in held]
         self.run = None
         self._on_end(run, outcome, detail)
         self._drop(run)  # last: the result waits for nothing that it does not need

@@ -280,6 +280,8 @@ class Supervisor:
         self._requests.post_tools()
 
     def _next_job(self) -> None:
+        if not (self._jobs.ready or self._prelude.due or self._requests.tools_due):
+            return
         # Prelude and tools wait while a warm interpreter may take this one's place, unless a job waits for them.
         settled = self._jobs.ready or not self._child_processes.imports_ahead
         if self._prelude.due and settled and not (self._runner.busy or self._end is not None):
@@ -348,12 +350,15 @@ class Supervisor:
         """Handles a message of the interpreter, which agent code may have sent. Raises FrameError."""
         packet.close_fds()  # no message has any: a program could use up all that this process may have open
         message = link_messages.message_of(packet)
-        if isinstance(message, link_messages.Output):
+        if isinstance(message, link_messages.ProgramEnded):
+            self._unfit = message.unfit
+            self._runner.reports.on_done(message, link.read_body(packet, self._runner.reports.max_end_bytes))
+        elif isinstance(message, link_messages.CalledTool):
+            self._runner.reports.on_tool_call(message, packet)
+        elif isinstance(message, link_messages.Output):
             self._runner.reports.on_output(packet)
         elif isinstance(message, link_messages.ShownImage):
             self._runner.reports.on_image(message, packet)
-        elif isinstance(message, link_messages.CalledTool):
-            self._runner.reports.on_tool_call(message, packet)
         elif isinstance(message, link_messages.Variable):
             self._requests.on_variable(message, packet)
         elif isinstance(message, link_messages.ExportedState):
@@ -361,9 +366,6 @@ class Supervisor:
         elif isinstance(message, link_messages.Answered):
             self._requests.on_answer(message, link.read_body(packet, self._requests.max_answer_bytes))
             self._next_job()
-        elif isinstance(message, link_messages.ProgramEnded):
-            self._unfit = message.unfit
-            self._runner.reports.on_done(message, link.read_body(packet, self._runner.reports.max_end_bytes))
         else:
             link.read_body(packet, 0)
             if isinstance(message, link_messages.Booted):

@@ -150,7 +150,7 @@ class CpuMeter:
         self._interpreter = interpreter
         self._sandbox = sandbox
         self._others_s = 0.0
-        self.begin()
+        self._group_before_s = self._reaped_before_s = self._aside_before_s = 0.0
         if sandbox.is_exact:
             return
         self._own_before_s = process_cpu_s(interpreter.pid)
@@ -162,7 +162,6 @@ class CpuMeter:
 
     def begin(self) -> None:
         """The code is about to start: what the checker has spent since this was made is not the run's."""
-        self._group_before_s = self._reaped_before_s = 0.0
         if self._sandbox.is_exact:
             self._group_before_s, self._aside_before_s = self._sandbox.group_s(), self._sandbox.aside.cpu_s()
         else:

@@ -37,7 +37,7 @@ from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameDecoder, FrameErr
 from .lean import accept, socket
 from .loop import READ, WRITE, Loop
 from .messages import Ack, BlobChunk, Done, Hello, Listener, Ping, Pong, Ready, TakeListener
-from .sequenced import Numbered, Sequenced
+from .sequenced import KEPT_BYTES, Numbered, Sequenced
 from .tokens import is_next
 
 TYPE_CHECKING = False
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .messages import Image, ToolCall
     from .schema import Message
 
+_NEVER = float("inf")
 _MAX_STRANGERS = 4
 _HELLO_TIME_S = 5.0
 # The rest of a frame that is larger is read to where it belongs (frames.py).
@@ -120,7 +121,7 @@ class Channel:
     @property
     def full(self) -> bool:
         """True when the program should wait before it sends more."""
-        return self._window.full
+        return self._window.kept_bytes > KEPT_BYTES
 
     @property
     def connected(self) -> bool:
@@ -220,7 +221,7 @@ class Channel:
     @property
     def due(self) -> float:
         """Time of the next call of `expire_strangers`."""
-        return min([float("inf"), *(stranger.deadline for stranger in self._strangers.values())])
+        return min(stranger.deadline for stranger in self._strangers.values()) if self._strangers else _NEVER
 
     def expire_strangers(self) -> None:
         now = time.monotonic()

@@ -162,6 +162,9 @@ def send(sock: socket.socket, message: LinkMessage, body: Union[bytes, Parts] = 
 
     Raises LinkClosed, and BlockingIOError where a non-blocking link is full.
     """
+    if isinstance(body, bytes) and len(body) <= INLINE_BYTES:  # nearly all are
+        _send_packet(sock, encode_head(message.head()), body, fds)
+        return
     parts: Parts = body if isinstance(body, list) else [body]
     if size_of(parts) <= INLINE_BYTES:
         _send_packet(sock, encode_head(message.head()), b"".join(parts), fds)
@@ -195,7 +198,7 @@ def receive(sock: socket.socket, max_bytes: int) -> Packet:
         data, ancillary, flags, _ = sock.recvmsg(min(size, _PACKET_BYTES), _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError as error:
         raise LinkClosed("the other end is gone") from error
-    owned = passed_descriptors(ancillary)
+    owned = passed_descriptors(ancillary) if ancillary else []
     try:
         if not data:
             raise LinkClosed("the other end is gone")
@@ -207,7 +210,7 @@ def receive(sock: socket.socket, max_bytes: int) -> Packet:
         if 4 + head_length > len(data):
             raise FrameError(f"a head of {head_length} bytes")
         head = decode_head(data[4 : 4 + head_length])
-        if "memfd" not in head:
+        if "memfd" not in head.values:
             body = data[4 + head_length :]
             return Packet(head, body, None, len(body), owned)
         if not owned:

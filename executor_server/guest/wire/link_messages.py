@@ -60,10 +60,10 @@ class LinkMessage(Record):
 def message_of(packet: Packet) -> LinkMessage:
     """Returns the message in a packet's head, which is read once. Raises FrameError."""
     if packet.message is None:
-        kind = packet.head.text("t", 32)
-        cls = LinkMessage.by_kind.get(kind)
+        kind = packet.head.values.get("t")
+        cls = LinkMessage.by_kind.get(kind) if type(kind) is str else None
         if cls is None:
-            raise FrameError(f"an unknown message {kind!r}")
+            raise FrameError(f"an unknown message {str(kind)[:32]!r}")
         packet.message = cls.read(packet.head)
     return packet.message
 

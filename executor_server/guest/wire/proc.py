@@ -38,4 +38,4 @@ def fields(stat: bytes) -> list[bytes]:
 
 def seconds(stat: list[bytes], first: int, last: int) -> float:
     """Returns the sum of adjacent fields that are times."""
-    return sum(int(value) for value in stat[first : last + 1]) / TICKS_PER_S
+    return sum(map(int, stat[first : last + 1])) / TICKS_PER_S

@@ -139,6 +139,7 @@ def test_processor_time_is_told_of_the_process_and_of_its_living_and_dead_childr
     process: usage.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = usage.CpuMeter(process, usage.SandboxCpu())
+    meter.begin()
     pid = os.fork()
     if pid == 0:
         while time.process_time() < 0.1:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import select
 import sys
 import types
 from _thread import allocate_lock, get_ident
@@ -88,8 +87,6 @@ class Inbox:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
         self._changed = Condition()
         self._leading = False
         self._commands: deque[link.Packet] = deque()
@@ -190,11 +187,11 @@ class Inbox:
             if mine:
                 self._careful = False  # from here on an interrupt loses nothing, nor does one that came before
                 self._raise_interrupt()
-            self._poll.poll()
+            size = link.await_size(self._sock)
         finally:
             if mine:
                 self._careful = True
-        return link.receive(self._sock, MAX_VALUE_BYTES)
+        return link.receive(self._sock, MAX_VALUE_BYTES, size)
 
     def _store(self, packet: link.Packet) -> None:
         message = message_of(packet)

@@ -69,6 +69,7 @@ class ProgramReports:
             self._output.drain(run)
             event = ToolCall(id=run.execution_id, call=run.open_call(call), name=call.name)
             self._channel.send_payload(event, _data(packet), packet.size)
+            run.set_clock()
 
     def on_limit(self, near: NearLimit) -> None:
         """Warns: the program has spent nearly all of a budget. Raises FrameError."""

@@ -176,24 +176,21 @@ class Run:
         return ""
 
     def open_call(self, call: Call) -> str:
-        """Records a call. Returns an id made here: the program chose the other one, which may not be unique."""
+        """Records a call. Returns an id made here: the program chose the other one, which may not be unique.
+
+        `set_clock` is to follow, here and when a call is closed, once what another process waits for is sent.
+        """
         self.calls_made += 1
         call_id = f"c{self.calls_made}"
         self.calls[call_id] = call
-        self._set_clock()
         return call_id
-
-    def close_call(self, call_id: str) -> Call:
-        call = self.calls.pop(call_id)
-        self._set_clock()
-        return call
 
     def hold(self, held: bool) -> None:
         """Stops the clock while the program's output is not read, since it may be waiting for that."""
         self._held = held
-        self._set_clock()
+        self.set_clock()
 
-    def _set_clock(self) -> None:
+    def set_clock(self) -> None:
         """Stops the clock while the run waits for a tool's answer or for its output to be read."""
         waits = self._held or bool(self.calls)
         if waits and self._paused_at is None:

@@ -48,8 +48,9 @@ class ToolCalls:
 
     def refuse_open(self, run: Run) -> None:
         """Refuses the open calls of a run that has ended: its threads would wait for ever."""
-        for call_id in list(run.calls):
-            self.refuse(run.close_call(call_id), "the execution ended before the tool had answered")
+        while run.calls:
+            self.refuse(run.calls.popitem()[1], "the execution ended before the tool had answered")
+        run.set_clock()
 
     def on_result(self, run: Optional[Run], result: ToolResult, body: bytes) -> None:
         """Hands the daemon's answer to the program. A late one is dropped; the client knows from the daemon."""
@@ -58,7 +59,7 @@ class ToolCalls:
             if fd is not None:
                 os.close(fd)
             return
-        call = run.close_call(result.call)
+        call = run.calls.pop(result.call)
         if not result.ok:
             reply = ToolReply(call=call.waiting_id, ok=False, type=result.type or "")
         elif result.blob is not None and fd is None:
@@ -69,6 +70,7 @@ class ToolCalls:
             if final:
                 run.final_call_id = run.final_call_id or result.call
         self._child_processes.post(reply, body, memfd=fd)
+        run.set_clock()
 
 
 def _refusal(call: Call) -> ToolReply:

@@ -110,6 +110,7 @@ class Channel:
         self._window = Sequenced()
         self._blobs_sent = 0
         self._writing: list[Union[memoryview, FileSlice]] = []
+        self._waits = False  # the socket of the daemon was full
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self.last_heard = time.monotonic()
         self.broken = ""  # a message that no daemon of this version sends
@@ -175,13 +176,16 @@ class Channel:
             if not self._writing:
                 frame = self._window.next_frame()
                 if frame is None:
-                    self._watch(self._conn.fileno(), READ, self._readable)
+                    if self._waits:
+                        self._waits = False
+                        self._watch(self._conn.fileno(), READ, self._readable)
                     return
                 body = frame.body if isinstance(frame.body, FileSlice) else memoryview(frame.body)
                 self._writing = [memoryview(frame.prefix), body]
             try:
                 self._write(self._conn)
             except BlockingIOError:
+                self._waits = True
                 self._watch(self._conn.fileno(), READ | WRITE, self._readable)
                 return
             except OSError:
@@ -209,6 +213,9 @@ class Channel:
         if len(views) < len(self._writing):
             views = [first]
         sent = conn.sendmsg(views)
+        if sent == sum(map(len, views)):  # nearly always
+            del self._writing[: len(views)]
+            return
         for view in views:
             if sent < len(view):
                 self._writing[0] = view[sent:]
@@ -375,7 +382,7 @@ class Channel:
             self._loop.first = -1
             self._conn.close()
             self._conn = None
-            self._writing = []
+            self._writing, self._waits = [], False
 
     def _drop(self, stranger: _Stranger) -> None:
         self._watch(stranger.sock.fileno(), 0, None)

@@ -190,11 +190,25 @@ def _send_packet(sock: socket.socket, head: bytes, body: bytes, fds: tuple[int, 
         raise LinkClosed("the other end is gone") from error
 
 
-def receive(sock: socket.socket, max_bytes: int) -> Packet:
-    """The next message. Raises LinkClosed, FrameError, and BlockingIOError where none waits on a non-blocking link."""
+def await_size(sock: socket.socket) -> int:
+    """Returns the bytes of the next message, which stays unread; 0 when the other end is gone.
+
+    Raises BlockingIOError where none waits on a non-blocking link.
+    """
     try:
-        # Asked for its size first: for the largest one, the C library would map memory and unmap it again.
-        size = sock.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+        return sock.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+    except ConnectionResetError:
+        return 0
+
+
+def receive(sock: socket.socket, max_bytes: int, size: Optional[int] = None) -> Packet:
+    """The next message. Raises LinkClosed, FrameError, and BlockingIOError where none waits on a non-blocking link.
+
+    `size` is what `await_size` has returned for it, if it was called.
+    """
+    if size is None:
+        size = await_size(sock)  # for the largest one, the C library would map memory and unmap it again
+    try:
         data, ancillary, flags, _ = sock.recvmsg(min(size, _PACKET_BYTES), _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError as error:
         raise LinkClosed("the other end is gone") from error

@@ -213,8 +213,8 @@ def test_an_interrupt_while_a_message_is_taken_comes_after_it(
     receive = link.receive
     taken: list[link.Packet] = []
 
-    def receive_interrupted(sock: socket.socket, max_bytes: int) -> link.Packet:
-        packet = receive(sock, max_bytes)
+    def receive_interrupted(sock: socket.socket, max_bytes: int, size: int) -> link.Packet:
+        packet = receive(sock, max_bytes, size)
         if threading.current_thread() is threading.main_thread() and not taken:
             taken.append(packet)
             signal.raise_signal(signal.SIGINT)

@@ -48,7 +48,7 @@ _BATCH = 50  # executions in a turn: less than a tenth of a second
 # Seconds from one execution to the next, in which daemon and client would work: what the guest does after its result
 # costs no client anything.
 _PAUSE_S = 0.0005
-_CALLS = 200  # of a host tool in one execution, as in `make bench`
+_CALLS = 200  # as many calls of a host tool in one execution as in `make bench`
 _TOOL = {"name": "echo", "description": "", "parameters": ["value"], "final": False}
 _CALLING = f"for number in range({_CALLS}):\n    echo(number)"
 _ANSWER = encode(1)
@@ -259,7 +259,14 @@ def compare(base: str, python: str, rounds: int, only: list[str]) -> None:
         sides = [_Side(Path(folder), python), _Side(_REPOSITORY, python)]
         for number in range(rounds):
             order = sides if number % 2 else sides[::-1]
-            for what in ("execute", "execute", "execute", "calls", "lines", *(("life", "flood") if number % 4 == 0 else ())):
+            for what in (
+                "execute",
+                "execute",
+                "execute",
+                "calls",
+                "lines",
+                *(("life", "flood") if number % 4 == 0 else ()),
+            ):
                 for side in order if what in only else ():
                     side.measure(what)
         for side in sides:

@@ -102,7 +102,7 @@ def test_arguments_count_while_their_call_is_open() -> None:
     run = new_run()
     call_id = run.open_call(Call("tool", "w", TOOL_ARGUMENTS_BYTES_MAX))
     assert "together" in run.why_no_call(1)
-    run.close_call(call_id)
+    run.calls.pop(call_id)
     assert not run.why_no_call(TOOL_ARGUMENTS_BYTES_MAX)
     for _ in range(TOOL_CALLS_OPEN_MAX):
         run.open_call(Call("tool", "w", 0))

@@ -166,7 +166,7 @@ class ChildProcesses:
         else:
             self._claim()
             self.await_end()
-        self._post(self._interpreter, message, body, memfd, fds)
+        self._unless_stuck(self._interpreter, lambda child: child.post(message, body, memfd, fds))
         if self._interpreter.blocked:
             self._watch_interpreter()
 
@@ -182,9 +182,7 @@ class ChildProcesses:
         self._checker_uses += 1
         self.due = time.monotonic() + CHECKER_REST_S
         self._checker_cpu_s = process_cpu_s(self._checker.pid)
-        self._post(self._checker, message, body)
-        if self._checker.blocked:
-            self._watch_checker()
+        self._unless_stuck(self._checker, lambda child: child.post(message, body))
 
     def have_checker(self) -> None:
         """Starts a checker where there is none, before a source waits for it."""
@@ -266,7 +264,7 @@ class ChildProcesses:
         child = self._interpreter
         assert child is not None
         if events & WRITE:
-            self._flush(child)
+            self._unless_stuck(child, Child.flush)
             self._watch_interpreter()
         self._receive(child, self._on_message)
 
@@ -287,8 +285,8 @@ class ChildProcesses:
         child = self._checker
         assert child is not None
         if events & WRITE:
-            self._flush(child)
-            self._watch_checker()
+            self._unless_stuck(child, Child.flush)
+        self._watch_checker()
         self._receive(child, self._supervisor.on_verdict)
 
     def _receive(self, child: Child, take: Callable[[link.Packet], None]) -> None:
@@ -308,22 +306,9 @@ class ChildProcesses:
         finally:
             packet.close()
 
-    def _post(
-        self,
-        child: Child,
-        message: LinkMessage,
-        body: bytes,
-        memfd: Optional[int] = None,
-        fds: tuple[int, ...] = (),
-    ) -> None:
+    def _unless_stuck(self, child: Child, do: Callable[[Child], None]) -> None:
         try:
-            child.post(message, body, memfd, fds)
-        except ChildStuck:
-            self._kill(child)
-
-    def _flush(self, child: Child) -> None:
-        try:
-            child.flush()
+            do(child)
         except ChildStuck:
             self._kill(child)
 

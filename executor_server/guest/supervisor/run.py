@@ -77,9 +77,7 @@ class Settings:
     @classmethod
     def of(cls, execute: Execute) -> Settings:
         """Reads them from the daemon's request."""
-        return cls(
-            *(execute.mode, execute.wall_time_s, execute.cpu_time_s), execute.operations, execute.output_bytes
-        )
+        return cls(*(execute.mode, execute.wall_time_s, execute.cpu_time_s), execute.operations, execute.output_bytes)
 
 
 class Warning:

@@ -74,7 +74,7 @@ class Runner:
         self._prepared: Optional[tuple[usage.CpuMeter, RunProgram, bytes]] = None
         self._output = ProgramOutput(loop, lambda run: self.interrupt(run, "output_limit"))
         self._background = Background(loop)
-        self._pipes_ahead: list[Pipe] = []  # of the next run
+        self._pipes_ahead: list[Pipe] = []  # the next run's
         self._idle_of: Optional[usage.Process] = None  # the interpreter whose pipes for the time between runs are open
         self.run: Optional[Run] = None
         self.rules = Rules()

@@ -96,6 +96,8 @@ class Supervisor:
         self._runner = Runner(
             config, self._loop, self._channel, children, self._transfers, self._cpu, self._undo, self._on_run_end
         )
+        self.on_verdict, self.on_checker_exit = self._runner.on_verdict, self._runner.on_checker_exit
+        self.on_interpreter_exit = self._replace_interpreter
         self._background_cpu = usage.BackgroundCpu(self._cpu, self._runner.charged_cpu_s)
         self._prelude = Prelude(self._channel, self._runner, self._results)
         self._requests = Requests(
@@ -136,13 +138,12 @@ class Supervisor:
         while (exit_code := self._end) is None:
             due, began = self._due, time.monotonic()
             asked_s = self._turn_time_s(due - began)
-            busy = self._loop.turn(asked_s)
-            now = time.monotonic()
+            busy, now = self._loop.turn(asked_s), time.monotonic()
             self._orphan_time.note_turn(began + asked_s, now)
             self._transfers.expire_blobs(now)
             if not busy and not self._child_processes.started:
                 self._start_child_processes()  # no answer is due, so the fork delays none
-            if now >= due:  # what has become due in this turn is done after the next one, which does not wait
+            if now >= due:  # else the next turn does not wait, and it is done then
                 self._on_time(now)
             if (self._prelude.due or self._requests.tools_due) and not self._child_processes.imports_ahead:
                 self._next_job()
@@ -163,11 +164,9 @@ class Supervisor:
 
     def _turn_time_s(self, left_s: float) -> float:
         """Returns the seconds that a turn may wait for events, when something is due after so many."""
-        if not self._child_processes.started:
-            if self._child_processes.serves:
-                return 0.0
+        if not (self._child_processes.started or self._child_processes.serves):
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
-        if self._transfers.busy:
+        if self._transfers.busy or not self._child_processes.started:
             return 0.0
         # In quarters of the orphan time: a freeze is noticed by a turn that takes too long.
         return max(0.0, min(_POLL_TIME_S, self._orphan_time.limit_s / 4, left_s))
@@ -175,15 +174,9 @@ class Supervisor:
     @property
     def _due(self) -> float:
         """Time of the next call of `_on_time`."""
-        return min(
-            *(self._orphan_time.ends_at, self._runner.due(), self._idle_due, self._requests.due),
-            *(self._beside.due, self._undo.due, self._channel.due),
-        )
-
-    @property
-    def _idle_due(self) -> float:
-        """Time at which the idle checker is ended, or one is started."""
-        return float("inf") if self._runner.busy else self._child_processes.due
+        runs = self._runner.due() if self._runner.busy else min(self._runner.due(), self._child_processes.due)
+        others = self._requests.due, self._beside.due, self._undo.due, self._channel.due
+        return min(self._orphan_time.ends_at, runs, *others)
 
     def _on_wakeup(self, _events: int) -> None:
         os.read(self._wakeup_read, 4096)
@@ -208,7 +201,7 @@ class Supervisor:
             self._exit_code = ends.ORPHANED
         elif now >= self._requests.due or self._runner.on_time(now):
             self._replace_interpreter(None)
-        elif now >= self._idle_due:
+        elif not self._runner.busy and now >= self._child_processes.due:
             self._child_processes.on_due()
 
     def _on_new_daemon(self) -> None:
@@ -340,12 +333,6 @@ class Supervisor:
 
     # -- messages and exits of the children ------------------------------------------------------------------------
 
-    def on_verdict(self, packet: link.Packet) -> None:
-        self._runner.on_verdict(packet)
-
-    def on_checker_exit(self, status: int) -> None:
-        self._runner.on_checker_exit(status)
-
     def on_message(self, packet: link.Packet) -> None:
         """Handles a message of the interpreter, which agent code may have sent. Raises FrameError."""
         packet.close_fds()  # no message has any: a program could use up all that this process may have open
@@ -376,9 +363,6 @@ class Supervisor:
                 self._replace_interpreter(None, message.why)
             else:
                 raise FrameError(f"a message {message.kind!r} is not for the supervisor")
-
-    def on_interpreter_exit(self, status: int) -> None:
-        self._replace_interpreter(status)
 
     def _replace_interpreter(self, status: Optional[int], why: str = "") -> None:
         self._replacement.replace(status, why)

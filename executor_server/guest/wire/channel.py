@@ -213,9 +213,6 @@ class Channel:
         if len(views) < len(self._writing):
             views = [first]
         sent = conn.sendmsg(views)
-        if sent == sum(map(len, views)):  # nearly always
-            del self._writing[: len(views)]
-            return
         for view in views:
             if sent < len(view):
                 self._writing[0] = view[sent:]

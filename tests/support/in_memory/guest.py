@@ -450,10 +450,11 @@ class MemoryGuest:
             self._spent -= run.budget - ended.operations
         for limit in [limit for limit, warning in run.warnings.items() if warning.mark <= run.operations]:
             self._warn(run, limit)
-        for call_id in list(run.calls):
-            self._answers.pop(run.close_call(call_id).waiting_id).give(
+        while run.calls:
+            self._answers.pop(run.calls.popitem()[1].waiting_id).give(
                 _Refused("RuntimeError", "the execution ended before the tool had answered")
             )
+        run.set_clock()
         self._finish(run, ended.outcome, ended.error, ended.output)
 
     def _replace_interpreter(self, *, over_prelude: bool) -> None:
@@ -531,6 +532,7 @@ class MemoryGuest:
             self._answers[waiting_id] = answer
             run.logs.flush()
             call_id = run.open_call(Call(name, waiting_id, len(arguments)))
+            run.set_clock()
             self.channel.send_payload(ToolCall(id=run.execution_id, call=call_id, name=name), arguments)
 
     def _on_tool_result(self, result: ToolResult, body: bytes) -> None:
@@ -539,7 +541,8 @@ class MemoryGuest:
         data = read_file(fd) if fd is not None else body
         if run is None or run.execution_id != result.id or result.call not in run.calls:
             return  # it came too late
-        call = run.close_call(result.call)
+        call = run.calls.pop(result.call)
+        run.set_clock()
         answer = self._answers.pop(call.waiting_id)
         if not result.ok:
             answer.give(_Refused(result.type or "", body.decode("utf-8", "replace")))

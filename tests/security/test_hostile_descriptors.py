@@ -78,6 +78,7 @@ async def test_refused_messages_leave_no_descriptor_with_the_supervisor(harness:
     """Each kept one open, with all the memory that was in its file, which no limit counted any more."""
     session = await harness.session()
     assert (await harness.run(session, "1")).output == 1
+    await session.list_files("")  # answered once the run's pipes are closed, and those of the next one made
     supervisor = supervisor_of(session)
     before = supervisor.num_fds()
     for lie in (
@@ -90,7 +91,7 @@ async def test_refused_messages_leave_no_descriptor_with_the_supervisor(harness:
     ):  # fmt: skip
         assert (await harness.run(session, LINK + lie + WAIT)).outcome == "crashed"
     assert (await harness.run(session, "1")).output == 1
-    # A run's pipes are closed a moment after its result was sent.
+    await session.list_files("")
     assert await eventually_async(lambda: supervisor.num_fds() <= before)
 
 

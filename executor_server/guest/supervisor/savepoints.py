@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     OnTaken = Callable[[Optional[int], str], None]
     OnMade = Callable[[Optional["Taken"], str], None]
 
-# Seconds for a session to go back, with all files of the workspace written; a few milliseconds are usual.
+# Seconds for a session to go back, with all files of the workspace written; a few milliseconds are usual. The loop
+# stands still meanwhile: what runs beside waits, and the daemon gives a silent guest 20 s at least. With less time, a
+# busy host would cost a session its variables.
 _RESUME_TIME_S = 5.0
 # Seconds from a savepoint, or a rollback, until its successor is made: a short program that comes next has run by then,
 # and is not slowed down by the fork.

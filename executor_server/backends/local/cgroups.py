@@ -84,7 +84,7 @@ class CgroupTrees:
             # After all directories exist: the files in them show which settings the kernel has.
             settings = [*self._settings(directories, memory_bytes, processes), *self._quota(directories, cpus)]
             for directory, file, value in settings:
-                _write(directory, file, value)
+                (directory / file).write_text(value)
         except OSError as error:
             for directory in group.unique_directories:
                 with contextlib.suppress(OSError):  # the first error is the one to report
@@ -156,15 +156,6 @@ def _processors_above(group: Path) -> Iterator[float]:
             yield quota_us / period_us
 
 
-def _write(directory: Path, file: str, value: str) -> None:
-    """Sets a value in three system calls; with an object for the file it is seven, and each sandbox needs some."""
-    fd = os.open(f"{directory}/{file}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, value.encode())
-    finally:
-        os.close(fd)
-
-
 @dataclass(frozen=True)
 class Cgroup:
     """The control group of one sandbox."""
@@ -210,7 +201,7 @@ class Cgroup:
     def set_processes(self, processes: int) -> None:
         """Limits the processes of the group, where the kernel counts them. Raises OSError."""
         if "pids" in self.directories:
-            _write(self.directories["pids"], "pids.max", str(processes))
+            (self.directories["pids"] / "pids.max").write_text(str(processes))
 
     def set_memory(self, memory_bytes: int) -> None:
         """Changes the limit of memory. Raises OSError."""
@@ -221,7 +212,7 @@ class Cgroup:
             files.reverse()
         for file in files:
             if (memory / file).exists():
-                _write(memory, file, str(memory_bytes))
+                (memory / file).write_text(str(memory_bytes))
 
     def set_cpu_share(self, share: float) -> None:
         if "cpu" in self.directories:
@@ -285,7 +276,7 @@ def _kill_all(directory: Path) -> None:
     was made.
     """
     with contextlib.suppress(OSError):  # before Linux 5.14, and in version 1, there is no such file
-        _write(directory, "cgroup.kill", "1")
+        (directory / "cgroup.kill").write_text("1")
         return
     with contextlib.suppress(OSError):  # the group is removed already, or a process of it has ended
         for pid in (directory / "cgroup.procs").read_text().split():

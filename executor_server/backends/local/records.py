@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from executor_server.backends.local.cgroups import Cgroup
 
 _RECORD_NAME = "record.json"
 _RECORD_BYTES = 65_536
-_STAT_BYTES = 4096  # the kernel writes some hundred
 _PARENT_FIELD, _START_TIME_FIELD = 4 - 3, 22 - 3  # in /proc/PID/stat, counted after the command's closing parenthesis
 
 
@@ -34,22 +32,12 @@ class ProcessRecord:
     @classmethod
     def of(cls, pid: int) -> ProcessRecord:
         """Reads /proc. Raises FileNotFoundError or ProcessLookupError when there is no such process."""
-        return cls(pid, int(_stat(pid)[_START_TIME_FIELD]), _boot_id())
-
-
-@cache
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return cls(pid, int(_stat(pid)[_START_TIME_FIELD]), Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
 
 def _stat(pid: int) -> list[str]:
-    fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        text = os.read(fd, _STAT_BYTES)
-    finally:
-        os.close(fd)
-    # The command may contain spaces and parentheses, and any bytes; the fields after its last parenthesis do not.
-    return text.rpartition(b")")[2].decode().split()
+    # The command may contain spaces and parentheses; the fields after its last parenthesis do not.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def parent_of(pid: int) -> int:
@@ -102,8 +90,8 @@ def write_record(directory: Path, record: Record) -> None:
         "cgroups": {name: str(path) for name, path in cgroup.directories.items()} if cgroup else {},
     }
     fd = os.open(directory / _RECORD_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(json.dumps(values).encode())  # `dump` encodes in Python, and takes ten times as long
+    with os.fdopen(fd, "w") as file:
+        json.dump(values, file)
 
 
 def remove_record(directory: Path) -> None:

@@ -21,6 +21,7 @@ from executor_server.channel.requests import (
     written_bytes,
     written_file,
 )
+from executor_server.channel.tokens import first_token
 from executor_server.channel.tool_packing import BlobDigests, packed_tools
 from executor_server.guest.wire.messages import MAX_PAYLOAD_BYTES
 from executor_server.guest.wire.tools import MAX_SHIPPED_BYTES

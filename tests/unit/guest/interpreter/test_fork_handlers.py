@@ -13,7 +13,7 @@ from executor_server.guest.interpreter import inherited
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What Python itself was given."""
+    """Returns the list of what Python itself is given."""
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(inherited, "_register_at_fork", lambda **handlers: given.append(handlers))
     monkeypatch.setattr(inherited, "_deferred", [])

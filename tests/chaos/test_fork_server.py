@@ -23,10 +23,12 @@ import psutil
 import pytest
 
 from executor_server.backends.local import LocalBackend
+from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.nursery import births, demand, forks, nurseries
 from executor_server.backends.local.nursery.forks import NurseryProcess
 from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.process import BwrapProcess
+from executor_server.backends.local.resources import Resources
 from executor_server.channel.channel import GuestChannel
 from executor_server.config import LocalImage
 from executor_server.core import SandboxSpec
@@ -243,6 +245,42 @@ async def test_a_fork_that_dies_or_hangs_after_the_word_to_serve_is_a_reason_for
         assert nursery.serves is (reason == "failed")
 
 
+async def test_a_kill_for_memory_in_a_fork_is_not_counted_in_the_sandbox_that_takes_its_place(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[Cgroup | None] = []
+    make, heard, waited = Resources.make_cgroup, births._report, births._serving
+
+    def made(resources: Resources, *rest: Any) -> Cgroup | None:
+        groups.append(make(resources, *rest))
+        return groups[-1]
+
+    async def report(ours: socket.socket, pid: int) -> dict[str, object]:
+        said = await heard(ours, pid)
+        os.kill(pid, signal.SIGSTOP)  # it hears the word to serve, and gets no further
+        return said
+
+    async def serving(ours: socket.socket, pid: int) -> None:
+        assert groups[-1] is not None
+        hog = [sys.executable, "-I", "-S", "-c", f"b'x' * {2 * SPEC.memory_bytes}"]
+        await asyncio.to_thread(subprocess.run, groups[-1].enter_and_run(hog), check=False)
+        assert groups[-1].oom_kills() == 1
+        os.kill(pid, signal.SIGKILL)
+        await waited(ours, pid)
+
+    monkeypatch.setattr(Resources, "make_cgroup", made)
+    monkeypatch.setattr(births, "_report", report)
+    monkeypatch.setattr(births, "_serving", serving)
+    async with started(directory) as backend:
+        if not backend._started().resources.limits_memory:
+            pytest.skip("there are no control groups here")
+        await nursery_of(backend)
+        sandbox = await backend.create(SPEC)
+        assert isinstance(sandbox.process, BwrapProcess) and await answers(sandbox)
+        assert backend.fork_server_stats().fallbacks == {"failed": 1}
+        assert await sandbox.oom_kills() == 0
+
+
 async def test_a_zygote_that_is_killed_for_its_memory_is_a_reason_for_bubblewrap(directory: Path) -> None:
     """By the kernel, when a fork takes more than the zygote's control group has."""
     async with started(directory) as backend:
@@ -442,9 +480,9 @@ async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:
             except TimeoutError:
                 continue
             await sandbox.destroy()
-        assert backend._live == set()
         nursery.retire("the test asks for no more")
-        assert await eventually_async(nursery.has_ended)  # with the last fork, also the one that was made ahead
+        assert await eventually_async(nursery.has_ended)  # with the last fork, also those that were made ahead
+        assert await eventually_async(lambda: backend._live == set())
 
 
 def _image_with(directory: Path, line: str, modules: Mapping[str, str] = {}) -> LocalImage:

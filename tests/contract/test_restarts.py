@@ -97,6 +97,18 @@ async def test_a_session_goes_on_with_its_variables_and_its_execution(probe: Pro
     assert await probe.existing() == set()
 
 
+@promise("restart-session", "savepoints")
+async def test_a_savepoint_outlives_the_daemon(probe: Probe) -> None:
+    books, session_id, execution_id = await probe.session_of_a_killed_daemon(SPEC)
+    async with Harness(probe.backend(), books) as harness:
+        session = harness.manager.get(PRINCIPAL, session_id)
+        await session.put_file("go", 0, pieces(b""))
+        await follow(session.execution(execution_id))
+        back = await session.savepoints.roll_back(1)
+        assert ([each.number for each in back.savepoints], back.generation) == ([1], 2)
+        assert (await harness.run(session, "[kept, 'new' in globals()]")).output == ["kept", False]
+
+
 @promise("restart-dead", "end-lost")
 async def test_a_session_whose_sandbox_died_meanwhile_is_lost_and_says_so(probe: Probe) -> None:
     books, session_id, execution_id = await probe.session_of_a_killed_daemon(SPEC)

@@ -269,14 +269,16 @@ async def test_an_event_loop_is_a_new_one_and_what_waited_on_the_old_one_is_gone
 
 
 @promise("savepoints")
-async def test_a_savepoint_waits_for_what_runs_and_holds_what_that_has_left(harness: Harness) -> None:
+async def test_a_savepoint_and_a_rollback_wait_for_what_runs(harness: Harness) -> None:
     session = await harness.session()
     running = await harness.begin(session, "import time\nx = 1\ntime.sleep(0.3)\nx = 2")
     taken = await session.savepoints.take()
     assert (await follow(running)).outcome == "succeeded"
-    await harness.run(session, "x = 3")
+    running = await harness.begin(session, "x = 3\ntime.sleep(0.3)\nx")
     await session.savepoints.roll_back(taken.taken)
-    assert (await harness.run(session, "x")).output == 2
+    ended = await follow(running)
+    assert (ended.outcome, ended.output, ended.state) == ("succeeded", 3, "kept")
+    assert (await harness.run(session, "x")).output == 2, "the savepoint holds what the first program has left"
 
 
 @promise("savepoints")

@@ -30,6 +30,7 @@ import os, time
 while not os.path.exists('go'):
     time.sleep(0.01)
 print('after', flush=True)
+new = 'not in the savepoint'
 kept
 """
 
@@ -73,6 +74,7 @@ async def _session(order: dict[str, Any]) -> dict[str, Any]:
         # Served by this daemon until its end.
         order["listener"] = await session._connection.take_listener()
     await harness.run(session, "kept = 'kept'")
+    await session.savepoints.take()
     execution = await harness.begin(session, PROGRAM)
     await anext(execution.events())
     return {"session_id": session.session_id, "execution_id": execution.execution_id}

@@ -107,12 +107,9 @@ async def build_sandbox(
     """
     sandbox.directory.mkdir(mode=0o700)
     with contextlib.ExitStack() as stack:
-        sandbox.cgroup = plan.resources.make_cgroup(daemon_id, sandbox.sandbox_id, plan.spec)
+        cpu_fd = _make_group(sandbox, plan, daemon_id, stack)
         # Bound outside, in a directory that only we can enter: no file inside leads to the supervisor.
         listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
-        cpu_fd = sandbox.cgroup.open_cpu_counter() if sandbox.cgroup is not None else None
-        if cpu_fd is not None:
-            stack.callback(os.close, cpu_fd)
         if plan.spec.fork_server != "off":
             try:
                 await _fork(sandbox, plan, nurseries, listener.fileno(), cpu_fd, ahead=ahead)
@@ -121,9 +118,22 @@ async def build_sandbox(
                     raise SandboxFailure(f"no nursery makes it: {fallback}") from fallback
                 nurseries.note_fallback(fallback)
                 _forget_fork(sandbox, plan.spec)
+                if sandbox.cgroup is not None and sandbox.cgroup.oom_kills():
+                    # Else a program of the sandbox that comes now would be taken for the one that the kernel killed.
+                    await sandbox.cgroup.remove(asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S)
+                    cpu_fd = _make_group(sandbox, plan, daemon_id, stack)
             else:
                 return
         await _start_bwrap(sandbox, plan, listener.fileno(), cpu_fd)
+
+
+def _make_group(sandbox: LocalSandbox, plan: Plan, daemon_id: str, stack: contextlib.ExitStack) -> int | None:
+    """Makes the sandbox's control group; returns its counter of processor time, which the stack closes."""
+    sandbox.cgroup = plan.resources.make_cgroup(daemon_id, sandbox.sandbox_id, plan.spec)
+    cpu_fd = sandbox.cgroup.open_cpu_counter() if sandbox.cgroup is not None else None
+    if cpu_fd is not None:
+        stack.callback(os.close, cpu_fd)
+    return cpu_fd
 
 
 async def _fork(

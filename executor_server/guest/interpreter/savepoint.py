@@ -1,7 +1,7 @@
 """Savepoints: copies of the interpreter, made by fork, that wait until the session goes back to them.
 
 `take` forks a process that waits on a link of its own. RESUME has it go on as the interpreter, at once. MAKE_SUCCESSOR
-has it fork another such process. The supervisor has successors go on, and keeps the savepoint's own process, so that a
+has it fork another such process, a successor. The supervisor has one of the two go on, and keeps the other, so that a
 session can go back any number of times.
 
 Each fork is a double one. The process in between ends at once, so the copy is a child of process 1, the supervisor:

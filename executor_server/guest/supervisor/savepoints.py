@@ -1,10 +1,12 @@
 """Keeps the savepoints of a session: processes that wait, copies of the interpreter (interpreter/savepoint.py).
 
-Theory of operation. The process of a savepoint never goes on itself: it forks its successor, and that becomes the
-interpreter. So the savepoint stays as it was, and a session goes back to it any number of times. A successor is made
-ahead for the savepoint that was taken or gone back to last, a moment later, while the client's next program runs or the
-client thinks; for all others, or where it is not there, when the session goes back. Where no process is left for one,
-the savepoint's own goes on, and the savepoint is dropped.
+Theory of operation. The process of a savepoint goes on as the interpreter when it has forked a successor, which is the
+savepoint's own from then on. So the savepoint stays as it was, and a session goes back to it any number of times. A
+successor is made ahead for the savepoint that was taken or gone back to last, a moment later, while the client's next
+program runs or the client thinks; for all others, or where it is not there, when the session goes back. Where no
+process is left for one, the savepoint is dropped. The older of the two goes on because the kernel keeps, for each
+mapping, the processes that it comes from, as long as forks of theirs live, and each fork copies that list: it would
+grow by one more with each way back.
 
 A savepoint costs what has changed since it was taken. Its memory counts against the sandbox's limit, so the oldest are
 dropped when there are more than the policy allows, or when memory is short.
@@ -65,6 +67,11 @@ class Taken(Copy):
         self.number = entry.savepoint
         self.entry = entry
         self.successor: Optional[Copy] = None
+
+    def trade(self, successor: Copy) -> None:
+        """Takes the successor's process for its own, and gives it the one that it had."""
+        self.pid, successor.pid = successor.pid, self.pid
+        self.sock, successor.sock = successor.sock, self.sock
 
     def end_successor(self) -> None:
         successor, self.successor = self.successor, None
@@ -239,7 +246,7 @@ class Savepoints:
             self._channel.fail(request.op, "savepoint_lost", message)
 
     def resume(self, number: int) -> bool:
-        """Makes a copy of this savepoint's process the interpreter; false when that failed.
+        """Makes this savepoint's process, or a copy of it, the interpreter; false when that failed.
 
         Waits for it, at most `_RESUME_TIME_S`, since nothing else can be done without an interpreter.
         """
@@ -266,6 +273,8 @@ class Savepoints:
             self._children.await_end()  # else what has not ended yet may leave no place for another process
             self._make_successor(taken)
         copy, taken.successor = taken.successor, None
+        if copy is not None and self._is_there(copy) and self._is_there(taken):
+            taken.trade(copy)
         return self._start(copy, ends_s) if copy is not None else None
 
     def go_on_beside(self, copy: Copy) -> Optional[Child]:

@@ -50,6 +50,7 @@ async def test_a_tool_that_ends_its_interpreter_is_refused_and_the_session_goes_
     await session.register_tools([GOOD])
     supervisor = supervisor_of(session)
     await harness.run(session, "good()")  # from here on it has pipes for the output between executions
+    await session.list_files("")  # answered once the run's pipes are closed, and those of the next one made
     descriptors = supervisor.num_fds()
     said = {}
     for name, text in ENDS.items():
@@ -59,6 +60,7 @@ async def test_a_tool_that_ends_its_interpreter_is_refused_and_the_session_goes_
     assert {name: text for name, text in said.items() if text != DIED} == {}
     run = await harness.run(session, "good()")
     assert (run.output, run.state, run.ended.generation) == ("good", "reset", 1 + len(ENDS))
+    await session.list_files("")
     assert await eventually_async(lambda: supervisor.num_fds() <= descriptors)
 
 

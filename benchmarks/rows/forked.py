@@ -15,13 +15,13 @@ from benchmarks.rows.sessions import CLIENTS, cold, created, first_imports, live
 _KIND = ", fork server"
 _LIVES_A_SECOND = 60
 _BURST, _BURST_ROUNDS = 12, 5
-# Seconds in which the sandboxes that are made ahead are all there again.
-_BURST_PAUSE_S = 0.5
+# Seconds in which the sandboxes that are made ahead are all there again: making them slows both sides of a row.
+_REFILL_S, _BURST_PAUSE_S = 0.2, 0.5
 
 
 def ready(bench: Bench) -> Iterator[Figure]:
     """Cold sessions, with a first execution, and with the first import of the usual libraries."""
-    yield from cold(bench, bench.forked, _KIND, (AtMostTimes(0.5), AtMostTimes(1)))
+    yield from cold(bench, bench.forked, _KIND, (AtMostTimes(0.5), AtMostTimes(1)), pause_s=_REFILL_S)
     yield first_imports(bench, bench.forked, _KIND, AtMost(5))
 
 

@@ -43,15 +43,28 @@ def ready(bench: Bench) -> Iterator[Figure]:
 
 
 def cold(
-    bench: Bench, served: Served, kind: str, aims: tuple[AtMostTimes | None, AtMostTimes | None]
+    bench: Bench,
+    served: Served,
+    kind: str,
+    aims: tuple[AtMostTimes | None, AtMostTimes | None],
+    *,
+    pause_s: float = 0.0,
 ) -> Iterator[Figure]:
-    """Made on the spot, and with a first execution."""
+    """Made on the spot, and with a first execution; some time after what went before."""
     bare = bare_bwrap_command()
+
+    def after_pause(measure: Callable[[], float]) -> Callable[[], float]:
+        def measured() -> float:
+            time.sleep(pause_s)
+            return measure()
+
+        return measured
+
     cold_ms, used_ms, bare_ms = bench.in_turns(
         _ROUNDS,
-        lambda: created(served.cold_session)[0],
-        lambda: created(served.cold_session, use=True)[0],
-        lambda: timed(lambda: run(bare)),
+        after_pause(lambda: created(served.cold_session)[0]),
+        after_pause(lambda: created(served.cold_session, use=True)[0]),
+        after_pause(lambda: timed(lambda: run(bare))),
     )
     reference = Reference("bwrap python", bare_ms)
     yield Figure(f"session ready, cold{kind}", "ms", cold_ms, reference, aims[0])

@@ -25,8 +25,8 @@ from executor_server.core import SandboxFailure
 
 # Sandboxes of a nursery that wait at one time, and shapes that are known to have been asked for.
 _MAX_KEPT, _MAX_SHAPES = 3, 16
-# Seconds after a session got its sandbox until others are made: its own beginning goes first.
-_PAUSE_S = 0.01
+# Seconds after a session got its sandbox until others are made: its own beginning and first execution go first.
+_PAUSE_S = 0.05
 # Seconds that one waits for a session, if its supervisor does not end it before, after its orphan time.
 _KEPT_S = 60.0
 

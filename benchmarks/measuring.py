@@ -41,5 +41,8 @@ def measure(bench: Bench, name: str) -> Row:
 
 
 def _described(error: Exception) -> str:
+    """Names no file of this machine, as an ImportError does: the reason may be written to a page of the project."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, ImportError) and error.path:
+        text = text.replace(f" ({error.path})", "")
     return " ".join(text.split())[:_REASON_CHARS]

@@ -94,6 +94,7 @@ def test_a_row_that_cannot_be_imported_says_what_is_missing(run: Callable[..., R
     result = run("--only", "lines")
     assert result.exit_code == 0
     assert "lines: not here: ImportError: cannot import name 'NoSuchName'" in result.stdout
+    assert ".py)" not in result.stdout  # no path of this machine
 
 
 def test_figures_are_printed_when_a_daemon_does_not_stop_as_it_should(

@@ -31,7 +31,7 @@ from executor_server.backends.environments import (
     give_work,
     mounts_of,
 )
-from executor_server.backends.local.building import Plan, build_sandbox, fill_ahead, take_ahead
+from executor_server.backends.local.building import Plan, build_sandbox, kind_made_ahead, take_ahead
 from executor_server.backends.local.egress import EgressFiles
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
@@ -151,7 +151,8 @@ class LocalBackend:
         with self._creations.one():
             image = await self._image(capabilities, spec.image)
             plan = Plan(await self._resources(capabilities, spec), image, spec)
-            sandbox = await take_ahead(plan, capabilities.nurseries)
+            kind = kind_made_ahead(plan, capabilities.nurseries)
+            sandbox = None if kind is None else await take_ahead(kind, spec, capabilities.nurseries)
             if sandbox is not None:
                 sandbox.fingerprint = _fingerprint(plan.resources, image, spec, None)
             else:
@@ -160,11 +161,16 @@ class LocalBackend:
                 except SandboxFailure:
                     capabilities.nurseries.empty_stocks()
                     raise
-            fill_ahead(plan, capabilities.nurseries, lambda: self._make_ahead(capabilities, plan))
+            if kind is not None:
+                capabilities.nurseries.fill(*kind, lambda: self._make_ahead(capabilities, plan))
             return sandbox
 
     async def _make_ahead(self, capabilities: _HostCapabilities, plan: Plan) -> LocalSandbox:
-        if available_memory_bytes() < plan.spec.memory_bytes:
+        try:
+            available_bytes = available_memory_bytes()
+        except OSError as error:  # no descriptor is left
+            raise SandboxFailure(f"the host's memory can't be read: {error}") from error
+        if available_bytes < plan.spec.memory_bytes:
             raise SandboxFailure("the host has not that much memory left")
         return await self._make(capabilities, plan, _next_user(capabilities), ahead=True)
 

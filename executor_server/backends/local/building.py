@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -49,14 +49,12 @@ class Plan:
     mounts: tuple[Mount, ...] = ()  # besides those of every sandbox
 
 
-async def take_ahead(plan: Plan, nurseries: Nurseries) -> LocalSandbox | None:
-    """Returns a sandbox that was made ahead, with the memory of this plan; None when there is none."""
-    if (kind := _kind_of(plan, nurseries)) is None:
-        return None
+async def take_ahead(kind: tuple[Blueprint, str], spec: SandboxSpec, nurseries: Nurseries) -> LocalSandbox | None:
+    """Returns a sandbox of this kind that was made ahead, with the spec's memory; None when there is none."""
     while (sandbox := nurseries.take(*kind)) is not None:
         assert isinstance(sandbox.process, NurseryProcess)
         try:
-            _give(sandbox, sandbox.process, plan.spec)
+            _give(sandbox, sandbox.process, spec)
             return sandbox
         except OSError as error:  # it has just ended
             _log.debug("sandbox_ended_before_its_session", sandbox_id=sandbox.sandbox_id, error=str(error))
@@ -73,16 +71,11 @@ def _give(sandbox: LocalSandbox, process: NurseryProcess, spec: SandboxSpec) -> 
     process.give(spec.memory_bytes)
 
 
-def fill_ahead(plan: Plan, nurseries: Nurseries, make: Callable[[], Awaitable[LocalSandbox]]) -> None:
-    """Has sandboxes made ahead of the next sessions, after one of this plan."""
-    if (kind := _kind_of(plan, nurseries)) is not None:
-        nurseries.fill(*kind, make)
-
-
-def _kind_of(plan: Plan, nurseries: Nurseries) -> tuple[Blueprint, str] | None:
+def kind_made_ahead(plan: Plan, nurseries: Nurseries) -> tuple[Blueprint, str] | None:
     """Returns the nursery's kind, and the shape: all of a sandbox that can't be changed once it is made.
 
-    Its memory can where a control group limits it and, by root, the size of /dev/shm, which follows from that.
+    None where no such sandbox is made ahead. Its memory can be changed where a control group limits it and, by root, the
+    size of /dev/shm, which follows from that.
     """
     spec = plan.spec
     if spec.fork_server == "off" or plan.mounts or spec.packages is not None:

@@ -126,7 +126,7 @@ class Runner:
         The pipes are new ones for each run: a process that an earlier run left behind still holds that run's pipes, and
         what it prints must not be taken for output of this one (background.py).
         """
-        run.pipes, self._pipes_ahead = self._pipes_ahead or [Pipe("stdout"), Pipe("stderr")], []
+        run.pipes, self._pipes_ahead = self._pipes_ahead or _make_pipes(), []
         run.write_fds = tuple(pipe.write_fd for pipe in run.pipes)
         self._output.watch(run)
         if run.visible and not run.is_branch:  # the files of a branch do not stay
@@ -357,5 +357,9 @@ class Runner:
         self._output.forget(run, closing=True)
         run.close()
         if not self._pipes_ahead:  # now, since no client waits for this process
-            self._pipes_ahead = [Pipe("stdout"), Pipe("stderr")]
+            self._pipes_ahead = _make_pipes()
             self._output.expect(self._pipes_ahead)
+
+
+def _make_pipes() -> list[Pipe]:
+    return [Pipe("stdout"), Pipe("stderr")]

@@ -37,7 +37,7 @@ from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameDecoder, FrameErr
 from .lean import accept, socket
 from .loop import READ, WRITE, Loop
 from .messages import Ack, BlobChunk, Done, Hello, Listener, Ping, Pong, Ready, TakeListener
-from .sequenced import KEPT_BYTES, Numbered, Sequenced
+from .sequenced import Numbered, Sequenced
 from .tokens import is_next
 
 TYPE_CHECKING = False
@@ -122,7 +122,7 @@ class Channel:
     @property
     def full(self) -> bool:
         """True when the program should wait before it sends more."""
-        return self._window.kept_bytes > KEPT_BYTES
+        return self._window.full
 
     @property
     def connected(self) -> bool:

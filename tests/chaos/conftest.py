@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,16 @@ def directory() -> Iterator[Path]:
     require("local")
     with tempfile.TemporaryDirectory(prefix="d-", ignore_cleanup_errors=True) as made:
         yield Path(made)
+
+
+@pytest.fixture
+def passable_directory() -> Iterator[Path]:
+    """One that a sandbox's user can enter, for backends in the process of the test. At the end it can be removed."""
+    require("local")
+    made = Path(tempfile.mkdtemp(prefix="n-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
 
 
 @pytest.fixture

@@ -6,12 +6,10 @@ import asyncio
 import errno
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import venv
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -33,7 +31,6 @@ from executor_server.channel.channel import GuestChannel
 from executor_server.config import LocalImage
 from executor_server.core import SandboxSpec
 from tests.support import rounds
-from tests.support.backends import require
 from tests.support.forked_backend import ForkedBackend
 from tests.support.polling import eventually_async, has_ended
 
@@ -56,12 +53,8 @@ s and setattr(s, "report", lambda real=s.report: (lambda said: said["status"].up
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    require("local")
-    made = Path(tempfile.mkdtemp(prefix="n-"))
-    made.chmod(0o755)  # a sandbox's user must be able to enter it
-    yield made
-    shutil.rmtree(made)
+def directory(passable_directory: Path) -> Path:
+    return passable_directory
 
 
 @asynccontextmanager

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,6 @@ from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.channel.channel import GuestChannel
 from executor_server.core import SandboxFailure, SandboxSpec
-from tests.support.backends import require
 from tests.support.forked_backend import ForkedBackend
 from tests.support.polling import eventually_async
 
@@ -32,12 +29,8 @@ SPEC = SandboxSpec("base", 2**28, 32, 2**30, 60.0, fork_server="shared")
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    require("local")
-    made = Path(tempfile.mkdtemp(prefix="n-"))
-    made.chmod(0o755)  # a sandbox's user must be able to enter it
-    yield made
-    shutil.rmtree(made)
+def directory(passable_directory: Path) -> Path:
+    return passable_directory
 
 
 @asynccontextmanager

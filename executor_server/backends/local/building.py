@@ -74,8 +74,8 @@ def _give(sandbox: LocalSandbox, process: NurseryProcess, spec: SandboxSpec) -> 
 def kind_made_ahead(plan: Plan, nurseries: Nurseries) -> tuple[Blueprint, str] | None:
     """Returns the nursery's kind, and the shape: all of a sandbox that can't be changed once it is made.
 
-    None where no such sandbox is made ahead. Its memory can be changed where a control group limits it and, by root, the
-    size of /dev/shm, which follows from that.
+    None where no such sandbox is made ahead. Its memory can be changed where a control group limits it and, by root,
+    the size of /dev/shm, which follows from that.
     """
     spec = plan.spec
     if spec.fork_server == "off" or plan.mounts or spec.packages is not None:

@@ -215,13 +215,3 @@ def test_a_half_of_the_client_is_imported_by_its_public_names(package: str) -> N
         if CLIENT / package not in path.parents:
             inner = [name for name in _imported(path) if name.startswith(f"executor_client.{package}.")]
             assert not inner, path
-
-
-@pytest.mark.usefixtures("parsed")
-@pytest.mark.parametrize("root", [DAEMON, CLIENT, WIRE], ids=["daemon", "client", "wire"])
-def test_files_and_functions_are_short_enough_to_read(root: Path) -> None:
-    for path in _sources(root):
-        assert path.read_text().count("\n") <= 400, path.relative_to(ROOT)
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert (node.end_lineno or 0) - node.lineno < 60, f"{path.relative_to(ROOT)}: {node.name}"

@@ -210,7 +210,7 @@ def _make_strings(pd: Any, children: list[Any], storage: str, missing: str) -> o
 
 def _has_arrow() -> bool:
     try:
-        import pyarrow  # type: ignore[import-not-found,unused-ignore]  # noqa: F401 - as pandas finds out
+        import pyarrow  # noqa: F401 - as pandas finds out
     except ImportError:
         return False
     return True

@@ -10,7 +10,11 @@ from _json import encode_basestring, encode_basestring_ascii, make_encoder, make
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, Union
+
+
+class NotJson(ValueError):
+    """The text is not compact JSON, or can't be read where the reader runs."""
 
 
 class _Settings:
@@ -29,17 +33,22 @@ class _Settings:
         raise ValueError(f"{name} is not JSON")
 
 
-def reader(parse_int: Callable[[str], int] = int, parse_float: Callable[[str], float] = float) -> Callable[[str], Any]:
-    """Returns a function as json.loads, for compact JSON. It raises ValueError, and RecursionError for deep nesting."""
+def reader(
+    parse_int: Callable[[str], int] = int, parse_float: Callable[[str], float] = float
+) -> Callable[[Union[bytes, str]], Any]:
+    """Returns a function as json.loads, for compact JSON. It raises NotJson and no other exception."""
     scan = make_scanner(_Settings(parse_int, parse_float))  # type: ignore[arg-type]
 
-    def read(text: str) -> Any:
+    def read(data: Union[bytes, str]) -> Any:
         try:
+            text = data if isinstance(data, str) else data.decode()
             value, end = scan(text, 0)
-        except StopIteration:
-            raise ValueError("not JSON") from None
+        except Exception as error:  # noqa: BLE001
+            # The scanner takes the class of its exception from json.decoder, and ends with SystemError or ImportError
+            # where that is missing. A sender also chooses StopIteration, RecursionError and MemoryError.
+            raise NotJson((str(error) if isinstance(error, ValueError) else "") or "not JSON") from None
         if end != len(text):
-            raise ValueError("more than one JSON value")
+            raise NotJson("more than one JSON value")
         return value
 
     return read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..wire.frames import FrameError
-from ..wire.lean import loads
+from ..wire.lean import NotJson, loads
 from ..wire.paths import ENVIRONMENT_PROGRAMS, ENVIRONMENT_SITE
 
 
@@ -27,7 +27,7 @@ def read_variables(data: bytes) -> dict[str, str]:
     """Reads an object of environment variables. Raises FrameError."""
     try:
         variables = loads(data)
-    except (ValueError, RecursionError) as error:
+    except NotJson as error:
         raise FrameError("environment variables that are not JSON") from error
     if not isinstance(variables, dict) or not all(map(is_text, variables)) or not all(map(is_text, variables.values())):
         raise FrameError("environment variables that are no object of texts")

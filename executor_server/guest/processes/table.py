@@ -7,7 +7,7 @@ that a process was started asks for it again, and must not start it twice.
 from __future__ import annotations
 
 from ..wire.frames import FrameError
-from ..wire.lean import loads
+from ..wire.lean import NotJson, loads
 from ..wire.process_messages import ForgetProcess, GrantOutput, ResizeProcess, SignalProcess, StartProcess, WriteProcess
 from . import sessions
 from .environment import is_text, read_variables
@@ -136,7 +136,7 @@ class Processes:
             raise FrameError(f"arguments of {request.argv} bytes in a body of {len(body)}")
         try:
             argv = loads(body[: request.argv])
-        except (ValueError, RecursionError) as error:
+        except NotJson as error:
             raise FrameError("a command that is not JSON") from error
         if not isinstance(argv, list) or not argv or not all(map(is_text, argv)):
             raise FrameError("a command that is no list of texts")

@@ -57,7 +57,7 @@ def read_index(fd: int, size: int) -> dict[str, Any]:
             raise ValueError("an index of another form")
         if sum(sizes) != size - LENGTH.size - length:
             raise ValueError("other sizes than it has")
-    except (OSError, struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, struct.error, ValueError, KeyError, TypeError) as error:
         raise NotPickled("these are no variables that were written by a session") from error
     return dict(index)
 

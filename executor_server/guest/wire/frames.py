@@ -18,7 +18,7 @@ import struct
 
 from executor_api.limits import PIECE_BYTES
 
-from .lean import dumps, loads
+from .lean import NotJson, dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def encode_head(head: dict[str, Any]) -> bytes:
 def decode_head(data: bytes) -> Fields:
     try:
         head = loads(data)
-    except (ValueError, RecursionError) as error:
+    except NotJson as error:
         raise FrameError("the head is not JSON") from error
     if not isinstance(head, dict):
         raise FrameError("the head is not an object")

@@ -8,33 +8,28 @@ checker, imports as usual.
 
 from __future__ import annotations
 
-from executor_api.strict_json import reader, writer
+from executor_api.strict_json import NotJson, reader, writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     import socket
     from collections import deque
-    from typing import Any, Union
+    from typing import Any
 else:
     import _signal as signal
     import _socket as socket
     from _collections import deque
 
-__all__ = ["accept", "deque", "dumps", "loads", "passed_descriptors", "signal", "socket"]
+__all__ = ["NotJson", "accept", "deque", "dumps", "loads", "passed_descriptors", "signal", "socket"]
 
 
 # Bytes of a descriptor in ancillary data.
 _INT_BYTES = 4
 
 
-_read = reader()
+loads = reader()
 _write = writer(ascii_only=True)
-
-
-def loads(data: Union[bytes, str]) -> Any:
-    """As json.loads, of compact JSON. Raises ValueError, and RecursionError for deep nesting."""
-    return _read(data if isinstance(data, str) else data.decode())
 
 
 def dumps(value: Any) -> bytes:

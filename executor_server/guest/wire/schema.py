@@ -20,7 +20,7 @@ Type checkers see dataclasses, by `dataclass_transform`.
 from __future__ import annotations
 
 from .frames import Fields, Frame, FrameError
-from .lean import loads
+from .lean import NotJson, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -281,5 +281,5 @@ def read_object(cls: type[R], data: bytes, what: str) -> R:
 def _loaded(data: bytes, what: str) -> Any:
     try:
         return loads(data)
-    except (ValueError, RecursionError) as error:
+    except NotJson as error:
         raise FrameError(f"{what}: not JSON") from error

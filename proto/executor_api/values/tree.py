@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from executor_api.strict_json import reader, writer
+from executor_api.strict_json import NotJson, reader, writer
 from executor_api.values.limits import MAX_BARE_INT, VALUES_PER_NODE, DecodeError
 
 TYPE_CHECKING = False
@@ -51,9 +51,8 @@ def load_tree(text: bytes, limits: ValueLimits) -> Any:
         if digits in zeros:
             read = _read_strictly
     try:
-        return read(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        # RecursionError: the shape is fine, but the caller's own stack is nearly used up.
+        return read(text)
+    except NotJson as error:
         raise DecodeError(f"the tree is not JSON: {error}") from error
 
 

@@ -136,6 +136,7 @@ SCRIPT = [
         code="""
 print("In front before:", Text("Our newsletter").exists())
 print(close_popups())
+wait_until(lambda: not Text("Our newsletter").exists())
 print("In front after:", Text("Our newsletter").exists())
 """,
     ),

@@ -14,6 +14,7 @@ import pytest
 from executor_client.smolagents import RemoteExecutor
 from executor_client.smolagents.browser import BROWSER_IMPORTS, browser_settings
 from tests.support.backends import require, require_image
+from tests.support.browser import see
 from tests.support.daemon import daemon_of
 from tests.support.internet.world import SUFFIX, Internet
 
@@ -78,16 +79,17 @@ def browser(internet: Internet, files_of_image: Path) -> Iterator[RemoteExecutor
 def test_a_page_of_an_allowed_host_is_shown(browser: RemoteExecutor, internet: Internet) -> None:
     for scheme in ("https", "http"):
         before = len(internet.sites.requests)
-        assert browser(f"go_to('{scheme}://{SITE}/')\nget_driver().title").output == "First page"
-        assert browser("click('Onwards')\nget_driver().title").output == "Second page"
+        assert see(browser, f"go_to('{scheme}://{SITE}/')", "get_driver().title", "First page").value == "First page"
+        assert see(browser, "click('Onwards')", "get_driver().title", "Second page").value == "Second page"
         requests = {(each.host, each.path) for each in internet.sites.requests[before:] if each.path != "/favicon.ico"}
         assert requests == {(SITE, "/"), (SITE, "/second")}
 
 
 def test_another_host_is_refused_with_the_reason(browser: RemoteExecutor, internet: Internet) -> None:
     before = len(internet.sites.requests)
-    result = browser(f"go_to('http://{OTHER}/hello.txt')\nget_driver().page_source")
-    assert f"{OTHER}:80 is not allowed for this session" in result.output
+    reason = f"{OTHER}:80 is not allowed for this session"
+    seen = see(browser, f"go_to('http://{OTHER}/hello.txt')", f"{reason!r} in get_driver().page_source", True)
+    assert seen.value
     # Notices and answers take different streams: one may come a step late.
-    assert f"{OTHER}:80 is not allowed for this session" in result.logs + browser("1").logs
+    assert reason in seen.logs + browser("1").logs
     assert [each for each in internet.sites.requests[before:] if each.host == OTHER] == []

@@ -19,7 +19,9 @@ from executor_client import ExecutionResult, Outcome, VariablesState
 from executor_client.smolagents import CodeExecutionError, RemoteExecutor
 from executor_client.smolagents.browser import BROWSER_IMPORTS, BROWSER_TOOLS, browser_settings, screenshots
 from tests.support.backends import require_image
+from tests.support.browser import see
 from tests.support.daemon import Daemon, daemon_of
+from tests.support.polling import eventually
 
 # Pages as files of the workspace, and a port that takes connections and never answers.
 PAGES = """
@@ -121,8 +123,12 @@ def test_a_page_is_seen_with_its_address(browser: RemoteExecutor) -> None:
     assert width == 1000 and 1000 < height <= 1350
     assert len(page.image.convert("L").getcolors() or ()) > 2  # it has text
     browser("go_to(red)")
-    picture = browser.screenshot()
-    assert isinstance(picture, PIL.Image.Image) and picture.convert("RGB").getpixel((500, 500)) == (255, 0, 0)
+
+    def is_red() -> bool:
+        picture = browser.screenshot()
+        return isinstance(picture, PIL.Image.Image) and picture.convert("RGB").getpixel((500, 500)) == (255, 0, 0)
+
+    assert eventually(is_red)
 
 
 def test_after_a_step_the_model_sees_the_page_and_its_address(browser: RemoteExecutor) -> None:
@@ -202,12 +208,12 @@ def test_a_modal_window_is_closed(browser: RemoteExecutor) -> None:
     is_open = "get_driver().execute_script('return d.open')"
     assert browser(f"go_to(modal)\n{is_open}").output is True
     assert "Escape" in browser("close_popups()").output
-    assert browser(is_open).output is False
+    assert see(browser, "0", is_open, False).value is False
 
 
 def test_one_goes_back(browser: RemoteExecutor) -> None:
-    assert browser("go_to(first)\nclick('Onwards')\nget_driver().title").output == "second.html"
-    assert browser("go_back()\nget_driver().title").output == "first.html"
+    assert see(browser, "go_to(first)\nclick('Onwards')", "get_driver().title", "second.html").value == "second.html"
+    assert see(browser, "go_back()", "get_driver().title", "first.html").value == "first.html"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

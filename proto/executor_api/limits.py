@@ -39,6 +39,8 @@ IMAGES_MAX = 64
 IMAGE_BYTES_MAX = 32 * _MIB
 IMAGES_BYTES_MAX = 256 * _MIB
 """Bytes of all images together; the client holds them until the result arrives."""
+DRAWING_TIME_S = 10.0
+"""Seconds that drawing figures may take in one execution, in addition to its wall time and CPU time."""
 TOOL_CALLS_OPEN_MAX = 64
 TOOL_ARGUMENTS_BYTES_MAX = 256 * _MIB
 """Bytes of the arguments of all calls that are open at one time."""

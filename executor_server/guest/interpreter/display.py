@@ -1,10 +1,17 @@
-"""Images that the program shows: figures of matplotlib, and what it gives to display()."""
+"""Images that the program shows: figures of matplotlib, and what it gives to display().
+
+What can't be drawn costs the program a line on stderr, and never fails it (drawing.py).
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 
 from executor_api.limits import IMAGE_BYTES_MAX
+
+from ..checks.control import ControlException
+from .drawing import NotDrawn, one_line
 
 _DPI = 100
 
@@ -12,15 +19,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    from .drawing import Drawer
+
     Emit = Callable[[str, str, bytes], None]
     """Sends (mime type, source, data)."""
 
 _emit: list[Emit] = []
+_drawers: list[Drawer] = []
 
 
-def connect(emit: Emit) -> None:
-    """Sets where images go."""
-    _emit[:] = [emit]
+def connect(emit: Emit, drawer: Drawer) -> None:
+    """Sets where images go, and by what they are drawn."""
+    _emit[:], _drawers[:] = [emit], [drawer]
+
+
+def begin() -> None:
+    """The next execution begins."""
+    for drawer in _drawers:
+        drawer.begin()
 
 
 def display(*objects: Any) -> None:
@@ -37,7 +53,7 @@ def _show(item: Any) -> bool:
         return True
     image_type = getattr(sys.modules.get("PIL.Image"), "Image", None)
     if image_type is not None and isinstance(item, image_type):
-        _send("image/png", "display", _png_of(item))
+        _send_drawn("an image", "display", lambda: _png_of(item))
         return True
     for method, mime in (("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg")):
         data = _call(getattr(type(item), method, None), item)
@@ -60,34 +76,73 @@ def _png_of(image: Any) -> bytes:
     return buffer.getvalue()
 
 
-def show_figure(figure: Any, source: str = "figure") -> None:
-    """Sends a figure of matplotlib as PNG."""
+def _figure_png(figure: Any) -> bytes:
     import io
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI, bbox_inches="tight")
-    _send("image/png", source, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def show_figure(figure: Any, source: str = "figure") -> None:
+    """Sends a figure of matplotlib as PNG."""
+    _send_drawn("a figure", source, lambda: _figure_png(figure))
 
 
 def show_open_figures() -> None:
-    """Sends the open figures of pyplot, in the order of their numbers, and closes them."""
+    """Sends the open figures of pyplot, in the order of their numbers, and closes them, whatever their code raises."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
         return
-    for number in list(pyplot.get_fignums()):
-        figure = pyplot.figure(number)
-        if figure.get_axes() or figure.texts or figure.images:
-            show_figure(figure)
-        pyplot.close(figure)
+    numbers = list(pyplot.get_fignums())
+    try:
+        while numbers:
+            figure = pyplot.figure(numbers[0])
+            if figure.get_axes() or figure.texts or figure.images:
+                show_figure(figure)
+            _close(pyplot, numbers.pop(0))
+    finally:
+        for number in numbers:
+            _refuse("a figure", "the program was stopped before it was drawn")
+            _close(pyplot, number)
+
+
+def _close(pyplot: Any, number: int) -> None:
+    try:
+        pyplot.close(number)
+    except ControlException:
+        raise
+    except BaseException as error:  # noqa: BLE001 (the border of agent code: its handlers of the figure's end)
+        _refuse("the end of a figure", one_line(error))
+
+
+def _send_drawn(what: str, source: str, paint: Callable[[], bytes]) -> None:
+    _flush()  # else the fork would have the unwritten output, too
+    try:
+        data = _drawers[0].draw(paint)
+    except NotDrawn as reason:
+        _refuse(what, str(reason))
+    else:
+        _send("image/png", source, data)
+
+
+def _refuse(what: str, why: str) -> None:
+    """Writes a line for what is not shown; past the program's own stderr, which may be anything."""
+    _flush()
+    os.write(2, f"[{what} is not shown: {why}]\n".encode("utf-8", "replace"))
 
 
 def _send(mime: str, source: str, data: bytes) -> None:
     if len(data) > IMAGE_BYTES_MAX:
-        print(f"[an image of {len(data)} bytes is not shown: the limit is {IMAGE_BYTES_MAX}]", file=sys.stderr)
+        _refuse("an image", f"it has {len(data)} bytes; the limit is {IMAGE_BYTES_MAX}")
         return
+    _flush()
+    for emit in _emit:
+        emit(mime, source, data)
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         # Output without an end of line belongs before the image, too.
         if getattr(stream, "closed", None) is False:  # a program may have put anything here
             stream.flush()
-    for emit in _emit:
-        emit(mime, source, data)

@@ -78,6 +78,7 @@ class Executions:
         code, spans = self._runtime.load(body[program.source :], self._last_value)
         self._meter.start(program.operations, self._warnings(program), program.session_operations)
         self._enforcer.begin()
+        display.begin()
         hold_headroom()
         outcome, detail = self._run(code, program.filename, source, spans)
         give_headroom()
@@ -128,12 +129,14 @@ class Executions:
         try:
             try:
                 self._in_agent_code = True
-                self._evaluate(code)
-                display.show_open_figures()
-                self._send_output()
+                try:
+                    self._evaluate(code)
+                    self._send_output()
+                finally:
+                    if self._process.is_here():
+                        display.show_open_figures()
                 self._streams.flush()
             except FinalAnswerGiven:
-                display.show_open_figures()
                 self._streams.flush()
             finally:
                 self._in_agent_code = False

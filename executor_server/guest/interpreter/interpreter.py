@@ -47,6 +47,7 @@ from ..wire.messages import MAX_NAME_CHARS
 from ..wire.schema import read_object, read_texts
 from ..wire.session_rules import CodeRules
 from . import display
+from .drawing import Drawer
 from .execution import Executions, keep_final_answers_quiet
 from .fitness import reason_of
 from .host_tools import Inbox, ToolBox, encode_value
@@ -99,7 +100,7 @@ class Interpreter:
         self._process = OwnProcess()
         self._tools = ToolBox(sock, self._inbox, self._process)
         self._runtime = runtime = Runtime(config)
-        display.connect(self._tools.show)
+        display.connect(self._tools.show, Drawer(self._send, runtime.guarded))
         self._session_tools = SessionTools(self._tools.stub, runtime.guarded, runtime.builtins, runtime.main)
         self._streams = Streams()
         self._executions = Executions(runtime, self._streams, self._process, self._inbox, self._send)

@@ -11,6 +11,7 @@ import os
 import time
 
 from executor_api.limits import (
+    DRAWING_TIME_S,
     IMAGE_BYTES_MAX,
     IMAGES_BYTES_MAX,
     IMAGES_MAX,
@@ -116,7 +117,7 @@ class Run:
         self.phase = Phase.CHECKING
         self.started = time.monotonic()
         self.deadline = self.started + settings.wall_time_s
-        self.kill_at: Optional[float] = None
+        self.interrupted_at: Optional[float] = None  # less the seconds spent drawing by then
         self.ended_by: Optional[str] = None  # the outcome, once the supervisor has decided on one
         self.logs = LogRelay(channel, execution_id, settings.output_bytes)
         self.pipes: list[Pipe] = []
@@ -143,6 +144,8 @@ class Run:
         self._paused_at: Optional[float] = None  # start of the part of a pause that is not settled yet
         self._paused_cpu_s = 0.0  # CPU seconds spent by then
         self._paused_s = 0.0
+        self._drawn_s = 0.0
+        self._drawing_since: Optional[float] = None
 
     @property
     def visible(self) -> bool:
@@ -213,10 +216,31 @@ class Run:
     def _spent_s(self) -> float:
         return self.cpu.spent_s() if self.cpu is not None else 0.0
 
+    def set_drawing(self, *, begins: bool) -> None:
+        """Notes that figures are drawn from now on, or no more. Agent code may say so: it gains DRAWING_TIME_S once."""
+        now = time.monotonic()
+        if self._drawing_since is not None:
+            self._drawn_s = min(DRAWING_TIME_S, self._drawn_s + now - self._drawing_since)
+        self._drawing_since = now if begins else None
+
+    @property
+    def extra_s(self) -> float:
+        """Seconds beyond its limits: those that drawing has taken, or may take in all while something is drawn."""
+        return self._drawn_s if self._drawing_since is None else DRAWING_TIME_S
+
     @property
     def wall_deadline(self) -> float:
         """End of its time; infinity during a pause, unless it was reached before."""
-        return self.deadline if self._paused_at is None or self.deadline <= self._paused_at else float("inf")
+        deadline = self.deadline + self.extra_s
+        return deadline if self._paused_at is None or deadline <= self._paused_at else float("inf")
+
+    def note_interrupted(self) -> None:
+        self.interrupted_at = time.monotonic() - self._drawn_s
+
+    @property
+    def kill_at(self) -> Optional[float]:
+        """The time to kill an interrupted program that has not ended."""
+        return None if self.interrupted_at is None else self.interrupted_at + GRACE_S + self.extra_s
 
     def wall_time_s(self) -> float:
         """Returns the seconds run so far, without pauses."""

@@ -32,7 +32,7 @@ from .child_processes import ChildProcesses
 from .log_relay import ProgramOutput
 from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error
 from .program_reports import ProgramReports
-from .run import GRACE_S, Budget, Phase, Run, Settings
+from .run import Budget, Phase, Run, Settings
 from .tool_calls import ToolCalls
 
 TYPE_CHECKING = False
@@ -219,7 +219,7 @@ class Runner:
     def _watch_usage(self, run: Run) -> bool:
         spent_s = run.cpu.look() if run.cpu is not None else 0.0
         run.settle_pause()
-        if spent_s > run.settings.cpu_time_s:
+        if spent_s > run.settings.cpu_time_s + run.extra_s:
             self.interrupt(run, "cpu_limit")
         elif self._config.watch_memory and self._lacks_memory():
             run.ended_by = "out_of_memory"
@@ -236,7 +236,7 @@ class Runner:
     def interrupt(self, run: Run, outcome: str) -> None:
         """Interrupts the program; `on_time` demands the kill if it has not ended after GRACE_S."""
         run.ended_by = outcome
-        run.kill_at = time.monotonic() + GRACE_S
+        run.note_interrupted()
         self._child_processes.interrupt()
 
     def cancel(self, execution_id: str) -> bool:

@@ -359,6 +359,9 @@ class Supervisor:
                 self._replacement.note_booted()
             elif isinstance(message, link_messages.NearLimit):
                 self._runner.reports.on_limit(message)
+            elif isinstance(message, link_messages.Drawing):
+                if self._runner.run is not None:
+                    self._runner.run.set_drawing(begins=message.begins)
             elif isinstance(message, link_messages.Unfit):
                 self._replace_interpreter(None, message.why)
             else:

@@ -319,6 +319,12 @@ class ShownImage(LinkMessage, kind="image"):
     source: str = one_of(*IMAGE_SOURCES)
 
 
+class Drawing(LinkMessage, kind="drawing"):
+    """A copy of the process begins to draw a figure, or has ended."""
+
+    begins: bool = boolean()
+
+
 class CalledTool(LinkMessage, kind="tool_call"):
     """Payload: the packed arguments. The reply has the same `call`, which the interpreter chose."""
 

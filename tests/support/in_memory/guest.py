@@ -24,7 +24,7 @@ from executor_server.guest.interpreter.host_tools import _tool_exception, decode
 from executor_server.guest.interpreter.shipped import missing_modules
 from executor_server.guest.supervisor.log_relay import LogRelay
 from executor_server.guest.supervisor.outcomes import limit_error
-from executor_server.guest.supervisor.run import GRACE_S, Call, Phase, Run, Settings, Warning
+from executor_server.guest.supervisor.run import Call, Phase, Run, Settings, Warning
 from executor_server.guest.wire.frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameError
 from executor_server.guest.wire.messages import (
     BlobBegin,
@@ -417,7 +417,7 @@ class MemoryGuest:
 
     def _interrupt(self, run: Run, outcome: str) -> None:
         run.ended_by = outcome
-        run.kill_at = time.monotonic() + GRACE_S
+        run.note_interrupted()
         self._interpreter.interrupt()
         self._memory.set()
         for answer in self._answers.values():

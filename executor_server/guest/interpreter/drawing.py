@@ -1,0 +1,133 @@
+"""Draws in a fork of the interpreter, so that a figure costs the program nothing but its picture.
+
+Drawing runs code of libraries and of the program (formatters, for example), which may raise, exit, take all memory or
+never end. The fork has a time of its own, is the first to go when memory runs out, and gives a picture or a reason.
+Threads of the program are not in the fork: a lock that one held there costs no more than the time.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import time
+
+from executor_api.limits import DRAWING_TIME_S, IMAGE_BYTES_MAX
+
+from ..checks.failures import text_of
+from ..wire.lean import signal
+from ..wire.link_messages import Drawing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+_OOM_SCORE = b"1000"  # before the interpreter
+_MAX_REASON_CHARS = 300
+_READ_BYTES = 1024 * 1024
+_DRAWN, _FAILED = b"+", b"-"
+
+# Captured: agent code may replace these names in their modules.
+_fork, _exit, _kill, _waitpid = os.fork, os._exit, os.kill, os.waitpid
+_monotonic = time.monotonic
+
+
+class NotDrawn(Exception):
+    """The reason, in one line."""
+
+
+class Drawer:
+    """Draws for one execution after the other, each within DRAWING_TIME_S in all."""
+
+    def __init__(self, send: Callable[[Drawing], None], guarded: Callable[..., Any]) -> None:
+        self._send = send
+        self._guarded = guarded
+        self._left_s = DRAWING_TIME_S
+
+    def begin(self) -> None:
+        """The next execution begins."""
+        self._left_s = DRAWING_TIME_S
+
+    def draw(self, paint: Callable[[], bytes]) -> bytes:
+        """Returns what `paint` returns in a fork. Raises NotDrawn."""
+        read, write = os.pipe()
+        began_s = _monotonic()
+        child = 0
+        try:
+            self._send(Drawing(begins=True))
+            try:
+                child = _fork()
+            except OSError as error:
+                raise NotDrawn(f"no process could be made to draw it: {error.strerror}") from None
+            if not child:
+                self._paint(paint, write)
+            os.close(write)
+            write = -1
+            answer = _read(read, began_s + self._left_s)
+        finally:
+            for fd in (read, write):
+                if fd >= 0:
+                    os.close(fd)
+            status = _end(child)
+            self._left_s -= _monotonic() - began_s
+            self._send(Drawing(begins=False))
+        if answer[:1] == _DRAWN:
+            return answer[1:]
+        raise NotDrawn(answer[1:].decode("utf-8", "replace") or f"the process that drew it ended ({_how(status)})")
+
+    def _paint(self, paint: Callable[[], bytes], write: int) -> None:
+        """Draws and exits; in the fork."""
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter is asked to stop, and ends this one
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, DRAWING_TIME_S)  # should an interrupt keep the interpreter from that
+            with open("/proc/self/oom_score_adj", "wb", 0) as file:
+                file.write(_OOM_SCORE)
+            gc.disable()  # else a collection copies what the two share
+            answer = memoryview(_DRAWN + self._guarded(paint))
+        except BaseException as error:  # noqa: BLE001 (the border of agent code)
+            answer = memoryview(_FAILED + one_line(error).encode("utf-8", "replace"))
+        try:
+            while answer:
+                answer = answer[os.write(write, answer) :]
+        finally:
+            _exit(0)
+
+
+def one_line(error: BaseException) -> str:
+    """Returns the type and the message of an exception, bounded."""
+    return " ".join(f"{type(error).__name__}: {text_of(error)}".rstrip(": ").split())[:_MAX_REASON_CHARS]
+
+
+def _read(fd: int, ends_s: float) -> bytes:
+    """Returns all that is written until the other end closes. Raises NotDrawn when the time is up before."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    answer = bytearray()
+    while True:
+        left_s = ends_s - _monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise NotDrawn(f"drawing takes more than the {DRAWING_TIME_S:g} s that an execution has for it")
+        piece = os.read(fd, _READ_BYTES)
+        if not piece:
+            return bytes(answer)
+        answer += piece
+        if len(answer) > IMAGE_BYTES_MAX:
+            raise NotDrawn(f"an image has at most {IMAGE_BYTES_MAX} bytes")
+
+
+def _end(child: int) -> int:
+    """Ends the fork, if there is one; returns its wait status."""
+    if not child:
+        return 0
+    try:
+        _kill(child, signal.SIGKILL)
+        return _waitpid(child, 0)[1]
+    except (ProcessLookupError, ChildProcessError):
+        return 0  # the program waits for its children itself, or lets the kernel do it
+
+
+def _how(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"by signal {os.WTERMSIG(status)}, which may have been for lack of memory"
+    return f"with code {os.WEXITSTATUS(status)}"

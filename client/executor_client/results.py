@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from executor_client._core.suggest import names_fields
@@ -115,10 +116,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Image:
-    """An image that the program displayed.
+    """An image that the program displayed, behind `log_offset` characters of `ExecutionResult.logs`.
 
-    `pil` is the decoded image. It is None if the data is not safe to decode; then `problem` says why. `log_offset` is
-    the number of characters of `ExecutionResult.logs` before it.
+    It is decoded when `pil` or `problem` is first read. That can take a second: with an event loop, read it in a thread.
+    `refusal` says why its headers forbid to decode it; empty when they don't.
     """
 
     data: bytes = field(repr=False)
@@ -126,9 +127,24 @@ class Image:
     source: str
     width: int = 0
     height: int = 0
-    pil: PIL.Image.Image | None = field(default=None, repr=False, compare=False)
-    problem: str = ""
+    refusal: str = ""
     log_offset: int = 0
+
+    @property
+    def pil(self) -> PIL.Image.Image | None:
+        """The pixels, without metadata; None if the data is broken or not safe to decode: then `problem` says why."""
+        return None if isinstance(self._decoded, str) else self._decoded
+
+    @property
+    def problem(self) -> str:
+        """The reason why `pil` is None, else empty."""
+        return self._decoded if isinstance(self._decoded, str) else ""
+
+    @cached_property
+    def _decoded(self) -> PIL.Image.Image | str:
+        from executor_client._core.images import decode
+
+        return decode(self)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from executor_api.limits import ARTIFACTS_MAX, EXECUTION_BLOBS_BYTES_MAX, EXECUT
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core import convert
 from executor_client._core.blobs import IncomingBlobs
-from executor_client._core.images import decode_image
+from executor_client._core.images import check_image
 from executor_client._core.limits import IMAGES_PIXELS_MAX, LOG_CHARS_MAX, MESSAGES_MAX
 from executor_client._core.values import unpack_or_opaque
 from executor_client.errors import ProtocolError
@@ -149,8 +149,8 @@ class Assembler:
         if len(self._images) >= IMAGES_MAX:
             raise ProtocolError(f"more than {IMAGES_MAX} images in one execution")
         data = bytes(self._blobs.take(event.image.data))
-        image = decode_image(data, event.image.mime_type, event.image.source, pixels_left=self._pixels_left)
-        if image.pil is not None:
+        image = check_image(data, event.image.mime_type, event.image.source, pixels_left=self._pixels_left)
+        if not image.refusal:
             self._pixels_left -= image.width * image.height
         image = replace(image, log_offset=self._output.chars)
         self._images.append(image)

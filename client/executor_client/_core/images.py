@@ -1,4 +1,4 @@
-"""Decodes images from the sandbox. The header is checked here before an image library sees the data.
+"""Checks images from the sandbox when they arrive, and decodes them when they are asked for.
 
 Only PNG and JPEG are decoded, only up to a number of pixels, and only when the library finds what the header says. Any
 other image becomes an entry with the problem: a hostile image never makes `execute` fail.
@@ -7,80 +7,56 @@ other image becomes an entry with the problem: a hostile image never makes `exec
 from __future__ import annotations
 
 import io
-import struct
 import warnings
 from typing import TYPE_CHECKING
 
+from executor_api.values.image_files import UnfitImage, jpeg_parts, png_parts
 from executor_client._core.limits import IMAGE_PIXELS_MAX
 from executor_client.results import Image
 
 if TYPE_CHECKING:
     import PIL.Image
 
-_PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-_JPEG_START = b"\xff\xd8\xff"
-_JPEG_SEGMENTS_MAX = 1_000
-# Frame headers of the JPEG kinds that decoders know: baseline, extended, progressive.
-_JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
-_PIL_FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG"}
+    from executor_api.values.image_files import Parts
+
+_READERS = {"image/png": png_parts, "image/jpeg": jpeg_parts}
 
 
-class _Refused(Exception):
-    """The image is not decoded; the message says why."""
-
-
-def decode_image(data: bytes, mime_type: str, source: str, *, pixels_left: int) -> Image:
-    """Decodes an image within `pixels_left`. Never raises: an image that is refused has a `problem` and no `pil`."""
+def check_image(data: bytes, mime_type: str, source: str, *, pixels_left: int = IMAGE_PIXELS_MAX) -> Image:
+    """Returns an image whose headers were checked. Never raises: one that is refused says why in `refusal`."""
     width = height = 0
     try:
-        width, height = _dimensions(data, mime_type)
-        if width < 1 or height < 1:
-            raise _Refused("it has no pixels")
+        width, height, _ = _read(data, mime_type)
         if width * height > min(IMAGE_PIXELS_MAX, pixels_left):
-            raise _Refused(f"{width}x{height} pixels are too many")
-        decoded = _decode(data, _PIL_FORMATS[mime_type], (width, height))
-    except _Refused as refused:
-        return Image(data, mime_type[:100], source[:100], width, height, problem=str(refused))
-    return Image(data, mime_type, source[:100], width, height, decoded)
+            raise UnfitImage(f"{width}x{height} pixels are too many")
+    except UnfitImage as unfit:
+        return Image(data, mime_type[:100], source[:100], width, height, refusal=str(unfit))
+    return Image(data, mime_type, source[:100], width, height)
 
 
-def _dimensions(data: bytes, mime_type: str) -> tuple[int, int]:
-    if mime_type == "image/png":
-        if not data.startswith(_PNG_START) or len(data) < 24:
-            raise _Refused("it is no PNG")
-        return struct.unpack_from(">II", data, 16)
-    if mime_type == "image/jpeg":
-        return _jpeg_dimensions(data)
-    raise _Refused("its type is neither image/png nor image/jpeg")
-
-
-def _jpeg_dimensions(data: bytes) -> tuple[int, int]:
-    if not data.startswith(_JPEG_START):
-        raise _Refused("it is no JPEG")
-    position = 2
-    for _ in range(_JPEG_SEGMENTS_MAX):
-        if len(data) < position + 9 or data[position] != 0xFF:
-            break
-        marker, length = data[position + 1], struct.unpack_from(">H", data, position + 2)[0]
-        if marker in _JPEG_FRAMES:
-            height, width = struct.unpack_from(">HH", data, position + 5)
-            return width, height
-        position += 2 + length
-    raise _Refused("it is no JPEG that we know")
-
-
-def _decode(data: bytes, image_format: str, size: tuple[int, int]) -> PIL.Image.Image:
+def decode(image: Image) -> PIL.Image.Image | str:
+    """Returns the pixels of a checked image, or the reason why it has none."""
+    if image.refusal:
+        return image.refusal
     import PIL.Image
 
     try:
+        *size, parts = _read(image.data, image.mime_type)
         with warnings.catch_warnings():
             # The library warns of odd data; odd data is refused.
             warnings.simplefilter("error")
-            image = PIL.Image.open(io.BytesIO(data), formats=[image_format])
-            if image.size != size:
-                raise _Refused("its headers contradict each other")
-            image.load()
-    except Exception as error:
-        # Decoders raise all kinds of errors on broken data.
-        raise _Refused(f"it cannot be decoded: {type(error).__name__}") from error
-    return image
+            file = io.BytesIO(b"".join(parts))
+            decoded = PIL.Image.open(file, formats=[image.mime_type.removeprefix("image/")])
+            if decoded.size != tuple(size):
+                return "its headers contradict each other"
+            decoded.load()
+    except Exception as error:  # noqa: BLE001 - decoders raise all kinds of errors on broken data
+        return f"it cannot be decoded: {type(error).__name__}"
+    return decoded
+
+
+def _read(data: bytes, mime_type: str) -> tuple[int, int, Parts]:
+    reader = _READERS.get(mime_type)
+    if reader is None:
+        raise UnfitImage("its type is neither image/png nor image/jpeg")
+    return reader(memoryview(data))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from executor_client._core.failure_text import headline, short_traceback, shortened
-from executor_client._core.images import decode_image
+from executor_client._core.images import check_image
 from executor_client._core.limits import IMAGE_PIXELS_MAX
 from executor_client._core.value_text import value_text
 from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent
@@ -62,8 +62,8 @@ class Transcript:
                 self._text(f"\n[... {event.omitted_bytes:,} bytes of output left out ...]\n")
             case LimitWarningEvent():
                 self._text(f"\n[warning: {event.used:,} of {event.budget:,} {event.limit} are used up]\n")
-            case ImageEvent() if event.image.pil is None:
-                self._text(f"\n[an image could not be shown: {event.image.problem}]\n")
+            case ImageEvent() if event.image.refusal:
+                self._text(f"\n[an image could not be shown: {event.image.refusal}]\n")
             case ImageEvent():
                 self._images += 1
                 if self._images <= IMAGES_MAX:
@@ -194,7 +194,7 @@ def file_content(session: str, path: str, data: bytes) -> CallToolResult:
     """Returns a file: as an image if it is one that is safe to decode, as text if it is UTF-8, else as bytes."""
     for mime_type, start in (("image/png", b"\x89PNG"), ("image/jpeg", b"\xff\xd8\xff")):
         if data.startswith(start):
-            image = decode_image(data, mime_type, "file", pixels_left=IMAGE_PIXELS_MAX)
+            image = check_image(data, mime_type, "file")
             if image.pil is not None:
                 return tool_result(image_blocks(image))
     if (text := _as_text(data)) is not None:

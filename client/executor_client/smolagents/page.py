@@ -8,8 +8,7 @@ from typing import Any
 import PIL.Image
 
 from executor_client import EvaluationError
-from executor_client._core.images import decode_image
-from executor_client._core.limits import IMAGE_PIXELS_MAX
+from executor_client._core.images import check_image
 
 URL_CHARS_MAX = 500
 """Characters of an address that is shown to a model: a page can give itself an address of megabytes."""
@@ -35,7 +34,7 @@ def read_page(value: Any) -> Page | None:
         case None:
             return None
         case (bytes() as png, str() as url):
-            shown = decode_image(png, "image/png", "screenshot", pixels_left=IMAGE_PIXELS_MAX)
+            shown = check_image(png, "image/png", "screenshot")
             if shown.pil is None:
                 raise EvaluationError(f"the browser gave no picture of its page: {shown.problem}")
             address = " ".join(url.split())

@@ -17,8 +17,7 @@ from typing import Any
 import PIL.Image
 
 from executor_client import ExecutorClientError, InvalidRequest
-from executor_client._core.images import decode_image
-from executor_client._core.limits import IMAGE_PIXELS_MAX
+from executor_client._core.images import check_image
 from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.files import workspace_path
 
@@ -70,4 +69,4 @@ def _picture(path: Path) -> PIL.Image.Image | None:
     mime_type = next((mime_type for start, mime_type in _MIME_TYPES.items() if data.startswith(start)), None)
     if mime_type is None or len(data) > SHOWN_BYTES_MAX:
         return None
-    return decode_image(data, mime_type, "upload", pixels_left=IMAGE_PIXELS_MAX).pil
+    return check_image(data, mime_type, "upload").pil

@@ -1,8 +1,8 @@
 """Encodes and decodes PIL images: as PNG where that keeps every pixel, as raw pixels for the other modes.
 
-A PNG is read by Pillow's PNG reader only, and only after this file has walked its chunks: the sizes fit, the header
-names as many pixels as are allowed and as the node announced, and there is nothing in it but header, palette,
-transparency and pixels. The metadata of an image (`info`: comments, profiles, EXIF) is not sent.
+A PNG is read by Pillow's PNG reader only, and only after `image_files` has walked its chunks: the header names as many
+pixels as are allowed and as the node announced, and there is nothing in it but header, palette, transparency and
+pixels. The metadata of an image (`info`: comments, profiles, EXIF) is not sent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import struct
 import sys
 
+from executor_api.values.image_files import MAX_SIDE, UnfitImage, png_parts
 from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, put_bytes, without_library
 from executor_api.values.limits import DecodeError
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 _PNG_MODES = frozenset(["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
 # Bytes per pixel.
 _RAW_MODES = {"I": 4, "F": 4, "CMYK": 4, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBa": 4, "La": 2, "RGBX": 4}
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_PNG_CHUNKS = frozenset([b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"])
-_CHUNK_OVERHEAD_BYTES = 12
-_MAX_SIDE = 1 << 20
 _STRIP_BYTES = 1 << 20
 
 
@@ -41,7 +38,7 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
     value.load()
     width, height = value.size
     pixels = width * height
-    if not pixels or max(width, height) > _MAX_SIDE or not _is_carried(value) or not writer.take_pixels(pixels):
+    if not pixels or max(width, height) > MAX_SIDE or not _is_carried(value) or not writer.take_pixels(pixels):
         return None
     if value.mode in _PNG_MODES:
         plain = value.copy()
@@ -126,7 +123,7 @@ def _make_raw(reader: Reader, children: list[Any], mode: str, width: int, height
 
 
 def _claim(reader: Reader, width: int, height: int) -> None:
-    if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE):
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise DecodeError("an image has no proper size")
     reader.take_pixels(width * height)
 
@@ -155,21 +152,14 @@ class _ViewFile:
 
 def _check_png(png: memoryview, width: int, height: int) -> None:
     """Checks the chunks of a PNG without unpacking any. Raises DecodeError."""
-    if png[: len(_PNG_SIGNATURE)] != _PNG_SIGNATURE:
-        raise DecodeError("an image is not a PNG")
-    position, kind = len(_PNG_SIGNATURE), b""
-    while position < len(png):
-        if len(png) - position < _CHUNK_OVERHEAD_BYTES or kind == b"IEND":
-            raise DecodeError("a PNG is cut off, or goes on after its end")
-        length, kind = struct.unpack_from(">I4s", png, position)
-        first = position == len(_PNG_SIGNATURE)
-        if kind not in _PNG_CHUNKS or first != (kind == b"IHDR"):
-            raise DecodeError("a PNG holds a chunk that does not belong there")
-        if first and (length != 13 or struct.unpack_from(">II", png, position + 8) != (width, height)):
-            raise DecodeError("a PNG is not as large as it says")
-        position += length + _CHUNK_OVERHEAD_BYTES
-    if kind != b"IEND" or position != len(png):
-        raise DecodeError("a PNG is cut off")
+    try:
+        *size, parts = png_parts(png)
+    except UnfitImage as error:
+        raise DecodeError(f"an image cannot be read: {error}") from error
+    if size != [width, height]:
+        raise DecodeError("a PNG is not as large as it says")
+    if sum(map(len, parts)) != len(png):
+        raise DecodeError("a PNG holds something that does not belong there")
 
 
 def _import_image() -> Any:

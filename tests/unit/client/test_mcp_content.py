@@ -26,7 +26,7 @@ from executor_client import (
     OutputCutEvent,
     VariablesState,
 )
-from executor_client._core.images import decode_image
+from executor_client._core.images import check_image
 from executor_client.mcp import content
 from executor_client.mcp.content import Transcript, execution_content, file_content, image_blocks
 from tests.support.mcp_sdk import is_error, wire
@@ -36,7 +36,7 @@ def picture(width: int, height: int, *, noise: bool = False, image_format: str =
     pil = PIL.Image.effect_noise((width, height), 100) if noise else PIL.Image.new("RGB", (width, height), "red")
     buffer = io.BytesIO()
     pil.save(buffer, image_format)
-    return decode_image(buffer.getvalue(), f"image/{image_format.lower()}", "display", pixels_left=10**8)
+    return check_image(buffer.getvalue(), f"image/{image_format.lower()}", "display", pixels_left=10**8)
 
 
 def opened(block: ContentBlock) -> PIL.Image.Image:
@@ -70,7 +70,7 @@ def test_texts_and_images_come_in_the_order_in_which_the_program_made_them() -> 
         ImageEvent(4, picture(4, 1)),
         OutputCutEvent(5, 1_000),
         LimitWarningEvent(6, "operations", 80, 100),
-        ImageEvent(7, Image(b"?", "image/x", "display", problem="it is odd")),
+        ImageEvent(7, Image(b"?", "image/x", "display", refusal="it is odd")),
     ]
     for event in events:
         transcript.add(event)

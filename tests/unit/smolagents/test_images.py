@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,8 +152,10 @@ def test_limits_below_one_are_refused(limit: str) -> None:
 )
 def test_logs_say_where_an_image_was_shown(logs: str, places: list[int], expected: str) -> None:
     """A negative place is that of an image with a problem."""
+    png = io.BytesIO()
+    picture().save(png, "PNG")
     entries = tuple(
-        Image(b"", "image/png", "display", problem="odd" if place < 0 else "", log_offset=abs(place))
+        Image(png.getvalue(), "image/png", "display", 1, 1, refusal="odd" if place < 0 else "", log_offset=abs(place))
         for place in places
     )
     result = ExecutionResult(

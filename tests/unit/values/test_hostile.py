@@ -279,6 +279,7 @@ FILES = {
     "a PNG of text": png(4, 4, chunk(b"zTXt", b"k\0\0" + zlib.compress(b"\0" * 10**6)), PIXELS),
     "a PNG with a profile": png(4, 4, chunk(b"iCCP", b"k\0\0" + zlib.compress(b"\0" * 10**6)), PIXELS),
     "a PNG without pixels": png(4, 4),
+    "a PNG of empty chunks": png(4, 4, *[chunk(b"IDAT", b"")] * 20_000, PIXELS),
     "a PNG of broken pixels": png(4, 4, chunk(b"IDAT", b"\0" * 20)),
     "a PNG of two headers": png(4, 4, png(4, 4)[8:33], PIXELS),
     "a PNG of a wrong chunk length": png(4, 4, b"\xff\xff\xff\xffIDAT" + b"\0" * 20),
@@ -292,6 +293,35 @@ HOSTILE = {
         for name, node in NODES.items()
     },
     **{name: packed(["pil.png", "L", 4, 4, 0], data) for name, data in FILES.items()},
+    "a table of many columns": packed(
+        [
+            "pd.frame",
+            0,
+            20_000,
+            ["pd.rangeindex", 0, 0, 1, None],
+            ["pd.rangeindex", 0, 20_000, 1, None],
+            ["dict"],
+            *[array("<i8", [0], "")] * 20_000,
+        ]
+    ),
+    "many series": packed(
+        [
+            "list",
+            *[["pd.series", ["pd.rangeindex", 0, 1, 1, None], array("<i8", [1], "AAAAAAAAAAA="), None, ["dict"]]]
+            * 10_000,
+        ]
+    ),
+    "an index of many levels": packed(
+        [
+            "pd.multiindex",
+            200,
+            ["list", *[None] * 200],
+            *[["pd.rangeindex", 0, 1, 1, None]] * 200,
+            *[array("|i1", [1], "AA==")] * 200,
+        ]
+    ),
+    "many images": packed(["list", *[["pil.raw", "I", 1, 1, "AAAAAA=="]] * 20_000]),
+    "many empty buffers": packed(None, *[b""] * 1_000_001),
     "one buffer twice": packed(["list", ["bytes", 0], ["bytes", 0]], b"x"),
     "one large buffer in many arrays": packed(["list", *[array("|i1", [1 << 20], 0)] * 1_000], bytes(1 << 20)),
     "texts that are longer": packed(["texts", 0, 1], b"ab", struct.pack("<Q", 3)),

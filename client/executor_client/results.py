@@ -118,7 +118,7 @@ class Usage:
 class Image:
     """An image that the program displayed, behind `log_offset` characters of `ExecutionResult.logs`.
 
-    It is decoded when `pil` or `problem` is first read. That can take a second: with an event loop, read it in a thread.
+    It is decoded when `pil` or `problem` is first read. That can take a second; with an event loop, use a thread.
     `refusal` says why its headers forbid to decode it; empty when they don't.
     """
 

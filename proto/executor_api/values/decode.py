@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from executor_api.values import containers, objects, scalars, times
 from executor_api.values.kinds import Kind, NoneType
-from executor_api.values.limits import COUNTED_TEXT_CHARS, MAX_UNFOLDING, DecodeError, ValueLimits
+from executor_api.values.limits import COUNTED_TEXT_CHARS, MAX_UNFOLDING, DecodeError, ValueLimits, count_nodes
 from executor_api.values.packing import unpack
 from executor_api.values.tree import load_tree
 
@@ -51,7 +51,7 @@ def decode(
     size = memoryview(packed).nbytes
     if size > limits.total_bytes:
         raise DecodeError(f"a packed value of {size} bytes is over the limit total_bytes of {limits.total_bytes}")
-    tree, buffers = unpack(packed)
+    tree, buffers = unpack(packed, limits)
     text = bytes(tree)
     # Or a tag that is written with an escape.
     has_references = b'"ref"' in text or b"\\u" in text
@@ -160,12 +160,12 @@ class _Decoder:
                 len(child) for child in children if type(child) is str and len(child) > COUNTED_TEXT_CHARS
             )
         shell = None if kind.open is None else kind.open(*header)
+        self._nodes += count_nodes(node[0], len(children))
+        if self._nodes > self.limits.nodes:
+            raise DecodeError(f"the value has more than the limit of {self.limits.nodes} nodes")
         if children:
             if depth > self.limits.depth:
                 raise DecodeError(f"the value is deeper than the limit of {self.limits.depth}")
-            self._nodes += len(children)
-            if self._nodes > self.limits.nodes:
-                raise DecodeError(f"the value has more than the limit of {self.limits.nodes} nodes")
             self._unfolded += len(children)
             if not _SCALARS.issuperset(map(type, children)):
                 self._values.append(_INCOMPLETE if shell is None else shell)

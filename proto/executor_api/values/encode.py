@@ -22,7 +22,9 @@ from executor_api.values.limits import (
     VALUES_PER_NODE,
     DecodeError,
     EncodeError,
+    OverLimit,
     ValueLimits,
+    count_nodes,
 )
 from executor_api.values.lowering import loaded_libraries, lower_exact, lower_inexact
 from executor_api.values.packing import BYTES_PER_BUFFER, HEAD_BYTES, pack_in_parts
@@ -233,7 +235,6 @@ class _Encoder:
                     if not mutable:
                         self._begun[id(value)] = self._begun.get(id(value), 0) + 1
                     stack.append((iter(children), node, value, count, mutable, self._unfolded, bytes_then))
-                    self._nodes += len(children)
                     self._unfolded += len(children)
                 count += 1
                 if children:
@@ -259,6 +260,12 @@ class _Encoder:
     # Choosing the form of a value
 
     def _lower(self, value: object, kind: type, *, depth: int, is_known: bool) -> Lowered:
+        try:
+            return self._lower_within(value, kind, depth=depth, is_known=is_known)
+        except OverLimit as over:
+            return self._foreign(value) or self._opaque(value, f"<not sent as a value: {over}>\n")
+
+    def _lower_within(self, value: object, kind: type, *, depth: int, is_known: bool) -> Lowered:
         if is_known and self._unfolded_bytes + self._weights.get(self._numbers[id(value)][0], (0, 0))[1] > (
             self.limits.unfolded_bytes
         ):
@@ -284,19 +291,25 @@ class _Encoder:
             if self._surplus + surplus > self.limits.nodes:
                 return self._inexact(value)
             self._surplus += surplus
+        nodes = count_nodes(node[0], len(children))
+        if self._nodes + nodes > self.limits.nodes:
+            raise OverLimit(
+                f"with it, the whole has more than the limit of {self.limits.nodes:,} nodes; send a part of it"
+            )
         if children:
-            if depth > self.limits.depth or self._nodes + len(children) > self.limits.nodes:
-                return self._inexact(value)
+            if depth > self.limits.depth:
+                raise OverLimit(f"it is deeper than the limit of {self.limits.depth}")
             if node[0] in containers.KEYED_TAGS and not _has_plain_keys(node[0], children):
                 if not self._trust_keys:
                     return self._inexact(value)
                 self.has_doubtful_keys = True
+        self._nodes += nodes
         return lowered
 
     def _lowered_by(self, lower: Callable[..., Lowered | None], value: object, kind: type) -> Lowered | None:
         try:
             return lower(value, kind, self)
-        except EncodeError:
+        except (EncodeError, OverLimit):
             raise
         except self.passing:
             raise
@@ -306,8 +319,8 @@ class _Encoder:
     def _inexact(self, value: object) -> Lowered:
         return self._foreign(value) or self._opaque(value)
 
-    def _opaque(self, value: object) -> Lowered:
-        node = objects.make_opaque_node(value, self.limits.repr_chars, self.passing)
+    def _opaque(self, value: object, reason: str = "") -> Lowered:
+        node = objects.make_opaque_node(value, self.limits.repr_chars, self.passing, reason)
         self._unfolded_bytes += _measure(node)[1]
         return node, (), False
 

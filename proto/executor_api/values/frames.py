@@ -11,7 +11,7 @@ import sys
 from executor_api.values import columns
 from executor_api.values.columns import FREQUENCY, is_values, values_of, with_pandas
 from executor_api.values.kinds import ANY_NUMBER, Kind, NoneType, matches
-from executor_api.values.limits import DecodeError
+from executor_api.values.limits import MAX_FRAME_COLUMNS, MAX_INDEX_LEVELS, DecodeError, OverLimit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def _lower_frame(pd: Any, frame: Any) -> Lowered:
     labels = (frame.index, frame.columns, dict(frame.attrs))
     if isinstance(only, np.dtype) and not only.hasobject:
         return ["pd.block", rows, count], (*labels, frame.to_numpy()), False
+    if count > MAX_FRAME_COLUMNS:
+        raise OverLimit(f"a table of several types has at most {MAX_FRAME_COLUMNS:,} columns, and this one {count:,}")
     arrays = [values_of(pd, frame.iloc[:, position]) for position in range(count)]
     return ["pd.frame", rows, count], (*labels, *arrays), False
 
@@ -57,6 +59,8 @@ def _lower_index(pd: Any, index: Any, writer: Writer) -> Lowered | None:
         return ["pd.rangeindex"], (index.start, index.stop, index.step, index.name), False
     if type(index) is pd.MultiIndex:
         names = list(index.names)
+        if len(names) > MAX_INDEX_LEVELS:
+            raise OverLimit(f"an index has at most {MAX_INDEX_LEVELS} levels, and this one {len(names):,}")
         return ["pd.multiindex", len(names)], (names, *index.levels, *index.codes), False
     frequency = getattr(index, "freqstr", None) if isinstance(index, (pd.DatetimeIndex, pd.TimedeltaIndex)) else None
     return ["pd.index", frequency], (values_of(pd, index), index.name), False
@@ -102,7 +106,7 @@ _build_range_index = with_pandas("pandas.Index", _range_index, name_at=3)
 
 
 def _make_multi_index(pd: Any, children: list[Any], count: int) -> object:
-    _require(count > 0 and len(children) == 1 + 2 * count, "an index")
+    _require(0 < count <= MAX_INDEX_LEVELS and len(children) == 1 + 2 * count, "an index")
     names, levels, codes = children[0], children[1 : 1 + count], children[1 + count :]
     _require(type(names) is list and len(names) == count, "an index")
     _require(all(isinstance(level, pd.Index) for level in levels), "an index")
@@ -122,7 +126,7 @@ def _make_series(pd: Any, children: list[Any]) -> object:
 def _make_frame(pd: Any, children: list[Any], rows: int, count: int) -> object:
     index, labels, attrs, *arrays = children
     _check_labels(pd, index, labels, attrs, rows, count)
-    _require(len(arrays) == count, "a table")
+    _require(len(arrays) == count <= MAX_FRAME_COLUMNS, "a table")
     for values in arrays:
         _require(is_values(pd, values) and values.ndim == 1 and len(values) == rows, "a table")
     # By position first, as labels need not be different. As series, whose dtype is not guessed.

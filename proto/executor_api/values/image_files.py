@@ -35,7 +35,7 @@ class UnfitImage(ValueError):
 
 def png_parts(data: memoryview) -> tuple[int, int, Parts]:
     """Returns width, height, and the parts of the file that make its pixels. Raises UnfitImage."""
-    if data[:8] != _PNG_SIGNATURE:
+    if bytes(data[:8]) != _PNG_SIGNATURE:
         raise UnfitImage("it is no PNG")
     width = height = 0
     position, kind, parts = 8, b"", [data[:8]]
@@ -63,7 +63,7 @@ def png_parts(data: memoryview) -> tuple[int, int, Parts]:
 
 def jpeg_parts(data: memoryview) -> tuple[int, int, Parts]:
     """Returns width, height, and the parts of the file that make its pixels. Raises UnfitImage."""
-    if data[:3] != b"\xff\xd8\xff":
+    if bytes(data[:3]) != b"\xff\xd8\xff":
         raise UnfitImage("it is no JPEG")
     width = height = 0
     position, parts = 2, [data[:2]]

@@ -34,6 +34,18 @@ SHOWN_ARRAY_BYTES = 64 << 10
 # JSON values of a node's header, its list and its tag included. Values of larger headers beyond that are counted:
 # together at most one for each node that the limits allow.
 VALUES_PER_NODE = 5
+# Objects of pandas and Pillow cost a receiver as much as many plain values. So they count as this many nodes for
+# themselves and for each child: 10,000 columns, or as many series, indexes or images, are made in two seconds.
+NODES_PER_PART = {
+    **dict.fromkeys(["pd.frame", "pd.block", "pd.series", "pd.index", "pd.rangeindex", "pd.multiindex"], 20),
+    **dict.fromkeys(["pd.categories", "pd.strings", "pd.masked", "pd.moments", "pd.periods", "pd.intervals"], 20),
+    **dict.fromkeys(["pil.png", "pil.raw"], 60),
+    "pd.timestamp": 5,
+}
+# Columns of a table of several types, each of which is sent by itself.
+MAX_FRAME_COLUMNS = 10_000
+# Levels of one index, which pandas shows in quadratic time.
+MAX_INDEX_LEVELS = 100
 # Keys of one dict or members of one set that share one hash. Python's integers collide on demand, and a dict of a
 # million of them takes hours to build.
 MAX_EQUAL_HASHES = 100
@@ -101,6 +113,15 @@ class ValueLimits(Frozen):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, not {number}")
             object.__setattr__(self, name, number)
+
+
+def count_nodes(tag: str, children: int) -> int:
+    """Returns the number of nodes that a node counts as besides itself."""
+    return children + NODES_PER_PART.get(tag, 0) * (1 + children)
+
+
+class OverLimit(Exception):
+    """A value is sent as an OpaqueValue for its size; the message says which."""
 
 
 class EncodeError(ValueError):

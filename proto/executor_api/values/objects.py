@@ -136,11 +136,14 @@ def _lower_opaque(value: OpaqueValue, writer: Writer) -> Lowered:
     return _opaque_node(_own_name(value.type_name), _cut(value.repr, limit_chars), _cut(value.str, limit_chars))
 
 
-def make_opaque_node(value: object, limit_chars: int, passing: tuple[type[BaseException], ...]) -> list[Any]:
-    """Returns the node of a value that is represented by its texts alone."""
-    shown = bounded_repr(value, limit_chars, passing)
+def make_opaque_node(
+    value: object, limit_chars: int, passing: tuple[type[BaseException], ...], reason: str = ""
+) -> list[Any]:
+    """Returns the node of a value that is represented by its texts alone; each of them begins with the reason."""
+    shown = _cut(reason + bounded_repr(value, limit_chars, passing), limit_chars)
     text = bounded_str(value, limit_chars, passing)
-    node: list[Any] = _opaque_node(type_name_of(type(value)), shown, shown if text is None else text)[0]
+    text = shown if text is None else _cut(reason + text, limit_chars)
+    node: list[Any] = _opaque_node(type_name_of(type(value)), shown, text)[0]
     return node
 
 

@@ -21,6 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from executor_api.values.limits import ValueLimits
+
     Parts = list[bytes | memoryview]
     """A packed value: these bytes, one after the other."""
 
@@ -52,7 +54,7 @@ def pack_in_parts(tree: bytes, buffers: Sequence[bytes | memoryview]) -> Parts:
     return parts
 
 
-def unpack(packed: bytes | bytearray | memoryview) -> tuple[memoryview, list[memoryview]]:
+def unpack(packed: bytes | bytearray | memoryview, limits: ValueLimits) -> tuple[memoryview, list[memoryview]]:
     """Returns the tree and the buffers as views of `packed`. Raises DecodeError."""
     view = memoryview(packed).cast("B")
     if len(view) < HEAD_BYTES:
@@ -61,6 +63,8 @@ def unpack(packed: bytes | bytearray | memoryview) -> tuple[memoryview, list[mem
     if magic != MAGIC:
         raise DecodeError("not a packed value: the magic number is wrong")
     tree_at = HEAD_BYTES + BYTES_PER_BUFFER * count
+    if count > limits.nodes:  # a view of an empty buffer takes 200 bytes
+        raise DecodeError(f"the value has more than the limit of {limits.nodes} nodes")
     if tree_at > len(view):
         raise DecodeError(f"{count} buffers are announced in {len(view)} bytes")
     lengths = struct.unpack_from(f">{count}Q", view, HEAD_BYTES)

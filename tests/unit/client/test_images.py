@@ -107,7 +107,7 @@ def test_a_library_gets_the_pixels_of_a_file_and_none_of_its_metadata(monkeypatc
 
 
 def test_an_image_is_decoded_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What receives events must not: that may be an event loop, or a thread that answers tool calls."""
+    """The receiver of events must not decode: it may be an event loop, or a thread that answers tool calls."""
 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("it was decoded")

@@ -208,7 +208,8 @@ class PolicyRef:
 class SessionInfo:
     """A session as the daemon described it at one moment. `limits` has every field set.
 
-    `denied_imports` are never authorized, whatever `authorized_imports` says; `refused_language` names further things
+    `denied_imports` are never authorized, whatever `authorized_imports` says; with `workspace_imports` modules in the
+    workspace need no authorization; `refused_language` names further things
     that code may not do (docs/policy.md explains each rule). `network` are the hosts that code may reach, without those
     of `denied_network`; `network_usage` is what it has used of them so far.
 
@@ -234,6 +235,7 @@ class SessionInfo:
     policy: PolicyRef
     lost_reason: str = ""  # empty unless it is lost
     denied_imports: tuple[str, ...] = ()
+    workspace_imports: bool = True
     refused_language: tuple[str, ...] = ()
     missing_modules: tuple[str, ...] = ()  # authorized, but not in the sandbox, as far as the daemon has looked
     detached: bool = False  # it belongs to no client: only its idle time, its age and `close` end it
@@ -388,6 +390,8 @@ class Policy:
     default_imports: tuple[str, ...]
     allowed_imports: tuple[str, ...]
     denied_imports: tuple[str, ...]
+    workspace_imports: bool = True
+    """Modules in the workspace may be imported without being authorized by name."""
     refused_language: tuple[str, ...]
     images: tuple[str, ...]
     backend: str

@@ -84,6 +84,7 @@ def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict
         "execution_max": vars(spec.execution_max),
         "imports": spec.authorized_imports,
         "denied_imports": spec.denied_imports,
+        "workspace_imports": spec.workspace_imports,
         "refused_language": spec.refused_language,
         "tool_placements": spec.tools.placements,
         "tool_names": spec.tools.allowed,

@@ -178,6 +178,7 @@ def _spec_lines(spec: SessionSpec) -> Iterator[str]:
         yield f"  {key}: " + ", ".join(f"{name} {value}" for name, value in granted[key].items() if value is not None)
     yield f"  authorized_imports: {', '.join(spec.authorized_imports) or 'none'}"
     yield f"  denied_imports: {', '.join(spec.denied_imports) or 'none'}"
+    yield f"  workspace_imports: {'without being authorized' if spec.workspace_imports else 'when authorized'}"
     yield f"  refused_language: {', '.join(spec.refused_language) or 'none'}"
     yield from _network_lines(spec.network)
     yield f"  packages: {_packages_text(spec.sandbox.packages)}"

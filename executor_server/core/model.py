@@ -188,6 +188,7 @@ class SessionSpec:
     prelude: str
     policy: PolicyRef
     denied_imports: tuple[str, ...] = ()
+    workspace_imports: bool = True  # modules of the workspace need no authorization
     refused_language: tuple[str, ...] = ()  # names of LANGUAGE_RULES
     tools: ToolRules = ToolRules()
     files: FileRules = FileRules()

@@ -66,6 +66,9 @@ class ImportsTable(Section):
     """Modules that a client may add."""
     denied: ImportPatterns = ()
     """Never authorized, whatever else is: it goes before `default` and `allowed`, and before what a client adds."""
+    workspace: Flag = True
+    """True when modules in the workspace, which are agent code themselves, may be imported without being authorized by
+    name."""
 
 
 class LanguageTable(Section):

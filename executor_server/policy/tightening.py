@@ -79,6 +79,7 @@ def tightened_to(profile: Profile, spec: SessionSpec) -> SessionSpec:
         execution_default=_at_most(spec.execution_default, most),
         authorized_imports=tuple(pattern for pattern in imports if not is_denied(pattern, denied)),
         denied_imports=denied,
+        workspace_imports=spec.workspace_imports and profile.imports.workspace,
         refused_language=tuple(rule for rule in LANGUAGE_RULES if rule in refused),
         network=tightened_network(profile, spec.network),
         tools=tool_rules(profile),

@@ -369,6 +369,7 @@ def _rules(spec: SessionSpec) -> bytes:
         authorized=list(spec.authorized_imports),
         denied=list(spec.denied_imports),
         refused=list(spec.refused_language),
+        workspace=spec.workspace_imports,
         session_operations=spec.limits.session_operations,
         execution_max=ExecutionMax(
             wall_time_s=most.wall_time_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import pickle
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -428,6 +429,29 @@ async def set_variables(session: Session, **values: Any) -> None:
         else:
             payloads.append((name, packed))
     await session.set_variables(payloads)
+
+
+class _Library:
+    """Unpickled in a sandbox, this loads a module with Python's own builtins."""
+
+    def __init__(self, name: str, source: str) -> None:
+        self._program = f"""\
+import importlib._bootstrap, importlib.util
+class Loader:
+    def create_module(self, spec): pass
+    def exec_module(self, module): exec(compile({source!r}, "/usr/lib/{name}.py", "exec"), vars(module))
+importlib._bootstrap._load(importlib.util.spec_from_loader({name!r}, Loader()))
+"""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (self._program, {})
+
+
+async def load_library(session: Session, name: str, source: str) -> None:
+    """Loads a module that counts as a library: code that a client pickles is not agent code."""
+    version = ".".join(session.python_version.split(".")[:2])
+    pickled = f"cp{version}\0".encode() + pickle.dumps(_Library(name, source), protocol=4)
+    await session.set_variables([("_", encode(object(), fallback=lambda _: pickled))])
 
 
 async def get_variables(session: Session, *names: str) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from executor_server.sessions import Session
-from tests.contract.harness import Harness, Transcript, pieces
+from tests.contract.harness import Harness, Transcript, load_library
 from tests.contract.marks import promise
 from tests.contract.wire import Front, harness_of
 from tests.support.foreign_corpus import ATTACKS, HELPER, HONEST, LIBRARIES, SNIPPETS, authorized
@@ -17,7 +17,7 @@ from tests.support.interpreters import VERSIONS
 pytestmark = promise("rules-same")
 
 GUARDED = 'language.preset = "guarded"'
-# A module of the workspace may import for itself what the program may not; from then on the modules are loaded.
+# A library may import for itself what the program may not; from then on the modules are loaded.
 PREPARE = "import helper, importlib, runpy, inspect"
 
 
@@ -44,9 +44,8 @@ class Guarded:
 
     async def _new_session(self, imports: tuple[str, ...]) -> Session:
         session = await self.harness.session_under(GUARDED, imports=imports)
-        for path, text in (("helper.py", HELPER), ("prepare.py", PREPARE)):
-            await session.put_file(path, len(text), pieces(text.encode()))
-        assert (await self.harness.run(session, "import prepare; del prepare")).outcome == "succeeded"
+        await load_library(session, "helper", HELPER)
+        await load_library(session, "prepare", PREPARE)
         return session
 
     async def has(self, library: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from executor_server.sessions import Session
-from tests.contract.harness import Harness, follow, pieces
+from tests.contract.harness import Harness, follow, load_library, pieces
 from tests.contract.marks import promise
 from tests.support.language_corpus import BASE, ORDINARY
 from tests.support.polling import eventually_async
@@ -36,8 +36,8 @@ def read(path):
 
 async def _session(harness: Harness, profile: str = "", imports: tuple[str, ...] = ("*",)) -> Session:
     session = await harness.session_under(profile, imports=imports)
-    for path, text in (("library.py", LIBRARY), ("there.txt", "there")):
-        await session.put_file(path, len(text), pieces(text.encode()))
+    await session.put_file("there.txt", 5, pieces(b"there"))
+    await load_library(session, "library", LIBRARY)
     return session
 
 

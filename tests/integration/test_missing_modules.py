@@ -45,3 +45,18 @@ def test_what_is_there_is_not_refused(daemon: Daemon, imports: list[str]) -> Non
     ):
         executor.send_tools({})
         assert executor("1 + 1").output == 2
+
+
+def test_a_module_that_files_bring_is_not_missing(daemon: Daemon) -> None:
+    """Nor does the daemon look for a package of that name."""
+    helper = {"helper.py": b"def f(): return 3", "pack/__init__.py": b"from .part import x", "pack/part.py": b"x = 4"}
+    with (
+        ExecutorClient(daemon.address, token=daemon.token) as client,
+        RemoteExecutor(["helper", "pack.*"], client=client, files=helper) as executor,
+    ):
+        executor.send_tools({})
+        assert executor("import helper, pack.part\nhelper.f(), pack.x").output == (3, 4)
+        (session,) = client.list_sessions()
+        assert client.get_session(session.session_id).info.missing_modules == ()
+        executor("with open('later.py', 'w') as file: file.write('x = 5')")
+        assert executor("from later import x\nx").output == 5

@@ -1,7 +1,7 @@
 """Programs that reach for modules that are not authorized, and some that only look so: same verdicts on each CPython.
 
 All run under the preset `guarded`, those with the same imports one after the other in one session, with the base modules
-of smolagents and these imports authorized; `helper` is a file of the workspace that has loaded the modules in question. A `Foreign` program
+of smolagents and these imports authorized; `helper` is a library that has loaded the modules in question. A `Foreign` program
 is refused. SNIPPETS are of the kinds that smolagents' local executor refuses.
 """
 

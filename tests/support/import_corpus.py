@@ -15,21 +15,26 @@ AUTHORIZED = (
 DENIED = ("os.path", "xml.dom.*", "pack.secret")
 
 MODULES = {
-    # Libraries of the workspace, which import for themselves when they are imported, later, and in threads.
+    # The program's own, held to the rules as the program is.
     "helper.py": (
-        "import socket\n"
-        "def lazily():\n    import wave\n    return wave.__name__\n"
         "def by_name(name):\n    import importlib\n    return importlib.import_module(name).__name__\n"
-        "def in_thread():\n"
-        "    import threading\n    seen = []\n"
-        "    def work():\n        import colorsys\n        seen.append(colorsys.__name__)\n"
-        "    thread = threading.Thread(target=work)\n    thread.start()\n    thread.join()\n    return seen[0]\n"
+        "def by_function(name):\n    return __import__(name).__name__\n"
+        "def by_text(name):\n    exec('import ' + name)\n    return name\n"
         "def call(function, *args):\n    return function(*args)\n"
     ),
-    "pack/__init__.py": "from pack import secret, plain\n",
+    "pack/__init__.py": "from pack import plain\n",
     "pack/secret.py": "value = 'secret'\n",
     "pack/plain.py": "value = 'plain'\n",
+    "pack/all.py": "from . import plain, secret\n",
+    "pack/near.py": "from .plain import value\nfrom . import plain\nfrom .. import pack\n",
+    "pack/beside.py": "from .plain import value\nfrom . import plain\n",
     "alien.py": "import socket\nvalue = 'alien'\n",
+    "unnamed.py": "import math\nvalue = math.floor(2.5)\n",
+    "spaces/part.py": "value = 'part'\n",
+    "wide.py": "__path__ = ['/']\ntry:\n    __import__('so' + 'cket')\nexcept BaseException:\n    pass\n",
+    "base64.py": "value = 'not the library'\n",  # Python's own come first
+    "compiled.pyc": "no code",
+    "compiled_too.so": "no code",
 }
 
 
@@ -102,7 +107,7 @@ PROGRAMS: dict[str, Program] = {
     "denied with all below": Program("import xml.dom.minidom", "xml.dom.minidom", 1),
     "denied by a star pattern": Program("import xml.dom", "xml.dom", 1),
     "denied as a member by a star pattern": Program("from xml import dom", "xml.dom", 1),
-    "denied in a package that imports it": Program("import pack.plain\npack.plain.value", OK, value="plain"),
+    "denied in a package that imports it": Program("x = 1\nimport pack.all", "pack.secret", 2),
     "denied in a package": Program("from pack import secret", "pack.secret", 1),
     # -- where an import may stand
     "in a function": Program("def f():\n    import socket\n", "socket", 2),
@@ -128,7 +133,7 @@ PROGRAMS: dict[str, Program] = {
     "__import__ with members": Program("__import__('os', fromlist=['path'])", "os.path", 1),
     "__import__ as C code calls it": Program("__import__('socket', globals(), globals(), [], 0)", "socket", 1),
     "__import__ under another name": Program("f = __import__\nf('socket', globals(), globals(), [])", "socket", 2),
-    "__import__ of a relative name": Program("__import__('x', {'__package__': 'json'}, None, ('y',), 1)", ".x", 1),
+    "__import__ of a relative name": Program("__import__('x', {'__package__': 'json'}, None, ('y',), 1)", "json.x", 1),
     "__import__ in a lambda": Program("(lambda: __import__('socket'))()", "socket", 1),
     "__import__ in a comprehension": Program("[__import__(n) for n in ('math', 'socket')]", "socket", 1),
     "__import__ in map": Program("list(map(__import__, ['math', 'socket']))", "socket", 1),
@@ -190,13 +195,13 @@ PROGRAMS: dict[str, Program] = {
     ),
     "a loader": Program(
         "from importlib.machinery import SourceFileLoader\nSourceFileLoader('alien', '/workspace/alien.py').load_module()",
-        "alien",
+        "socket",
         2,
     ),
     "the builtin importer": Program(
         "from importlib.machinery import BuiltinImporter\nBuiltinImporter.load_module('_io')", "_io", 2
     ),
-    "run_module": Program("import runpy\nrunpy.run_module('alien')", "alien", 2),
+    "run_module": Program("import runpy\nrunpy.run_module('alien')", "socket", 2),
     "run_path": Program("import runpy\nrunpy.run_path('/workspace/alien.py')", "socket", 2),
     "resolve_name": Program("import pkgutil\npkgutil.resolve_name('math:floor')(2.5)", OK, value=2),
     "resolve_name of what is not authorized": Program(
@@ -224,14 +229,65 @@ PROGRAMS: dict[str, Program] = {
     ),
     "a function of an earlier execution": Program("x = 1\nlater('socket')", "socket", 2),
     "variables are kept": Program("later('math').floor(3.5)", OK, value=3),
+    # -- modules of the program's own
+    "its own": Program("import unnamed\nunnamed.value", OK, value=2),
+    "from its own": Program("from unnamed import value\nvalue", OK, value=2),
+    "its own, by name": Program("import importlib\nimportlib.import_module('unnamed').value", OK, value=2),
+    "its own, in a package": Program("import pack.beside\npack.beside.value", OK, value="plain"),
+    "its own, beyond its package": Program(
+        "try:\n    import pack.near\nexcept ImportError:\n    x = 2\nx", OK, value=2
+    ),
+    "its own, in a directory": Program("import spaces.part\nspaces.part.value", OK, value="part"),
+    "its own, from a directory": Program("from spaces import part\npart.value", OK, value="part"),
+    "its own, run": Program("import runpy\nrunpy.run_module('unnamed')['value']", OK, value=2),
+    "its own, under another name": Program(
+        "import importlib.util as u\nspec = u.spec_from_file_location('other', '/workspace/unnamed.py')\n"
+        "module = u.module_from_spec(spec)\nspec.loader.exec_module(module)\nmodule.value",
+        OK,
+        value=2,
+    ),
+    "its own, written by the same program": Program(
+        "import os\nfd = os.open('fresh.py', os.O_CREAT | os.O_WRONLY)\nos.write(fd, b'value = 1')\nos.close(fd)\n"
+        "import fresh\nfresh.value",
+        OK,
+        value=1,
+    ),
+    "its own, changed within a second": Program(
+        "import importlib\nfd = os.open('fresh.py', os.O_WRONLY)\nos.write(fd, b'value = 2')\nos.close(fd)\n"
+        "importlib.reload(fresh).value",
+        OK,
+        value=2,
+    ),
+    "its own that is not authorized to import": Program("x = 1\nimport alien", "socket", 2),
+    "its own that imports by name": Program("import helper\nhelper.by_name('wave')", "wave", 2),
+    "its own that calls __import__": Program("import helper\nhelper.by_function('wave')", "wave", 2),
+    "its own that runs text": Program("import helper\nhelper.by_text('wave')", "wave", 2),
+    "its own that swallows a refusal": Program("x = 1\nimport wide", "socket", 2),
+    "a library's file in the name of its own": Program(
+        "import importlib.util as u, os\nu.spec_from_file_location('helper', os.__file__.replace('os.py', 'wave.py'))",
+        "wave",
+        2,
+    ),
+    "a library's file in its own package": Program(
+        "import pack, os\npack.__path__.append(os.__file__[:-6])\nimport pack.sched", "time", 3
+    ),
+    "a link to a library": Program(
+        "import os\nos.symlink(os.__file__.replace('os.py', 'sched.py'), 'link.py')\nimport link", "time", 3
+    ),
+    "a file in the name of a library": Program("import base64", "base64", 1),
+    "a file ahead of a library": Program(
+        "import sys, os\nfd = os.open('/tmp/sndhdr.py', os.O_CREAT | os.O_WRONLY)\nos.write(fd, b'import wave')\n"
+        "os.close(fd)\nsys.path.insert(0, '/tmp')\nimport sndhdr",
+        "wave",
+        6,
+    ),
+    "bytecode without a source": Program("import compiled", "compiled", 1),
+    "a shared library": Program("import compiled_too", "compiled_too", 1),
     # -- libraries
-    "a library at its import": Program("import helper\nhelper.socket.__name__", OK, value="socket"),
-    "a library later": Program("import helper\nhelper.lazily()", OK, value="wave"),
-    "a library by name": Program("import helper\nhelper.by_name('wave')", OK, value="wave"),
-    "a library in a thread": Program("import helper\nhelper.in_thread()", OK, value="colorsys"),
+    "a library by name": Program("import pydoc\npydoc.importlib.__name__", OK, value="importlib"),
     "a library lazily, in the standard library": Program(
         "from email import message_from_string\nmessage_from_string('a: b')['a']", OK, value="b"
     ),
     "a library in C": Program("import re, random\nrandom.Random(1).choice('a')", OK, value="a"),
-    "what sys.modules holds": Program("import sys\nsys.modules['socket'].__name__", OK, value="socket"),
+    "what sys.modules holds": Program("import pydoc, sys\nsys.modules['inspect'].__name__", OK, value="inspect"),
 }

@@ -33,7 +33,11 @@ def warn(info: SessionInfo, authorized_imports: Iterable[str]) -> None:
         if not missing or (info.image, missing) in _warned or len(_warned) >= _WARNED_MAX:
             return
         _warned.add((info.image, missing))
-    _log.warning("image %r has no %s: importing that will fail, though it is authorized", info.image, _listed(missing))
+    _log.warning(
+        "image %r has no %s: importing that will fail, though it is authorized, unless the workspace has it",
+        info.image,
+        _listed(missing),
+    )
 
 
 def refusal(info: SessionInfo, missing: Sequence[str], images: Sequence[str]) -> str:
@@ -45,7 +49,7 @@ def refusal(info: SessionInfo, missing: Sequence[str], images: Sequence[str]) ->
     return (
         f"Non-installed authorized modules: {_listed(missing)}. The image {info.image!r} does not have them: "
         f"{_elsewhere(info, images)}ask for packages=[{packages}], which the policy must allow, "
-        "or remove them from the authorized imports"
+        "or remove them from the authorized imports; modules that the agent writes itself need not be in them"
     )
 
 

@@ -24,6 +24,7 @@ def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
     yield "imports", _listed(policy.default_imports)
     yield "  on request", _listed(policy.allowed_imports)
     yield "  never", _listed(policy.denied_imports)
+    yield "  workspace", "its modules too" if policy.workspace_imports else "its modules when authorized"
     yield "refused in code", _listed(policy.refused_language)
     yield "tools", f"{_listed(policy.allowed_tools)}; run in: {_listed(policy.tool_placements)}"
     yield "files put", _transfers(files.max_put_bytes, files.max_puts)

@@ -30,7 +30,6 @@ from executor_client import (
     ReentrantExecution,
     Rollback,
     Session,
-    SessionInfo,
     SessionState,
     Tool,
     VariablesState,
@@ -39,7 +38,7 @@ from executor_client._core import missing_modules
 from executor_client._core.limits import NAME_RACES_MAX
 from executor_client._core.session_base import is_id
 from executor_client._core.status import is_session_gone
-from executor_client.smolagents.session_request import SessionRequest, beginnings_of, refuse_beginnings
+from executor_client.smolagents.session_request import SessionRequest, beginnings_of, module_of, refuse_beginnings
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ class SessionLease:
                 else:
                     session = self._request.make(self._client, self._contents.tool_modules)
                     on_failure.enter_context(session)
-                    self._require_modules(self._client, session.info)
+                    self._require_modules(self._client, session)
             if self._contents.tools is not None:
                 session.register_tools(self._contents.tools)
             if self._contents.variables:
@@ -165,7 +164,7 @@ class SessionLease:
                     raise
             else:
                 on_failure.enter_context(session)
-                self._require_modules(client, session.info)
+                self._require_modules(client, session)
                 return session
         raise PreconditionError(f"session {name!r} is made and ended all the time by others", reason="NAME_TAKEN")
 
@@ -173,14 +172,21 @@ class SessionLease:
         if given := beginnings_of(self._request):
             _log.warning("session %r is there already; %s can be of a new one only", name, ", ".join(given))
         authorized = set(session.info.authorized_imports)
+        if session.info.workspace_imports:
+            authorized.update(self._request.own_modules)
         missing = [each for each in self._request.authorized_imports if not authorized & {each, "*"}]
         if missing:
             _log.warning("session %r is there already, and does not authorize %s", name, ", ".join(missing))
 
-    def _require_modules(self, client: ExecutorClient, info: SessionInfo) -> None:
-        """Raises InterpreterError for authorized modules that the image lacks, as smolagents' local executor does."""
+    def _require_modules(self, client: ExecutorClient, session: Session) -> None:
+        """Raises InterpreterError for authorized modules that the image and the workspace lack, as smolagents' local
+        executor does. Where modules of the workspace must be authorized, steps may write them later."""
+        info = session.info
         missing = missing_modules.asked_for(info, self._request.authorized_imports)
         if missing:
+            there = {module_of(file.path) for file in session.files.list().files}
+            missing = tuple(module for module in missing if module not in there)
+        if missing and info.workspace_imports:
             images: tuple[str, ...] = ()
             with suppress(ExecutorClientError):  # the message only suggests other images
                 images = client.get_policy().images

@@ -39,11 +39,12 @@ class SessionRequest:
 
         Raises PreconditionError (NAME_TAKEN) when another session has the name.
         """
+        own = self.own_modules
         with ExitStack() as on_failure:
             session = on_failure.enter_context(
                 client.create_session(
                     image=self.image,
-                    authorized_imports=self.authorized_imports,
+                    authorized_imports=[each for each in self.authorized_imports if each not in own],
                     limits=self.limits or None,
                     labels=self.labels,
                     prelude=PRELUDE + self.prelude,
@@ -59,8 +60,16 @@ class SessionRequest:
             )
             for file in self.files:
                 file.put(session)
+            if own and not session.info.workspace_imports:
+                session.authorize_imports(own)
             on_failure.pop_all()
         return session
+
+    @property
+    def own_modules(self) -> tuple[str, ...]:
+        """The authorized imports that `files` bring. The daemon must not look for them in the image, or in packages."""
+        brought = set(map(module_of, (file.path for file in self.files)))
+        return tuple(each for each in self.authorized_imports if each.partition(".")[0] in brought)
 
     def saved(self) -> dict[str, Any]:
         """Returns the arguments that a saved agent keeps, as JSON values: none that belong to this process."""
@@ -71,6 +80,11 @@ class SessionRequest:
         if self.packages:
             saved["packages"] = list(self.packages)
         return saved
+
+
+def module_of(path: str) -> str:
+    """Returns the name by which code imports this file of a workspace, or the package that it is in."""
+    return path.split("/", 1)[0].removesuffix(".py")
 
 
 def hosts_of(network: Iterable[str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from . import install_lines
 from .imports import ImportDenied, Imports
 from .instrumentation import Sentinels, instrument, spans
 from .language import PolicyDenied, find_refused
+from .own_modules import FoundFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,23 +51,36 @@ class Verdict:
         self.imports = imports  # modules that the source imports, sorted
 
 
-def check(source: str, filename: str, *, rules: Rules, output_mode: str, sentinels: Sentinels) -> Verdict:
-    """Never raises. The error of a verdict has type, message, line, traceback and statement, all bounded."""
+def check(
+    source: str,
+    filename: str,
+    *,
+    rules: Rules,
+    output_mode: str,
+    sentinels: Sentinels,
+    directories: Sequence[str] = (),
+) -> Verdict:
+    """Never raises. The error of a verdict has type, message, line, traceback and statement, all bounded.
+
+    `directories` are those in which modules of the program's own can be.
+    """
     collecting = gc.isenabled()
     gc.disable()  # a tree is no garbage; collecting while one grows doubles the time for a large one
     try:
-        return _check(source, filename, rules, output_mode, sentinels)
+        return _check(source, filename, rules, output_mode, sentinels, FoundFiles(directories, source))
     finally:
         if collecting:
             gc.enable()
 
 
-def _check(source: str, filename: str, rules: Rules, output_mode: str, sentinels: Sentinels) -> Verdict:
+def _check(
+    source: str, filename: str, rules: Rules, output_mode: str, sentinels: Sentinels, own: FoundFiles
+) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = _parse(source, filename)
-            imports = Imports(tree, rules)
+            imports = Imports(tree, rules, own)
             statements = spans(tree)
             refused = _first_refusal(imports, find_refused(tree, rules) if rules.refused else [], rules)
             if refused is not None:

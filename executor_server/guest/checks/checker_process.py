@@ -74,7 +74,14 @@ def checker_main(sock: socket.socket, config: Any) -> None:
             sent = body[: request.rules]
             rules = Rules.of(read_object(CodeRules, sent, "rules"))
         source = body[request.rules :].decode("utf-8", "surrogatepass")
-        checked = check(source, request.filename, rules=rules, output_mode=request.mode, sentinels=sentinels)
+        checked = check(
+            source,
+            request.filename,
+            rules=rules,
+            output_mode=request.mode,
+            sentinels=sentinels,
+            directories=(config.workspace, "/tmp"),
+        )
         verdict = Verdict(ok=checked.code is not None, imports=list(checked.imports))
         if checked.code is not None:
             link.send(sock, verdict, checked.code)

@@ -23,7 +23,7 @@ from .language import PolicyDenied, find_refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator, Protocol
+    from typing import Any, Callable, Iterator, Optional, Protocol
 
     from .hooks import Hooks
     from .rule_enforcer import RuleEnforcer
@@ -56,7 +56,7 @@ def agent_builtins(
     imported: Callable[[str], object],
 ) -> dict[str, Any]:
     """Returns a new dict for `__builtins__` of agent code; `imported` is called with each module that it imports."""
-    instrumenter = _Instrumenter(enforcer, sentinels, sentinels.constants(ticks=meter.ticks, guard=guard, hooks=hooks))
+    instrumenter = Instrumenter(enforcer, sentinels, sentinels.constants(ticks=meter.ticks, guard=guard, hooks=hooks))
     namespace = dict(vars(builtins))
     module = _AgentBuiltins(namespace)
 
@@ -104,7 +104,7 @@ class _AgentBuiltins(ModuleType):
         return sorted(name for name in object.__getattribute__(self, "_namespace") if name.isidentifier())
 
 
-class _Instrumenter:
+class Instrumenter:
     """Makes checked, instrumented code from a source or a syntax tree."""
 
     def __init__(self, enforcer: RuleEnforcer, sentinels: Sentinels, constants: dict[bytes, object]) -> None:
@@ -115,6 +115,15 @@ class _Instrumenter:
     def __call__(
         self, source: Any, filename: Any, mode: str, flags: int = 0, optimize: int = -1, **hidden: Any
     ) -> CodeType:
+        return self._make(source, filename, mode, flags, optimize, None, **hidden)
+
+    def of_module(self, source: bytes, path: str, package: str) -> CodeType:
+        """Makes the code of a module of the program's own, which is in this package, if any."""
+        return self._make(source, path, "exec", 0, -1, package)
+
+    def _make(
+        self, source: Any, filename: Any, mode: str, flags: int, optimize: int, package: Optional[str], **hidden: Any
+    ) -> CodeType:
         if isinstance(source, ast.AST):
             from copy import deepcopy  # not at the start: it imports weakref, 0.1 MiB
 
@@ -122,17 +131,22 @@ class _Instrumenter:
         else:
             tree = _compile(source, filename, mode, flags | ast.PyCF_ONLY_AST, True, optimize, **hidden)
         rules = self._enforcer.rules
-        for _, module in Imports(tree, rules).denied[:1]:
-            self._enforcer.refuse(ImportDenied(module, rules))
-        for _, rule, what in find_refused(tree, rules)[:1] if rules.refused else ():
-            self._enforcer.refuse(PolicyDenied(rule, what))
+        for line, module in Imports(tree, rules, self._enforcer.own, package).denied[:1]:
+            self._enforcer.refuse(ImportDenied(module, rules, _place(filename, line, package)))
+        for line, rule, what in find_refused(tree, rules)[:1] if rules.refused else ():
+            self._enforcer.refuse(PolicyDenied(rule, what, _place(filename, line, package)))
         instrument(
             tree, self._sentinels, rules=rules, string_annotations=bool(flags & future.annotations.compiler_flag)
         )
         return bind(compile_tree(tree, filename, mode, flags=flags, optimize=optimize), self._constants)
 
 
-def _make_compile(instrumenter: _Instrumenter) -> Callable[..., Any]:
+def _place(filename: Any, line: int, package: Optional[str]) -> str:
+    """Returns the place of a refusal in a module, for its message. The program sees the lines of its own text."""
+    return "" if package is None else f" ({filename}, line {line})"
+
+
+def _make_compile(instrumenter: Instrumenter) -> Callable[..., Any]:
     def compile(
         source: Any,
         filename: Any,
@@ -152,7 +166,7 @@ def _make_compile(instrumenter: _Instrumenter) -> Callable[..., Any]:
     return compile
 
 
-def _make_exec(instrumenter: _Instrumenter, tick: Callable[[], bool], namespace: dict[str, Any]) -> Callable[..., None]:
+def _make_exec(instrumenter: Instrumenter, tick: Callable[[], bool], namespace: dict[str, Any]) -> Callable[..., None]:
     def exec(source: Any, /, globals: Any = None, locals: Any = None, **closure: Any) -> None:
         tick()  # straight-line code that runs itself again and again would spend nothing else
         frame = sys._getframe(1)
@@ -165,7 +179,7 @@ def _make_exec(instrumenter: _Instrumenter, tick: Callable[[], bool], namespace:
     return exec
 
 
-def _make_eval(instrumenter: _Instrumenter, tick: Callable[[], bool], namespace: dict[str, Any]) -> Callable[..., Any]:
+def _make_eval(instrumenter: Instrumenter, tick: Callable[[], bool], namespace: dict[str, Any]) -> Callable[..., Any]:
     def eval(source: Any, /, globals: Any = None, locals: Any = None) -> Any:
         tick()
         frame = sys._getframe(1)

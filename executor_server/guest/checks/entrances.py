@@ -110,7 +110,7 @@ class Entrances:
         if value is sys.modules:
             return Modules(value, self, path)
         spec = value.get("__spec__")
-        if spec is not None:
+        if spec is not None and not self._check.owns_names(value):
             name = str(getattr(spec, "name", value.get("__name__")))
             if not self._check.allows({name}):
                 self._check.refuse(name, path, "the names of the module")
@@ -171,7 +171,7 @@ class Entrances:
         def given(*args: Any, **kwargs: Any) -> Any:
             owner = getattr(real, "__self__", None)
             name = getattr(owner, "name", None)
-            if real.__name__ == "exec_module" and type(name) is str and not self._check.allows({name}):
+            if real.__name__ == "exec_module" and type(name) is str and not self._check.may_fill(owner, name, args):
                 self._check.refuse(name, f"{path}()")
             return self._sifted(real(*args, **kwargs), f"{path}()", 0)
 

@@ -19,7 +19,7 @@ _MAX_STATEMENT_CHARS = 2_000
 _MAX_FRAMES = 30
 _MAX_CHAIN = 64
 _AGENTS = ("<execution-", "<prelude>")
-_ARCHIVE = __file__.partition("executor_guest")[0]
+_NOT_SHOWN = (__file__.partition("executor_guest")[0], "<frozen importlib")  # as CPython itself drops the latter
 
 
 def describe(
@@ -100,12 +100,12 @@ def _format(
 
 
 def _drop_own_frames(captured: traceback.TracebackException) -> None:
-    """Drops the frames of the guest: the interrupt, the tools, the wrapped builtins."""
+    """Drops the frames of the guest: the interrupt, the tools, the wrapped builtins; and those of the importer."""
     pending: list[Optional[traceback.TracebackException]] = [captured]
     for _ in range(_MAX_CHAIN):
         one = pending.pop() if pending else None
         if one is not None:
-            one.stack[:] = [frame for frame in one.stack if not frame.filename.startswith(_ARCHIVE)]
+            one.stack[:] = [frame for frame in one.stack if not frame.filename.startswith(_NOT_SHOWN)]
             pending += [one.__cause__, one.__context__]
 
 

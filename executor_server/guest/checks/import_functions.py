@@ -10,15 +10,17 @@ from __future__ import annotations
 import builtins
 import importlib
 import importlib.machinery
+import os
 import sys
 
 from .dynamic import AGENT_BUILTINS
-from .imports import check_import
+from .imports import ImportDenied, check_import
+from .own_modules import source_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Callable, Iterable
+    from typing import Any, Callable, Iterable, Optional
 
     from .rule_enforcer import RuleEnforcer
 
@@ -47,21 +49,22 @@ class ImportFunctions:
         self._guarded.add(module)
         for name, asked in _FUNCTIONS[module].items():
             if name in vars(owner):  # not every Python has each of them
-                self._wrap(owner, name, asked)
+                self._wrap(owner, name, asked, _FILES.get(name))
         if module == "runpy":
-            self._guard_paths(owner)
+            self._guard_runs(owner)
 
     def _guard_machinery(self) -> None:
         # Not `exec_module`: it is on the stack while a module's code runs, and tracebacks would show the wrapper.
         machinery: Any = importlib.machinery
         loaders = (machinery.SourceFileLoader, machinery.ExtensionFileLoader)
         for owner in {next(each for each in loader.__mro__ if "__init__" in vars(each)) for loader in loaders}:
-            self._wrap(owner, "__init__", _argument(1, "fullname"))
+            self._wrap(owner, "__init__", _argument(1, "fullname"), _argument(2, "path"))
         for importer in (machinery.BuiltinImporter, machinery.FrozenImporter):
             self._wrap(importer, "load_module", _argument(1, "fullname"))
             self._wrap(importer, "create_module", _spec(-1))
 
-    def _wrap(self, owner: Any, name: str, asked: Asked) -> None:
+    def _wrap(self, owner: Any, name: str, asked: Asked, located: Optional[Asked] = None) -> None:
+        """Guards a function; `located` returns the file that a call with these arguments loads."""
         raw = vars(owner)[name]
         kind: Any = type(raw) if isinstance(raw, (classmethod, staticmethod)) else None
         function = raw.__func__ if kind is not None else raw
@@ -72,7 +75,10 @@ class ImportFunctions:
                 return function(*args, **kwargs)
             modules = [module for module in asked(args, kwargs) if isinstance(module, str)]
             for module in modules:
-                check_import(enforcer, module)
+                if located is None:
+                    check_import(enforcer, module)
+                else:
+                    _check_file(enforcer, module, *located(args, kwargs))
             result = function(*args, **kwargs)
             for module in modules:
                 self.guard(module)
@@ -82,18 +88,38 @@ class ImportFunctions:
             setattr(checked, attribute, getattr(function, attribute))
         setattr(owner, name, kind(checked) if kind is not None else checked)
 
-    def _guard_paths(self, runpy: ModuleType) -> None:
-        """Instruments a file that agent code runs, like text that it passes to `exec`."""
-        agent_builtins, names, real_compile = self._agent_builtins, vars(runpy), compile
+    def _guard_runs(self, runpy: ModuleType) -> None:
+        """Instruments a file that agent code runs, like text that it passes to `exec`, and runs it like that."""
+        agent_builtins, names, real_compile, real_exec = self._agent_builtins, vars(runpy), compile, exec
 
-        def compile_file(source: Any, filename: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
-            frame: Any = sys._getframe(1)
+        def is_agents() -> bool:
+            frame: Any = sys._getframe(2)
             while frame is not None and frame.f_globals is names:
                 frame = frame.f_back
-            ours = frame is not None and frame.f_builtins is agent_builtins
-            return (agent_builtins["compile"] if ours else real_compile)(source, filename, mode, *args, **kwargs)
+            return frame is not None and frame.f_builtins is agent_builtins
 
-        names["compile"] = compile_file
+        def compile_file(source: Any, filename: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+            function = agent_builtins["compile"] if is_agents() else real_compile
+            return function(source, filename, mode, *args, **kwargs)
+
+        def run_code(code: Any, namespace: dict[str, Any]) -> None:
+            if is_agents():
+                namespace["__builtins__"] = agent_builtins
+            real_exec(code, namespace)
+
+        names["compile"], names["exec"] = compile_file, run_code
+
+
+def _check_file(enforcer: RuleEnforcer, module: str, path: Any) -> None:
+    """Refuses the load of a file under this name, unless it is the program's own or a library's that is authorized."""
+    own, rules = enforcer.own, enforcer.rules
+    if isinstance(path, (str, bytes, os.PathLike)) and own.owns_path(path):
+        names, may = [module], rules.authorizes_own
+    else:
+        names, may = [module, own.library_name(path) or module], rules.authorizes
+    for name in names:
+        if not may(name):
+            enforcer.refuse(ImportDenied(name, rules))
 
 
 def _argument(position: int, name: str) -> Asked:
@@ -108,6 +134,11 @@ def _spec(position: int) -> Asked:
         return (getattr(args[position] if args else kwargs.get("spec"), "name", None),)
 
     return asked
+
+
+def _file_of_spec(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
+    loader = getattr(args[0] if args else kwargs.get("spec"), "loader", None)
+    return (source_file(loader),)
 
 
 def _relative(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
@@ -131,7 +162,8 @@ def _statement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
 
 
 def _module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
-    return (getattr(args[0] if args else kwargs.get("module"), "__name__", None),)
+    module = args[0] if args else kwargs.get("module")
+    return (getattr(module, "__name__", None), getattr(getattr(module, "__spec__", None), "name", None))
 
 
 def _path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
@@ -147,6 +179,10 @@ def _path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
     return (parts[0], *(prefix for prefix in prefixes if prefix in sys.modules))
 
 
+_FILES: dict[str, Asked] = {
+    "spec_from_file_location": _argument(1, "location"),
+    "module_from_spec": _file_of_spec,
+}
 _FUNCTIONS: dict[str, dict[str, Asked]] = {
     "importlib": {
         "import_module": _relative,

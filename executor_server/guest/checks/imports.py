@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import ast
 import builtins
+import sys
 
 from ..wire.messages import MAX_IMPORT_CHARS, MAX_IMPORTS
 from .control import Refusal
+from .own_modules import NoModules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterable, Sequence
+    from typing import Any, Callable, Iterable, Optional, Sequence
 
     from .rule_enforcer import RuleEnforcer
     from .rules import Rules
@@ -41,20 +43,25 @@ class ImportDenied(Refusal):
     __module__ = "builtins"  # so that a traceback shows its plain name
     outcome = "import_denied"
 
-    def __init__(self, module: str, rules: Rules) -> None:
-        super().__init__(refusal(module, rules))
+    def __init__(self, module: str, rules: Rules, why: str = "") -> None:
+        super().__init__(refusal(module, rules, why))
         self.module = module
 
 
-def refusal(module: str, rules: Rules) -> str:
-    """Returns the message of a refusal. A name that begins with a dot is a relative import, which is always refused."""
-    why = ""
+def refusal(module: str, rules: Rules, why: str = "") -> str:
+    """Returns the message of a refusal. A name that begins with a dot is a relative import of the program itself."""
     if module.startswith("."):
         why = ": the program is in no package, so it has no relative imports"
     elif rules.denies(module):
         why = ": the policy denies it"
     name = module if len(module) <= _MAX_NAME_CHARS else f"{module[:_MAX_NAME_CHARS]}…"
-    return f"Import of {name} is not allowed{why}. Authorized imports are: {listed(rules.authorized)}"
+    return f"Import of {name} is not allowed{why}. {authorized(rules)}"
+
+
+def authorized(rules: Rules) -> str:
+    """Returns the end of a refusal: what may be imported."""
+    more = " and modules of the workspace" if rules.workspace else ""
+    return f"Authorized imports are: {listed(rules.authorized)}{more}"
 
 
 def listed(patterns: Sequence[str]) -> str:
@@ -66,11 +73,14 @@ def listed(patterns: Sequence[str]) -> str:
     return f"{text[:cut]}, …] ({len(patterns)} in all)"
 
 
-def refused_module(module: str, names: Iterable[str], rules: Rules) -> str:
-    """Returns the module that `[from] module import [names]` may not import; empty when it may import all."""
+def refused_module(module: str, names: Iterable[str], rules: Rules, own: NoModules) -> str:
+    """Returns the module that `[from] module import [names]` may not import; empty when it may import all.
+
+    `own` knows the modules of the program's own.
+    """
     if module == "__future__":
         return ""  # part of the language
-    if module.startswith(".") or not rules.authorizes(module):
+    if module.startswith(".") or not (rules.authorizes(module) or (rules.authorizes_own(module) and own.has(module))):
         return module
     if rules.denied:
         for name in names:
@@ -81,12 +91,17 @@ def refused_module(module: str, names: Iterable[str], rules: Rules) -> str:
 
 
 class Imports:
-    """The imports of a syntax tree. `denied` are (line, module) of those refused, by line."""
+    """The imports of a syntax tree. `denied` are (line, module) of those refused, by line.
 
-    def __init__(self, tree: ast.AST, rules: Rules) -> None:
+    `package` is the one that relative imports refer to; empty in a module outside of packages, None in the program.
+    """
+
+    def __init__(self, tree: ast.AST, rules: Rules, own: NoModules, package: Optional[str] = None) -> None:
         self.denied: list[tuple[int, str]] = []
         self._modules: set[str] = set()
         self._rules = rules
+        self._own = own
+        self._package = package
         pending = [tree]
         while pending:  # not recursive: the tree may be deeper than our stack
             node = pending.pop()
@@ -94,14 +109,17 @@ class Imports:
                 for alias in node.names:
                     self._note(node.lineno, alias.name, ())
             elif isinstance(node, ast.ImportFrom):
-                self._note(node.lineno, "." * node.level + (node.module or ""), [alias.name for alias in node.names])
+                module = absolute("." * node.level + (node.module or ""), self._package)
+                self._note(node.lineno, module, [alias.name for alias in node.names])
             elif not isinstance(node, ast.expr):  # imports are statements; no expression holds one
                 pending.extend(ast.iter_child_nodes(node))
         self.denied.sort()
 
     def _note(self, line: int, module: str, names: Sequence[str]) -> None:
+        if not module:
+            return  # Python itself refuses it
         self._modules.add(module)
-        refused = refused_module(module, names, self._rules)
+        refused = refused_module(module, names, self._rules, self._own)
         if refused:
             self.denied.append((line, refused))
 
@@ -118,6 +136,21 @@ class Imports:
         return names
 
 
+def absolute(module: str, package: Any) -> str:
+    """Returns the absolute name of a module that is relative to the package; empty when it leads out of it.
+
+    What is no package's stays relative: the program has no relative imports.
+    """
+    name = module.lstrip(".")
+    level = len(module) - len(name)
+    if not level or type(package) is not str:
+        return module
+    parts = package.split(".") if package else []
+    if level > len(parts):
+        return ""
+    return ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # At run time
 
@@ -128,7 +161,8 @@ def make_import(
     """Returns the `__import__` that agent code calls by name; `given` turns a module into the object that it gets."""
 
     def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        check_import(enforcer, name, fromlist, level)
+        package = globals.get("__package__") if type(globals) is dict and level else None
+        check_import(enforcer, name, fromlist, level, package)
         return given(real_import(name, globals, locals, fromlist, level), name, fromlist)
 
     return __import__
@@ -155,13 +189,16 @@ def make_statement_import(
     return __import__
 
 
-def check_import(enforcer: RuleEnforcer, name: Any, names: Any = (), level: int = 0) -> None:
-    """Refuses an import that agent code asks for, unless it is authorized."""
+def check_import(enforcer: RuleEnforcer, name: Any, names: Any = (), level: int = 0, package: Any = None) -> None:
+    """Refuses an import that agent code asks for, unless it is authorized or loads a module of its own."""
     if not isinstance(name, str) or not isinstance(level, int):
         return  # the real import raises the TypeError
     if type(name) is not str:
         name = str.__getitem__(name, slice(None))  # a subclass could compare equal to any name
     listed = [each for each in names if isinstance(each, str)] if isinstance(names, (list, tuple)) else ()
-    refused = refused_module("." * level + name, listed, enforcer.rules)
+    module = absolute("." * level + name, package)
+    if module not in sys.modules:
+        enforcer.own.refresh()
+    refused = module and refused_module(module, listed, enforcer.rules, enforcer.own)
     if refused:
         enforcer.refuse(ImportDenied(refused, enforcer.rules))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from .imports import listed
+from .imports import authorized
 from .language import PolicyDenied
+from .own_modules import source_file
 from .standard_modules import public_name
 
 TYPE_CHECKING = False
@@ -47,6 +48,8 @@ class ModuleCheck:
             self._allowed[id(module)] = module
 
     def is_allowed(self, module: ModuleType) -> bool:
+        if self._enforcer.own.owns(module):
+            return not self._enforcer.rules.denies(name_of(module))
         refused = self._enforcer.rules.refused
         if "module_attributes" not in refused and "foreign_modules" not in refused:
             return True
@@ -57,6 +60,10 @@ class ModuleCheck:
         if spec is None:
             return True  # the program itself, or what it has made
         return self.allows(names or {str(getattr(spec, "name", "") or name_of(module))})
+
+    def owns_names(self, names: dict[str, Any]) -> bool:
+        """True for the names of a module of the program's own."""
+        return self._enforcer.own.owns_names(names)
 
     def is_entry_allowed(self, key: object, value: object) -> bool:
         """Decides on an entry of sys.modules. It need not be a module: libraries put other objects there.
@@ -96,12 +103,20 @@ class ModuleCheck:
         tops = {name.partition(".")[0] for name in known}
         if "__main__" in tops:
             return True
-        return any(map(rules.authorizes, tops)) and not any(map(rules.denies, known))
+        may = any(map(rules.authorizes, tops)) or any(map(self._enforcer.own.has, tops))
+        return may and not any(map(rules.denies, known))
+
+    def may_fill(self, loader: Any, name: str, modules: tuple[Any, ...]) -> bool:
+        """True when a loader may run the code of what it calls `name` in these modules."""
+        path, own = source_file(loader), self._enforcer.own
+        if path is not None and own.owns_path(path):
+            return all(is_module(each) and own.owns(each) for each in modules)
+        return self.allows({name})
 
     def refuse(self, module: str, path: str = "", what: str = "the module") -> NoReturn:
         """Refuses `what` of a module that the program reached by `path`."""
         refused = self._enforcer.rules.refused
-        more = f" Authorized imports are: {listed(self._enforcer.rules.authorized)}"
+        more = f" {authorized(self._enforcer.rules)}"
         if "foreign_modules" in refused and "module_attributes" not in refused:
             why = f"it leads to {what} {module}, which is not authorized ({{rule}})"
             self._enforcer.refuse(PolicyDenied("foreign_modules", path or f"Module {module}", more, why))

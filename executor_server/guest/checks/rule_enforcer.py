@@ -6,6 +6,7 @@ library's handler the next tick raises it again, and one in a thread decides how
 
 from __future__ import annotations
 
+from .own_modules import NoModules
 from .rules import Rules
 
 TYPE_CHECKING = False
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 
 class RuleEnforcer:
-    """`rules` are those in force; `refusal` is the first of the current execution."""
+    """`rules` are those in force, `own` the program's own modules; `refusal` is the first of the execution."""
 
     def __init__(self, meter: _Stoppable) -> None:
         self._meter = meter
         self._watches = False
         self.rules = Rules()
+        self.own = NoModules()
         self.refusal: Optional[Refusal] = None
 
     def begin(self) -> None:

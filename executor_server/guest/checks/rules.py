@@ -33,10 +33,11 @@ assert len(LANGUAGE_RULES) <= LANGUAGE_RULES_MAX, "a session that is refused all
 class Rules:
     """Patterns of modules that may be imported, patterns of those that never may, and the language rules in force.
 
-    `network` names the hosts that may be reached, for messages.
+    `network` names the hosts that may be reached, for messages. With `workspace` the program's own modules
+    (own_modules.py) need no authorization.
     """
 
-    __slots__ = ("_authorized_tree", "_denied_tree", "authorized", "denied", "network", "refused")
+    __slots__ = ("_authorized_tree", "_denied_tree", "authorized", "denied", "network", "refused", "workspace")
 
     def __init__(
         self,
@@ -44,11 +45,14 @@ class Rules:
         denied: Sequence[str] = (),
         refused: Sequence[str] = (),
         network: Sequence[str] = (),
+        *,
+        workspace: bool = False,
     ) -> None:
         self.authorized = tuple(authorized)
         self.denied = tuple(pattern[:-2] if pattern.endswith(".*") else pattern for pattern in denied)
         self.refused = frozenset(refused)
         self.network = tuple(network)
+        self.workspace = workspace
         if "*" in self.authorized and not self.denied:
             self.refused -= {"foreign_modules"}  # no module is foreign, and what looks for one would cost something
         self._authorized_tree = _tree(self.authorized)
@@ -63,6 +67,15 @@ class Rules:
         authorization. Names are compared part by part, so "re" does not match "reprlib".
         """
         return _leads_on(self._authorized_tree, module.split(".")) and not self.denies(module)
+
+    def authorizes_own(self, module: str) -> bool:
+        """True when the module may be imported if it is the program's own, as a part of a package that may be."""
+        return (self.workspace or self.authorizes(module.partition(".")[0])) and not self.denies(module)
+
+    @property
+    def permit_all(self) -> bool:
+        """True when there is nothing that they could refuse."""
+        return "*" in self.authorized and not self.denied and not self.refused
 
     def denies(self, module: str) -> bool:
         """True when the module is denied, whatever authorizes it."""
@@ -80,6 +93,7 @@ class Rules:
             denied=list(self.denied),
             refused=sorted(self.refused),
             network=list(self.network),
+            workspace=self.workspace,
         )
         return dumps(rules.head())
 
@@ -88,7 +102,7 @@ class Rules:
         """Takes rules as they were sent. Raises FrameError for a rule that this version can't enforce."""
         if not set(rules.refused).issubset(LANGUAGE_RULES):
             raise FrameError("a language rule that does not exist")
-        return cls(rules.authorized, rules.denied, rules.refused, rules.network or ())
+        return cls(rules.authorized, rules.denied, rules.refused, rules.network or (), workspace=rules.workspace)
 
 
 def _tree(patterns: Iterable[str]) -> dict[str, Any]:

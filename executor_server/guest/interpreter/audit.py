@@ -55,8 +55,6 @@ class Audit:
             handlers["ctypes.dlopen"] = self._on_load
         if refused & {"open", "file_writing"}:
             handlers["open"] = self._on_open
-        if "file_writing" in refused:
-            sys.dont_write_bytecode = True  # else importing a module of the workspace would be refused
         self._handlers = handlers
         if handlers and not self._added:
             self._added = True

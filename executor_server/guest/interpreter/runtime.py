@@ -7,13 +7,15 @@ import sys
 import types
 from itertools import compress
 
-from ..checks.dynamic import agent_builtins
+from ..checks.dynamic import Instrumenter, agent_builtins
 from ..checks.hooks import Hooks
 from ..checks.import_functions import ImportFunctions
 from ..checks.instrumentation import LastValue, Sentinels, bind
 from ..checks.meter import Meter
+from ..checks.own_loaders import OwnModules
 from ..checks.restricted import Builtins
 from ..checks.rule_enforcer import RuleEnforcer
+from ..wire.paths import GUEST_PATH
 from . import display
 from .audit import Audit
 from .guard import guard
@@ -55,6 +57,8 @@ class Runtime:
         sys.modules["__main__"] = self.main
         self._import_functions = ImportFunctions(self.names, self.enforcer)
         self._constants = self._sentinels.constants(ticks=self.meter.ticks, guard=guard, hooks=self._hooks)
+        make_code = Instrumenter(self.enforcer, self._sentinels, self._constants).of_module
+        self.enforcer.own = OwnModules(self.names, self.enforcer, make_code, GUEST_PATH)
         # Captured: agent code may replace these names in their modules.
         self._loads, self._bind = marshal.loads, bind
 

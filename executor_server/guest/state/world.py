@@ -122,7 +122,7 @@ class World:
         """Imports a module that is the value of a variable, as the program would. Raises NotPickled."""
         if type(name) is not str:
             raise NotPickled("it names no module")
-        refused = refused_module(name, (), self.enforcer.rules)
+        refused = refused_module(name, (), self.enforcer.rules, self.enforcer.own)
         if refused:
             raise NotPickled(f"the import of {refused} is not authorized here")
         self.names[CALLED_IMPORT](name)

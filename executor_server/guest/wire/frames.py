@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .schema import Message
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 # Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024

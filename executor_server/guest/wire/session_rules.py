@@ -5,7 +5,7 @@ They are a part of the schema of messages.py: a change is a change of the protoc
 
 from __future__ import annotations
 
-from .schema import Record, integer, number, record, texts
+from .schema import Record, boolean, integer, number, record, texts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,13 +27,15 @@ class ExecutionMax(Record):
 class CodeRules(Record):
     """The imports that agent code may make, the language features that it may not use, the hosts that it may reach.
 
-    The guest only mentions the hosts: the egress proxy enforces them. Of many, the last text counts the rest.
+    The guest only mentions the hosts: the egress proxy enforces them. Of many, the last text counts the rest. With
+    `workspace` the program's own modules need no authorization.
     """
 
     authorized: list[str] = texts(2048, 256)
     denied: list[str] = texts(2048, 256)
     refused: list[str] = texts(LANGUAGE_RULES_MAX, 64)
     network: Optional[list[str]] = texts(LISTED_HOSTS_MAX + 1, 300, default=None)
+    workspace: bool = boolean(default=False)
 
 
 class SessionRules(CodeRules):

@@ -105,6 +105,8 @@ class Question(Section):
     get_file: TransferAsked | None = None
     imports: Annotated[tuple[ModuleName, ...], Field(max_length=MAX_NAMES)] = ()
     """Modules that code imports."""
+    workspace: Annotated[tuple[ModuleName, ...], Field(max_length=MAX_NAMES)] = ()
+    """Those of them that are in the workspace."""
     connections: Annotated[tuple[HostAndPort, ...], Field(max_length=MAX_NAMES)] = ()
     """Hosts and ports that code connects to."""
     language: Annotated[tuple[LanguageRule, ...], Field(max_length=MAX_NAMES)] = ()
@@ -150,7 +152,7 @@ def _in_session(spec: SessionSpec, quotas: QuotasTable, question: Question) -> I
         if transfer is not None:
             yield from _refused(check, spec, transfer.size_bytes, transfer.so_far)
     violations = (
-        *_import_violations(spec, question.imports),
+        *_import_violations(spec, question.imports, question.workspace),
         *_connection_violations(spec, question.connections),
         *_language_violations(spec, question.language),
         *_usage_violations(spec.policy.profile, quotas, question.usage),
@@ -166,13 +168,15 @@ def _refused(check: Callable[..., object], *arguments: object) -> Iterator[Execu
         yield error
 
 
-def _import_violations(spec: SessionSpec, modules: Sequence[str]) -> Iterator[Violation]:
+def _import_violations(spec: SessionSpec, modules: Sequence[str], own: Sequence[str]) -> Iterator[Violation]:
     profile = spec.policy.profile
     for module in modules:
+        is_own = module in own
         if is_denied(module, spec.denied_imports):
             yield denied_import("imports", module, spec.denied_imports, profile)
-        elif not is_covered(module, spec.authorized_imports):
-            yield not_allowed("imports", module, spec.authorized_imports, rule_of(profile, "imports.default"))
+        elif not is_covered(module, spec.authorized_imports) and not (is_own and spec.workspace_imports):
+            rule = rule_of(profile, "imports.workspace" if is_own else "imports.default")
+            yield not_allowed("imports", module, spec.authorized_imports, rule)
 
 
 def _connection_violations(spec: SessionSpec, connections: Sequence[str]) -> Iterator[Violation]:

@@ -209,7 +209,7 @@ class Limits(_message.Message):
     def __init__(self, wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., idle_time_s: _Optional[float] = ..., session_time_s: _Optional[float] = ..., session_operations: _Optional[int] = ..., owner_grace_s: _Optional[float] = ..., max_files: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language", "missing_modules", "leased", "network", "denied_network", "network_usage", "packages", "environment_id", "images_with_missing", "node", "address", "name", "env_names")
+    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "workspace_imports", "refused_language", "missing_modules", "leased", "network", "denied_network", "network_usage", "packages", "environment_id", "images_with_missing", "node", "address", "name", "env_names")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,7 @@ class Session(_message.Message):
     LOST_REASON_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DENIED_IMPORTS_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_IMPORTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     MISSING_MODULES_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +261,7 @@ class Session(_message.Message):
     lost_reason: str
     policy: PolicyRef
     denied_imports: _containers.RepeatedScalarFieldContainer[str]
+    workspace_imports: bool
     refused_language: _containers.RepeatedScalarFieldContainer[str]
     missing_modules: _containers.RepeatedScalarFieldContainer[str]
     leased: bool
@@ -273,7 +275,7 @@ class Session(_message.Message):
     address: str
     name: str
     env_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ..., leased: bool = ..., network: _Optional[_Iterable[str]] = ..., denied_network: _Optional[_Iterable[str]] = ..., network_usage: _Optional[_Union[NetworkUsage, _Mapping]] = ..., packages: _Optional[_Iterable[str]] = ..., environment_id: _Optional[str] = ..., images_with_missing: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., env_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., workspace_imports: bool = ..., refused_language: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ..., leased: bool = ..., network: _Optional[_Iterable[str]] = ..., denied_network: _Optional[_Iterable[str]] = ..., network_usage: _Optional[_Union[NetworkUsage, _Mapping]] = ..., packages: _Optional[_Iterable[str]] = ..., environment_id: _Optional[str] = ..., images_with_missing: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., env_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PolicyRef(_message.Message):
     __slots__ = ("profile", "version", "fingerprint")
@@ -746,7 +748,7 @@ class PackagesPolicy(_message.Message):
     def __init__(self, allowed: _Optional[_Iterable[str]] = ..., locked: _Optional[_Iterable[str]] = ..., auto: bool = ..., max_requirements: _Optional[int] = ..., max_environment_bytes: _Optional[int] = ..., exclude_newer_s: _Optional[float] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules", "packages", "processes", "ports")
+    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules", "packages", "processes", "ports", "workspace_imports")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -769,6 +771,7 @@ class Policy(_message.Message):
     PACKAGES_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_IMPORTS_FIELD_NUMBER: _ClassVar[int]
     policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
@@ -791,4 +794,5 @@ class Policy(_message.Message):
     packages: PackagesPolicy
     processes: ProcessRules
     ports: PortRules
-    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ..., packages: _Optional[_Union[PackagesPolicy, _Mapping]] = ..., processes: _Optional[_Union[ProcessRules, _Mapping]] = ..., ports: _Optional[_Union[PortRules, _Mapping]] = ...) -> None: ...
+    workspace_imports: bool
+    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ..., packages: _Optional[_Union[PackagesPolicy, _Mapping]] = ..., processes: _Optional[_Union[ProcessRules, _Mapping]] = ..., ports: _Optional[_Union[PortRules, _Mapping]] = ..., workspace_imports: bool = ...) -> None: ...

@@ -290,6 +290,17 @@ def test_what_no_policy_could_grant_has_no_line(asked: dict[str, Any], advice: s
     assert refusal.place.advice.startswith(advice)
 
 
+def test_modules_of_the_workspace_are_refused_by_their_own_key() -> None:
+    asked = {"imports": ["helper"], "workspace": ["helper"]}
+    assert explained(asked, text="default = 'a'\n[profiles.a]\n").refusals == ()
+    (refusal,) = explained(asked, text="default = 'a'\n[profiles.a]\nimports.workspace = false\n").refusals
+    assert refusal.place.line is not None
+    assert (refusal.place.line.number, refusal.violation and refusal.violation.rule) == (
+        3,
+        "profiles.a.imports.workspace",
+    )
+
+
 def test_the_built_in_policy_has_no_lines() -> None:
     explanation = explained({"limits": {"wall_time_s": 10**6}}, tenant="anybody", text="")
     assert explanation.lineage == ("default",)

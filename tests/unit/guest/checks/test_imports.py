@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, check_import_authorized
 
 from executor_server.guest.checks.imports import ImportDenied, Imports, refusal
+from executor_server.guest.checks.own_modules import NoModules
 from executor_server.guest.checks.rules import Rules
 from executor_server.guest.wire.messages import MAX_IMPORTS
 from tests.support.agent_program import Agent
@@ -88,7 +89,7 @@ match 1:
     case 1: import shutil
 from __future__ import annotations
 """
-    imports = Imports(ast.parse(source), Rules(["math"]))
+    imports = Imports(ast.parse(source), Rules(["math"]), NoModules())
     assert imports.denied == [
         (2, "os"),
         (4, "socket"),
@@ -104,7 +105,7 @@ def test_from_imports_of_denied_modules_are_denied() -> None:
     source = (
         "from os import path\nfrom os import sep\nfrom os import *\nfrom xml import sax, dom\nimport xml.dom.minidom"
     )
-    assert Imports(ast.parse(source), rules).denied == [
+    assert Imports(ast.parse(source), rules, NoModules()).denied == [
         (1, "os.path"),
         (3, "os.path"),
         (4, "xml.dom"),
@@ -126,7 +127,7 @@ def test_refusal_is_short_whatever_was_asked_for_and_is_authorized() -> None:
 
 def test_reported_imports_are_sorted_and_bounded() -> None:
     def reported(source: str) -> list[str]:
-        return Imports(ast.parse(source), Rules(["*"])).reported
+        return Imports(ast.parse(source), Rules(["*"]), NoModules()).reported
 
     assert reported("import b, a.c\nfrom a import x\nfrom . import y\ndef f():\n    import b") == [".", "a", "a.c", "b"]
     assert reported("\n".join(f"import m{n:05}" for n in range(10_000))) == [f"m{n:05}" for n in range(MAX_IMPORTS)]

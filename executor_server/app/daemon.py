@@ -21,7 +21,7 @@ import uvloop
 from executor_server.admission import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
 from executor_server.app import open_files
 from executor_server.app.announcement import announce
-from executor_server.app.egress import EgressOwner
+from executor_server.app.egress import EgressOwner, network_finding
 from executor_server.app.environments import EnvironmentOwner
 from executor_server.app.helper_workshops import packages_finding
 from executor_server.app.parts import Parts
@@ -81,7 +81,9 @@ async def _check_host(config: Config, backend: BackendName) -> Sequence[HostFind
     alone = config.alone(backend)
     findings = [*await joined(alone, backends_of(alone)).check_host()]
     findings.append(open_files.open_files_finding(config.sessions.max_sessions))
-    if backend == "e2b" and "local" not in config.server.backends:
+    if backend != "e2b":  # there the proxy is the machine's
+        findings.append(await network_finding(config))
+    elif "local" not in config.server.backends:
         findings.append(await packages_finding(config))
     return findings
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import structlog
 
+from executor_server.backends import HostFinding
 from executor_server.config import Config, ConfigError, StateDir
 from executor_server.core import SandboxFailure
-from executor_server.egress import EgressError, EgressService, EgressSettings
+from executor_server.egress import EgressError, EgressService, EgressSettings, try_connection
 from executor_server.policy import Policy
 
 _log = structlog.get_logger(__name__)
@@ -19,16 +20,7 @@ class EgressOwner:
     """Owns the service. A daemon that grants no network has none of its parts but this object."""
 
     def __init__(self, config: Config, own_state: StateDir) -> None:
-        section = config.egress
-        settings = EgressSettings(
-            internal=section.internal,
-            resolver=section.resolver,
-            upstream_proxy=section.upstream_proxy,
-            upstream_resolves=section.upstream_resolves,
-            ca_file=section.ca_file,
-            secrets=section.secrets,
-        )
-        self.service = EgressService(settings, own_state.egress_path)
+        self.service = EgressService(_settings(config), own_state.egress_path)
         self._preparing: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -85,3 +77,26 @@ class EgressOwner:
             await self.reload()
         except ConfigError as error:
             _log.error("egress_secrets_not_read", problems=error.problems)
+
+
+async def network_finding(config: Config) -> HostFinding:
+    """Says if programs in sandboxes of this host get a connection through the proxy."""
+    try:
+        address = await try_connection(_settings(config))
+    except EgressError as error:
+        remedy = "Sessions with a network reach nothing until that is mended; the lines above and [egress] say more."
+        return HostFinding("network", False, f"No connection through the egress proxy: {error}", remedy, required=False)
+    tried = "a connection was made through it" if address else "not tried, as this host has no address but loopback's"
+    return HostFinding("network", True, f"The egress proxy runs: {tried}.")
+
+
+def _settings(config: Config) -> EgressSettings:
+    section = config.egress
+    return EgressSettings(
+        internal=section.internal,
+        resolver=section.resolver,
+        upstream_proxy=section.upstream_proxy,
+        upstream_resolves=section.upstream_resolves,
+        ca_file=section.ca_file,
+        secrets=section.secrets,
+    )

@@ -7,3 +7,4 @@ policies or backends: it is given a listener, rules and an id, and reports what 
 from executor_server.egress.interface import Egress, EgressError, EgressSettings, EgressSink, RemoteListener
 from executor_server.egress.secret_files import open_secrets
 from executor_server.egress.service import EgressService
+from executor_server.egress.trial import try_connection

@@ -29,7 +29,9 @@ _END_S = 2.0
 _REAP_S = 5.0
 # A proxy that is so far behind reads nothing any more: ten thousand sessions are bound with less.
 _MAX_BACKLOG_BYTES = 2**25
-_MAX_STDERR_BYTES = 4096
+_STDERR_BYTES = 4096
+# A proxy that was taken over could fill the log.
+_MAX_LOGGED_BYTES = 2**20
 _MAX_MESSAGE_CHARS = 1000
 # Python, libc and OpenSSL start as they do for the daemon. Its credentials are not among them.
 _KEPT_VARIABLES = (
@@ -57,7 +59,7 @@ class ProxyProcess:
         self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
-        self._stderr: asyncio.Task[bytes] | None = None
+        self._stderr: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
 
     @property
@@ -81,7 +83,7 @@ class ProxyProcess:
                 self._process = _popen(self._command, theirs.fileno())
             except OSError as error:
                 raise EgressError(f"The egress proxy can't be started: {error.strerror}.") from error
-        self._stderr = asyncio.create_task(_last_bytes(self._process.stderr))
+        self._stderr = asyncio.create_task(_log_stderr(self._process.stderr))
         self._link.send(_settings_message(settings, directory))
         try:
             async with asyncio.timeout(_START_S):
@@ -116,10 +118,9 @@ class ProxyProcess:
             process.kill()
             await _reap(process, _REAP_S)
         assert self._stderr is not None
-        stderr = await self._stderr
+        await self._stderr
         if process.returncode != 0:
-            # Its own words hold no text of a sandbox (egress_proxy/process.py); what else is there is escaped.
-            _log.warning("egress_proxy_ended", exit_code=process.returncode, stderr=stderr.decode("utf-8", "replace"))
+            _log.warning("egress_proxy_ended", exit_code=process.returncode)
 
     def _take(self, message: Message, _descriptor: int | None) -> None:
         assert self._ready is not None
@@ -174,17 +175,21 @@ async def _reap(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     process.wait()
 
 
-async def _last_bytes(pipe: IO[bytes] | None) -> bytes:
-    """Reads to the end, so that the process never waits, and keeps the last page."""
+async def _log_stderr(pipe: IO[bytes] | None) -> None:
+    """Logs what the process says, and reads to the end, so that it never waits.
+
+    Its own words hold no text of a sandbox (egress_proxy/process.py); what else is there is escaped.
+    """
     assert pipe is not None
     stream = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
     with contextlib.closing(transport):
-        kept = b""
-        while data := await stream.read(_MAX_STDERR_BYTES):
-            kept = (kept + data)[-_MAX_STDERR_BYTES:]
-    return kept.strip()
+        logged_bytes = 0
+        while data := await stream.read(_STDERR_BYTES):
+            logged_bytes += len(data)
+            if logged_bytes <= _MAX_LOGGED_BYTES:
+                _log.error("egress_proxy_said", stderr=data.decode("utf-8", "replace").strip())
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ from executor_server.guest.egress.forward import (
 from executor_server.guest.egress.head import LineLimit, check_framing
 from executor_server.guest.egress.names import BadName, LiteralAddress, Target, parse_authority
 from executor_server.guest.egress.protocols import Tunnel
-from executor_server.guest.egress.refusals import Ended, Refusal, response_to, shown
+from executor_server.guest.egress.refusals import Ended, Refusal, failure, response_to, shown
 
 HEAD_BYTES = 32_768
 HEAD_LINES = 256
@@ -73,10 +73,13 @@ class Exchange:
             outgoing = self._outgoing(request)
             server = await self._servers.connect()
             return await self._relay(request, outgoing, server)
-        except Refusal as refusal:
-            if self._answered:
-                raise OSError(0, refusal.message) from refusal
+        except (Ended, OSError, DeadlinePassed):
+            raise
+        except Exception as error:
+            refusal = error if isinstance(error, Refusal) else failure(error)
             await self._tunnel.deny(refusal)
+            if self._answered:
+                raise OSError(0, refusal.message) from error
             with_body = request is None or request.method != b"HEAD"
             await self._client.stream.send(response_to(refusal, with_body=with_body))
             await self._finish()

@@ -203,13 +203,13 @@ def _end(_why: str) -> None:
 
 def _report_without_text(kind: type[BaseException], _error: BaseException, trace: Any) -> None:
     """An exception's text may hold what a sandbox sent, which the daemon's log must not have. Its place is enough."""
-    frames = "; ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)[-8:])
-    sys.stderr.write(f"{kind.__name__} at {frames}\n")
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)][-8:]
+    where = "; ".join(f"{code.co_filename}:{line} {code.co_name}" for code, line in frames)
+    sys.stderr.write(f"{kind.__name__} at {where}\n")
 
 
 def _report_context(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     error = context.get("exception")
-    if error is None:
-        sys.stderr.write(f"{str(context.get('message'))[:200]}\n")
-    else:
+    sys.stderr.write(f"{str(context.get('message'))[:200]}{': ' if error else chr(10)}")  # one line in all
+    if error is not None:
         _report_without_text(type(error), error, error.__traceback__)

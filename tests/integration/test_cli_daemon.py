@@ -25,6 +25,7 @@ def test_check_host_answers_in_sentences() -> None:
     *findings, verdict = out.splitlines()
     assert verdict == "The local backend can serve on this host."
     assert any("network namespace" in finding for finding in findings)
+    assert "     ok  network: The egress proxy runs: a connection was made through it." in findings
     assert not any("MISSING" in finding for finding in findings)
 
 

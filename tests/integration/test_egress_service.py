@@ -9,13 +9,18 @@ import stat
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from executor_server.core import NetworkRules, NetworkSecret, NetworkUsage
-from executor_server.egress import EgressError, EgressService, EgressSettings
+from executor_server.egress import EgressError, EgressService, EgressSettings, try_connection
+from executor_server.egress.proxy_process import PROXY_COMMAND
 from executor_server.guest.egress import reasons
+from tests.support import egress_programs
 from tests.support.egress_service import (
+    COMMAND,
     SOON_S,
     BoundSession,
     RecordingSink,
@@ -321,6 +326,48 @@ async def test_rule_with_a_secret_is_refused_where_there_are_none(internet: Inte
         writer.close()
         assert session.sink.denied[-1].reason == reasons.SECRET_MISSING
     assert internet.sites.seen(host) == []
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What only a confined process meets
+
+
+@pytest.mark.parametrize("parts", ["", "resolver", "secrets", "ca_file"])
+async def test_a_confined_proxy_connects_although_nothing_can_be_imported(
+    internet: Internet, secret: Path, parts: str
+) -> None:
+    """As under root with a Python below /root. With few parts, fewer modules are there by chance."""
+    settings: dict[str, Any] = {
+        "resolver": (internet.resolver,),
+        "secrets": {"bot": secret},
+        "ca_file": internet.ca_file,
+    }
+    chosen = EgressSettings(**{parts: settings[parts]}) if parts else EgressSettings()
+    with capture_logs() as lines:
+        assert await try_connection(chosen, command=COMMAND)
+    assert [line for line in lines if line["event"] == "egress_proxy_said"] == []
+
+
+async def test_a_mistake_of_ours_is_answered_logged_and_recorded_by_one_id() -> None:
+    program = str(Path(egress_programs.__file__).with_name("failing.py"))
+    with capture_logs() as lines:
+        async with egress_service(command=(*PROXY_COMMAND[:-2], program)) as service:
+            session = await bind(service, NetworkRules(allowed=("93.184.216.34",)))
+            status, body = await _refusal(session, "93.184.216.34:443")
+            (denial,) = session.sink.denied
+    assert status == 502
+    assert denial.reason == reasons.PROXY_FAILED
+    assert (denial.host, denial.port) == ("93.184.216.34", 443)
+    incident = denial.message.rpartition("incident ")[2]
+    assert incident in body.decode()
+    (said,) = (line["stderr"] for line in lines if line["event"] == "egress_proxy_said")
+    assert f"incident {incident}: LookupError at " in said and "text of a sandbox" not in said
+
+
+async def test_check_host_says_what_the_proxy_answered() -> None:
+    program = str(Path(egress_programs.__file__).with_name("failing.py"))
+    with pytest.raises(EgressError, match=r"answered: the egress proxy failed, .*incident [0-9a-f]{8}\.$"):
+        await try_connection(EgressSettings(), command=(*PROXY_COMMAND[:-2], program))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -144,6 +144,21 @@ async def test_request_whose_secret_is_missing_is_refused(tmp_path: Path) -> Non
     assert server.heads == []
 
 
+async def test_mistake_of_ours_is_answered_with_an_id_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    async with termination(tmp_path, server) as running:
+        client = await running.connect()
+        monkeypatch.setattr(running.secrets, "fill", lambda _: next(iter(())))
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        client.send(f"GET / HTTP/1.1\r\nHost: {HOST}:{running.port}\r\n\r\n")
+        message = await _refused(running, client, 502, reasons.PROXY_FAILED)
+        assert [context["message"] in message for context in failures] == [True]
+    assert server.heads == []
+
+
 async def test_secret_that_was_replaced_is_set_in_the_next_request(tmp_path: Path) -> None:
     server = Server()
     async with termination(tmp_path, server) as running:

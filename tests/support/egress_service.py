@@ -20,6 +20,8 @@ from executor_server.egress.proxy_process import PROXY_COMMAND
 from executor_server.egress_proxy.authority import ensure_authority
 from tests.support.internet.world import Internet
 
+# The real process, in which imports fail from its confinement on.
+COMMAND = (*PROXY_COMMAND[:-2], str(Path(__file__).with_name("egress_programs") / "no_imports.py"))
 # Seconds for what takes milliseconds on an idle machine.
 SOON_S = 60.0
 _clients: WeakKeyDictionary[EgressService, list[asyncio.StreamWriter]] = WeakKeyDictionary()
@@ -123,7 +125,7 @@ def _authority() -> dict[str, bytes]:
 
 @contextlib.asynccontextmanager
 async def egress_service(
-    settings: EgressSettings | None = None, command: Sequence[str] = PROXY_COMMAND
+    settings: EgressSettings | None = None, command: Sequence[str] = COMMAND
 ) -> AsyncIterator[EgressService]:
     """A service with a directory of its own. Its process is started by the first session."""
     with tempfile.TemporaryDirectory(prefix="egress-") as directory:

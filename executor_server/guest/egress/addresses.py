@@ -114,13 +114,13 @@ class AddressRules:
         except ValueError:
             return "is no IP address"
         clause = self._why_closed(read)
-        if clause is not None or read in self._listed:
+        if clause is not None:
             return clause
         try:
             is_own = read in self._own_addresses()
         except OSError:
             return "can't be compared with those of this host now"
-        return "is an address of this host itself" if is_own else None
+        return "is an address of this host itself" if is_own and read not in self._listed else None
 
     def _why_closed(self, address: Address) -> Optional[str]:
         for each in _RANGES:

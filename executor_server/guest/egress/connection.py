@@ -14,7 +14,7 @@ from .forward import Exchange
 from .head import HTTP_PORT, Head, HeadReader, TunnelHeadReader
 from .names import Target
 from .protocols import Dialled, Terminator
-from .refusals import Ended, Refusal, response_to
+from .refusals import Ended, Refusal, failure, response_to
 from .rules import Allowed
 from .splice import Splice
 
@@ -84,6 +84,11 @@ class Connection:
             except Refusal as refusal:
                 reason = refusal.reason
                 await self._refuse(refusal)
+            except (Ended, OSError, DeadlinePassed):
+                raise
+            except Exception as error:  # noqa: BLE001 - a mistake of ours, of which the program gets an answer too
+                reason = reasons.PROXY_FAILED
+                await self._refuse(failure(error))
         except Ended as ended:
             reason = ended.reason
         except (OSError, DeadlinePassed):  # ssl.SSLError is an OSError

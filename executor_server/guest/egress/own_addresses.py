@@ -50,7 +50,8 @@ def _ipv4() -> set[Address]:
 
 def _ipv6() -> set[Address]:
     try:
-        with open(_IPV6_TABLE, encoding="ascii") as table:
+        # As bytes: a codec is imported at its first use, and the proxy's user may not find it any more.
+        with open(_IPV6_TABLE, "rb") as table:
             lines = table.read().splitlines()
     except FileNotFoundError:  # a kernel without IPv6
         return set()

@@ -25,6 +25,7 @@ UPSTREAM_CERTIFICATE = "upstream_certificate"
 AMBIGUOUS_PATH = "ambiguous_path"
 MISDIRECTED = "misdirected"  # a Host header that is not the connection's name
 SECRET_MISSING = "secret_missing"  # a header needs a secret that the proxy does not have
+PROXY_FAILED = "proxy_failed"  # a mistake of ours
 
 # Ends of connections that were made.
 ENDED = "ended"  # by either side, in order
@@ -58,11 +59,12 @@ REFUSALS = frozenset(
         AMBIGUOUS_PATH,
         MISDIRECTED,
         SECRET_MISSING,
+        PROXY_FAILED,
     }
 )
 # The second line: refusals of what came through a connection that was made.
 ENDS = frozenset(
     {ENDED, BROKEN, TIME_LIMIT, RULE_GONE, SESSION_ENDED, PROXY_ENDED, SENT_BYTES, RECEIVED_BYTES, TENANT_QUOTA}
     | {BAD_REQUEST, HEAD_TIMEOUT, HEAD_TOO_LARGE, UNREACHED, SERVER_NAME, OLD_TLS, MISDIRECTED}
-    | {UPSTREAM_CERTIFICATE, AMBIGUOUS_PATH}
+    | {UPSTREAM_CERTIFICATE, AMBIGUOUS_PATH, PROXY_FAILED}
 )

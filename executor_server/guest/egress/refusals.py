@@ -6,6 +6,8 @@ requests) show the phrase alone: "Tunnel connection failed: 403 api.x.com:443 is
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from typing import Dict
 
 from . import reasons
@@ -28,6 +30,7 @@ STATUSES: Dict[str, int] = {
     reasons.UNREACHED: 502,
     reasons.UPSTREAM_CERTIFICATE: 502,
     reasons.SECRET_MISSING: 502,
+    reasons.PROXY_FAILED: 502,
     reasons.RESOLVER_TIMEOUT: 504,
 }
 
@@ -45,6 +48,14 @@ class Refusal(Exception):
         self.port = port
         self.address = address  # the address that was refused; never part of the message, see dial.py
         self.parting = parting  # sent to a client that had its 200 already: a TLS alert
+
+
+def failure(error: Exception) -> Refusal:
+    """The refusal for an unexpected exception. The id leads from the program's answer to the log's line."""
+    incident = f"incident {secrets.token_hex(4)}"
+    asyncio.get_running_loop().call_exception_handler({"message": incident, "exception": error})
+    message = f"the egress proxy failed, whatever the request was; tell who runs it: its log has {incident}"
+    return Refusal(reasons.PROXY_FAILED, message)
 
 
 class Ended(Exception):

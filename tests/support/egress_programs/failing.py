@@ -1,0 +1,16 @@
+"""The proxy's process with a mistake: no address can be classified."""
+
+from __future__ import annotations
+
+import sys
+
+from executor_server.egress_proxy import process
+from executor_server.guest.egress.own_addresses import OwnAddresses
+
+
+def fail(_: OwnAddresses) -> frozenset[object]:
+    raise LookupError("text of a sandbox")
+
+
+OwnAddresses.__call__ = fail  # type: ignore[method-assign,assignment]
+sys.exit(process.serve(int(sys.argv[1])))

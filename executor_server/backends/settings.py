@@ -37,9 +37,6 @@ TOKEN_BYTES = 32
 BACKLOG = 8
 """Connections that wait for the guest. One daemon connects; the others are its retries."""
 
-OPEN_FILES = 4096
-LOCKED_MEMORY_BYTES = 65_536
-
 NO_COMMAND = (126, 127)
 """Exit codes of a shell, and so of container runtimes, for a command that can't be executed or does not exist."""
 

@@ -35,6 +35,12 @@ _NETLINK_ROUTE = 0
 # that it receives, also where the kernel discards it on receipt. So one message would delay every deadline, and the
 # supervisor could not prevent it.
 _SOL_SOCKET, _SO_LINGER = 1, 13
+# Filters of sockets and of system calls take memory for code, of which the whole machine has little
+# (net.core.bpf_jit_limit): without it no sandbox gets a filter, and so none is made. SO_ATTACH_FILTER,
+# SO_DETACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF; PR_SET_SECCOMP. Chromium runs with --no-sandbox:
+# its own sandbox needs namespaces, too.
+_SOCKET_FILTERS = (26, 27, 50, 51, 52)
+_PR_SET_SECCOMP = 22
 # asm-generic/ioctls.h: both inject input into the terminal of another process (CVE-2017-5226, CVE-2023-28339).
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 # linux/personality.h, as Docker allows: plain, 32-bit, with UNAME26, and the query. ADDR_NO_RANDOMIZE is refused.
@@ -67,7 +73,11 @@ ARGUMENT_RULES: Mapping[str, Alternatives] = {
         (_one_of(0, _AF_NETLINK), _one_of(2, _NETLINK_ROUTE)),
     ),
     "socketpair": ((_one_of(0, _AF_UNIX),),),
-    "setsockopt": ((Argument(1, (_SOL_SOCKET,), negated=True),), (Argument(2, (_SO_LINGER,), negated=True),)),
+    "setsockopt": (
+        (Argument(1, (_SOL_SOCKET,), negated=True),),
+        (Argument(2, (_SO_LINGER, *_SOCKET_FILTERS), negated=True),),
+    ),
+    "prctl": ((Argument(0, (_PR_SET_SECCOMP,), negated=True),),),
     "personality": ((_one_of(0, *_PERSONALITIES),),),
     "ioctl": ((Argument(1, (_TIOCSTI, _TIOCLINUX), negated=True),),),
     # The kernel allows a process to slow down another one of the same user and to lower its limits, even one that it

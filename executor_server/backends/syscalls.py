@@ -1,8 +1,11 @@
 """System calls that code in a sandbox may make, and those that it may not, by name and number.
 
 The choice follows Docker's default profile (moby `profiles/seccomp/default.json`), without calls that only serve
-debuggers and asynchronous storage (`ptrace`, `process_vm_*`, `io_uring_*`, `name_to_handle_at`, `modify_ldt`). The
-numbers are Linux's: `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h` (aarch64).
+debuggers and asynchronous storage (`ptrace`, `process_vm_*`, `io_uring_*`, `name_to_handle_at`, `modify_ldt`), and
+without those by which one sandbox could use up what the kernel counts for the whole machine or for a user: `io_setup`
+(fs.aio-max-nr), `seccomp` (net.core.bpf_jit_limit), POSIX message queues. These are in neither set, so that programs
+take the kernel for one that was built without them. The numbers are Linux's: `arch/x86/entry/syscalls/syscall_64.tbl`
+and `include/uapi/asm-generic/unistd.h` (aarch64).
 
 A name that an architecture lacks (`open` on aarch64) has no number there. A call in neither set is unknown to this
 file: it answers ENOSYS, as an older kernel would, and libraries fall back to older calls. The calls whose arguments
@@ -21,30 +24,26 @@ def _names(text: str) -> frozenset[str]:
 
 
 # In this order: files, memory, processes and threads, identity (the guest drops to its own user with these), time,
-# waiting, sockets (creating one is checked by its family, an option by its name), System V and POSIX message queues,
-# randomness.
+# waiting, sockets (creating one is checked by its family, an option by its name), System V objects, randomness.
 ALLOWED = _names(
     """
     access cachestat chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2
     fadvise64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock
     fremovexattr fsetxattr fstat fstatfs fsync ftruncate futimesat getcwd getdents getdents64 getxattr getxattrat
-    inotify_add_watch inotify_init inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents
-    io_setup io_submit lchown lgetxattr link linkat listxattr listxattrat llistxattr lremovexattr lseek lsetxattr
-    lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev pwritev2
-    read readahead readlink readlinkat readv removexattr removexattrat rename renameat renameat2 rmdir sendfile
-    setxattr setxattrat splice stat statfs statx symlink symlinkat sync sync_file_range syncfs tee truncate umask
-    unlink unlinkat utime utimensat utimes vmsplice write writev
+    inotify_add_watch inotify_init inotify_init1 inotify_rm_watch lchown lgetxattr link linkat listxattr listxattrat
+    llistxattr lremovexattr lseek lsetxattr lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64
+    preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv removexattr removexattrat
+    rename renameat renameat2 rmdir sendfile setxattr setxattrat splice stat statfs statx symlink symlinkat sync
+    sync_file_range syncfs tee truncate umask unlink unlinkat utime utimensat utimes vmsplice write writev
     brk madvise map_shadow_stack membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect mremap mseal
     msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect remap_file_pages
     arch_prctl execve execveat exit exit_group fork futex futex_requeue futex_wait futex_waitv futex_wake
     get_robust_list getcpu getpgid getpgrp getpid getppid getpriority getrlimit getrusage getsid gettid ioprio_get
-    kill landlock_add_rule landlock_create_ruleset landlock_restrict_self pause pidfd_open
-    pidfd_send_signal prctl process_mrelease restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask
-    rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
-    sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
-    sched_yield seccomp set_robust_list
-    set_tid_address setpgid setrlimit setsid sigaltstack sysinfo tgkill times tkill uname vfork wait4
-    waitid
+    kill landlock_add_rule landlock_create_ruleset landlock_restrict_self pause pidfd_open pidfd_send_signal
+    process_mrelease restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn
+    rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min sched_getaffinity
+    sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval sched_yield set_robust_list
+    set_tid_address setpgid setrlimit setsid sigaltstack sysinfo tgkill times tkill uname vfork wait4 waitid
     capget capset getegid geteuid getgid getgroups getresgid getresuid getuid setfsgid setfsuid setgid setgroups
     setregid setresgid setresuid setreuid setuid
     alarm clock_getres clock_gettime clock_nanosleep getitimer gettimeofday nanosleep setitimer time timer_create
@@ -53,8 +52,7 @@ ALLOWED = _names(
     pselect6 select signalfd signalfd4
     accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom recvmmsg recvmsg sendmmsg sendmsg
     sendto shutdown
-    mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd semctl semget
-    semop semtimedop shmat shmctl shmdt shmget
+    msgctl msgget msgrcv msgsnd semctl semget semop semtimedop shmat shmctl shmdt shmget
     getrandom
     """
 )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from executor_server.backends import Alternatives, Argument, filter_program
 
-# Programs and processes; changes of files; shared objects of System V and POSIX; listeners; signals.
+# Programs and processes; changes of files; shared objects of System V; listeners; signals.
 _NAMES = """
     execve execveat fork vfork
     chmod chown creat fallocate fchmod fchmodat fchmodat2 fchown fchownat fremovexattr fsetxattr futimesat lchown link
     linkat lremovexattr lsetxattr mkdir mkdirat mknod mknodat openat2 removexattr removexattrat rename renameat
     renameat2 rmdir setxattr setxattrat symlink symlinkat truncate unlink unlinkat utime utimensat utimes
-    io_setup io_submit mq_open msgget semget shmget
+    msgget semget shmget
     listen
     kill pidfd_send_signal process_mrelease tkill
 """

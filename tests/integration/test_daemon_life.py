@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from executor_client import ExecutionResult, LogEvent, Outcome, Session, UnavailableError
-from executor_server.backends.settings import OPEN_FILES
+from executor_server.guest.wire.rlimits import OPEN_FILES
 from tests.support.backends import require
 from tests.support.daemon import STOP_TIMEOUT_S, Daemon, running_daemon
 from tests.support.fork_server import SERVER

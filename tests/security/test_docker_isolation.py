@@ -24,6 +24,7 @@ from tests.security.test_local_isolation import (  # noqa: F401 - claims on the 
     test_files_are_bounded_in_total_and_each,
     test_no_core_dumps_and_a_bounded_number_of_files,
     test_ordinary_programs_work,
+    test_what_the_kernel_counts_for_all_sandboxes_is_refused_or_limited,
 )
 from tests.support.backends import make_backend, require
 from tests.support.local_trials import DISK_BYTES, PROCESSES
@@ -92,6 +93,7 @@ SHARED = (
     "system calls",
     "terminal",
     "limits",
+    "counters",
     "disk",
     "fork bomb",
 )

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from executor_server.backends import syscalls
+from executor_server.guest.wire import rlimits
 from tests.support.backends import require
 from tests.support.local_trials import DISK_BYTES, HOST_UID, PROCESSES
 
@@ -154,6 +155,37 @@ except OSError:
 show(children)
 """,
     "limits": "import resource; show([resource.getrlimit(resource.RLIMIT_CORE), resource.getrlimit(resource.RLIMIT_NOFILE)])",
+    "counters": f"""
+import ctypes, errno, resource, signal, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    ctypes.set_errno(0)
+    libc.syscall(number, *arguments)
+    return errno.errorcode.get(ctypes.get_errno(), "done")
+def option(name, value):
+    try:
+        probe.setsockopt(1, name, value)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+results = {{}}
+returning = ctypes.create_string_buffer(bytes([6, 0, 0, 0, 0, 0, 0xFF, 0x7F]))  # a filter that allows all
+program = bytes([1, 0, 0, 0, 0, 0, 0, 0]) + ctypes.addressof(returning).to_bytes(8, "little")
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    for name, number in {{"attach": 26, "attach bpf": 50, "attach to a group": 51, "attach bpf to a group": 52}}.items():
+        results[name] = option(number, program)
+results["prctl"] = call({NUMBERS["prctl"]}, 22, ctypes.c_long(2), program, 0, 0)
+results["seccomp"] = call({NUMBERS["seccomp"]}, 1, ctypes.c_long(0), program)
+results["io_setup"] = call({NUMBERS["io_setup"]}, 1, ctypes.byref(ctypes.c_long()))
+results["mq_open"] = call({NUMBERS["mq_open"]}, b"q", 0o102, 0o600, None)
+timers = 0
+while timers < 200 and call({NUMBERS["timer_create"]}, 1, None, ctypes.byref(ctypes.c_int())) == "done":
+    timers += 1
+results["timers"] = timers
+results["limits"] = [resource.getrlimit(getattr(resource, f"RLIMIT_{{name}}"))[1]
+    for name in ("MSGQUEUE", "SIGPENDING", "RTPRIO", "NICE", "MEMLOCK")]
+show(results)
+""",
     "ordinary programs": """
 import asyncio, concurrent.futures, multiprocessing, os, socket, sqlite3, subprocess, sys, tempfile, threading
 results = {}
@@ -352,7 +384,15 @@ def test_a_fork_bomb_is_bounded(seen: dict[str, Any]) -> None:
 def test_no_core_dumps_and_a_bounded_number_of_files(seen: dict[str, Any]) -> None:
     core, files = seen["limits"]
     assert core == [0, 0]
-    assert files[1] <= 4096
+    assert files[1] <= rlimits.FIXED["nofile"]
+
+
+def test_what_the_kernel_counts_for_all_sandboxes_is_refused_or_limited(seen: dict[str, Any]) -> None:
+    """One sandbox could use it up: memory for filters and aio events of the machine, timers and queues of a user."""
+    results = dict(seen["counters"])
+    assert 0 < results.pop("timers") <= 128
+    assert results.pop("limits") == [0, 128, 0, 0, 65_536]
+    assert {name: result for name, result in results.items() if result not in ("EPERM", "ENOSYS")} == {}
 
 
 def test_ordinary_programs_work(seen: dict[str, Any]) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.backends.docker.seccomp import profile
-from executor_server.backends.settings import LOCKED_MEMORY_BYTES, OPEN_FILES, WORKSPACE, sandbox_environment, shm_bytes
+from executor_server.backends.settings import WORKSPACE, sandbox_environment, shm_bytes
 from executor_server.core import SandboxSpec
+from executor_server.guest.wire import rlimits
 
 HOSTNAME = "sandbox"
 
@@ -173,10 +174,9 @@ def _limits(request: ContainerRequest, host: HostAbilities) -> dict[str, Any]:
             for name, value in (
                 # It counts the processes of a user, in whatever container they are.
                 *(() if request.shares_user else (("nproc", spec.processes),)),
-                ("nofile", OPEN_FILES),
-                ("core", 0),
                 ("fsize", spec.disk_bytes),
-                ("memlock", LOCKED_MEMORY_BYTES),
+                # The supervisor's reserve is for sandboxes that share a user, and the Engine may be allowed less.
+                *{**rlimits.FIXED, "nofile": 2 * rlimits.OPEN_FILES}.items(),
             )
         ],
     }

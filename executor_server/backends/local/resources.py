@@ -19,8 +19,8 @@ from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import Layout, build_etc
 from executor_server.backends.local.process import BwrapProcess, start_bwrap
 from executor_server.backends.local.system import build_tools
-from executor_server.backends.settings import LOCKED_MEMORY_BYTES, OPEN_FILES
 from executor_server.core import SandboxSpec
+from executor_server.guest.wire import rlimits
 
 # Since this version RLIMIT_NPROC counts the processes of the user namespace, not all processes of the user.
 _PER_NAMESPACE_COUNTS = (5, 14)
@@ -85,12 +85,8 @@ class Resources:
 
     def rlimits(self, spec: SandboxSpec) -> dict[int, int]:
         """Resource limits of the sandbox's first process; the others inherit them and cannot raise them."""
-        limits = {
-            resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_NOFILE: OPEN_FILES,
-            resource.RLIMIT_FSIZE: spec.disk_bytes,
-            resource.RLIMIT_MEMLOCK: LOCKED_MEMORY_BYTES,
-        }
+        limits = {rlimits.kind(name): value for name, value in rlimits.FIXED.items()}
+        limits[resource.RLIMIT_FSIZE] = spec.disk_bytes
         if not self.limits_processes and (os.geteuid() == 0 or _kernel_version() >= _PER_NAMESPACE_COUNTS):
             limits[resource.RLIMIT_NPROC] = spec.processes
         return {limit: _within_own(limit, value) for limit, value in limits.items()}

@@ -59,7 +59,6 @@ def checker_main(sock: socket.socket, config: Any) -> None:
     os.setsid()
     memory = config.checker_memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sentinels = Sentinels(config.mark)
     sent, rules = b"", Rules()  # kept, as nearly all requests have the same
     while True:

@@ -37,14 +37,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
 import select
 import signal
 import sys
 import time
 from struct import pack
 
-from ..wire import kernel, privileges
+from ..wire import kernel, privileges, rlimits
 from ..wire.lean import dumps, loads, socket
 from ..wire.paths import GUEST_BOOT
 from .config import Config
@@ -66,8 +65,6 @@ _HOSTNAME = "sandbox"
 
 # The largest number of 32 bits means "leave it unchanged" to setresuid(2).
 _MAX_ID = 2**32 - 1
-_OPEN_FILES = 4096
-_LOCKED_MEMORY_BYTES = 65_536
 
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
@@ -338,16 +335,12 @@ def _limit_resources(inside: _Inside) -> None:
     After the root is built, since RLIMIT_FSIZE would bound what is written for it. Before `_become_user`: a limit set
     after it would leave a moment without one. RLIMIT_NPROC counts the processes of the user; root is exempt from it.
     """
-    for kind, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_FSIZE, inside.config.sizes.disk_bytes),
-        (resource.RLIMIT_MEMLOCK, _LOCKED_MEMORY_BYTES),
-        (resource.RLIMIT_NPROC, inside.config.processes),
-    ):
-        _, hard = resource.getrlimit(kind)
-        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (bound, bound))
+    for name, value in {
+        **rlimits.FIXED,
+        "fsize": inside.config.sizes.disk_bytes,
+        "nproc": inside.config.processes,
+    }.items():
+        rlimits.limit(rlimits.kind(name), value)
 
 
 def _become_user(inside: _Inside) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from ..wire import libc
+from ..wire import libc, rlimits
 from ..wire.lean import signal
 
 TYPE_CHECKING = False
@@ -34,9 +34,8 @@ def settle(config: Any) -> None:
     os.write(fd, b"%d" % OOM_SCORE)
     os.close(fd)
     limit_memory(config.memory_bytes, for_good=config.watch_memory)
-    _limit(resource.RLIMIT_CORE, 0)
     if config.processes:
-        _limit(resource.RLIMIT_NPROC, config.processes)
+        rlimits.limit(resource.RLIMIT_NPROC, config.processes)
 
 
 def limit_memory(memory_bytes: int, *, for_good: bool) -> None:
@@ -44,13 +43,7 @@ def limit_memory(memory_bytes: int, *, for_good: bool) -> None:
     kept. Where a control group is the wall, this is a convenience, and a program that reserves much more memory than it
     uses, as a browser does, may lift it.
     """
-    _limit(resource.RLIMIT_DATA, memory_bytes // 10 * 9, for_good=for_good)
-
-
-def _limit(what: int, value: int, *, for_good: bool = True) -> None:
-    _, hard = resource.getrlimit(what)
-    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(what, (bound, bound if for_good else hard))
+    rlimits.limit(resource.RLIMIT_DATA, memory_bytes // 10 * 9, for_good=for_good)
 
 
 def hold_headroom() -> None:

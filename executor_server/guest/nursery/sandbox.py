@@ -20,11 +20,10 @@ nothing of it has a name in a file system that they share.
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from struct import pack
 
-from ..wire import kernel, privileges
+from ..wire import kernel, privileges, rlimits
 from ..wire.kernel import MS_BIND, MS_MOVE, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
 from ..wire.lean import dumps, loads, passed_descriptors, signal, socket
 from ..wire.nursery_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
@@ -258,9 +257,7 @@ def _limit_resources(child: _Child) -> None:
     is compared with the sandbox's own count.
     """
     for kind, value in child.plan["rlimits"]:
-        _, hard = resource.getrlimit(kind)
-        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (bound, bound))
+        rlimits.limit(kind, value)
 
 
 def _filter_system_calls(child: _Child) -> None:

@@ -87,16 +87,15 @@ class Process:
 
     # -- beginning -----------------------------------------------------------------------------------------------
 
-    def start(self, command: Command, limit: Callable[[int], None]) -> None:
-        """Starts it; `limit` gets its pid then.
+    def start(self, command: Command, limit: Callable[[], None]) -> None:
+        """Starts it; `limit` is called in the process before it runs the command.
 
         Raises NotStarted; OSError when there is no process, descriptor or terminal for it.
         """
         opened: list[int] = []
         try:
-            self.pid = start_command(command, self._make_streams(opened))
+            self.pid = start_command(command, self._make_streams(opened), limit)
             _offer_to_oom_killer(self.pid)
-            limit(self.pid)
         except BaseException:
             self._close_sources()
             raise

@@ -1,35 +1,38 @@
 """Starts a process: gives it its terminal or its pipes, a kernel session of its own, and has it run the command.
 
-Theory of operation. It is started from pid 1, which is undumpable and ignores every signal. posix_spawn does it without
-a copy of this process (vfork), in a quarter of the time of a fork; only a Python that was built for an old C library
-lacks its `setsid`, and forks. No byte between here and the exec comes from agent code: the command, the directory and
-the environment are the daemon's values. All descriptors of the supervisor close with the exec (PEP 446).
+Theory of operation. It is forked from pid 1, which is undumpable and ignores every signal. posix_spawn is faster, but
+has no step for resource limits: set from here, they would come when the program runs already, and may have forked. No
+byte between here and the exec comes from agent code: the command, the directory and the environment are the daemon's
+values. All descriptors of the supervisor close with the exec (PEP 446).
 
 The steps, and why they stand in this order:
 
-1. The directory: here, since posix_spawn has no such step; this process has one thread, and goes back at once.
+1. The directory: here, so that the program is looked for in it; this process has one thread, and goes back at once.
 2. setsid: a kernel session of its own. It is how the processes that it starts are found again (sessions.py), and a
    terminal can only become that of a session without one.
 3. The terminal, opened by the child: it then is the session's, and Ctrl-C and a closed window reach what runs in it.
 4. Signals: an ignored one stays ignored across exec, and pid 1 ignores all. A shell without SIGINT and SIGTERM could
    not be stopped, and one without SIGCHLD would wait for ever.
+5. The resource limits: last, since they are the program's.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 
 from ..wire.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Callable, NoReturn
 
 # linux/asm-generic/ioctls.h; the same on x86 and ARM.
 _TIOCSCTTY = 0x540E
 _FAILED_BEFORE_EXEC = 127
 _REPORT_BYTES = 16
+_EXEC_TIME_MS = 1000
 # Failures for want of something: the sandbox has no room for a process. Every other one is the command's.
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
@@ -66,8 +69,11 @@ class Streams:
         self.terminal = terminal  # its path
 
 
-def start_command(command: Command, streams: Streams) -> int:
-    """Starts the command; returns its pid. Raises NotStarted, OSError when there can be no further process."""
+def start_command(command: Command, streams: Streams, limit: Callable[[], None]) -> int:
+    """Starts the command in a process that `limit` has limited; returns its pid.
+
+    Raises NotStarted; OSError when there can be no further process.
+    """
     back = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -76,7 +82,7 @@ def start_command(command: Command, streams: Streams) -> int:
             raise NotStarted("bad_cwd", f"the process can't begin in {command.cwd!r}: {error.strerror}") from error
         program = _program(command)
         try:
-            return _spawned(program, command, streams)
+            return _forked(program, command, streams, limit)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise
@@ -114,41 +120,20 @@ def _not_executed(command: Command, error: OSError) -> NotStarted:
     return NotStarted("command_not_found", f"the command {command.argv[0]!r} can't be executed: {error.strerror}")
 
 
-def _spawned(program: str, command: Command, streams: Streams) -> int:
-    if streams.terminal:
-        actions = [(os.POSIX_SPAWN_OPEN, 0, streams.terminal, os.O_RDWR, 0)]
-        actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]  # type: ignore[list-item]
-    else:
-        fds = (streams.stdin, streams.stdout, streams.stderr)
-        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]  # type: ignore[misc]
-    try:
-        return os.posix_spawn(
-            program,
-            command.argv,
-            command.env,
-            file_actions=actions,
-            setsid=True,
-            setsigmask=(),
-            setsigdef=_default_signals(),
-        )
-    except NotImplementedError:
-        return _forked(program, command, streams)
-
-
 def _default_signals() -> list[int]:
     return [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 
 
-def _forked(program: str, command: Command, streams: Streams) -> int:
-    """The same by a fork. The child reports a failure through a pipe that the exec closes."""
+def _forked(program: str, command: Command, streams: Streams, limit: Callable[[], None]) -> int:
+    """Forks. The child reports a failure through a pipe that the exec closes."""
     report_read, report_write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
         if pid == 0:
-            _become(program, command, streams, report_write)
+            _become(program, command, streams, limit, report_write)
         os.close(report_write)
         report_write = -1
-        report = os.read(report_read, _REPORT_BYTES)
+        report = _report_of(pid, report_read)
     finally:
         os.close(report_read)
         if report_write >= 0:
@@ -160,7 +145,18 @@ def _forked(program: str, command: Command, streams: Streams) -> int:
     return pid
 
 
-def _become(program: str, command: Command, streams: Streams, report_fd: int) -> NoReturn:
+def _report_of(pid: int, report_read: int) -> bytes:
+    """Returns what a child reports before its exec. The attack: agent code has its user, and stops it before that."""
+    waiter = select.poll()
+    waiter.register(report_read)
+    if waiter.poll(_EXEC_TIME_MS):
+        return os.read(report_read, _REPORT_BYTES)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise OSError(errno.EAGAIN, "the process was stopped before its command ran")
+
+
+def _become(program: str, command: Command, streams: Streams, limit: Callable[[], None], report_fd: int) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()
@@ -174,6 +170,7 @@ def _become(program: str, command: Command, streams: Streams, report_fd: int) ->
             os.dup2(fd, number)
         for number in _default_signals():
             signal.signal(number, signal.SIG_DFL)
+        limit()
         os.execve(program, command.argv, command.env)
     except OSError as error:
         os.write(report_fd, str(error.errno).encode())

@@ -33,7 +33,7 @@ SIGKILL = 9
 class Processes:
     """Owns the processes. `adopt` takes pipes that others still hold when a process has ended.
 
-    `environment` makes a process's environment variables of those that it was given; `limit` limits one that runs.
+    `environment` makes a process's environment variables of those that it was given; `limit` limits one, in itself.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Processes:
         loop: Loop,
         adopt: Callable[[list[Pipe]], None],
         environment: Callable[[dict[str, str]], dict[str, str]],
-        limit: Callable[[int], None],
+        limit: Callable[[], None],
     ) -> None:
         self._channel = channel
         self._loop = loop

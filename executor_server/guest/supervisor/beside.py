@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..wire.channel import Channel
     from ..wire.frames import Frame
     from ..wire.loop import Loop
-    from .config import Config
 
 _FIRST, _LAST = Kind.START_PROCESS, Kind.NEXT_CHANGES
 _NO_LEADERS: frozenset[int] = frozenset()
@@ -37,7 +36,7 @@ class Beside:
         workspace: str,
         adopt: Callable[[list[Pipe]], None],
         environment: Callable[[dict[str, str]], dict[str, str]],
-        limit: Callable[[int], None],
+        limit: Callable[[], None],
         on_process: Callable[[], object],
     ) -> None:
         """`adopt`, `environment` and `limit` are those of `Processes`; `on_process` is called before a request."""
@@ -142,10 +141,3 @@ class Beside:
     def note_exit(self, pid: int, status: int, usage: Any) -> bool:
         """Notes that a process of the sandbox was reaped; true when it is one of these."""
         return self._processes is not None and self._processes.note_exit(pid, status, usage)
-
-
-def limit_process(config: Config, pid: int) -> None:
-    """Gives a process that a call has started the limits of the sandbox's programs."""
-    from ..processes import limits
-
-    limits.limit_process(config, pid)

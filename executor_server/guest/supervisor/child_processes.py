@@ -170,6 +170,23 @@ class ChildProcesses:
         if self._interpreter.blocked:
             self._watch_interpreter()
 
+    @property
+    def retry_at(self) -> float:
+        """The time of the next call of `retry`."""
+        return min((child.retry_at for child in (self._interpreter, self._checker) if child), default=float("inf"))
+
+    def retry(self, now: float) -> None:
+        """Sends again what could not be sent for want of something."""
+        for child in (self._interpreter, self._checker):
+            if child is not None and now >= child.retry_at:
+                self._unless_stuck(child, Child.flush)
+                self._watch_interpreter()
+                self._watch_checker()
+
+    def take_back(self, kind: type[LinkMessage]) -> bool:
+        """Withdraws a message that the interpreter has not got yet; false if it has."""
+        return self._interpreter is not None and self._interpreter.take_back(kind)
+
     def interrupt(self) -> None:
         if self._interpreter is not None:
             os.kill(self._interpreter.pid, signal.SIGINT)
@@ -183,6 +200,7 @@ class ChildProcesses:
         self.due = time.monotonic() + CHECKER_REST_S
         self._checker_cpu_s = process_cpu_s(self._checker.pid)
         self._unless_stuck(self._checker, lambda child: child.post(message, body))
+        self._watch_checker()
 
     def have_checker(self) -> None:
         """Starts a checker where there is none, before a source waits for it."""
@@ -380,7 +398,7 @@ class ChildProcesses:
 
     def _kill(self, child: Child) -> None:
         """Kills a child, and reads no more from it: what is left in its link may be forged."""
-        child.given_up = True
+        child.given_up, child.retry_at = True, float("inf")
         self._loop.watch(child.sock.fileno(), 0, None)
         try:
             os.kill(child.pid, signal.SIGKILL)

@@ -7,11 +7,12 @@ because its parent has the signal pending.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import time
 
-from ..wire import link
+from ..wire import link, rlimits
 from ..wire.lean import deque, signal, socket
 
 TYPE_CHECKING = False
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 # Messages that may wait for a child that does not read; one that lets more pile up is broken or hostile.
 MAX_WAITING = 4096
+# The host lacks what passing a message takes: memory, or room for its descriptors, which other sandboxes of the same
+# user can use up. The child is as well as before.
+_LACKING = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_RETRY_TIME_S = 0.02
 # Seconds for all processes to end after they were killed.
 _REAP_TIME_S = 10.0
 _REAP_STEP_S = 0.002
@@ -54,11 +59,13 @@ class Child:
         self.pid = pid
         self.sock = sock
         self.given_up = False
+        self.retry_at = float("inf")  # when `flush` is to be called again: the host lacked something
         self._waiting: deque[_Waiting] = deque()
 
     @property
     def blocked(self) -> bool:
-        return bool(self._waiting)
+        """True while the link is full."""
+        return bool(self._waiting) and self.retry_at == float("inf")
 
     def post(
         self, message: LinkMessage, body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
@@ -71,7 +78,17 @@ class Child:
         self._waiting.append(waiting)
         self.flush()
 
+    def take_back(self, kind: type[LinkMessage]) -> bool:
+        """Withdraws the messages of a kind that wait; returns whether there was one."""
+        before = len(self._waiting)
+        for waiting in [each for each in self._waiting if isinstance(each.message, kind)]:
+            self._waiting.remove(waiting)
+            _close(waiting)
+        return len(self._waiting) < before
+
     def flush(self) -> None:
+        """Sends what waits, as much as the link takes. How long the rest may wait is for the sender to say."""
+        self.retry_at = float("inf")
         while self._waiting:
             first = self._waiting[0]
             try:
@@ -84,7 +101,9 @@ class Child:
             except link.LinkClosed:
                 pass  # it has ended; its exit is reported where children are reaped
             except OSError as error:
-                # Agent code of the same uid can use up what passing a descriptor takes (ETOOMANYREFS).
+                if error.errno in _LACKING:
+                    self.retry_at = time.monotonic() + _RETRY_TIME_S
+                    return
                 raise ChildStuck(f"the child cannot be sent to: {error.strerror}") from error
             self._waiting.popleft()
             _close(first)
@@ -131,6 +150,7 @@ def spawn(target: Callable[[socket.socket], None]) -> Child:
             kept = theirs.fileno()
             os.closerange(_FIRST_FD, kept)
             os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            rlimits.limit_open_files()
             target(theirs)
         finally:
             os._exit(70)

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from .config import Config
     from .undo import Undo
 
+_NOT_HANDED_OVER = (
+    "the code did not start: this host had no room to hand it over, since other sandboxes hold too many descriptors "
+    "or too much memory; the variables are as before, so run it again later\n"
+)
 # Seconds between two looks at CPU time and memory, which cost as much as a short run.
 _WATCH_INTERVAL_S = 0.1
 
@@ -236,6 +240,12 @@ class Runner:
     def interrupt(self, run: Run, outcome: str) -> None:
         """Interrupts the program; `on_time` demands the kill if it has not ended after GRACE_S."""
         run.ended_by = outcome
+        if self._child_processes.take_back(RunProgram):  # the interpreter is as it was before
+            run.logs.say_notice(_NOT_HANDED_OVER)
+            self._idle_of = None  # its pipes were in the message
+            self.budget.settle(run)
+            self.finish(run, outcome, None)
+            return
         run.note_interrupted()
         self._child_processes.interrupt()
 

@@ -27,7 +27,7 @@ import time
 
 from ..checks.rules import Rules
 from ..files.transfers import Transfers
-from ..wire import ends, link, link_messages, messages
+from ..wire import ends, link, link_messages, messages, rlimits
 from ..wire.channel import Channel
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
 from ..wire.lean import dumps, signal, socket
@@ -36,7 +36,7 @@ from ..wire.messages import Configure, Execute, Restrict
 from ..wire.schema import message_of, read_object
 from ..wire.session_rules import SessionRules
 from . import undo, usage
-from .beside import Beside, limit_process
+from .beside import Beside
 from .child_processes import ChildProcesses
 from .children import kill_everything
 from .jobs import KINDS, MAX_JOBS, Job, JobQueue
@@ -86,7 +86,7 @@ class Supervisor:
             config.workspace,
             adopt=lambda pipes: self._runner.adopt(pipes),
             environment=self._process_environment,
-            limit=lambda pid: limit_process(config, pid),
+            limit=lambda: rlimits.limit_program(config.memory_bytes if config.watch_memory else None, config.processes),
             on_process=lambda: self._background_cpu.begin(),
         )
         self._cpu.aside = self._beside
@@ -176,7 +176,7 @@ class Supervisor:
         """Time of the next call of `_on_time`."""
         runs = self._runner.due() if self._runner.busy else min(self._runner.due(), self._child_processes.due)
         others = self._requests.due, self._beside.due, self._undo.due, self._channel.due
-        return min(self._orphan_time.ends_at, runs, *others)
+        return min(self._orphan_time.ends_at, runs, self._child_processes.retry_at, *others)
 
     def _on_wakeup(self, _events: int) -> None:
         os.read(self._wakeup_read, 4096)
@@ -193,6 +193,7 @@ class Supervisor:
 
     def _on_time(self, now: float) -> None:
         self._channel.expire_strangers()
+        self._child_processes.retry(now)
         if self._full:
             self._requests.postpone()
         self._beside.on_time(now)

@@ -11,6 +11,7 @@ import pytest
 
 from executor_server.backends.docker.options import Bind, ContainerRequest, HostAbilities, container_config
 from executor_server.core.model import SandboxSpec
+from executor_server.guest.wire import rlimits
 
 MIB = 2**20
 SPEC = SandboxSpec("base", memory_bytes=512 * MIB, processes=64, disk_bytes=32 * MIB, orphan_time_s=60.0, cpus=1.5)
@@ -53,7 +54,7 @@ def test_the_limits_are_those_of_the_spec() -> None:
     assert (config["Memory"], config["MemorySwap"], config["MemorySwappiness"]) == (512 * MIB, 512 * MIB, 0)
     assert (config["PidsLimit"], config["NanoCpus"], config["ShmSize"]) == (64, 1_500_000_000, 32 * MIB)
     limits = {limit["Name"]: limit["Soft"] for limit in config["Ulimits"]}
-    assert limits == {"nproc": 64, "nofile": 4096, "core": 0, "fsize": 32 * MIB, "memlock": 65_536}
+    assert limits == {"nproc": 64, "fsize": 32 * MIB, **rlimits.FIXED, "nofile": 8192}
     assert all(limit["Soft"] == limit["Hard"] for limit in config["Ulimits"])
 
 

@@ -45,7 +45,7 @@ class Sandbox:
         self.left: list[Any] = []
         self.loop = Loop()
         self.table = Processes(
-            cast(Any, self), self.loop, self.left.extend, lambda own: {**os.environ, **own}, lambda _: None
+            cast(Any, self), self.loop, self.left.extend, lambda own: {**os.environ, **own}, lambda: None
         )
         self._ops = 0
 
@@ -281,16 +281,16 @@ def test_no_process_left_is_not_the_fault_of_the_command(monkeypatch: pytest.Mon
     def full(*_: object, **__: object) -> int:
         raise BlockingIOError(errno.EAGAIN, "no process")
 
-    monkeypatch.setattr(os, "posix_spawn", full)
+    monkeypatch.setattr(os, "fork", full)
     with pytest.raises(BlockingIOError):
-        start_command(Command(["/bin/true"], ".", {}), Streams(0, 1, 2))
+        start_command(Command(["/bin/true"], ".", {}), Streams(0, 1, 2), lambda: None)
 
 
 def test_a_failed_start_leaves_the_directory_as_it_was() -> None:
     before = os.open(".", os.O_PATH)
     try:
         with pytest.raises(NotStarted):
-            start_command(Command(["no-such-command"], "/tmp", {}), Streams(0, 1, 2))
+            start_command(Command(["no-such-command"], "/tmp", {}), Streams(0, 1, 2), lambda: None)
         assert os.path.samestat(os.stat("."), os.fstat(before))  # noqa: PTH116 - by descriptor
     finally:
         os.close(before)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -79,6 +81,45 @@ def test_no_more_than_a_limit_waits(pair: tuple[Child, socket.socket], monkeypat
     child.post(Booted())
     with none_left_open(), pytest.raises(ChildStuck):
         child.post(Booted(), memfd=link.sealed_memfd([b"file"]), fds=(devnull(),))
+
+
+def test_what_the_host_has_no_room_for_waits_and_is_sent_later(pair: tuple[Child, socket.socket]) -> None:
+    """Other sandboxes of the same user can have more descriptors in flight than this process may send."""
+    child, theirs = pair
+    pid = os.fork()
+    if pid == 0:  # the kernel exempts root, and counts for a user
+        try:
+            os.setresuid(*(2_000_000_321,) * 3) if os.geteuid() == 0 else None
+            ours, other = link.make_pair()
+            most = devnull() + 10
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            with contextlib.suppress(OSError):
+                while True:
+                    socket.send_fds(ours, [b"held"], [0] * 20)
+            child.post(Booted(), fds=(devnull(),))
+            child.post(Variable(name="next"))
+            assert child.retry_at < float("inf") and not child.blocked
+            ours.close()
+            other.close()
+            child.flush()
+            assert child.retry_at == float("inf") and not child.blocked
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    packets = [link.receive(theirs, MAX_BYTES) for _ in range(2)]
+    assert [(message_of(packet), len(packet.fds)) for packet in packets] == [(Booted(), 1), (Variable(name="next"), 0)]
+    for packet in packets:
+        packet.close()
+
+
+def test_a_message_that_waits_can_be_withdrawn(pair: tuple[Child, socket.socket]) -> None:
+    child, _ = pair
+    fill(child)
+    assert not child.take_back(Booted)
+    with none_left_open():
+        child.post(Booted(), fds=(devnull(),))
+        assert child.take_back(Booted)
 
 
 def spawn_and_reap(target: object) -> tuple[Child, int]:

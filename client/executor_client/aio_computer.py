@@ -34,7 +34,7 @@ class AsyncComputer:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     async def run(self, command: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> str:
-        """Runs a command by `/bin/sh` and returns its exit code and output. Left early, it ends the command."""
+        """Runs a command as `processes.run` and returns its exit code and output. Left early, it ends the command."""
         timeout_s = timeout_s or core.TIMEOUT_S
         session = await self._find()
         with core.refusals("the command could not be run"):

@@ -56,9 +56,9 @@ class AsyncSessionProcesses:
     ) -> CompletedProcess:
         """Runs a command to its end and returns its exit code and output. A command that fails is a result.
 
-        A text is run by `/bin/sh -c`, a list as it is. `timeout_s` ends it with all that it started. `on_output` is
-        called with the stream and each piece as it comes. Of each stream `max_output_bytes` are kept, head and tail.
-        `input` is written while output is read.
+        A text is run by bash, or by `/bin/sh` if the image has no bash; a list is run as it is. `timeout_s` ends it
+        with all that it started. `on_output` is called with the stream and each piece as it comes. Of each stream
+        `max_output_bytes` are kept, head and tail. `input` is written while output is read.
 
         Left in any other way (an interrupt, a cancelled task, an exception of `on_output`), it kills the command. After
         a KeyboardInterrupt the command gets a SIGINT first, and two seconds to end.

@@ -125,8 +125,9 @@ class ExecutorClient:
         InvalidRequest for bytes that are no state, AuthorizationError for that of another daemon or tenant.
 
         `name` is unique among the caller's sessions; PreconditionError (NAME_TAKEN) says that another has it. `env` are
-        variables of its interpreter and processes; their values are in no log. A `detached` session (`keep` means the
-        same) outlives this client; any other ends with it, or when its `Session` is collected.
+        variables that its interpreters and processes start with; their values are in no log. InvalidRequest says which
+        ones Python refuses. A `detached` session (`keep` means the same) outlives this client; any other ends with it,
+        or when its `Session` is collected.
         """
         lease = self._own_lease()
         request = requests.create_session(

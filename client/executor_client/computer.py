@@ -35,7 +35,7 @@ class Computer:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def run(self, command: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> str:
-        """Runs a command by `/bin/sh` and returns its exit code and output. Left early, it ends the command."""
+        """Runs a command as `processes.run` and returns its exit code and output. Left early, it ends the command."""
         timeout_s = timeout_s or core.TIMEOUT_S
         session = self._find()
         with core.refusals("the command could not be run"):

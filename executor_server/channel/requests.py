@@ -60,6 +60,7 @@ _REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound] | type[Precondi
     "savepoint_lost": (PreconditionFailed, Reason.SAVEPOINT_LOST),
     "session_used": (PreconditionFailed, Reason.SESSION_USED),
     "prelude_failed": (InvalidRequest, Reason.INVALID_FIELD),
+    "variable_refused": (InvalidRequest, Reason.INVALID_FIELD),
     "path_refused": (InvalidRequest, Reason.PATH_REFUSED),
     "file_not_found": (NotFound, Reason.FILE_NOT_FOUND),
     "blob_not_found": (NotFound, Reason.BLOB_NOT_FOUND),

@@ -96,6 +96,7 @@ class ProcessRequest:
     pty: TerminalSize | None = None
     stdin: bool = False
     timeout_s: float | None = None
+    prefers_bash: bool = False  # bash in place of argv[0], where the sandbox has it
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ def fingerprint_of(request: ProcessRequest) -> str:
         request.pty is not None,
         request.stdin,
         request.timeout_s,
+        request.prefers_bash,
     ]
     return hashlib.sha256(json.dumps(values).encode("utf-8", "surrogatepass")).hexdigest()
 

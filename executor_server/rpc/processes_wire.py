@@ -50,6 +50,7 @@ def process_request_from(request: service_pb.StartProcessRequest) -> ProcessRequ
         pty=terminal_size_from(request.pty, "pty") if request.HasField("pty") else None,
         stdin=request.stdin,
         timeout_s=_timeout_s(request.timeout_s) if request.HasField("timeout_s") else None,
+        prefers_bash=request.prefers_bash,
     )
 
 

@@ -127,6 +127,7 @@ class Processes:
                 columns=size.columns if size is not None else None,
                 rows=size.rows if size is not None else None,
                 stdin=request.stdin,
+                prefers_bash=request.prefers_bash,
                 timeout_s=request.timeout_s,
                 output_bytes=self._session.spec.processes.max_output_bytes,
                 granted=log.granted_bytes,

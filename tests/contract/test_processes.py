@@ -111,6 +111,33 @@ async def test_it_has_the_directory_and_the_variables_that_it_was_given(harness:
 
 
 @promise("processes")
+async def test_a_command_for_a_shell_has_bash_where_the_image_has_it(harness: Harness) -> None:
+    session = await harness.session()
+    script = (
+        "ls nosuch &> log; [[ -s log ]] && echo {1..3} > out && source ./out 2>&1; echo ${BASH:+bash} >> out; cat out"
+    )
+    said = await run(session, shell("p", script, prefers_bash=True))
+    assert said.stdout.decode().splitlines()[-2:] == ["1 2 3", "bash"]
+    without = await run(session, shell("q", "echo ${BASH:+bash}", prefers_bash=True, env={"PATH": "/nowhere"}))
+    assert without.stdout == b"\n"
+
+
+@promise("processes")
+async def test_the_workspace_belongs_to_the_user_of_the_sandbox(harness: Harness) -> None:
+    """A program may change its directory's mode and times, as tar and copytree do, and git trusts it."""
+    session = await harness.session()
+    said = await run(session, shell("p", "stat -c %u . && id -u && chmod 1777 . && touch -d 2020-01-01 ."))
+    owner, user = said.stdout.split()
+    assert (owner, said.ended.exit_code) == (user, 0), said.streams["stderr"]
+    shell_lines = "git init -q; echo a > a; git add -A; git commit -q -m first && git log --format=%an"
+    said = await run(session, shell("q", shell_lines))
+    assert said.stdout == b"sandbox\n" or b"git: not found" in said.streams["stderr"], said.streams["stderr"]
+    own = "git config user.name Ada; git commit -q --allow-empty -m second && git log -1 --format=%an"
+    said = await run(session, shell("r", own))
+    assert said.stdout == b"Ada\n" or b"git: not found" in said.streams["stderr"], said.streams["stderr"]
+
+
+@promise("processes")
 @pytest.mark.parametrize(
     ("argv", "cwd", "reason"),
     [

@@ -41,6 +41,7 @@ class WireProcesses:
             pty=_size_to(request.pty) if request.pty is not None else None,
             stdin=request.stdin,
             timeout_s=request.timeout_s,
+            prefers_bash=request.prefers_bash,
         )
         async with aclosing(self._session.read("StartProcess", wire)) as answers:
             first = await anext(answers)

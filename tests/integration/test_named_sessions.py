@@ -57,6 +57,73 @@ def test_variables_of_the_session_reach_its_interpreters_and_its_processes(clien
         assert "x\0y" not in str(refused.value) and "xxxx" not in str(refused.value)
 
 
+STARTED_WITH = """\
+import datetime, locale, os, sys, time, warnings
+import numpy
+with warnings.catch_warnings(record=True) as caught:
+    warnings.warn("x", DeprecationWarning)
+report = [
+    hash("abc"), time.tzname[0], datetime.datetime(2026, 1, 1).astimezone().isoformat(), sys.path[0],
+    "error::UserWarning" in sys.warnoptions, locale.setlocale(locale.LC_CTYPE), sys.flags.dev_mode,
+]
+report
+"""
+AT_THE_START = {
+    "TZ": "UTC-2",
+    "PYTHONPATH": "/workspace/own",
+    "PYTHONWARNINGS": "error::UserWarning",
+    "PYTHONHASHSEED": "5",
+    "PYTHONDEVMODE": "1",
+    "LC_ALL": "POSIX",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def test_an_interpreter_starts_with_the_variables_of_its_session(client: ExecutorClient) -> None:
+    """Python and its libraries read these once, and an interpreter is a fork of a process that has read them."""
+    with client.create_session(authorized_imports=["*"], env=AT_THE_START) as session:
+        session.put_file("own/mine.py", b"HERE = 1")
+        first = session.execute(STARTED_WITH)
+        assert first.output[1:] == ["UTC", "2026-01-01T00:00:00+02:00", "/workspace/own", True, "C", True], first.error
+        alone = session.processes.run(["python", "-c", "print(hash('abc'))"])
+        assert first.output[0] == int(alone.stdout)
+        assert session.execute("import mine; mine.HERE").output == 1
+        assert session.execute("os._exit(1)").state.value == "reset"
+        assert session.execute(STARTED_WITH).output == first.output
+        session.savepoint()
+        session.execute("report = 0")
+        session.rollback()
+        assert session.execute("report[0]").output == first.output[0]
+
+
+def test_a_time_zone_alone_holds_from_the_first_execution_on(client: ExecutorClient) -> None:
+    with client.create_session(env={"TZ": "Europe/Riga"}) as session:
+        assert session.execute("import time; time.tzname").output == ("EET", "EEST")
+
+
+def test_libraries_read_their_variables_though_they_were_imported_ahead(client: ExecutorClient) -> None:
+    with client.create_session(
+        authorized_imports=["*"], env={"MPLBACKEND": "svg", "MPLCONFIGDIR": "/tmp/m"}
+    ) as session:
+        code = "import matplotlib; [matplotlib.get_backend(), matplotlib.get_configdir()]"
+        assert session.execute(code).output == ["svg", "/tmp/m"]
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ({"PYTHONHASHSEED": "many", "WORD": "x"}, "Python does not start with these variables.*PYTHONHASHSEED, WORD"),
+        ({"PYTHONHOME": "/nowhere"}, "Python does not start"),
+        ({"TZ": "Europe/Rga"}, "no time zone 'Europe/Rga'"),
+    ],
+)
+def test_variables_that_can_not_be_applied_are_refused(
+    client: ExecutorClient, env: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        client.create_session(env=env)
+
+
 def test_values_are_nowhere_but_in_the_sandbox(daemon: Daemon) -> None:
     """They are in no file of the daemon (audit log, journals and registry among them), in its log, in a list, an error."""
     texts: list[str] = []

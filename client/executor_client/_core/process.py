@@ -151,6 +151,7 @@ def start_request(
             pty=None if pty is None else size_to_wire(pty),
             stdin=stdin,
             timeout_s=timeout_s,
+            prefers_bash=isinstance(command, str),
         )
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the process cannot be asked for like this: {error}") from error

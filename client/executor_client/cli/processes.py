@@ -43,7 +43,7 @@ EXIT_TIMEOUT = 124
 EXIT_NOT_FOUND = 127
 EXIT_HUNG_UP = 129
 
-_SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
+_SHELL = 'exec "${BASH:-sh}"'
 _STDIN = 0
 _ID_DIGITS = 12
 _PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -92,7 +92,7 @@ async def find_session(client: AsyncExecutorClient, text: str) -> AsyncSession:
 async def _shell(context: _Context) -> int:
     options = context.options
     terminal = own_terminal("shell")
-    command = _SHELL if options.shell is None else [options.shell]
+    command: str | list[str] = _SHELL if options.shell is None else [options.shell]
     async with _shell_session(context) as kept:
         process = await _start_on(kept.session, terminal, command, options)
         try:
@@ -156,7 +156,7 @@ async def _shell_session(context: _Context) -> AsyncIterator[_Kept]:
 async def _start_on(
     session: AsyncSession,
     terminal: LocalTerminal,
-    command: list[str],
+    command: str | list[str],
     options: argparse.Namespace,
     timeout_s: float | None = None,
 ) -> AsyncProcess:
@@ -256,14 +256,16 @@ async def _execute(context: _Context) -> int:
     if options.code is not None or not options.argv:
         raise InvalidRequest("give one command, behind --: executor exec SESSION -- COMMAND ARG...")
     session = await find_session(context.client, options.session)
+    # One argument with a space in it is a line for the shell.
+    command = options.argv[0] if len(options.argv) == 1 and " " in options.argv[0] else options.argv
     try:
         if options.tty:
             terminal = own_terminal("exec -t")
-            process = await _start_on(session, terminal, options.argv, options, options.timeout)
+            process = await _start_on(session, terminal, command, options, options.timeout)
             return _left(context, session, process, await _talk_as_owner(context, process, terminal))
         takes_stdin = stdin_is_given() and not (options.no_stdin or options.detach)
         process = await session.processes.start(
-            options.argv,
+            command,
             cwd=options.cwd,
             env=dict(options.variables),
             stdin=takes_stdin,

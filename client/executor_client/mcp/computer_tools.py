@@ -30,7 +30,7 @@ async def shell(
     background: Annotated[bool, Field(description="start it and return at once, for servers and long work")] = False,
     session: SessionName = DEFAULT_NAME,
 ) -> str:
-    """Run a command with /bin/sh in a sandbox; returns its exit code and output, cut in the middle when it is long.
+    """Run a command with bash in a sandbox; returns its exit code and output, cut in the middle when it is long.
 
     Every call is a new shell that begins in the working directory: chain with `cd dir && ...`. There is no terminal and
     no input. In the background it goes on by itself, and its process id is returned.

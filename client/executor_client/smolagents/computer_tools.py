@@ -81,11 +81,11 @@ class _SessionTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is unty
 
 
 class ShellTool(_SessionTool):
-    """Runs commands by `/bin/sh` in the agent's session."""
+    """Runs commands by bash, or `/bin/sh` if the image has none, in the agent's session."""
 
     name = "shell"
     description = (
-        "Runs a command with /bin/sh in the sandbox and returns its exit code and output. Every call is a new shell "
+        "Runs a command with bash in the sandbox and returns its exit code and output. Every call is a new shell "
         "that begins in the workspace: chain with `cd dir && ...`. Output is cut in the middle when it is long. There "
         "is no terminal and no input; a command that does not end is ended after its timeout. With background=True, "
         "for servers and long work, it goes on by itself and the call returns its process id at once."

@@ -40,7 +40,7 @@ from executor_client import (
 )
 from executor_client._core.convert import limits_to_wire, named_limits
 from executor_client._core.local import LocalPath
-from executor_client._core.requests import state_of
+from executor_client._core.requests import environment, state_of
 from executor_client._core.suggest import names_arguments
 from executor_client.smolagents.code_output import RemoteCodeOutput, writable
 from executor_client.smolagents.console import LogStream, WaitLog, escape
@@ -86,11 +86,12 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     authorized imports are enough, and so are the modules that tools in the sandbox need. Without that, an authorized
     module that the sandbox lacks is refused at first use, with the images that have it, as far as that is known.
 
-    `labels` are the session's, `node_labels` those that its node of a fleet must have. Each session begins with
-    `state`, a result of `Session.export_state`, and with `files` in its workspace: local paths, or a mapping from paths
-    of the workspace to local paths or bytes. `session`, a `Session` or the id of one, is used instead of a new session:
-    it is neither ended nor replaced, and arguments for creating a session can't be combined with it. With a name
-    it goes on in the session of that name, or makes it with those arguments; that one is not ended either.
+    `env` are environment variables of each session; a saved agent does not keep them. `labels` are the session's,
+    `node_labels` those that its node of a fleet must have. Each session begins with `state`, a result of
+    `Session.export_state`, and with `files` in its workspace: local paths, or a mapping from paths of the workspace to
+    local paths or bytes. `session`, a `Session` or the id of one, is used instead of a new session: it is neither ended
+    nor replaced, and arguments for creating a session can't be combined with it. With a name it goes on in the session
+    of that name, or makes it with those arguments; that one is not ended either.
 
     `tool_placement` is "host": tools run in this process; "sandbox": tools that can run there do; or a mapping from
     tool names to one of the two, with "*" for all other names ("host" by default).
@@ -123,6 +124,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         backend: str | None = None,
         network: Sequence[str] = (),
         packages: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
         limits: Mapping[str, Any] | Limits | None = None,
         labels: Mapping[str, str] | None = None,
         node_labels: Mapping[str, str] | None = None,
@@ -147,6 +149,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             backend=backend,
             network=hosts_of(network),
             packages=packages_of(packages),
+            env=environment(env),
             labels=dict(labels or {}),
             node_labels=dict(node_labels or {}),
             state=state_of(state),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from executor_client import ExecutorClient, Session
@@ -28,6 +28,7 @@ class SessionRequest:
     backend: str | None = None
     network: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     labels: Mapping[str, str] | None = None
     node_labels: Mapping[str, str] | None = None
     state: bytes | None = None
@@ -51,6 +52,7 @@ class SessionRequest:
                     backend=self.backend,
                     network=self.network,
                     packages=self.packages,
+                    env=self.env,
                     modules=modules,
                     node_labels=self.node_labels,
                     state=self.state,
@@ -103,8 +105,8 @@ def packages_of(packages: Iterable[str]) -> tuple[str, ...]:
 
 def beginnings_of(request: SessionRequest) -> list[str]:
     """Returns the names of the given arguments that only a new session can have."""
-    names = ("image", "limits", "prelude", "backend", "network", "packages", "labels", "node_labels", "state", "files")
-    return [name for name in names if getattr(request, name)]
+    names = ("image", "limits", "prelude", "backend", "network", "packages", "env", "labels", "node_labels", "state")
+    return [name for name in (*names, "files") if getattr(request, name)]
 
 
 def refuse_beginnings(request: SessionRequest) -> None:

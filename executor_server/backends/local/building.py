@@ -220,6 +220,8 @@ async def _start_bwrap(sandbox: LocalSandbox, plan: Plan, listener: int, cpu_fd:
     if not answer:
         state = "does not start in time" if answer is None else "ended at once"
         raise SandboxFailure(f"the guest {state}: {process.last_words()}")
+    if sandbox.host_uid is not None:  # bubblewrap mounts it as root
+        os.chown(f"/proc/{process.init_pid}/root{WORKSPACE}", sandbox.host_uid, sandbox.host_uid)
     await _limit_files(process, spec)
 
 

@@ -344,7 +344,7 @@ def _limit_resources(inside: _Inside) -> None:
 
 
 def _become_user(inside: _Inside) -> None:
-    """Gives up root for good; after all that needs it. The order inside is fixed, too.
+    """Gives up root for good, and the workspace first; after all that needs it. The order inside is fixed, too.
 
     1. The bounding set needs CAP_SETPCAP, which the change of user takes away. With it empty, no program with
        file capabilities gives them back.
@@ -355,6 +355,7 @@ def _become_user(inside: _Inside) -> None:
     5. No new privileges: setuid programs of the read-only root run as this user.
     """
     config = inside.config
+    os.chown("/workspace", config.uid, config.gid)
     privileges.drop_bounding_set()
     os.setgroups([])
     os.setresgid(config.gid, config.gid, config.gid)

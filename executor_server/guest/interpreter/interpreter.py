@@ -16,7 +16,7 @@ from executor_api.limits import VARIABLES_NAMED_MAX
 
 from ..checks.rules import Rules
 from ..wire import link
-from ..wire.lean import dumps, loads, signal
+from ..wire.lean import dumps, signal
 from ..wire.link_messages import (
     Answered,
     BeginBranch,
@@ -33,7 +33,6 @@ from ..wire.link_messages import (
     RestoreFiles,
     RestoreState,
     RunProgram,
-    SetEnvironment,
     SetMemory,
     SetRules,
     ShipTools,
@@ -56,6 +55,7 @@ from .process import OwnProcess, limit_memory, settle
 from .runtime import Runtime
 from .session_site import prepare_installers
 from .session_tools import SessionTools
+from .session_variables import apply_variables, python_path
 from .shipped import missing_modules
 from .streams import Streams
 from .variables import States, Variables, view
@@ -74,6 +74,7 @@ def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> No
     settle(config)
     leave_archive()
     standard_library = len(sys.path)
+    apply_variables(config.variables)
     if config.has_environment:
         from .environment import add_environment
 
@@ -85,6 +86,7 @@ def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> No
     interpreter = Interpreter(sock, config)
     if modules:
         interpreter.import_ahead(modules)  # before the workspace is on the path: its files are no modules of the image
+    sys.path[:0] = python_path(config.variables)
     # Behind the libraries, so that a file of the workspace can't pass for one of them.
     sys.path.append(config.workspace)
     interpreter.serve()
@@ -136,7 +138,6 @@ class Interpreter:
         handlers: dict[type[LinkMessage], Callable[[Any, link.Packet], None]] = {
             SetMemory: self._on_memory,
             SetRules: self._on_rules,
-            SetEnvironment: self._on_environment,
             PlaceTools: self._session_tools.on_tools,
             ToolPart: self._on_part,
             ShipTools: self._on_ship,
@@ -171,9 +172,6 @@ class Interpreter:
 
     def _send(self, message: LinkMessage, body: Union[bytes, Parts] = b"") -> None:
         self._send_message(self._sock, message, body)
-
-    def _on_environment(self, _message: SetEnvironment, packet: link.Packet) -> None:
-        os.environ.update(loads(link.read_body(packet, None)))
 
     def _on_memory(self, message: SetMemory, _packet: link.Packet) -> None:
         self._runtime.memory_bytes = message.memory_bytes

@@ -180,9 +180,11 @@ def _mount_proc(_child: _Child) -> None:
 
 def _mount_files(child: _Child) -> None:
     """Mounts the sandbox's own files, in their sizes; as the nursery's user 0, so before `_become_user`."""
-    sizes = child.plan["sizes"]
+    sizes, host_uid = child.plan["sizes"], child.plan["host_uid"]
     for place, size in (("/workspace", sizes["disk"]), ("/dev/shm", sizes["shm"])):
         _mount_memory(place, size, sizes["files"])
+    if host_uid is not None:  # else the nursery's user 0 is the sandbox's user
+        os.chown("/workspace", host_uid, host_uid)
     # In place of the nursery's own, of which only directories of the image are kept: the zygote has read what its
     # modules wrote there.
     kept = [(str(place), kernel.copy_mounts(place)) for place in child.plan["below_tmp"]]

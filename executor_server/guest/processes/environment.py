@@ -8,6 +8,8 @@ from ..wire.frames import FrameError
 from ..wire.lean import NotJson, loads
 from ..wire.paths import ENVIRONMENT_PROGRAMS, ENVIRONMENT_SITE
 
+_ZONES = "/usr/share/zoneinfo"
+
 
 def process_environment(own: dict[str, str], session: dict[str, str], *, has_environment: bool) -> dict[str, str]:
     """Returns the variables of one process: `own` go before those of the session, which go before the sandbox's.
@@ -34,6 +36,14 @@ def read_variables(data: bytes) -> dict[str, str]:
     if not all(name and "=" not in name for name in variables):
         raise FrameError("an environment variable with a name that the system refuses")
     return variables
+
+
+def check_time_zone(variables: dict[str, str]) -> str:
+    """Returns the reason if the image lacks the time zone of TZ; the C library would take UTC without a word."""
+    zone, zones = variables.get("TZ", "").lstrip(":"), variables.get("TZDIR", _ZONES)
+    if "/" not in zone or "," in zone or os.path.exists(os.path.join(zones, zone)):
+        return ""
+    return f"env.TZ: there is no time zone {zone!r}, since the image lacks it in {zones}; use another, or UTC-3"
 
 
 def is_text(value: object) -> bool:

@@ -49,10 +49,11 @@ class NotStarted(Exception):
 class Command:
     """A program with its arguments, the directory that it begins in, and its environment."""
 
-    __slots__ = ("argv", "cwd", "env")
+    __slots__ = ("argv", "cwd", "env", "prefers_bash")
 
-    def __init__(self, argv: list[str], cwd: str, env: dict[str, str]) -> None:
+    def __init__(self, argv: list[str], cwd: str, env: dict[str, str], *, prefers_bash: bool = False) -> None:
         self.argv = argv
+        self.prefers_bash = prefers_bash  # it takes the place of the program, where the PATH has it
         self.cwd = cwd
         self.env = env
 
@@ -107,13 +108,21 @@ def _return_to(directory: int) -> None:
 def _program(command: Command) -> str:
     """Returns the path of the program. Raises NotStarted when the PATH of its environment has none of the name."""
     name = command.argv[0]
-    if "/" in name:
-        return name
+    if command.prefers_bash and (bash := _find("bash", command)):
+        command.argv[0] = "bash"  # by the name of sh it would be one
+        return bash
+    path = name if "/" in name else _find(name, command)
+    if not path:
+        raise NotStarted("command_not_found", f"there is no command {name!r} in the PATH of the process")
+    return path
+
+
+def _find(name: str, command: Command) -> str:
     for directory in command.env.get("PATH", os.defpath).split(os.pathsep):
         path = f"{directory or '.'}/{name}"
         if os.access(path, os.X_OK) and not os.path.isdir(path):
             return path
-    raise NotStarted("command_not_found", f"there is no command {name!r} in the PATH of the process")
+    return ""
 
 
 def _not_executed(command: Command, error: OSError) -> NotStarted:

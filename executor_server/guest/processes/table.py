@@ -145,7 +145,8 @@ class Processes:
         env = read_variables(body[request.argv :])
         if request.columns is not None:
             env.setdefault("TERM", "xterm-256color")
-        return Command(argv, request.cwd or ".", self._environment(env))
+        env = self._environment(env)
+        return Command(argv, request.cwd or ".", env, prefers_bash=request.prefers_bash)
 
     def _signal(self, process: Process, request: SignalProcess) -> None:
         if process.exited:

@@ -22,7 +22,7 @@ from ..files.transfers import MAX_BLOB_BYTES
 from ..wire import link, link_messages
 from ..wire.frames import FrameError
 from ..wire.lean import signal, socket
-from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetEnvironment, SetRules, message_of
+from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetRules, message_of
 from ..wire.loop import READ, WRITE, Loop
 from . import children
 from .checking import CHECKER_REST_S, CHECKER_START_S
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _CHECKER_USES = 200
 # Messages that do not use an interpreter. The last of each kind is sent to a warm one that takes its place, too;
 # FindModules only until it is answered.
-_SET_UP = (link_messages.SetMemory, SetRules, SetEnvironment, PlaceTools, FindModules)
+_SET_UP = (link_messages.SetMemory, SetRules, PlaceTools, FindModules)
 
 
 class ChildProcesses:
@@ -101,6 +101,15 @@ class ChildProcesses:
         self.serves = True
         if self.started and self._checker is None:
             self.due = time.monotonic() + CHECKER_START_S
+
+    def set_variables(self, variables: dict[str, str]) -> None:
+        """Gives this interpreter and later ones the session's variables; one that is there was not used."""
+        self._config.variables = variables
+        if self._interpreter is not None:
+            self._warm.end()
+            self._forget(self._interpreter)
+            end_child(self._interpreter)  # a process applies many variables at its start only
+        self.start()
 
     def set_memory(self, memory_bytes: int) -> None:
         """Gives the sandbox another memory than it was made with, before a session uses it."""

@@ -28,6 +28,7 @@ class Config:
         "preload",
         "processes",
         "token_hash",
+        "variables",
         "watch_memory",
         "workspace",
     )
@@ -56,6 +57,7 @@ class Config:
         self.cpu_counter = cpu_counter  # an open file of the sandbox's control group, if it has one
         self.egress_listener = egress_listener  # the descriptor of the egress proxy's listener, if it has one
         self.has_environment = has_environment  # one is at ENVIRONMENT_PATH
+        self.variables: dict[str, str] = {}  # the session's environment variables, once it has brought them
         self.mark = mark  # random: the checker leaves it in code objects for the interpreter to replace
 
     @property

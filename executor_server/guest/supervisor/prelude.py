@@ -32,6 +32,7 @@ class Prelude:
         self._results = results
         self._settings = _SETTINGS
         self._configuring: Optional[int] = None  # the request that waits for its end
+        self._booting: Optional[tuple[int, str]] = None  # the request that waits for the interpreter, and its source
         self.source = ""
         self.due = False
 
@@ -45,6 +46,24 @@ class Prelude:
             self.begin()
         else:
             self._channel.done(op)
+
+    def configure_booted(self, op: int, source: str) -> None:
+        """As `configure`, once the interpreter has booted: Python does not start with each value of its variables."""
+        self._booting = op, source
+
+    def note_booted(self) -> None:
+        if self._booting is not None:
+            booting, self._booting = self._booting, None
+            self.configure(*booting)
+
+    def refuse_variables(self, variables: dict[str, str]) -> bool:
+        """Answers the request that waits for an interpreter, which did not start; False if none waits."""
+        if self._booting is None:
+            return False
+        (op, _), self._booting = self._booting, None
+        problem = f"env: Python does not start with these variables: {', '.join(sorted(variables))}"
+        self._channel.fail(op, "variable_refused", f"{problem}; one has a value that it refuses: correct or omit it")
+        return True
 
     def begin(self) -> None:
         self.due = False

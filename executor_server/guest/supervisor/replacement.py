@@ -66,6 +66,7 @@ class Replacement:
 
     def note_booted(self) -> None:
         self._booted, self._boot_failures = True, 0
+        self._prelude.note_booted()
 
     def replace(self, status: Optional[int], why: str = "") -> None:
         """Starts another interpreter in place of one that died (with this wait status) or is to be killed (None).

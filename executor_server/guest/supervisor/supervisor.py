@@ -30,7 +30,7 @@ from ..files.transfers import Transfers
 from ..wire import ends, link, link_messages, messages, rlimits
 from ..wire.channel import Channel
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
-from ..wire.lean import dumps, signal, socket
+from ..wire.lean import signal, socket
 from ..wire.loop import READ, Loop
 from ..wire.messages import Configure, Execute, Restrict
 from ..wire.schema import message_of, read_object
@@ -116,8 +116,7 @@ class Supervisor:
             self._equip,
         )
         self._undo.connect(self._child_processes, self._requests, self._replacement)
-        self._has_environment = config.has_environment
-        self._session_env: dict[str, str] = {}
+        self._config = config
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._full = False  # the daemon does not take events
         self._unfit = ""  # the reason when the interpreter that just ended a run can't take another
@@ -212,7 +211,7 @@ class Supervisor:
     def _process_environment(self, own: dict[str, str]) -> dict[str, str]:
         from ..processes.environment import process_environment
 
-        return process_environment(own, self._session_env, has_environment=self._has_environment)
+        return process_environment(own, self._config.variables, has_environment=self._config.has_environment)
 
     # -- frames of the daemon ------------------------------------------------------------------------------------
 
@@ -265,7 +264,6 @@ class Supervisor:
 
     def _start_child_processes(self) -> None:
         self._child_processes.start()
-        self._post_environment()
         self._equip()
 
     def _equip(self) -> None:
@@ -315,13 +313,19 @@ class Supervisor:
         if request.settings + request.env > len(body):
             raise FrameError(f"rules of {request.settings} bytes in a body of {len(body)}")
         self._hold_to(body[: request.settings])
+        prelude = body[request.settings + request.env :].decode("utf-8", "replace")
         if env := body[request.settings : request.settings + request.env]:
-            from ..processes.environment import read_variables
+            from ..processes.environment import check_time_zone, read_variables
 
-            self._session_env = read_variables(env)
-        self._prelude.configure(request.op, body[request.settings + request.env :].decode("utf-8", "replace"))
+            variables = read_variables(env)
+            if problem := check_time_zone(variables):
+                self._channel.fail(request.op, "variable_refused", problem)
+                return
+            self._prelude.configure_booted(request.op, prelude)
+            self._child_processes.set_variables(variables)
+        else:
+            self._prelude.configure(request.op, prelude)
         self._post_settings()  # behind the answer; the prelude's code comes later, when it was checked
-        self._post_environment()
         self._child_processes.serve_session()
 
     def _hold_to(self, settings: bytes) -> None:
@@ -369,12 +373,11 @@ class Supervisor:
                 raise FrameError(f"a message {message.kind!r} is not for the supervisor")
 
     def _replace_interpreter(self, status: Optional[int], why: str = "") -> None:
+        if self._prelude.refuse_variables(self._config.variables):
+            self._child_processes.set_variables({})
+            return
         self._replacement.replace(status, why)
         self._next_job()
-
-    def _post_environment(self) -> None:
-        if self._session_env and self._child_processes.started:
-            self._child_processes.post(link_messages.SetEnvironment(), dumps(self._session_env))
 
     def _post_settings(self) -> None:
         if self._child_processes.started:

@@ -134,10 +134,6 @@ class Verdict(LinkMessage, kind="verdict"):
 # Supervisor to interpreter
 
 
-class SetEnvironment(LinkMessage, kind="environment"):
-    """Body: an object of environment variables."""
-
-
 class SetMemory(LinkMessage, kind="memory"):
     """The sandbox has another memory than when this process was made; before any program has run."""
 

@@ -39,5 +39,8 @@ with open(archive, "rb") as file:
 """
 
 
+INTERPRETER_BOOT = f"{import_program(repr(GUEST_PATH))}from executor_guest.main import interpret; interpret()"
+"""The program of an interpreter that is not a fork of its supervisor."""
+
 GUEST_BOOT = f"{import_program(repr(GUEST_PATH))}from executor_guest.main import boot; boot()"
 """The program for `python -c`, in a sandbox that is there. Running the archive would import runpy: 4 ms."""

@@ -42,6 +42,7 @@ class StartProcess(Message, kind=Kind.START_PROCESS):
     timeout_s: Optional[float] = number(0.001, default=None)
     output_bytes: int = integer(1)
     granted: int = integer()
+    prefers_bash: bool = boolean(default=False)
 
 
 class WriteProcess(Message, kind=Kind.WRITE_PROCESS):

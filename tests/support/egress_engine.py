@@ -222,8 +222,10 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.write_eof()
 
 
-def client_hello(server_name: str | None, *, versions: tuple[ssl.TLSVersion, ssl.TLSVersion] | None = None) -> bytes:
-    """The ClientHello of Python's own TLS."""
+def client_hello(
+    server_name: str | None, *, versions: tuple[ssl.TLSVersion, ssl.TLSVersion] | None = None, curve: str = ""
+) -> bytes:
+    """The ClientHello of Python's own TLS; with a curve, the only one for which it has a key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if versions is not None:
@@ -231,6 +233,8 @@ def client_hello(server_name: str | None, *, versions: tuple[ssl.TLSVersion, ssl
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # old versions are what is tried
             context.minimum_version, context.maximum_version = versions
+    if curve:
+        context.set_ecdh_curve(curve)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(incoming, outgoing, server_hostname=server_name)
     with contextlib.suppress(ssl.SSLWantReadError):

@@ -5,33 +5,52 @@ name of the ClientHello. So the first bytes are held until they name the host of
 OpenSSL itself: an own parser would read some other one than servers do. (Requests without TLS, on port 80, are not
 spliced at all: forward.py reads and writes them.)
 
+A server of TLS 1.3 may answer the first ClientHello with a HelloRetryRequest, and then serves the name of the second
+one. So the client's records are read on until the server has sent its ServerHello, and each ClientHello among them is
+held until it was checked, whatever stands between them. Messages are put together here and not left to OpenSSL: a
+client may cut one into many records, or put two into one.
+
 What this can't check: the requests inside of TLS (their Host may differ where the server allows it; rules with
-secrets, methods or paths terminate TLS for that), the inner name of an encrypted ClientHello, and a second ClientHello
-after a HelloRetryRequest.
+secrets, methods or paths terminate TLS for that), a renegotiation of TLS 1.2, which is inside too, and the inner name
+of an encrypted ClientHello.
 """
 
 from __future__ import annotations
 
 import ssl
 import sys
-from typing import Any, Optional, Protocol
+from typing import Any, Iterator, Optional, Protocol, Tuple
 
 from . import reasons
 from .names import BadName, Target, canonical_host
 from .protocols import Limits
 from .refusals import Refusal, shown
 
-_HANDSHAKE_RECORD = b"\x16"
 HTTPS_PORT = 443
+# TLS records: their types, and the most that one may hold.
+_HANDSHAKE, _RECORD_TYPES = 22, (20, 21, 22, 23)  # besides: change of cipher, alert, application data
+_RECORD_HEAD_BYTES = 5
+_RECORD_BYTES = 2**14
+_ENCRYPTED_BYTES = _RECORD_BYTES + 2048
+# Messages of the handshake: type and length, and in a ServerHello the version and the random.
+_MESSAGE_HEAD_BYTES = 4
+_CLIENT_HELLO, _SERVER_HELLO = 1, 2
+_RANDOM = slice(6, 38)
+# RFC 8446, section 4.1.3: SHA-256 of "HelloRetryRequest".
+_RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
 
 
 class FirstBytes(Protocol):
-    """Reads the first bytes of a client. Does no I/O."""
+    """Reads the first bytes of both sides. Does no I/O."""
 
     required: bool  # the client speaks first, and soon
+    done: bool  # nothing that follows is of interest
 
     def feed(self, data: bytes) -> bool:
         """True: all that was fed may pass. False: more is needed to decide. Raises Refusal."""
+
+    def feed_answer(self, data: bytes) -> None:
+        """Takes bytes of the server, before they pass."""
 
 
 def check_for(target: Target, limits: Limits) -> FirstBytes:
@@ -39,48 +58,77 @@ def check_for(target: Target, limits: Limits) -> FirstBytes:
 
 
 class ServerName:
-    """The ClientHello's server name is the name of the CONNECT, and TLS 1.2 or newer is offered."""
+    """Each ClientHello's server name is the name of the CONNECT, and TLS 1.2 or newer is offered."""
 
     def __init__(self, target: Target, limit_bytes: int, *, required: bool) -> None:
         self.required = required
+        self.done = False
         self._target = target
-        self._left = limit_bytes
-        self._hello: Optional[_Hello] = None
+        self._limit_bytes = limit_bytes
+        self._records: Optional[_Records] = None
+        self._answer = _Answer()
+        self._message = b""  # the beginning of a ClientHello, or nothing
+        self._held_bytes = 0
+        self._was_checked = False  # the first one
 
     def feed(self, data: bytes) -> bool:
-        if self._hello is None:
-            if not data.startswith(_HANDSHAKE_RECORD):
+        if self._records is None:
+            if data[0] != _HANDSHAKE:
                 if not self.required:
+                    self.done = True
                     return True
                 raise Refusal(reasons.SERVER_NAME, f"{self._target} expects TLS, and the client sent something else")
-            self._hello = _Hello()
-        self._left -= len(data)
+            self._records = _Records()
         try:
-            complete = self._hello.feed(data)
+            for kind, piece in self._records.feed(data):
+                if kind == _HANDSHAKE:
+                    self._message += piece
+                    self._take_messages()
+                elif not self._was_checked:
+                    raise _Unreadable(reasons.SERVER_NAME, "its ClientHello can't be read")
         except _Unreadable as error:
             raise self._refused(error.reason, error.clause) from error
-        if complete:
-            self._compare(self._hello.server_name)
-        elif self._left <= 0:
+        if self._was_checked and not self._message:
+            self._held_bytes = 0
+            return True
+        self._held_bytes += len(data)
+        if self._held_bytes >= self._limit_bytes:
             raise self._refused(reasons.SERVER_NAME, "its ClientHello is larger than the proxy reads")
-        return complete
+        return False
 
-    def _compare(self, server_name: Optional[str]) -> None:
-        if server_name is None:
+    def feed_answer(self, data: bytes) -> None:
+        if self._was_checked and not self.done:  # earlier bytes answer no ClientHello
+            self.done = self._answer.feed(data)
+
+    def _take_messages(self) -> None:
+        while len(self._message) >= _MESSAGE_HEAD_BYTES:
+            size = _MESSAGE_HEAD_BYTES + int.from_bytes(self._message[1:_MESSAGE_HEAD_BYTES], "big")
+            if self._message[0] != _CLIENT_HELLO:
+                raise _Unreadable(reasons.SERVER_NAME, "its ClientHello can't be read")
+            if len(self._message) < size:
+                return
+            self._check(_Hello(self._message[:size]))
+            self._message = self._message[size:]
+            self._was_checked = True
+
+    def _check(self, hello: _Hello) -> None:
+        if hello.refusal:
+            raise self._refused(*hello.refusal, parting=hello.answer())
+        name = hello.server_name
+        if name is None:
             if self._target.is_address:
                 return  # addresses are no server names
-            raise self._refused(reasons.SERVER_NAME, "its ClientHello has no server name")
+            raise self._refused(reasons.SERVER_NAME, "its ClientHello has no server name", parting=hello.answer())
         try:
-            same = canonical_host(server_name) == self._target.host
+            same = canonical_host(name) == self._target.host
         except BadName:
             same = False
         if not same:
-            raise self._refused(reasons.SERVER_NAME, f"its ClientHello names {shown(server_name)} instead")
+            clause = f"its ClientHello names {shown(name)} instead"
+            raise self._refused(reasons.SERVER_NAME, clause, parting=hello.answer())
 
-    def _refused(self, reason: str, clause: str) -> Refusal:
-        assert self._hello is not None
-        message = f"the connection to {self._target} was closed: {clause}"
-        return Refusal(reason, message, parting=self._hello.answer())
+    def _refused(self, reason: str, clause: str, parting: bytes = b"") -> Refusal:
+        return Refusal(reason, f"the connection to {self._target} was closed: {clause}", parting=parting)
 
 
 class _Unreadable(Exception):
@@ -98,40 +146,98 @@ class _Server(ssl.SSLObject):
 
 
 class _Hello:
-    """A server's side of a TLS handshake, which is given up as soon as it has read a ClientHello."""
+    """A server's side of a TLS handshake, which is given one ClientHello and given up then."""
 
-    def __init__(self) -> None:
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        server = _CONTEXT.wrap_bio(self._incoming, self._outgoing, server_side=True)
+    def __init__(self, message: bytes) -> None:
+        self.refusal: Optional[Tuple[str, str]] = None  # a reason and a clause
+        incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        for start in range(0, len(message), _RECORD_BYTES):
+            piece = message[start : start + _RECORD_BYTES]
+            incoming.write(b"\x16\x03\x01" + len(piece).to_bytes(2, "big") + piece)
+        incoming.write_eof()
+        server = _CONTEXT.wrap_bio(incoming, self._outgoing, server_side=True)
         assert isinstance(server, _Server)
-        self._server = server
-
-    @property
-    def server_name(self) -> Optional[str]:
-        return self._server.server_name
-
-    def feed(self, data: bytes) -> bool:
-        """True once the ClientHello is complete. Raises _Unreadable."""
-        self._incoming.write(data)
         hook, sys.unraisablehook = sys.unraisablehook, _ignore_names_that_are_not_ascii
         try:
-            self._server.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
+            server.do_handshake()
         except ssl.SSLError as error:
             # The callback ends each handshake that gets as far, so this is also how success looks.
-            if self._server.asked:
-                return True
             if error.reason in _OLD_TLS:
-                raise _Unreadable(reasons.OLD_TLS, "it offers no TLS from version 1.2 on") from error
-            raise _Unreadable(reasons.SERVER_NAME, "its ClientHello can't be read") from error
+                self.refusal = reasons.OLD_TLS, "it offers no TLS from version 1.2 on"
+            elif not server.asked:
+                self.refusal = reasons.SERVER_NAME, "its ClientHello can't be read"
         finally:
             sys.unraisablehook = hook
-        raise AssertionError("a handshake without a certificate ended well")
+        self.server_name = server.server_name
 
     def answer(self) -> bytes:
         """The alert that OpenSSL has for the client; it makes an error with a name of what would be a bare end."""
         return self._outgoing.read()
+
+
+class _Records:
+    """Cuts a stream into what its TLS records hold, and keeps nothing of it."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._kind = self._left = 0
+
+    def feed(self, data: bytes) -> Iterator[Tuple[int, bytes]]:
+        """Yields types and pieces of content. Raises _Unreadable."""
+        at = 0
+        while at < len(data):
+            if not self._left:
+                head = data[at : at + _RECORD_HEAD_BYTES - len(self._head)]
+                self._head += head
+                at += len(head)
+                if len(self._head) < _RECORD_HEAD_BYTES:
+                    return
+                self._kind, major, _, *length = self._head
+                self._left, self._head = int.from_bytes(length, "big"), b""
+                if self._kind not in _RECORD_TYPES or major != 3 or self._left > _ENCRYPTED_BYTES:
+                    raise _Unreadable(reasons.SERVER_NAME, "it sends something else than TLS")
+            piece = data[at : at + self._left]
+            at += len(piece)
+            self._left -= len(piece)
+            if piece:
+                yield self._kind, piece
+
+
+class _Answer:
+    """Finds the server's ServerHello."""
+
+    def __init__(self) -> None:
+        self._records = _Records()
+        self._message = b""  # the beginning of one
+        self._skipped = 0  # bytes of a message that are of no interest
+
+    def feed(self, data: bytes) -> bool:
+        """True once the server has sent its ServerHello, so that it takes no further ClientHello."""
+        try:
+            for kind, piece in self._records.feed(data):
+                if kind == _HANDSHAKE and self._has_hello(piece):
+                    return True
+        except _Unreadable:  # it does not speak TLS
+            return True
+        return False
+
+    def _has_hello(self, piece: bytes) -> bool:
+        while piece:
+            if self._skipped:
+                skipped = min(self._skipped, len(piece))
+                self._skipped -= skipped
+                piece = piece[skipped:]
+                continue
+            taken = piece[: _RANDOM.stop - len(self._message)]
+            self._message += taken
+            piece = piece[len(taken) :]
+            if len(self._message) < _RANDOM.stop:
+                continue
+            if self._message[0] != _SERVER_HELLO or self._message[_RANDOM] != _RETRY:
+                return True
+            size = _MESSAGE_HEAD_BYTES + int.from_bytes(self._message[1:_MESSAGE_HEAD_BYTES], "big")
+            self._skipped, self._message = size - len(self._message), b""
+        return False
 
 
 _OLD_TLS = {"UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "WRONG_SSL_VERSION"}

@@ -50,7 +50,7 @@ class Splice:
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._up = _Pump(self, client, upstream, meter, meter.send_room, meter.count_sent)
         self._down = _Pump(self, upstream, client, meter, meter.receive_room, meter.count_received)
-        self._up.first_bytes = first_bytes
+        self._up.first_bytes = self._down.answers = first_bytes
         self._over = False
         self._head_timer: Optional[asyncio.TimerHandle] = None
         self._half_closed_timer: Optional[asyncio.TimerHandle] = None
@@ -101,6 +101,7 @@ class Splice:
     def passed_first_bytes(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
+            self._head_timer = None
 
     def side_ended(self) -> None:
         if self._done.done():
@@ -125,8 +126,9 @@ class _Pump:
     """One direction. At any time it waits for its source or for its sink, or it has ended."""
 
     __slots__ = (
-        "_count", "_held_bytes", "_loop", "_meter", "_pending", "_reading", "_room", "_sink", "_sink_fd", "_source",
-        "_source_ended", "_source_fd", "_splice", "_writing", "ended", "first_bytes", "moved",
+        "_count", "_held_bytes", "_is_undecided", "_loop", "_meter", "_pending", "_reading", "_room", "_sink",
+        "_sink_fd", "_source", "_source_ended", "_source_fd", "_splice", "_writing", "answers", "ended", "first_bytes",
+        "moved",
     )  # fmt: skip
 
     def __init__(
@@ -148,7 +150,9 @@ class _Pump:
         self._loop = asyncio.get_running_loop()
         self._pending = b""  # read, and not yet taken by the sink
         self._reading = self._writing = self._source_ended = False
-        self.first_bytes: Optional[FirstBytes] = None
+        self._is_undecided = False  # the pending bytes wait for the rest of a ClientHello
+        self.first_bytes: Optional[FirstBytes] = None  # reads what the client sends
+        self.answers: Optional[FirstBytes] = None  # reads what the server sends
         self.moved = 0
         self.ended = False
 
@@ -168,11 +172,11 @@ class _Pump:
         if self._splice.over:
             return
         if self._source_ended and self.first_bytes is not None:
-            # It ended before it said what for: what it sent of that is dropped.
-            self.first_bytes = None
-            self._keep(b"")
+            if self._is_undecided:  # it ended before it said what for: what it sent of that is dropped
+                self._keep(b"")
+            self.first_bytes, self._is_undecided = None, False
             self._splice.passed_first_bytes()
-        holds_back = self.first_bytes is None and bool(self._pending)
+        holds_back = bool(self._pending) and not self._is_undecided
         self._write(holds_back)
         self._read(not holds_back and not self._source_ended)
         if self._source_ended and not holds_back and not self.ended:
@@ -185,7 +189,7 @@ class _Pump:
                 self._read(False)
                 self._meter.call_when_open(self._go_on)
                 return
-            if _Held.bytes > self._held_bytes:
+            if _Held.bytes > self._held_bytes or self.first_bytes is not None:
                 size = min(size, _SMALL_CHUNK_BYTES)
             count = self._source.recv_into(_BUFFER, size)
         except Ended as ended:
@@ -207,17 +211,23 @@ class _Pump:
     def _take(self, data: memoryview) -> None:
         self.moved += len(data)
         self._count(len(data))
+        if self.answers is not None:
+            self.answers.feed_answer(bytes(data))
+            if self.answers.done:
+                self.answers = None
         if self.first_bytes is not None:
             self._keep(self._pending + data)
             try:
-                if not self.first_bytes.feed(bytes(data)):
-                    self._splice.expect_first_bytes()
-                    return
+                self._is_undecided = not (self.first_bytes.done or self.first_bytes.feed(bytes(data)))
             except Refusal as refusal:
                 self._splice.end(refusal)
                 return
-            self.first_bytes = None
+            if self._is_undecided:
+                self._splice.expect_first_bytes()
+                return
             self._splice.passed_first_bytes()
+            if self.first_bytes.done:
+                self.first_bytes = None
             data = memoryview(self._pending)
             self._keep(b"")
         self._send(data)

@@ -207,6 +207,35 @@ async def test_tls_goes_through_when_its_server_name_is_the_connects(tmp_path: P
         assert running.recorder.denials == []
 
 
+async def test_a_server_that_asks_for_another_clienthello_gets_none_for_another_name(tmp_path: Path) -> None:
+    """The client has no key for the server's only curve, so OpenSSL asks it to try again."""
+    server, client = _contexts(tmp_path)
+    server.set_ecdh_curve("secp384r1")
+    asked: list[str | None] = []
+    server.sni_callback = lambda _, name, __: asked.append(name)
+    connector = PortConnector()
+    async with engine(connector=connector) as running:
+        connector.ports[443] = await running.start_server(echo, server)
+        running.allow("localhost:443")
+        reader, writer = await running.tunnel("localhost:443")
+        async with asyncio.timeout(SOON_S):
+            await writer.start_tls(client, server_hostname="localhost")
+        writer.write(b"secret words")
+        assert await _exactly(reader, 12) == b"secret words"
+        assert asked == ["localhost", "localhost"]
+
+        asked.clear()
+        reader, writer = await running.tunnel("localhost:443", client_hello("localhost"))
+        async with asyncio.timeout(SOON_S):
+            assert (await reader.readexactly(6))[5] == 2  # a ServerHello: the request to try again
+        writer.write(client_hello("other.example", curve="secp384r1"))
+        await _rest(reader)
+        assert (await running.recorder.last_closed())["reason"] == reasons.SERVER_NAME
+        (denial,) = running.recorder.denials
+        assert "names other.example instead" in denial["message"]
+        assert asked == ["localhost"]
+
+
 @pytest.mark.parametrize(
     ("first_bytes", "reason", "said"),
     [

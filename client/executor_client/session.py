@@ -148,9 +148,9 @@ class Session(SessionUndo):
 
         For the daemon it is an execution like any other: the policy holds, it is audited and counted, and the next
         execution sees what it changed. Here it leaves no trace: what it prints or displays is dropped, and it can call
-        no host tools. A value without an exact form is an `OpaqueValue`. `timeout_s` is its own limit of wall time, by
-        default 10 seconds or the session's `wall_time_s` if that is less; an expression that can be interrupted costs
-        the session nothing when its time is up.
+        no host tools. A value without an exact form is an `OpaqueValue`; a large one arrives whole, up to 128 MiB.
+        `timeout_s` is its own limit of wall time, by default 10 seconds or the session's `wall_time_s` if that is less;
+        an expression that can be interrupted costs the session nothing when its time is up.
 
         Raises EvaluationError, with the result, when the expression fails; also, at once, while this object runs an
         execution. Raises InvalidRequest for text that is no expression, and the errors of `execute`.

@@ -56,6 +56,7 @@ class OutputMode(enum.Enum):
 
     TRAILING_EXPRESSION = "trailing_expression"
     LAST_STATEMENT = "last_statement"
+    WHOLE_EXPRESSION = "whole_expression"  # a trailing expression; its value is never described
 
 
 @dataclass(frozen=True)

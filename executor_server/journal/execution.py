@@ -62,6 +62,7 @@ class ToolFailure:
 
     type: str
     message: str
+    arguments: bytes = b""  # packed, and passed on unread
 
 
 class ExecutionOwner(Protocol):

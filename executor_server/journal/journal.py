@@ -222,8 +222,9 @@ class Journal:
     def send_answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
         match answer:
             case ToolFailure():
-                failed = ToolResult(id=execution_id, call=call_id, ok=False, type=answer.type)
-                self._owner.send(failed, answer.message.encode())
+                size = len(answer.arguments) or None
+                failed = ToolResult(id=execution_id, call=call_id, ok=False, type=answer.type, arguments=size)
+                self._owner.send(failed, answer.message.encode() + answer.arguments)
             case BlobRef():
                 self._owner.send(ToolResult(id=execution_id, call=call_id, ok=True, blob=answer.blob_id), b"")
             case bytes():

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from executor_api.limits import (
     IDENTIFIER_CHARS_MAX,
     PIECE_BYTES,
+    TOOL_ERROR_ARGUMENTS_BYTES_MAX,
     TOOL_MODULES_MAX,
     TOOL_PARAMETERS_MAX,
     TOOLS_MAX,
@@ -67,11 +68,13 @@ def requested_limits_from(message: pb.Limits) -> RequestedLimits:
     return RequestedLimits(**{field.name: value for field, value in message.ListFields()})
 
 
-def output_mode_from(number: int) -> OutputMode:
+def output_mode_from(request: service_pb.ExecuteRequest) -> OutputMode:
+    if request.whole_output:
+        return OutputMode.WHOLE_EXPRESSION
     try:
-        return _OUTPUT_MODES[number]
+        return _OUTPUT_MODES[request.output_mode]
     except KeyError:
-        raise checks.invalid("output_mode", f"is {number}, which no mode has") from None
+        raise checks.invalid("output_mode", f"is {request.output_mode}, which no mode has") from None
 
 
 def is_tar(number: int) -> bool:
@@ -116,7 +119,9 @@ def answer_from(request: service_pb.SubmitToolResultRequest) -> Payload | ToolFa
             error_type = request.error.type[:IDENTIFIER_CHARS_MAX]
             if len(request.error.message.encode()) > PIECE_BYTES:
                 raise checks.invalid("error.message", f"is larger than {PIECE_BYTES:,} bytes")
-            return ToolFailure(type=error_type, message=request.error.message)
+            if len(request.error.arguments) > TOOL_ERROR_ARGUMENTS_BYTES_MAX:
+                raise checks.invalid("error.arguments", f"are more than {TOOL_ERROR_ARGUMENTS_BYTES_MAX:,} bytes")
+            return ToolFailure(error_type, request.error.message, request.error.arguments)
         case _:
             raise checks.invalid("answer", "is missing; it is a value or an error")
 

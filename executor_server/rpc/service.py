@@ -157,7 +157,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         execution = await session.execute(
             execution_id=checks.identifier(request.execution_id, "execution_id"),
             code=checks.source(request.code, "code"),
-            mode=from_wire.output_mode_from(request.output_mode),
+            mode=from_wire.output_mode_from(request),
             limits=from_wire.requested_limits_from(request.limits),
             savepoint=request.savepoint,
             branch=checks.branch(request.branch, savepoint=request.savepoint),

@@ -294,7 +294,7 @@ def facts_of(record: SessionRecord) -> SessionFacts:
 def _size_bytes(answer: Payload | ToolFailure) -> int:
     match answer:
         case ToolFailure():
-            return len(answer.message.encode())
+            return len(answer.message.encode()) + len(answer.arguments)
         case BlobRef():
             return answer.size_bytes
         case bytes():

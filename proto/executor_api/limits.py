@@ -15,6 +15,12 @@ PIECE_BYTES = 256 << 10
 """Bytes of the largest piece of a blob, a file or a state, and of the largest payload that is sent inline."""
 VALUE_BYTES_MAX = 128 * _MIB
 """Bytes of one packed value; the default of `ValueLimits.total_bytes`."""
+OUTPUT_VALUE_BYTES_MAX = 4 * _MIB
+"""Bytes of the packed value of a step. A larger one is described; `evaluate` and `get_variables` deliver it whole."""
+OUTPUT_NODES_MAX = 100_000
+"""Values in the value of a step, when they are not of one type of number or text."""
+OUTPUT_PIXELS_MAX = 4_000_000
+"""Pixels of the images in the value of a step, whose packing takes a second for ten million."""
 BLOB_BYTES_MAX = 256 * _MIB
 """Bytes of one payload that is sent as a blob, and of all blobs that a session has staged at one time."""
 
@@ -44,6 +50,8 @@ DRAWING_TIME_S = 10.0
 TOOL_CALLS_OPEN_MAX = 64
 TOOL_ARGUMENTS_BYTES_MAX = 256 * _MIB
 """Bytes of the arguments of all calls that are open at one time."""
+TOOL_ERROR_ARGUMENTS_BYTES_MAX = 64 << 10
+"""Bytes of the packed arguments of a tool's exception; without them it has its message as the only one."""
 EXECUTION_BLOBS_BYTES_MAX = IMAGES_BYTES_MAX + TOOL_ARGUMENTS_BYTES_MAX + VALUE_BYTES_MAX
 """Bytes that a client may have to hold for one execution; the last part is its output."""
 EXECUTION_BLOBS_OPEN_MAX = TOOL_CALLS_OPEN_MAX

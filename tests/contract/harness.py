@@ -163,11 +163,14 @@ class Running:
         code: str,
         *,
         last_statement: bool = False,
+        whole: bool = False,
         savepoint: bool = False,
         branch: bool = False,
         **limits: Any,
     ) -> Execution:
         mode = OutputMode.LAST_STATEMENT if last_statement else OutputMode.TRAILING_EXPRESSION
+        if whole:
+            mode = OutputMode.WHOLE_EXPRESSION
         asked = RequestedLimits(**limits)
         execution_id = f"execution-{next(self._names)}"
         return await session.execute(execution_id, code, mode, asked, savepoint=savepoint, branch=branch)

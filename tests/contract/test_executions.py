@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from executor_api.limits import OUTPUT_VALUE_BYTES_MAX
+from executor_api.values import OpaqueValue
 from executor_server.core.errors import InvalidRequest, ResourceExhausted
 from executor_server.core.model import Image, Log, OutputMode, Queued
 from executor_server.policy.requests import RequestedLimits
-from tests.contract.harness import Harness, follow
+from tests.contract.harness import MIB, Harness, follow
 from tests.contract.marks import promise
 
 
@@ -197,3 +199,55 @@ async def test_a_prelude_that_fails_fails_the_session(harness: Harness) -> None:
     with pytest.raises(InvalidRequest, match="division by zero"):
         await harness.session(prelude="1/0")
     assert await harness.session_ids() == []
+
+
+LARGE = {
+    "bytes": "value = bytes(200_000_000)",
+    "text": "value = 'é' * 20_000_000",
+    "numbers": "value = list(range(2_000_000))",
+    "dict": "value = dict.fromkeys(range(5_000_000))",
+    "texts": "value = [str(number) * 30 for number in range(100_000)]",
+}
+
+
+@promise("run-value")
+@pytest.mark.parametrize("code", LARGE.values(), ids=LARGE)
+async def test_a_large_value_is_described_in_the_output_and_whole_for_whoever_asks(harness: Harness, code: str) -> None:
+    session = await harness.session(memory_bytes=1024 * MIB)
+    run = await harness.run(session, code, last_statement=True)
+    assert run.outcome == "succeeded", run.message
+    assert isinstance(run.output, OpaqueValue)
+    assert str(OUTPUT_VALUE_BYTES_MAX) in run.output.repr and " of length " in run.output.repr
+    assert len(run.bytes_of(run.ended.output or b"")) < 10_000
+    whole = await harness.run(session, "value[:10] if type(value) is not dict else value[7]", whole=True)
+    assert not isinstance(whole.output, OpaqueValue)
+
+
+@promise("run-value")
+async def test_an_evaluation_has_the_whole_value(harness: Harness) -> None:
+    session = await harness.session()
+    whole = await harness.run(session, "bytes(20_000_000)", whole=True)
+    assert whole.output == bytes(20_000_000)
+    too_large = await harness.run(session, "bytes(140_000_000)", whole=True)
+    assert too_large.outcome == "exception" and "total_bytes" in too_large.message
+
+
+HOSTILE = {
+    "a repr that does not end": "def __repr__(self):\n        while True:\n            pass",
+    "a slow repr": "def __repr__(self):\n        import time\n        time.sleep(60)",
+    "a large repr": "def __repr__(self):\n        return 'x' * 400_000_000",
+    "a repr that exits": "def __repr__(self):\n        raise SystemExit",
+    "no class": "__class__ = property(lambda self: 1 / 0)",
+    "no attributes": "def __getattribute__(self, name):\n        raise MemoryError",
+}
+
+
+@promise("run-value")
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+async def test_the_code_of_a_value_fails_no_step(harness: Harness, body: str) -> None:
+    session = await harness.session()
+    run = await harness.run(session, f"class Odd:\n    {body}\nodd = Odd()", last_statement=True)
+    assert (run.outcome, run.state) == ("succeeded", "kept"), run.message
+    assert isinstance(run.output, OpaqueValue) and run.output.type_name == "__main__.Odd"
+    held = await harness.run(session, "[odd]")
+    assert held.outcome == "succeeded", held.message

@@ -326,6 +326,7 @@ class WireSession:
             execution_id=execution_id,
             code=code,
             output_mode=values.mode_to(mode),
+            whole_output=mode is OutputMode.WHOLE_EXPRESSION,
             limits=values.limits_to(vars(limits)),
             savepoint=savepoint,
             branch=branch,

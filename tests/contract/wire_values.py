@@ -91,6 +91,8 @@ def limits_to(values: dict[str, Any]) -> pb.Limits:
 
 
 def mode_to(mode: OutputMode) -> Any:
+    if mode is OutputMode.WHOLE_EXPRESSION:  # a field of its own says so
+        return pb.OUTPUT_MODE_UNSPECIFIED
     return pb.OutputMode.Value(f"OUTPUT_MODE_{mode.name}")
 
 

@@ -363,12 +363,12 @@ def test_a_hundred_megabytes_move_in_bounded_memory(lean_daemon: Daemon, kind: s
         moves: dict[str, Callable[[], Any]] = {
             "variable of the task": lambda: executor.send_variables({"value": sent}) or sent,
             "argument and result of a tool": lambda: executor("back = take(value)\nNone") and sent,
-            "output": lambda: executor("back").output,
+            "evaluation": lambda: executor.evaluate("back"),
             "variable": lambda: executor._lease.session().get_variables(["back"])["back"],
             "final answer": lambda: raw(agent.run("go")),
         }
         if kind != "array":  # one kind tries these paths
-            del moves["output"], moves["variable"]
+            del moves["evaluation"], moves["variable"]
         for name, move in moves.items():
             for _ in range(3):  # on a loaded machine, another thread may still hold what the move before has used
                 grown = growth_of(os.getpid(), lean_daemon.process.pid)

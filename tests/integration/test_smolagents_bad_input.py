@@ -75,8 +75,8 @@ class OddError(Exception):
     [
         (KeyError("who"), "due to: KeyError: 'who'"),
         (TimeoutError("too slow"), "due to: TimeoutError: too slow"),
-        (OddError(), "due to: ToolError: OddError: (the error has no text)"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why"), "due to: ToolError: UnicodeDecodeError: 'utf-8' codec"),
+        (OddError(), ".OddError: (the error has no text)"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why"), "due to: UnicodeDecodeError: 'utf-8' codec"),
         (ValueError("\ud800" * 20_000), "due to: ValueError: \\ud800"),
     ],
 )
@@ -125,17 +125,19 @@ def give_much() -> bytes:
     return bytes(GIB)
 
 
+_SEND_A_PART = "send a part of it, or write it to a file"
+
+
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("code", "expected", "advice"),
     [
-        ("give_much()", "TypeError: the tool's result cannot be sent to the sandbox: the value takes "),
-        ("echo(bytes(1 << 30))", "EncodeError: the value takes "),
-        ("bytes(1 << 30)", "EncodeError: the value takes "),
-        ("final_answer(bytes(1 << 30))", "EncodeError: the value takes "),
+        ("give_much()", "TypeError: the tool's result cannot be sent to the sandbox: the value takes ", _SEND_A_PART),
+        ("echo(bytes(1 << 30))", "EncodeError: the value takes ", _SEND_A_PART),
+        ("bytes(1 << 30)", "<bytes of length 1073741824: larger than ", "look at a part of it"),
+        ("final_answer(bytes(1 << 30))", "EncodeError: the value takes ", _SEND_A_PART),
     ],
 )
-def test_a_gigabyte_is_refused_in_little_memory(daemon: Daemon, code: str, expected: str) -> None:
-    advice = "send a part of it, or write it to a file"
+def test_a_gigabyte_is_refused_in_little_memory(daemon: Daemon, code: str, expected: str, advice: str) -> None:
     script = ("kept = echo(1)", code, Reply("", "final_answer(echo(kept))", [expected, advice]))
     with agent_on(daemon, *script, tools=[echo, give_much]) as agent:
         agent.python_executor("0")  # modules that are loaded at first use must not be counted

@@ -210,7 +210,9 @@ def evaluate(session: SessionInfo, expression: str, timeout_s: float | None, *, 
         timeout_s = min(EVALUATION_TIMEOUT_S, session.limits.wall_time_s or EVALUATION_TIMEOUT_S)
     # The parentheses allow for any indentation and line breaks, the newline for a comment at the end.
     code = f"({expression}\n)"
-    return execute(session.session_id, code, None, "trailing_expression", {"wall_time_s": timeout_s})
+    request = execute(session.session_id, code, None, "trailing_expression", {"wall_time_s": timeout_s})
+    request.whole_output = True
+    return request
 
 
 def value_of(result: ExecutionResult) -> Any:

@@ -7,15 +7,20 @@ The program in the sandbox is not trusted: it can call a registered tool with an
 
 from __future__ import annotations
 
+import builtins
 import contextvars
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
+from executor_api.limits import TOOL_ERROR_ARGUMENTS_BYTES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_api.values import DecodeError, EncodeError
+from executor_api.values import DecodeError, EncodeError, ValueLimits, encode
+from executor_api.values.objects import type_name_of
 from executor_client._core.assembler import ToolRequest
 from executor_client._core.limits import TOOL_ERROR_CHARS_MAX
 from executor_client._core.shared_arguments import Arguments
@@ -32,6 +37,8 @@ from executor_client.errors import (
 
 if TYPE_CHECKING:
     from executor_client._shipping import Dialect
+
+_PLAIN = (NoneType, bool, int, float, complex, str, bytes)
 
 HOST = "host"
 SANDBOX = "sandbox"
@@ -165,15 +172,38 @@ def succeeded(tool: Tool, value: object) -> Answer:
 
 
 def failed(error: Exception) -> Answer:
-    """Returns the answer to a call that raised."""
-    type_name = error.type_name if isinstance(error, ToolRefusal) else type(error).__name__
+    """Returns the answer to a call that raised: the nearest built-in class, its arguments, and the original's name."""
+    kind = type(error)
+    base = next(each for each in kind.__mro__ if getattr(builtins, each.__name__, None) is each)
+    type_name = error.type_name if isinstance(error, ToolRefusal) else base.__name__
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - a tool's own error class may fail at this too
         message = "(the error has no text)"
+    if base is not kind and not isinstance(error, ToolRefusal):
+        name = type_name_of(kind)
+        # No built-in class but Exception is near: the sandbox shows the name with the message.
+        type_name, message = (name, message) if base is Exception else (type_name, f"{name}: {message}")
     # A message may contain anything; the wire takes UTF-8 only.
     sendable = message[:TOOL_ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
-    return Answer(error=pb.ToolError(type=type_name, message=sendable))
+    return Answer(error=pb.ToolError(type=type_name, message=sendable, arguments=_packed_arguments(error)))
+
+
+def _packed_arguments(error: Exception) -> bytes:
+    """Returns the arguments that make such an exception, or nothing if they are large or no plain values."""
+    given = error.args
+    if isinstance(error, OSError) and error.filename is not None and len(given) == 2:
+        given = (*given, error.filename, None, error.filename2)
+    elif isinstance(error, UnicodeError) and len(given) == 5:
+        given = (given[0], given[1][: TOOL_ERROR_ARGUMENTS_BYTES_MAX // 8], *given[2:])
+    given = tuple(os.fspath(each) if isinstance(each, os.PathLike) else each for each in given)
+    flat = [part for each in given for part in (each if type(each) in (tuple, list) else (each,))]
+    if isinstance(error, ToolRefusal) or not all(type(each) in _PLAIN for each in flat):
+        return b""
+    try:
+        return encode(given, ValueLimits(total_bytes=TOOL_ERROR_ARGUMENTS_BYTES_MAX))
+    except EncodeError:
+        return b""
 
 
 def instead_of(answer: Answer, refusal: ExecutorClientError) -> Answer | None:

@@ -15,8 +15,9 @@ from ..wire.lean import dumps
 from ..wire.link_messages import NearLimit, Output, ProgramEnded, RunProgram
 from ..wire.messages import ErrorDetail
 from . import display
+from .bounds import clear_timers, within
 from .fitness import why_unfit
-from .host_tools import encode_in_parts
+from .host_tools import encode_description, encode_in_parts, encode_output
 from .process import give_headroom, hold_headroom
 
 TYPE_CHECKING = False
@@ -24,12 +25,18 @@ if TYPE_CHECKING:
     import types
     from typing import Any, Callable, Optional
 
+    from executor_api.values.packing import Parts
+
     from .host_tools import Inbox
     from .process import OwnProcess
     from .runtime import Runtime
     from .streams import Streams
 
 _CO_COROUTINE = 0x80
+# For the code of a step's value, which encoding runs: `__repr__`, properties.
+VALUE_TIME_S = 1.0
+VALUE_OPERATIONS = 10**7
+_PLAIN = (int, float, str, bool, bytes)  # without code of their own
 
 
 class Executions:
@@ -46,9 +53,11 @@ class Executions:
         self._send = send
         self._last_value = LastValue()
         self._output = b""
+        self._operations = 0
         self._in_agent_code = False
         self._loop: Any = None
-        self._encode = encode_in_parts  # captured: agent code may replace the name in its module
+        # Captured: agent code may replace the names in their module.
+        self._encode, self._encode_output, self._describe = encode_in_parts, encode_output, encode_description
 
     def on_interrupt(self, _signum: int, _frame: Any) -> None:
         """Handles SIGINT, by which the supervisor asks the program to stop."""
@@ -80,10 +89,11 @@ class Executions:
         self._enforcer.begin()
         display.begin()
         hold_headroom()
-        outcome, detail = self._run(code, program.filename, source, spans)
+        self._operations = 0
+        outcome, detail = self._run(code, program, source, spans)
         give_headroom()
         self._enforcer.end()
-        operations = self._meter.finish()
+        operations = self._operations + self._meter.finish()
         self._last_value = LastValue()
         error = dumps(detail.head()) if detail else b""
         output, self._output = self._output, b""
@@ -123,7 +133,7 @@ class Executions:
             return  # the program is at its own end; it must not meet ours
 
     def _run(
-        self, code: types.CodeType, filename: str, source: str, spans: list[list[int]]
+        self, code: types.CodeType, program: RunProgram, source: str, spans: list[list[int]]
     ) -> tuple[str, Optional[ErrorDetail]]:
         """Runs the code; sends its images and its value from within, where the deadline still holds."""
         try:
@@ -131,9 +141,11 @@ class Executions:
                 self._in_agent_code = True
                 try:
                     self._evaluate(code)
-                    self._send_output()
+                    clear_timers()
+                    self._send_output(program)
                 finally:
                     if self._process.is_here():
+                        clear_timers()
                         display.show_open_figures()
                 self._streams.flush()
             except FinalAnswerGiven:
@@ -143,10 +155,10 @@ class Executions:
         except BaseException as error:  # noqa: BLE001 (the border of agent code)
             self._process.end_forks(1)
             self._streams.settle()
-            return self._classify(error, filename, source, spans)
+            return self._classify(error, program.filename, source, spans)
         self._process.end_forks()
         swallowed = self._decisive()
-        return ("succeeded", None) if swallowed is None else self._classify(swallowed, filename, source, spans)
+        return ("succeeded", None) if swallowed is None else self._classify(swallowed, program.filename, source, spans)
 
     def _decisive(self) -> Optional[BaseException]:
         """Returns what ends the execution even when a thread, a finalizer or a library has swallowed it."""
@@ -163,16 +175,44 @@ class Executions:
                 asyncio.set_event_loop(self._loop)
             self._loop.run_until_complete(result)
 
-    def _send_output(self) -> None:
+    def _send_output(self, program: RunProgram) -> None:
         """Encodes the value of the program; a small one goes with the end, a large one now."""
         value = self._last_value.value
-        if value is None:
+        if value is None or self._decisive() is not None:
             return
-        parts = self._encode(value)
+        parts = self._encode(value) if program.whole_output else self._encoded(value, program)
         if len(parts) == 1 and len(parts[0]) <= link.INLINE_BYTES // 2:
             self._output = bytes(parts[0])
         else:
             self._send(Output(), parts)
+
+    def _encoded(self, value: object, program: RunProgram) -> Parts:
+        """Encodes the value of a step, or what stands for it: nothing of the value's own makes the step fail."""
+        attempts: list[Callable[[], Parts]] = [
+            lambda: self._encode_output(value),
+            lambda: self._describe(value, failure, shown=True),
+            lambda: self._describe(value, failure, shown=False),
+        ]
+        failure: BaseException
+        for attempt in attempts:
+            try:
+                if type(value) in _PLAIN:
+                    return attempt()
+                self._set_budget(program, VALUE_OPERATIONS)
+                try:
+                    return within(VALUE_TIME_S, attempt)  # type: ignore[no-any-return]
+                finally:
+                    self._set_budget(program, program.operations)
+            except (ExecutionInterrupted, FinalAnswerGiven, Refusal):
+                raise
+            except BaseException as error:  # noqa: BLE001 (the value's own code)
+                failure = error
+        raise failure
+
+    def _set_budget(self, program: RunProgram, operations: int) -> None:
+        """Sets the operations for what comes next, at most those that the program has left."""
+        self._operations += self._meter.finish()
+        self._meter.start(min(operations, program.operations - self._operations))
 
     def _classify(
         self, error: BaseException, filename: str, source: str, spans: list[list[int]]

@@ -14,9 +14,10 @@ import types
 from _thread import allocate_lock, get_ident
 from collections import deque
 
-from executor_api.limits import BLOB_BYTES_MAX
+from executor_api.limits import BLOB_BYTES_MAX, OUTPUT_NODES_MAX, OUTPUT_PIXELS_MAX, OUTPUT_VALUE_BYTES_MAX
 
 from ..checks.control import ControlException, ExecutionInterrupted, FinalAnswerGiven
+from ..checks.failures import text_of
 from ..wire import link
 from ..wire.link_messages import CalledTool, ImageReply, LinkMessage, ShownImage, ToolReply, message_of
 
@@ -261,22 +262,43 @@ class ToolBox:
             raise FinalAnswerGiven
         if reply.ok:
             return decode_value(body)
-        raise _tool_exception(name, reply.type, body.decode("utf-8", "replace"))
+        end = len(body) - reply.arguments
+        raise _tool_exception(reply.type, body[:end].decode("utf-8", "replace"), body[end:])
 
 
-def _tool_exception(name: str, type_name: str, message: str) -> Exception:
-    """Returns the host's exception, of the same builtin type where there is one, so that agent code can catch it."""
+def _tool_exception(type_name: str, message: str, packed: bytes) -> Exception:
+    """Returns the host's exception, of the builtin type that is nearest to its own, so that agent code can catch it."""
     import builtins
 
     known = getattr(builtins, type_name, None)
-    if known is KeyError and len(message) > 1 and message[0] == message[-1] in "'\"":
-        message = message[1:-1]  # the text of a KeyError is the repr of its key
-    if isinstance(known, type) and issubclass(known, Exception):
+    if not (isinstance(known, type) and issubclass(known, Exception)):
+        return ToolError(f"{type_name}: {message}" if type_name else message)
+    arguments = (message,)
+    if packed:
+        arguments = decode_value(packed)
+    elif known is KeyError and len(message) > 1 and message[0] == message[-1] in "'\"":
+        arguments = (message[1:-1],)  # the text of a KeyError is the repr of its key
+    attempts: list[tuple[type[Exception], Any]] = [(known, arguments)]
+    attempts += [(base, (message,)) for base in known.__mro__]
+    for kind, given in attempts:
+        if kind is Exception and known is not Exception:
+            break
         try:
-            return known(message)
-        except TypeError:
-            pass  # a type that takes more than a message, as UnicodeDecodeError does
-    return ToolError(f"{type_name}: {message}" if type_name else message)
+            error = kind(*given)
+            return error if str(error) == message or not packed else _renamed(kind, message)(*given)
+        except (TypeError, ValueError):
+            continue  # a type that takes more than a message, as UnicodeDecodeError does
+    return ToolError(f"{type_name}: {message}")
+
+
+def _renamed(kind: type[Exception], message: str) -> type[Exception]:
+    """Returns a subclass whose text is the message, which names the class of the original."""
+
+    def as_base(self: Exception) -> tuple[Any, ...]:
+        return kind, self.args
+
+    names = {"__module__": "builtins", "__str__": lambda self: message, "__reduce__": as_base}
+    return type(kind.__name__, (kind,), names)
 
 
 def packed_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, final: bool) -> bytes:
@@ -320,6 +342,7 @@ def _refuse_code(value: object) -> None:
 
 
 _MAX_SHOWN_NAME_CHARS = 100
+_MAX_REASON_CHARS = 1000
 _CODE: tuple[tuple[tuple[type, ...], str], ...] = (
     ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial), "the function"),
     ((type,), "the class"),
@@ -340,6 +363,41 @@ def encode_in_parts(value: object) -> Parts:
     from executor_api.values import encode_in_parts as encoded
 
     return encoded(value, passing=(ControlException,))
+
+
+def encode_output(value: object) -> Parts:
+    """Encodes the value of a step. Raises EncodeError for a large one, before it is copied."""
+    from executor_api.values import ValueLimits
+    from executor_api.values import encode_in_parts as encoded
+
+    sizes = {"nodes": OUTPUT_NODES_MAX, "total_bytes": OUTPUT_VALUE_BYTES_MAX, "image_pixels": OUTPUT_PIXELS_MAX}
+    return encoded(value, ValueLimits(**sizes), passing=(ControlException,))
+
+
+def encode_description(value: object, why: BaseException, *, shown: bool) -> Parts:
+    """Encodes what stands for a value that was not sent: its type and the reason; its size and text if `shown`."""
+    from executor_api.values import EncodeError, OpaqueValue
+    from executor_api.values.objects import bounded_repr, type_name_of
+
+    name, text = type_name_of(type(value)), ""
+    reason = f"it can't be sent: {type(why).__name__}: {text_of(why)}"[:_MAX_REASON_CHARS]
+    if isinstance(why, EncodeError):
+        reason = (
+            f"larger than the {OUTPUT_VALUE_BYTES_MAX} bytes of a step's value, so only a part of its text is here: "
+            "look at a part of it, or get all of it by evaluate() or get_variables()"
+        )
+    if shown:
+        name = f"{name}{_size_of(value)}"
+        text = "\n" + bounded_repr(value, _MAX_REASON_CHARS, passing=(ControlException,))
+    return encode_in_parts(OpaqueValue(type_name_of(type(value)), f"<{name}: {reason}>{text}"))
+
+
+def _size_of(value: Any) -> str:
+    try:
+        shape = getattr(value, "shape", None)
+        return f" of shape {tuple(map(int, shape))}" if isinstance(shape, tuple) else f" of length {len(value)}"
+    except Exception:  # noqa: BLE001 (the value's own code)
+        return ""
 
 
 def decode_value(packed: Union[bytes, memoryview]) -> Any:

@@ -42,6 +42,10 @@ _MAX_OPERATIONS_PER_S = 2 * 10**8
 _CPU_ERROR_S = 0.05
 
 
+WHOLE_EXPRESSION = "whole_expression"
+"""The mode of an execution whose output is its whole value, or else an error."""
+
+
 class Phase:
     CHECKING = "checking"
     RUNNING = "running"
@@ -294,6 +298,7 @@ class Budget:
             operations_mark=run.mark_of("operations"),
             session_mark=run.mark_of("session_operations"),
             session_operations=self.of_session if left < asked else None,
+            whole_output=run.settings.mode == WHOLE_EXPRESSION,
         )
 
     def settle(self, run: Run) -> None:

@@ -61,7 +61,8 @@ class ToolCalls:
             return
         call = run.calls.pop(result.call)
         if not result.ok:
-            reply = ToolReply(call=call.waiting_id, ok=False, type=result.type or "")
+            size = result.arguments or 0
+            reply = ToolReply(call=call.waiting_id, ok=False, type=result.type or "", arguments=size)
         elif result.blob is not None and fd is None:
             reply, body = _refusal(call), b"the tool's answer did not arrive whole"
         else:

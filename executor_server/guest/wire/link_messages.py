@@ -11,7 +11,7 @@ the state of the receiver is made by the receiver.
 
 from __future__ import annotations
 
-from executor_api.limits import TOOL_MODULES_MAX, TOOL_PARAMETERS_MAX, TOOLS_MAX
+from executor_api.limits import TOOL_ERROR_ARGUMENTS_BYTES_MAX, TOOL_MODULES_MAX, TOOL_PARAMETERS_MAX, TOOLS_MAX
 
 from .frames import MAX_BODY_BYTES, FrameError
 from .messages import IMAGE_SOURCES, IMAGE_TYPES, MAX_IMPORT_CHARS, MAX_IMPORTS, MAX_NAME_CHARS, ErrorDetail
@@ -179,6 +179,7 @@ class RunProgram(LinkMessage, kind="run"):
     operations_mark: Optional[int] = integer(default=None)
     session_mark: Optional[int] = integer(default=None)
     session_operations: Optional[int] = integer(default=None)  # when these leave less than the run asked for
+    whole_output: bool = boolean(default=False)
 
 
 class Variable(LinkMessage, kind="variable"):
@@ -249,11 +250,12 @@ class RestoreFiles(LinkMessage, kind="restore_files"):
 
 
 class ToolReply(LinkMessage, kind="reply"):
-    """Payload: the message of an exception of this type or, when `ok`, the packed value."""
+    """Payload: the message of an exception of this type, and its packed arguments; when `ok`, the packed value."""
 
     call: str = text(_CALL_CHARS)
     ok: bool = boolean()
     type: str = text(256, default="")
+    arguments: int = integer(0, TOOL_ERROR_ARGUMENTS_BYTES_MAX, default=0)  # bytes of them
     final: bool = boolean(default=False)
 
 

@@ -16,6 +16,7 @@ from executor_api.limits import (
     BLOB_BYTES_MAX,
     IDENTIFIER_CHARS_MAX,
     SAVEPOINTS_MAX,
+    TOOL_ERROR_ARGUMENTS_BYTES_MAX,
     TOOL_MODULES_MAX,
     TOOL_PARAMETERS_MAX,
     VARIABLES_MAX,
@@ -174,13 +175,14 @@ class Note(Message, kind=Kind.NOTE):
 
 
 class ToolResult(Message, kind=Kind.TOOL_RESULT):
-    """Body: the message of an exception of this type or, when `ok`, the value, unless a blob has it."""
+    """Body: the message of an exception of this type, and its arguments; when `ok`, the value, unless a blob has it."""
 
     id: str = text(_ID_CHARS)
     call: str = text(_ID_CHARS)
     ok: bool = boolean()
     type: Optional[str] = text(256, default=None)
     blob: Optional[str] = text(_ID_CHARS, default=None)
+    arguments: Optional[int] = integer(0, TOOL_ERROR_ARGUMENTS_BYTES_MAX, default=None)  # bytes of them
 
 
 class RegisterTools(Message, kind=Kind.REGISTER_TOOLS):

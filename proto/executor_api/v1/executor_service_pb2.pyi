@@ -183,7 +183,7 @@ class AuthorizeImportsResponse(_message.Message):
     def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("session_id", "execution_id", "code", "output_mode", "limits", "savepoint", "branch")
+    __slots__ = ("session_id", "execution_id", "code", "output_mode", "limits", "savepoint", "branch", "whole_output")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,7 @@ class ExecuteRequest(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     execution_id: str
     code: str
@@ -198,7 +199,8 @@ class ExecuteRequest(_message.Message):
     limits: _types_pb2.Limits
     savepoint: bool
     branch: bool
-    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., code: _Optional[str] = ..., output_mode: _Optional[_Union[_types_pb2.OutputMode, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., savepoint: bool = ..., branch: bool = ...) -> None: ...
+    whole_output: bool
+    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., code: _Optional[str] = ..., output_mode: _Optional[_Union[_types_pb2.OutputMode, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., savepoint: bool = ..., branch: bool = ..., whole_output: bool = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("event",)
@@ -235,12 +237,14 @@ class CancelExecutionResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ToolError(_message.Message):
-    __slots__ = ("type", "message")
+    __slots__ = ("type", "message", "arguments")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     type: str
     message: str
-    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    arguments: bytes
+    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., arguments: _Optional[bytes] = ...) -> None: ...
 
 class SubmitToolResultRequest(_message.Message):
     __slots__ = ("session_id", "execution_id", "call_id", "value", "error")

@@ -56,6 +56,7 @@ def _lower_array(np: Any, array: Any, writer: Writer) -> Lowered | None:
     if array.ndim > MAX_DIMENSIONS:
         return None
     shape = list(array.shape)
+    writer.expect_bytes(array.size if array.dtype.hasobject else array.nbytes)
     if not _is_shown(np, array):
         return None
     if array.dtype == object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from executor_api.values.kinds import ANY_NUMBER, PAIRS, Kind, NoneType
-from executor_api.values.limits import MAX_EQUAL_HASHES, DecodeError
+from executor_api.values.limits import MAX_EQUAL_HASHES, MAX_INLINE_BYTES, DecodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def _lower_long_list(items: list[Any], writer: Writer) -> Lowered | None:
     if first is str:
         return _lower_texts(items, writer)
     code = _CODES[first]
+    writer.expect_bytes(8 * len(items))
     from array import array
 
     try:
@@ -77,8 +78,10 @@ def _make_numbers(reader: Reader, children: list[Any], code: str, number: int) -
 def _lower_texts(items: list[str], writer: Writer) -> Lowered | None:
     from array import array
 
+    writer.expect_bytes(8 * len(items))
     lengths = array("Q", map(len, items))
     if sum(lengths) > writer.limits.total_bytes:
+        writer.expect_bytes(sum(length for length in lengths if length <= MAX_INLINE_BYTES))
         return None  # joined they would take far more than can be sent; they may be one text, a thousand times
     if sys.byteorder == "big":
         lengths.byteswap()

@@ -118,6 +118,7 @@ class _Encoder:
         self._trust_keys = trust_keys
         self._buffers: list[bytes | memoryview] = []
         self._total_bytes = HEAD_BYTES
+        self._text_chars = 0  # in the tree, so far
         self._pixels_left = limits.image_pixels
         self._labels_left = limits.total_bytes
         self._nodes = 1
@@ -136,6 +137,7 @@ class _Encoder:
 
     def run(self, root: object) -> Parts:
         tree = dump_tree(self._write(root))
+        self._text_chars = 0  # they are in the tree
         self._count_bytes(len(tree))
         return pack_in_parts(tree, self._buffers)
 
@@ -158,6 +160,15 @@ class _Encoder:
         self._unfolded_bytes += size
         self._buffers.append(data)
         return len(self._buffers) - 1
+
+    def expect_bytes(self, count: int) -> None:
+        """Raises EncodeError where `count` more bytes can't fit, before anything is copied."""
+        needed = self._total_bytes + self._text_chars + count
+        if needed > self.limits.total_bytes:
+            raise EncodeError(
+                f"the value takes {needed} bytes or more, over the limit total_bytes of "
+                f"{self.limits.total_bytes}: send a part of it, or write it to a file"
+            )
 
     def add_unfolded(self, count: int) -> None:
         self._unfolded += count
@@ -184,12 +195,13 @@ class _Encoder:
         return self._libraries
 
     def _count_bytes(self, count: int) -> None:
+        self.expect_bytes(count)
         self._total_bytes += count
-        if self._total_bytes > self.limits.total_bytes:
-            raise EncodeError(
-                f"the value takes {self._total_bytes} bytes or more, over the limit total_bytes of "
-                f"{self.limits.total_bytes}: send a part of it, or write it to a file"
-            )
+
+    def _count_text(self, chars: int) -> None:
+        self.expect_bytes(chars)
+        self._text_chars += chars
+        self._unfolded_bytes += chars
 
     # The loop
 
@@ -204,7 +216,7 @@ class _Encoder:
                 kind = type(value)
                 if kind is str and len(value) <= MAX_INLINE_BYTES and value.isascii():
                     if len(value) > COUNTED_TEXT_CHARS:
-                        self._unfolded_bytes += len(value)
+                        self._count_text(len(value))
                     out.append(value)
                     continue
                 if kind is int:
@@ -272,6 +284,8 @@ class _Encoder:
             return self._foreign(value) or self._left_out(value)
         if is_known or self._begun.get(id(value), 0) > 1:
             return self._inexact(value)
+        if issubclass(kind, _SIZED):
+            self.expect_bytes(next(base for base in _SIZED if issubclass(kind, base)).__len__(value))
         lowered = self._lowered_by(lower_exact, value, kind)
         if lowered is None:
             if self._fallback is not None:
@@ -285,7 +299,7 @@ class _Encoder:
         if type(node) is not list:
             return lowered
         values, chars = _measure(node)
-        self._unfolded_bytes += chars
+        self._count_text(chars)
         surplus = values - VALUES_PER_NODE
         if surplus > 0:
             if self._surplus + surplus > self.limits.nodes:
@@ -321,7 +335,7 @@ class _Encoder:
 
     def _opaque(self, value: object, reason: str = "") -> Lowered:
         node = objects.make_opaque_node(value, self.limits.repr_chars, self.passing, reason)
-        self._unfolded_bytes += _measure(node)[1]
+        self._count_text(_measure(node)[1])
         return node, (), False
 
     def _left_out(self, value: object) -> Lowered:
@@ -329,7 +343,7 @@ class _Encoder:
         reason = f"<left out: shared so often, the whole would unfold to more than {self.limits.unfolded_bytes} bytes>"
         reason, self._left_out_text = self._left_out_text or reason, "<left out, as above>"
         node = ["opaque", objects.type_name_of(type(value)), reason]
-        self._unfolded_bytes += _measure(node)[1]
+        self._count_text(_measure(node)[1])
         return node, (), False
 
     def _foreign(self, value: object) -> Lowered | None:
@@ -361,5 +375,7 @@ def _has_plain_keys(tag: str, children: Sequence[object]) -> bool:
     return True
 
 
+# Each of their items takes a byte or more, in every form.
+_SIZED: tuple[Any, ...] = (str, bytes, bytearray, list, tuple, dict, set, frozenset)
 # By id: a class can have a metaclass without a hash.
 _PLAIN_KEY_IDS = frozenset(map(id, containers.PLAIN_KEYS))

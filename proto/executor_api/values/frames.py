@@ -30,17 +30,24 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
         return None
     kind = type(value)
     if kind is pd.DataFrame or (bases and issubclass(kind, pd.DataFrame)):
-        return _lower_frame(pd, value)
+        return _lower_frame(pd, value, writer)
     if kind is pd.Series or (bases and issubclass(kind, pd.Series)):
+        writer.expect_bytes(len(value) * _least_bytes(value.dtype))
         return ["pd.series"], (value.index, values_of(pd, value), value.name, dict(value.attrs)), False
     if issubclass(kind, pd.Index):
         return _lower_index(pd, value, writer)
     return columns.lower(pd, value)
 
 
-def _lower_frame(pd: Any, frame: Any) -> Lowered:
+def _least_bytes(dtype: Any) -> int:
+    """Returns the bytes that each value of a column takes at least, without a look at it."""
+    return dtype.itemsize if isinstance(dtype, sys.modules["numpy"].dtype) and not dtype.hasobject else 1
+
+
+def _lower_frame(pd: Any, frame: Any, writer: Writer) -> Lowered:
     np: Any = sys.modules["numpy"]
     rows, count = frame.shape
+    writer.expect_bytes(rows * sum(map(_least_bytes, frame.dtypes)))
     dtypes = set(frame.dtypes)
     (only,) = dtypes if len(dtypes) == 1 else (None,)
     labels = (frame.index, frame.columns, dict(frame.attrs))

@@ -35,6 +35,8 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
         return None
     if not bases and not kind.__module__.startswith("PIL."):
         return None
+    if value.size[0] * value.size[1] > writer.limits.image_pixels:
+        return None  # before a file is read
     value.load()
     width, height = value.size
     pixels = width * height

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
             """Appends a buffer and returns its number. Raises EncodeError beyond `total_bytes`."""
             ...
 
+        def expect_bytes(self, count: int) -> None:
+            """Raises EncodeError where so many more bytes can't fit, before anything is copied."""
+            ...
+
         def add_unfolded(self, count: int) -> None:
             """Counts values that are part of a leaf."""
             ...

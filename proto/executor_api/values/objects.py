@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from itertools import islice
 from reprlib import Repr
 
 from executor_api.values import containers, scalars
@@ -42,7 +43,9 @@ def bounded_repr(value: object, limit_chars: int, passing: tuple[type[BaseExcept
     if type(value) is int and value.bit_length() > MAX_INT_BITS:
         return f"<an int of {value.bit_length()} bits>"
     try:
-        text = _SHORT.repr(value) if id(type(value)) in _CONTAINER_IDS else repr(value)
+        if type(value) is str:
+            value = value[:limit_chars]
+        text = _SHORT.repr(value) if id(type(value)) in _SHORTENED_IDS else repr(value)
     except passing:
         raise
     # This is the value's own code; its exception, SystemExit included, is part of its text.
@@ -53,7 +56,7 @@ def bounded_repr(value: object, limit_chars: int, passing: tuple[type[BaseExcept
 
 def bounded_str(value: object, limit_chars: int, passing: tuple[type[BaseException], ...] = ()) -> str | None:
     """Returns the result of `str`, cut, for a value whose class has a `__str__` of its own; else None."""
-    if id(type(value)) in _CONTAINER_IDS:
+    if id(type(value)) in _SHORTENED_IDS:
         return None
     try:
         return None if type(value).__str__ is object.__str__ else _cut(str(value), limit_chars)
@@ -69,9 +72,24 @@ def _cut(text: str, limit_chars: int) -> str:
     return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")[:limit_chars]
 
 
+class _Short(Repr):
+    """Looks at the first items only: the base class would sort all of a dict, and write all of the bytes."""
+
+    repr_bytes = repr_bytearray = Repr.repr_str
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+
+    def repr_set(self, x: set[Any], level: int) -> str:
+        return super().repr_set(set(islice(x, self.maxset + 1)), level)
+
+    def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
+        return super().repr_frozenset(frozenset(islice(x, self.maxfrozenset + 1)), level)
+
+
 # By id: a class can have a metaclass without a hash.
-_CONTAINER_IDS = frozenset(map(id, [list, tuple, dict, set, frozenset]))
-_SHORT = Repr()
+_SHORTENED_IDS = frozenset(map(id, [list, tuple, dict, set, frozenset, bytes, bytearray]))
+_SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = 200
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
 

@@ -545,7 +545,8 @@ class MemoryGuest:
         run.set_clock()
         answer = self._answers.pop(call.waiting_id)
         if not result.ok:
-            answer.give(_Refused(result.type or "", body.decode("utf-8", "replace")))
+            end = len(body) - (result.arguments or 0)
+            answer.give(_Refused(result.type or "", body[:end].decode("utf-8", "replace"), body[end:]))
         elif result.blob is not None and fd is None:
             answer.give(_Refused("RuntimeError", "the tool's answer did not arrive whole"))
         else:
@@ -558,8 +559,8 @@ class MemoryGuest:
 class _Refused:
     """A call that fails in the program, with an exception of this type where Python has one."""
 
-    def __init__(self, type_name: str, message: str) -> None:
-        self._error = _tool_exception("", type_name, message)
+    def __init__(self, type_name: str, message: str, arguments: bytes = b"") -> None:
+        self._error = _tool_exception(type_name, message, arguments)
 
     def take(self) -> Any:
         raise self._error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -287,7 +289,8 @@ def test_a_final_answer_ends_the_program(supervisor: Supervisor) -> None:
     [
         ("ValueError", "no", ValueError("no")),
         ("KeyError", "'key'", KeyError("key")),
-        ("UnicodeDecodeError", "no", ToolError("UnicodeDecodeError: no")),
+        ("UnicodeDecodeError", "no", UnicodeError("no")),
+        ("ExceptionGroup", "no", ToolError("ExceptionGroup: no")),
         ("HTTPError", "404", ToolError("HTTPError: 404")),
         ("KeyboardInterrupt", "no", ToolError("KeyboardInterrupt: no")),
         ("SystemExit", "0", ToolError("SystemExit: 0")),
@@ -300,6 +303,31 @@ def test_an_exception_of_the_host_is_of_its_type_where_that_is_an_ordinary_built
     with pytest.raises(type(expected)) as raised:
         outcome(supervisor, message.encode(), ok=False, type=type_name)
     assert raised.value.args == expected.args
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message", "arguments"),
+    [
+        ("FileNotFoundError", "[Errno 2] gone: 'a.txt'", (2, "gone", "a.txt")),
+        ("OSError", "lib.Broken: [Errno 5] bad: 'a.txt'", (5, "bad", "a.txt")),
+        ("KeyError", "lib.Missing: ('a', 1)", (("a", 1),)),
+        ("UnicodeDecodeError", "'utf-8' codec can't decode byte 0xff", ("utf-8", b"\xff", 0, 1, "why")),
+        ("ValueError", "json.decoder.JSONDecodeError: Expecting value", ("Expecting value",)),
+    ],
+)
+def test_an_exception_of_the_host_has_its_arguments_and_its_text(
+    supervisor: Supervisor, type_name: str, message: str, arguments: tuple[Any, ...]
+) -> None:
+    packed = encode(arguments)
+    with pytest.raises(getattr(builtins, type_name)) as raised:
+        outcome(supervisor, message.encode() + packed, ok=False, type=type_name, arguments=len(packed))
+    error = raised.value
+    assert (type(error).__name__, str(error)) == (type_name, message)
+    if isinstance(error, OSError):
+        assert (error.errno, error.strerror, error.filename) == arguments
+    else:
+        assert error.args == arguments
+    assert type(pickle.loads(pickle.dumps(error))) is getattr(builtins, type_name)
 
 
 def test_an_image_waits_until_it_is_taken(supervisor: Supervisor) -> None:

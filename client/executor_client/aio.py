@@ -10,6 +10,7 @@ from typing import Any, Self
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncSessionTransport, AsyncTransports, wait_for
 from executor_client._core import convert, endpoint, missing_modules, requests
+from executor_client._core.arguments import checks_calls
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.limits import (
     BUSY_TIMEOUT_S,
@@ -22,7 +23,6 @@ from executor_client._core.limits import (
     TAKE_BACK_WAIT_S,
 )
 from executor_client._core.requests import LimitsLike
-from executor_client._core.suggest import names_arguments
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
 from executor_client._sync import ClientLease
@@ -32,6 +32,7 @@ from executor_client.results import EnvironmentInfo, Policy, SessionInfo, Sessio
 from executor_client.waits import OnWait, WaitKind
 
 
+@checks_calls
 class AsyncExecutorClient:
     """A connection to a daemon, opened on first use. It belongs to the event loop that runs when it is made, and so do
     its sessions.
@@ -62,7 +63,6 @@ class AsyncExecutorClient:
     Raises ConfigurationError.
     """
 
-    @names_arguments
     def __init__(
         self,
         address: str | None = None,
@@ -94,7 +94,6 @@ class AsyncExecutorClient:
     def address(self) -> str:
         return self._transport.endpoint.address
 
-    @names_arguments
     async def create_session(
         self,
         image: str | None = None,
@@ -173,7 +172,6 @@ class AsyncExecutorClient:
             raise
         return session
 
-    @names_arguments
     async def prepare_environment(
         self, packages: Iterable[str], image: str | None = None, *, backend: str | None = None
     ) -> EnvironmentInfo:

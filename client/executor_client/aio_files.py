@@ -18,6 +18,7 @@ from typing import BinaryIO
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncSessionTransport, blocking_items, run_blocking
 from executor_client._core import archives, convert, requests
+from executor_client._core.arguments import checks_calls
 from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.local import Content, LocalPath, NewFile, content_of
@@ -27,6 +28,7 @@ from executor_client.errors import ExecutorClientError
 from executor_client.file_results import FileInfo, FileList
 
 
+@checks_calls
 class AsyncSessionFiles:
     """The files of one session's workspace. The disk's work is done in threads."""
 

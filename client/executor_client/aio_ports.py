@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncSessionTransport
+from executor_client._core.arguments import checks_calls
 from executor_client._core.quiet_grpc import grpc
 from executor_client.errors import ExecutorClientError, InvalidRequest, ProtocolError
 from executor_client.results import SessionInfo
@@ -88,6 +89,7 @@ class AsyncPortForward:
         await self.close()
 
 
+@checks_calls
 class AsyncSessionPorts:
     """The ports of one session."""
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncSessionTransport, Beside, OnOutput, notify
 from executor_client._core import process as core
+from executor_client._core.arguments import checks_calls
 from executor_client._core.process import HeadAndTail
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.tracing import current_trace
@@ -35,6 +36,7 @@ Command = str | Sequence[str]
 """A text for the shell, or a program with its arguments."""
 
 
+@checks_calls
 class AsyncSessionProcesses:
     """The processes of one session. They run beside its executions, as the same user and under the same limits."""
 

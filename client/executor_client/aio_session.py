@@ -18,11 +18,11 @@ from executor_client._aio import ALLOWS_COROUTINES, AsyncSessionTransport, Async
 from executor_client._aio import OnEvent as OnEvent
 from executor_client._core import convert, requests, shipped_tools
 from executor_client._core import tools as host_tools
+from executor_client._core.arguments import checks_calls
 from executor_client._core.blobs import IncomingBlobs
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.requests import InlineBudget, LimitsLike
-from executor_client._core.suggest import names_arguments
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
@@ -44,6 +44,7 @@ from executor_client.file_results import FileInfo, FileList
 from executor_client.results import ExecutionResult, SessionInfo
 
 
+@checks_calls
 class AsyncSession(AsyncSessionUndo):
     """Made by `AsyncExecutorClient.create_session` and `get_session`. As a context manager it is deleted at the end.
 
@@ -118,7 +119,6 @@ class AsyncSession(AsyncSessionUndo):
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
 
-    @names_arguments
     async def execute(
         self,
         code: str,
@@ -142,7 +142,6 @@ class AsyncSession(AsyncSessionUndo):
         request = requests.execute(self.session_id, code, execution_id, output_mode, limits, savepoint=savepoint)
         return await self._execute(request, self._tools, on_event)
 
-    @names_arguments
     async def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
         """Returns the value of an expression, out of band: to look into a session that is idle.
 
@@ -350,6 +349,7 @@ class AsyncSession(AsyncSessionUndo):
             with contextlib.suppress(NotFoundError):
                 await self._transport.delete(request, within_s, self._turn("to end"))
             self._transport.end_conversation()
+            self._transport.closed()
             self._closed = True
         await self._tool_pool.close()
 

@@ -10,6 +10,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncSessionTransport, OnEvent
 from executor_client._core import requests
 from executor_client._core import tools as host_tools
+from executor_client._core.arguments import checks_calls
 from executor_client._core.requests import LimitsLike
 from executor_client._core.session_base import SessionBase
 from executor_client._core.tools import Tool
@@ -27,6 +28,7 @@ from executor_client.savepoint import (
 )
 
 
+@checks_calls
 class AsyncSessionUndo(SessionBase):
     """The calls of a session that go back, or try what can be left undone."""
 

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable
 
 from executor_client._core import computer as core
+from executor_client._core.arguments import checks_calls
 from executor_client._core.computer import ToolRefusal
 from executor_client._core.process import HeadAndTail
 from executor_client._sync import OnOutput
@@ -25,6 +26,7 @@ _ENVIRONMENT = {"TERM": "dumb", "PAGER": "cat"}
 _KILL_WAIT_S = 5.0
 
 
+@checks_calls
 class Computer:
     """A shell and the files of a session. `find` returns the session that each call works in."""
 

@@ -71,7 +71,7 @@ def _await_next(
     except (NotFoundError, PreconditionError) as error:
         lost = transport.loss(error)
         if lost is None or not execution.may_have_begun:
-            raise lost or error from error
+            raise lost or error from None
         return execution.assembler.lost(lost.why, generation)
     return None
 

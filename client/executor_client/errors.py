@@ -20,7 +20,8 @@ class ExecutorClientError(Exception):
     """The base of all errors.
 
     `reason` is the daemon's reason from its closed list (docs/protocol.md). It is empty for an error of the client's
-    own, except CLIENT_CLOSED: the client was closed, perhaps while another thread or task was waiting.
+    own, except CLIENT_CLOSED, when the client was closed, perhaps while another thread or task was waiting, and
+    SESSION_CLOSED.
     """
 
     def __init__(self, message: str, *, reason: str = "") -> None:

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import archives, convert, requests
+from executor_client._core.arguments import checks_calls
 from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.local import Content, LocalPath, NewFile, content_of
@@ -28,6 +29,7 @@ from executor_client.file_results import FileInfo, FileList
 from executor_client.watch import FileWatch
 
 
+@checks_calls
 class SessionFiles:
     """The files of one session's workspace. Thread-safe."""
 

@@ -17,6 +17,7 @@ from typing import Self
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import process as core
+from executor_client._core.arguments import checks_calls
 from executor_client._core.assembler import EventGap
 from executor_client._core.limits import CANCEL_GRACE_S, INTERRUPT_GRACE_S
 from executor_client._core.process import FollowedProcess
@@ -42,6 +43,7 @@ READ_BYTES_MAX = 4 << 20
 _SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 
 
+@checks_calls
 class Process:
     """A process of a session, made by `start` and `attach`. Iterating yields its output, once.
 
@@ -186,7 +188,7 @@ class Process:
         except (NotFoundError, PreconditionError) as error:
             lost = self._transport.loss(error)
             if lost is None or not self._followed.may_have_begun:
-                raise lost or error from error
+                raise lost or error from None
             self._followed.lost(lost.why)
 
     # -----------------------------------------------------------------------------------------------------------------

@@ -18,11 +18,11 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client._core import convert, requests, shipped_tools
 from executor_client._core import tools as host_tools
+from executor_client._core.arguments import checks_calls
 from executor_client._core.blobs import IncomingBlobs
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.requests import InlineBudget, LimitsLike
-from executor_client._core.suggest import names_arguments
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
@@ -45,6 +45,7 @@ from executor_client.results import ExecutionResult, SessionInfo
 from executor_client.undo import SessionUndo
 
 
+@checks_calls
 class Session(SessionUndo):
     """Made by `ExecutorClient.create_session` and `get_session`. As a context manager it is deleted at the end.
 
@@ -118,7 +119,6 @@ class Session(SessionUndo):
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
 
-    @names_arguments
     def execute(
         self,
         code: str,
@@ -142,7 +142,6 @@ class Session(SessionUndo):
         request = requests.execute(self.session_id, code, execution_id, output_mode, limits, savepoint=savepoint)
         return self._execute(request, self._tools, on_event)
 
-    @names_arguments
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
         """Returns the value of an expression, out of band: to look into a session that is idle.
 
@@ -348,6 +347,7 @@ class Session(SessionUndo):
             with contextlib.suppress(NotFoundError):
                 self._transport.delete(request, within_s, self._turn("to end"))
             self._transport.end_conversation()
+            self._transport.closed()
             self._closed = True
         self._tool_pool.close()
 

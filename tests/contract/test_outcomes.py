@@ -59,6 +59,20 @@ ENDS: dict[str, tuple[str, dict[str, float], str, str]] = {
         "out_of_memory",
         "reset",
     ),
+    "library without memory": (
+        "import os\nos.write(2, b'OpenBLAS error: Memory allocation still failed after 10 retries, giving up.\\n')\n"
+        "os._exit(1)",
+        {},
+        "out_of_memory",
+        "reset",
+    ),
+    "library without memory for threads": (
+        "import os, signal\nos.write(2, b'OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 2\\n')\n"
+        "os.kill(os.getpid(), signal.SIGINT)",
+        {},
+        "out_of_memory",
+        "kept",
+    ),
     "exit": ("raise SystemExit(3)", {}, "exited", "kept"),
     "hard exit": ("import os\nos._exit(3)", {}, "exited", "reset"),
     "segfault": ("import ctypes\nctypes.string_at(0)", {}, "crashed", "reset"),
@@ -82,6 +96,8 @@ PROVES = {
     "flood": "end-output",
     "memory": "end-memory",
     "shared memory": "end-memory",
+    "library without memory": "end-memory",
+    "library without memory for threads": "end-memory",
     "exit": "end-exit",
     "hard exit": "end-exit",
     "segfault": "end-crash",

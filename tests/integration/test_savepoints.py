@@ -94,7 +94,7 @@ def test_code_is_tried_and_the_best_branch_is_gone_on_from(client: ExecutorClien
         assert session.execute("x, new").output == ([1, 2], 3)
         with pytest.raises(InvalidRequest, match="not kept: its program has not succeeded"):
             session.keep(tried[2])
-        with pytest.raises(InvalidRequest, match="not of type int"):
+        with pytest.raises(InvalidRequest, match="branch is of type int"):
             session.keep(3)  # type: ignore[arg-type]
         alone = session.try_("score(x)", tools=False)
         assert alone.error is not None

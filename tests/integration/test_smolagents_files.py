@@ -268,7 +268,7 @@ def test_a_run_begins_with_a_state_backend_and_labels(daemon: Daemon, client: Ex
 
 
 def test_a_state_that_is_none_is_refused_at_once() -> None:
-    with pytest.raises(InvalidRequest, match="a state is bytes that export_state gave, not of type str"):
+    with pytest.raises(InvalidRequest, match="state is of type str; write state=b"):
         RemoteExecutor(state="x")  # type: ignore[arg-type]
 
 

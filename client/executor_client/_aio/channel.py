@@ -74,7 +74,7 @@ def _lost_answers_as_unavailable() -> Iterator[None]:
     except DaemonError as error:
         if error.reason:
             raise
-        raise UnavailableError(f"the upload broke off: {error.message}") from error
+        raise UnavailableError(f"the upload broke off: {error.message}") from None
 
 
 class AsyncEventStream:

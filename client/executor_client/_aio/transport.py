@@ -121,11 +121,11 @@ class AsyncTransport(TransportBase):
                     return await attempt()
                 except ExecutorClientError as error:
                     if self._diagnoses_now(error) and (cause := await self.diagnosis()) is not None:
-                        raise self._unanswered(error, cause) from error
+                        raise self._unanswered(error, cause) from None
                     delay_s = self._delay_s(retries, error, waits)
                     if delay_s is None:
                         cause = await self.diagnosis() if is_unreached(error) else None
-                        raise self._unanswered(error, cause) from error
+                        raise self._unanswered(error, cause) from None
                     is_away = is_transport_failure(error)
                 if pause is None:
                     await sleep(delay_s)

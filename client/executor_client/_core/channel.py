@@ -62,16 +62,19 @@ class ChannelBase:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Translates gRPC's errors around a use of the channel, also the errors of a channel that we closed."""
+        """Translates gRPC's errors around a use of the channel, also the errors of a channel that we closed.
+
+        gRPC's own, with frames that say nothing to a caller, stays as the `__context__`.
+        """
         if self.is_closed():
             raise closed()
         try:
             yield
         except grpc.RpcError as error:
-            raise (closed() if self.is_closed() else self._translated(error)) from error
-        except (ValueError, grpc.aio.UsageError) as error:
+            raise (closed() if self.is_closed() else self._translated(error)) from None
+        except (ValueError, grpc.aio.UsageError):
             if self.is_closed():
-                raise closed() from error
+                raise closed() from None
             raise
 
     def uploading(self) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from executor_client._core.arguments import checks_fields
 from executor_client._core.limits import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -27,7 +28,6 @@ from executor_client._core.limits import (
     NODE_KEEPALIVE_TIMEOUT_S,
 )
 from executor_client._core.quiet_grpc import grpc
-from executor_client._core.suggest import names_fields
 from executor_client.errors import ConfigurationError
 
 ADDRESS_VARIABLE = "EXECUTOR_ADDRESS"
@@ -37,6 +37,8 @@ FLEET_DOMAIN_VARIABLE = "EXECUTOR_FLEET_DOMAIN"
 TOKEN_BYTES_MAX = 4096
 PEM_BYTES_MAX = 1 << 20
 
+DEFAULT_PORT = 50051
+_TARGET_SCHEMES = ("dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds")
 _UNIX_SCHEMES = ("unix:", "unix-abstract:")
 _NAME_CHARS_MAX = 253
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", re.ASCII)
@@ -54,7 +56,7 @@ _KEEPALIVE_OF_NODE = (
 )
 
 
-@names_fields
+@checks_fields
 @dataclass(frozen=True)
 class TlsConfig:
     """PEM files. `ca`: the authorities to trust, None for the public ones. `cert` and `key`: the client's certificate.
@@ -138,6 +140,7 @@ def resolve(
     """
     named = address or os.environ.get(ADDRESS_VARIABLE)
     address = named or f"unix:{state_dir() / 'executor.sock'}"
+    _check_form(address)
     tls_config = TlsConfig() if tls is True else (tls or None)
     local = is_local(address)
     if tls_config is None and not local:
@@ -153,6 +156,29 @@ def resolve(
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigurationError("the token has characters that cannot be sent: printable ASCII without spaces only")
     return Endpoint(address, token, tls_config, token_from, _domain(fleet_domain))
+
+
+def _check_form(address: str) -> None:
+    """Raises ConfigurationError for an address that gRPC would take for the name of a host, and look for in vain."""
+    scheme, is_url, rest = address.partition("://")
+    if is_url and scheme not in _TARGET_SCHEMES:
+        host = rest.partition("/")[0] or "HOST"
+        port = "" if _has_port(host) else ":443" if scheme == "https" else f":{DEFAULT_PORT}"
+        tls = " with tls=True (--tls)" if scheme == "https" else ""
+        raise ConfigurationError(f"{address} is a URL, and a daemon's address is none: write {host}{port}{tls}")
+    if address.startswith(tuple(f"{each}:" for each in _TARGET_SCHEMES)):
+        return
+    if not _has_port(address):
+        host = f"[{address}]" if address.count(":") > 1 and "]" not in address else address.rstrip(":")
+        raise ConfigurationError(
+            f"the address {address!r} has no port: write {host}:PORT, most often {host}:{DEFAULT_PORT}, or unix:PATH "
+            "for a socket"
+        )
+
+
+def _has_port(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return port.isdecimal() and 0 < int(port) < 1 << 16 and bool(host) and (":" not in host or host.endswith("]"))
 
 
 def _domain(fleet_domain: str | None) -> str | None:

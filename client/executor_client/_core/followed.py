@@ -54,7 +54,7 @@ class Followed:
                 self._waits_out(error)
                 return delay_s
             self.refused = bool(error.reason) and not isinstance(error, DaemonError)
-            raise error from cause
+            raise error from None
         delay_s = self._retries.away_delay_s(now_s)
         if delay_s is None:
             why = error.message if error is not None else "streams end without a result"
@@ -62,7 +62,7 @@ class Followed:
                 f"the daemon was lost in {self._what}, and did not come back in time: {why}",
                 execution_id=self._id,
                 reason=error.reason if error is not None else "",
-            ) from cause
+            ) from None
         # The connection broke, whatever gRPC calls it.
         self.is_away = self.was_away = True
         self._waits_out(error if isinstance(error, UnavailableError) else UnavailableError("the stream broke off"))

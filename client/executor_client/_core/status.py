@@ -85,7 +85,7 @@ def is_transport_failure(error: ExecutorClientError) -> bool:
 
 def is_session_gone(error: ExecutorClientError) -> bool:
     """True when the daemon has no such session any more, or one that cannot continue without its sandbox or record."""
-    return error.reason in ("SESSION_NOT_FOUND", "SESSION_LOST", "EXECUTION_NOT_FOUND")
+    return error.reason in ("SESSION_NOT_FOUND", "SESSION_LOST", "SESSION_CLOSED", "EXECUTION_NOT_FOUND")
 
 
 def retry_after_s(error: ExecutorClientError) -> float | None:

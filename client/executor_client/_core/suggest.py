@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar, cast
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from collections.abc import Callable, Iterable
 
 _LIKENESS_MIN = 0.6
 _PART_CHARS_MIN = 3
@@ -48,41 +43,6 @@ def unknown_name(name: str, names: Iterable[str], *, form: str = "{}") -> str:
     if meant is None:
         return f"there are {', '.join(names)}"
     return f"did you mean {meant if '=' in meant else form.format(meant)}?"
-
-
-def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function so that the TypeError for an unknown argument suggests the one that was meant."""
-    offered = named_parameters(function)
-    known = frozenset(offered)
-    # "ExecutorClient" for its __init__: that is what the caller wrote.
-    called = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-
-    def check(kwargs: Mapping[str, object]) -> None:
-        if not kwargs.keys() <= known:
-            name = next(each for each in kwargs if each not in known)
-            raise TypeError(f"{called}() has no argument {name!r}: {unknown_name(name, offered, form='{}=')}")
-
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            check(kwargs)
-            return await function(*args, **kwargs)
-
-        return cast("Callable[P, R]", call_async)
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        check(kwargs)
-        return function(*args, **kwargs)
-
-    return call
-
-
-def names_fields(kind: type[R]) -> type[R]:
-    """Decorates a class, mostly a dataclass, so that its constructor suggests as `names_arguments` does."""
-    type.__setattr__(kind, "__init__", names_arguments(kind.__init__))
-    return kind
 
 
 def named_parameters(function: Callable[..., object]) -> list[str]:

@@ -119,11 +119,11 @@ class Transport(TransportBase):
                     return attempt()
                 except ExecutorClientError as error:
                     if self._diagnoses_now(error) and (cause := self.diagnosis()) is not None:
-                        raise self._unanswered(error, cause) from error
+                        raise self._unanswered(error, cause) from None
                     delay_s = self._delay_s(retries, error, waits)
                     if delay_s is None:
                         cause = self.diagnosis() if is_unreached(error) else None
-                        raise self._unanswered(error, cause) from error
+                        raise self._unanswered(error, cause) from None
                     is_away = is_transport_failure(error)
                 if pause is None:
                     sleep(delay_s)

@@ -35,7 +35,13 @@ from executor_client._sync.channel import EventStream
 from executor_client._sync.conversation import ConversedEvents, SessionConversation
 from executor_client._sync.runtime import sleep
 from executor_client._sync.transport import Transport
-from executor_client.errors import ExecutorClientError, NotFoundError, ProtocolError, UnavailableError
+from executor_client.errors import (
+    ExecutorClientError,
+    NotFoundError,
+    PreconditionError,
+    ProtocolError,
+    UnavailableError,
+)
 from executor_client.results import SessionInfo, SessionState
 from executor_client.waits import OnWait
 
@@ -89,6 +95,7 @@ class SessionTransport:
         self._asked_s = -math.inf
         self._unreached_s = math.inf
         self._loss: SessionLost | None = None
+        self._is_closed = False
         self._conversation = SessionConversation()
         self.current = transports.at(info.address)
         """The transport that calls use now."""
@@ -140,10 +147,11 @@ class SessionTransport:
                 redirects += 1
                 self.follow(elsewhere, redirects)
             except NotFoundError as error:
-                raise self.loss(error) or error from error
+                raise self.loss(error) or error from None
 
     def call_front(self, method: str, request: Any) -> Any:
         """Makes a call with one answer at the front, which also knows the sessions of nodes that are gone."""
+        self._require_open()
         return self.front.call(getattr(self.front.stub, method), request)
 
     # Executions
@@ -263,8 +271,22 @@ class SessionTransport:
             return lost
         return SessionLost(error.message) if error.reason == "SESSION_LOST" else None
 
+    def closed(self) -> None:
+        """Lets no call begin from here on: the session was deleted by this client."""
+        self._is_closed = True
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise PreconditionError(
+                "this session was closed, by its close() or at the end of its `with` block; make another one "
+                "(create_session)",
+                reason="SESSION_CLOSED",
+            )
+
     def check(self) -> None:
-        """Raises SessionLost when the front has said that the session is lost."""
+        """Raises SessionLost when the front has said that the session is lost, and PreconditionError when it was
+        closed here."""
+        self._require_open()
         if self._loss is not None:
             raise self._loss
 

@@ -38,10 +38,10 @@ from executor_client import (
     UnavailableError,
     Wait,
 )
+from executor_client._core.arguments import checks_calls
 from executor_client._core.convert import limits_to_wire, named_limits
 from executor_client._core.local import LocalPath
 from executor_client._core.requests import environment, state_of
-from executor_client._core.suggest import names_arguments
 from executor_client.smolagents.code_output import RemoteCodeOutput, writable
 from executor_client.smolagents.console import LogStream, WaitLog, escape
 from executor_client.smolagents.failures import (
@@ -58,7 +58,7 @@ from executor_client.smolagents.host_tools import placed_tools
 from executor_client.smolagents.lease import SessionGone, SessionLease, weakly
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 from executor_client.smolagents.sandbox_tools import Placement, checked
-from executor_client.smolagents.session_request import SessionRequest, check_access, hosts_of, packages_of
+from executor_client.smolagents.session_request import SessionRequest, check_access
 from executor_client.smolagents.state import BOOKKEEPING, PRINT_OUTPUTS, SessionState
 from executor_client.smolagents.step_logs import Shown, step_logs
 from executor_client.smolagents.undo import StepUndo
@@ -73,6 +73,7 @@ _DAEMON_GONE_REASONS = ("", "DRAINING", "NODE_FENCED")
 _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
 
 
+@checks_calls
 class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is untyped
     """Runs an agent's code in a sandbox of the daemon.
 
@@ -111,7 +112,6 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     A call raises `CodeExecutionError` when the code failed, `DaemonLost` (not an `Exception`) when the daemon did.
     """
 
-    @names_arguments
     def __init__(
         self,
         additional_authorized_imports: Sequence[str] = (),
@@ -147,8 +147,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             limits=named_limits(limits),
             prelude=prelude,
             backend=backend,
-            network=hosts_of(network),
-            packages=packages_of(packages),
+            network=tuple(network),
+            packages=tuple(packages),
             env=environment(env),
             labels=dict(labels or {}),
             node_labels=dict(node_labels or {}),

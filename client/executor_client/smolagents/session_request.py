@@ -89,20 +89,6 @@ def module_of(path: str) -> str:
     return path.split("/", 1)[0].removesuffix(".py")
 
 
-def hosts_of(network: Iterable[str]) -> tuple[str, ...]:
-    """Returns the hosts to ask for. Raises ValueError for one string, which is a list of letters to Python."""
-    if isinstance(network, str):
-        raise ValueError("network is a list of hosts, not one string")
-    return tuple(network)
-
-
-def packages_of(packages: Iterable[str]) -> tuple[str, ...]:
-    """Returns the packages to ask for. Raises ValueError for one string."""
-    if isinstance(packages, str):
-        raise ValueError("packages is a list of packages, not one string")
-    return tuple(packages)
-
-
 def beginnings_of(request: SessionRequest) -> list[str]:
     """Returns the names of the given arguments that only a new session can have."""
     names = ("image", "limits", "prelude", "backend", "network", "packages", "env", "labels", "node_labels", "state")

@@ -14,6 +14,7 @@ import time
 
 from ..wire import link, rlimits
 from ..wire.lean import deque, signal, socket
+from .outcomes import OUT_OF_MEMORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ def spawn(target: Callable[[socket.socket], None]) -> Child:
             os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
             rlimits.limit_open_files()
             target(theirs)
+        except MemoryError:
+            os.write(2, OUT_OF_MEMORY)
         finally:
             os._exit(70)
     theirs.close()

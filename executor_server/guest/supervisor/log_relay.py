@@ -13,6 +13,7 @@ from ..wire.channel import Channel
 from ..wire.frames import CHUNK_BYTES
 from ..wire.loop import READ, Loop
 from ..wire.messages import Log, OutputCut
+from .outcomes import says_no_memory
 from .output import OutputCutter, StreamDecoder
 
 TYPE_CHECKING = False
@@ -53,6 +54,7 @@ class LogRelay:
         self._unscanned_bytes = _SCANNED_BYTES
         self.offline = False  # the program, or a child of it, has printed that it could not reach something
         self.not_installed = False  # it, or a child of it, has printed that a package could not be installed
+        self.no_memory = False  # it has printed that it ends for lack of memory
         self._lines_open: set[str] = set()  # streams whose last line has no end yet
         self.due: Optional[float] = None  # when `flush` should be called
 
@@ -68,6 +70,7 @@ class LogRelay:
         if self._unscanned_bytes > 0:
             self._unscanned_bytes -= len(data)
             self.offline = self.offline or says_offline(data)
+            self.no_memory = self.no_memory or says_no_memory(data)
             self.not_installed = self.not_installed or says_not_installed(data)
         now = self._cutter.feed(stream, data)
         if now and self._execution_id:

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
     from .run import Settings
 
+# Last words of libraries, and of our interpreter, that end the process when no memory is left (OpenBLAS interrupts it).
+OUT_OF_MEMORY = b"the interpreter has no memory left\n"
+_NO_MEMORY = (
+    OUT_OF_MEMORY,
+    b"OpenBLAS error: Memory allocation still failed",
+    b"OpenBLAS blas_thread_init: pthread_create failed",
+    b"std::bad_alloc",
+    b"memory allocation of ",
+)
 # Bytes of an error as JSON.
 MAX_ERROR_BYTES = 1024 * 1024
 
@@ -40,6 +49,20 @@ def limit_error(ended_by: str, settings: Settings, reported: Optional[ErrorDetai
     return ErrorDetail(
         type=type_name, message=message, traceback=traceback, line=reported.line, statement=reported.statement
     )
+
+
+def says_no_memory(data: bytes) -> bool:
+    """True for output of a process that ends for lack of memory, not of its own will."""
+    return any(text in data for text in _NO_MEMORY)
+
+
+def memory_error(memory_bytes: int) -> ErrorDetail:
+    """Returns the error of a run whose process said so."""
+    message = (
+        f"a library could not get the memory that it needs, and gave up (stderr has its words): memory_bytes = "
+        f"{memory_bytes:,} is too little for it; ask for more: limits={{'memory_bytes': ...}}"
+    )
+    return ErrorDetail(type="MemoryError", message=message)
 
 
 def exit_error(status: int) -> tuple[str, ErrorDetail]:

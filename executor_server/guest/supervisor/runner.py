@@ -30,7 +30,7 @@ from .background import Background
 from .checking import Checking
 from .child_processes import ChildProcesses
 from .log_relay import ProgramOutput
-from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error
+from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error, memory_error
 from .program_reports import ProgramReports
 from .run import Budget, Phase, Run, Settings
 from .tool_calls import ToolCalls
@@ -308,6 +308,8 @@ class Runner:
         died = status is not None and run.ended_by is None
         if status is not None and died:
             outcome, detail = exit_error(status)
+            if run.logs.no_memory:
+                outcome, detail = "out_of_memory", memory_error(self._config.memory_bytes)
         # Only the backend knows whether the kernel sent a SIGKILL for lack of memory.
         suspect = died and os.WIFSIGNALED(status or 0) and os.WTERMSIG(status or 0) == signal.SIGKILL
         self.finish(run, outcome, detail, oom_suspect=suspect, cpu_time_s=cpu_time_s)
@@ -332,6 +334,8 @@ class Runner:
         """Ends a run. The supervisor's decision, if there is one, overrides the program's own outcome."""
         if run.ended_by is not None:
             outcome, detail = run.ended_by, limit_error(run.ended_by, run.settings, detail)
+        elif run.logs.no_memory and detail is not None and detail.type == "KeyboardInterrupt":
+            outcome, detail = "out_of_memory", memory_error(self._config.memory_bytes)
         if run.phase == Phase.CHECKING:
             self.budget.settle(run)  # it has spent nothing
         self._child_processes.release()

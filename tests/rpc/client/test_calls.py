@@ -6,6 +6,7 @@ import enum
 import pickle
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,9 @@ def test_more_can_be_asked_for_by_name(client: Any, daemon: FakeDaemon) -> None:
     assert (request.backend, list(request.network)) == ("docker", ["example.com"])
     assert list(request.packages) == ["numpy==2", "pandas"]
     for name in ("authorized_imports", "network", "packages"):
-        with pytest.raises(InvalidRequest, match=f"{name} is a list"):
+        with pytest.raises(InvalidRequest, match=f"{name} is of type str; write {name}="):
             client.create_session(**{name: "numpy"})
-    with pytest.raises(InvalidRequest, match="cannot be asked for like this"):
+    with pytest.raises(InvalidRequest, match="node_labels is of type dict and holds int, str; write node_labels="):
         client.create_session(node_labels={"zone": 1})
 
 
@@ -198,7 +199,9 @@ def test_each_status_is_an_error_of_its_class(
     with pytest.raises(kind) as refused:
         client.create_session()
     assert {name: getattr(refused.value, name) for name in attributes} == attributes
-    assert isinstance(refused.value.__cause__, grpc.RpcError)
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "/grpc/" not in shown and "/executor_client/" not in shown
+    assert isinstance(refused.value.__context__, grpc.RpcError)
     assert daemon.names() == ["CreateSession"]
 
 
@@ -226,6 +229,25 @@ def test_unreachable_daemon_is_waited_for_and_then_named(tmp_path: Path) -> None
         pytest.raises(UnavailableError, match="no daemon answers at unix:"),
     ):
         client.get_policy()
+
+
+def test_a_daemon_that_drains_is_there_and_says_so(daemon: FakeDaemon) -> None:
+    refusal = Refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", "the daemon is about to stop; it takes no new sessions")
+    daemon.refusals["CreateSession"].extend([refusal] * 100)
+    with ExecutorClient(daemon.address, token=TOKEN, connect_timeout_s=0.1, reconnect_timeout_s=0.1) as client:
+        with pytest.raises(UnavailableError, match="takes no such call now: the daemon is about to stop") as refused:
+            client.create_session()
+        assert "no daemon answers" not in str(refused.value)
+
+
+def test_a_closed_session_is_not_one_that_never_was(client: Any) -> None:
+    session = client.create_session()
+    session.close()
+    for call in (lambda: session.execute("1"), session.refresh, lambda: session.files.read("a"), session.export_state):
+        with pytest.raises(PreconditionError, match="this session was closed") as refused:
+            call()
+        assert refused.value.reason == "SESSION_CLOSED"
+    session.close()
 
 
 @pytest.mark.parametrize("reason", ["", "DRAINING"])

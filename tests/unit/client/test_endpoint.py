@@ -72,6 +72,35 @@ def test_only_addresses_of_this_machine_are_local(address: str, local: bool) -> 
     assert is_local(address) is local
 
 
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1", "has no port: write 127.0.0.1:PORT, most often 127.0.0.1:50051"),
+        ("localhost:", "has no port: write localhost:PORT"),
+        ("localhost:http", "has no port"),
+        ("localhost:99999", "has no port"),
+        ("::1", r"has no port: write \[::1\]:PORT"),
+        ("[::1]", r"has no port: write \[::1\]:PORT"),
+        ("executor.sock", "or unix:PATH for a socket"),
+        ("http://127.0.0.1:5000", "is a URL, and a daemon's address is none: write 127.0.0.1:5000$"),
+        ("http://example.com/x", "is a URL, and a daemon's address is none: write example.com:50051$"),
+        ("https://example.com", r"write example.com:443 with tls=True \(--tls\)"),
+        ("grpc://localhost:1", "is a URL"),
+    ],
+)
+def test_an_address_of_a_wrong_form_is_refused_with_the_right_one(address: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        resolve(address, "t", None)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["dns:localhost:1", "dns:///localhost:1", "ipv6:[::1]:1", "[::1]:1", "unix:x", "unix:///x", "localhost:1"],
+)
+def test_targets_of_grpc_are_addresses(address: str) -> None:
+    assert resolve(address, "t", None).address == address
+
+
 def test_token_does_not_travel_unprotected() -> None:
     with pytest.raises(ConfigurationError, match="unprotected"):
         resolve("example.com:1", "t", None)

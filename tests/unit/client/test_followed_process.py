@@ -8,8 +8,8 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2 as types
-from executor_client import InvalidRequest, ProcessOutput, ProcessOutputCut, ProtocolError, TerminalSize
-from executor_client._core import process, requests
+from executor_client import ExecutorClient, InvalidRequest, ProcessOutput, ProcessOutputCut, ProtocolError, TerminalSize
+from executor_client._core import process
 from executor_client._core.assembler import EventGap
 from executor_client._core.process import FollowedProcess, HeadAndTail
 from executor_client._core.retry import Retries
@@ -109,7 +109,7 @@ def test_input_is_written_in_pieces_with_their_offsets() -> None:
 @pytest.mark.parametrize("env", [{"A": 1}, {1: "a"}, {"A": "geheim\ud800"}, ["geheim"], "geheim"])
 def test_a_wrong_environment_is_refused_without_its_values(env: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        requests.environment(env)  # type: ignore[arg-type]
+        ExecutorClient("unix:/nowhere", token="t").create_session(env=env)  # type: ignore[arg-type]
     assert "geheim" not in str(caught.value) and caught.value.__cause__ is None
     assert caught.value.__context__ is None or caught.value.__suppress_context__
 

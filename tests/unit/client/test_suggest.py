@@ -5,17 +5,34 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import numpy
 import pytest
 
-from executor_client import AsyncExecutorClient, ExecutorClient, InvalidRequest, Limits, Session, TlsConfig
-from executor_client._core.suggest import names_arguments
+import executor_client
+from executor_client import (
+    AsyncExecutorClient,
+    ExecutorClient,
+    InvalidRequest,
+    Limits,
+    Session,
+    SessionFiles,
+    SessionProcesses,
+    TlsConfig,
+)
+from executor_client._core.arguments import checks_arguments
 from executor_client.smolagents import CodeAgent, RemoteExecutor, RemotePythonInterpreterTool
 from tests.support.agents import scripted
 
 ADDRESS = "unix:/nowhere"
+# As callers without a type checker see them.
+CLIENT: Any = ExecutorClient
+LIMITS: Any = Limits
+REMOTE: Any = RemoteExecutor
+SESSION, FILES, PROCESSES = (cast("Any", object.__new__(kind)) for kind in (Session, SessionFiles, SessionProcesses))
 
 
 def client(**options: Any) -> ExecutorClient:
@@ -81,6 +98,100 @@ async def test_a_wrong_argument_of_a_coroutine_is_answered_too() -> None:
         await AsyncExecutorClient(ADDRESS, token="t").create_session(lables={})  # type: ignore[call-arg]
 
 
+class Unprintable:
+    """An object of the caller's own, which may stand in for one of ours."""
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: SESSION.execute(42), 'execute(): code is of type int; write code="..."'),
+        (lambda: SESSION.execute(b"1"), 'execute(): code is of type bytes; write code="..."'),
+        (
+            lambda: SESSION.execute("1", on_event=3),
+            "execute(): on_event is of type int; write on_event=a function",
+        ),
+        (
+            lambda: SESSION.evaluate("1", timeout_s="3"),
+            "evaluate(): timeout_s is of type str; write timeout_s=1.5",
+        ),
+        (
+            lambda: SESSION.get_variables("x"),
+            'get_variables(): names is of type str; write names=["..."]',
+        ),
+        (
+            lambda: SESSION.get_variables([1]),
+            'names is of type list and holds int; write names=["..."]',
+        ),
+        (lambda: SESSION.set_variables([1]), 'write variables={"...": ...}'),
+        (lambda: SESSION.put_file(1, b""), 'put_file(): path is of type int; write path="..."'),
+        (lambda: FILES.write("a", 5), "write(): data is of type int; write data="),
+        (
+            lambda: PROCESSES.run(5),
+            'run(): command is of type int; write command="..." or ["..."]',
+        ),
+        (lambda: SESSION.rename(None), 'rename(): name is of type NoneType; write name="..."'),
+        (
+            lambda: CLIENT(ADDRESS, token="t").get_session(7),
+            'get_session(): session_id is of type int; write session_id="..."',
+        ),
+        (
+            lambda: session(env={"A": "geheim", "B": 1}),
+            'env is of type dict and holds int, str; write env={"...": "..."}',
+        ),
+        (
+            lambda: session(authorized_imports="os"),
+            'authorized_imports is of type str; write authorized_imports=["..."]',
+        ),
+        (lambda: session(limits=5), 'limits is of type int; write limits=Limits(...) or {"...": '),
+        (lambda: session(keep="no"), "create_session(): keep is of type str; write keep=True"),
+        (lambda: CLIENT(50051), 'ExecutorClient(): address is of type int; write address="..."'),
+        (lambda: client(tls="yes"), "ExecutorClient(): tls is of type str; write tls=TlsConfig(...) or True"),
+        (
+            lambda: client(call_timeout_s=None),
+            "ExecutorClient(): call_timeout_s is of type NoneType; write call_timeout_s=1.5",
+        ),
+        (lambda: LIMITS(wall_time_s="30"), "Limits(): wall_time_s is of type str; write wall_time_s=1.5"),
+        (
+            lambda: REMOTE(session=42),
+            'RemoteExecutor(): session is of type int; write session=Session(...) or "..."',
+        ),
+        (
+            lambda: REMOTE(prelude=["x"]),
+            'RemoteExecutor(): prelude is of type list and holds str; write prelude="..."',
+        ),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_at_the_door_with_what_to_write(
+    call: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        call()
+    assert said in str(raised.value)
+    assert "geheim" not in str(raised.value)
+
+
+async def test_a_value_of_a_wrong_type_is_refused_in_the_asyncio_client_too() -> None:
+    with pytest.raises(InvalidRequest, match=r"get_session\(\): name is of type int"):
+        await AsyncExecutorClient(ADDRESS, token="t").get_session(name=7)  # type: ignore[arg-type]
+
+
+def test_values_that_only_look_different_are_taken() -> None:
+    assert LIMITS(wall_time_s=1, operations=numpy.int64(3), cpu_time_s=numpy.float32(0.5)).wall_time_s == 1
+    client(connect_timeout_s=numpy.float64(1)).close()
+    REMOTE(client=Unprintable(), limits={"memory_bytes": "1GB", "wall_time_s": None})
+
+
+def test_the_types_of_every_public_call_can_be_resolved() -> None:
+    """A name that is imported for type checkers only would leave the call unchecked, or fail it."""
+    kinds = [RemoteExecutor, *(getattr(executor_client, name) for name in executor_client.__all__)]
+    members = [member for kind in kinds for member in getattr(kind, "__dict__", {}).values()]
+    checked = [member for member in members if inspect.isfunction(member) and hasattr(member, "__wrapped__")]
+    assert len(checked) > 100
+    for member in checked:
+        typing.get_type_hints(member)
+
+
 def test_a_wrong_limit_is_answered_with_the_right_one() -> None:
     with pytest.raises(
         InvalidRequest, match=r"no such limits: memory \(did you mean memory_bytes\?\)\. There are wall"
@@ -93,7 +204,7 @@ def test_a_decorated_function_is_what_it_was() -> None:
     assert inspect.iscoroutinefunction(AsyncExecutorClient.create_session)
     assert Limits(wall_time_s=1) == Limits(wall_time_s=1) != Limits()
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
-        names_arguments(lambda code: code)()  # type: ignore[call-arg]
+        checks_arguments(lambda code: code)()  # type: ignore[call-arg]
 
 
 def test_without_smolagents_it_is_said_what_to_install() -> None:

@@ -77,7 +77,7 @@ def test_packages_are_asked_for_with_the_session_and_saved(daemon: FakeDaemon) -
         assert executor.saved_kwargs() == {"address": daemon.address, "packages": packages}
     (created,) = [request for name, request in daemon.requests if name == "CreateSession"]
     assert list(created.packages) == packages and not created.modules
-    with pytest.raises(ValueError, match="packages is a list of packages, not one string"):
+    with pytest.raises(InvalidRequest, match="packages is of type str; write packages="):
         RemoteExecutor(packages="polars")
     with pytest.raises(ValueError, match="packages can be of a new one only"):
         RemoteExecutor(packages=["polars"], session="0" * 32)
@@ -153,7 +153,7 @@ def test_hosts_are_asked_for_with_the_session(daemon: FakeDaemon) -> None:
         executor("1")
     (created,) = [request for name, request in daemon.requests if name == "CreateSession"]
     assert list(created.network) == ["pypi.org:443", "*.example.com"]
-    with pytest.raises(ValueError, match="network is a list of hosts, not one string"):
+    with pytest.raises(InvalidRequest, match="network is of type str; write network="):
         RemoteExecutor(network="pypi.org")
     with pytest.raises(ValueError, match="network can be of a new one only"):
         RemoteExecutor(network=["pypi.org"], session="0" * 32)

@@ -185,6 +185,13 @@ PROMISES = (
     Promise("run-state", "Running code", "Variables live from one execution to the next, also past an exception."),
     Promise("run-error", "Running code", "An error shows the program's own lines, and nothing of ours."),
     Promise("run-await", "Running code", "Code awaits at its top level."),
+    Promise(
+        "run-value-large",
+        "Running code",
+        "A value that is large, or whose own code fails, is described in the output, and never fails its step.",
+        {"fake": _NO_LIMIT},
+        _TWO_GUESTS,
+    ),
     Promise("run-main", "Running code", "Programs run in a real `__main__`: its classes pickle.", {"fake": _NO_SYSTEM}),
     Promise("run-operations", "Running code", "Operations are counted, and the same program spends the same count."),
     Promise(
@@ -342,6 +349,13 @@ PROMISES = (
     # -- Interrupting
     Promise("interrupt", "Interrupting", "A program that is cancelled is CANCELLED, and variables are kept."),
     Promise("interrupt-waiting", "Interrupting", "An execution that waits can be cancelled, and never runs."),
+    Promise(
+        "interrupt-again",
+        "Interrupting",
+        "A stopped program that waits again, for a pool or in a `finally`, is interrupted again: variables are kept.",
+        {"fake": _NO_SYSTEM},
+        _TWO_GUESTS,
+    ),
     # -- Files
     Promise(
         "files-transfer",

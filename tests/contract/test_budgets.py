@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from executor_server.core.model import LimitWarning, Log
@@ -131,3 +133,65 @@ async def test_spent_operations_stay_spent_under_other_limits(harness: Harness) 
 
 def _at_most(session_operations: int) -> str:
     return "".join(f"limits.{key}.session_operations = {session_operations}\n" for key in ("default", "max"))
+
+
+SWALLOWED = {
+    "a finalizer": "class Loop:\n    def __del__(self):\n        while True: pass\nloop = Loop()\ndel loop",
+    "a weak reference": """
+import weakref
+class Loop: pass
+def spin(_):
+    while True: pass
+loop = Loop()
+reference = weakref.ref(loop, spin)
+del loop
+""",
+    "a generator": """
+def spin():
+    try:
+        yield
+    finally:
+        while True: pass
+generator = spin()
+next(generator)
+del generator
+""",
+    "a thread": """
+import threading
+def spin():
+    while True: pass
+thread = threading.Thread(target=spin)
+thread.start()
+thread.join()
+""",
+    "a comparison": """
+class Loop:
+    def __eq__(self, other):
+        while True: pass
+    def __hash__(self):
+        return 1
+import contextlib
+with contextlib.suppress(BaseException):
+    {Loop(): 1}[Loop()]
+""",
+}
+STRAIGHT_LINES = "import hashlib\n" + "hashlib.pbkdf2_hmac('sha256', b'p', b's', 300_000)\n" * 500
+
+
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param(code, id=name, marks=promise("limit-budgets", "run-main")) for name, code in SWALLOWED.items()],
+)
+async def test_nothing_counts_after_a_spent_budget_that_was_swallowed(harness: Harness, code: str) -> None:
+    session = await harness.session()
+    given: list[object] = []
+    tools = {"final_answer": lambda value: given.append(value)}
+    answers = f"{code}\n{STRAIGHT_LINES}"
+    began_s = time.monotonic()
+    run = await harness.run_with_tools(
+        session, f"{answers}\nfinal_answer('evaded')", tools, "final_answer", operations=1000, wall_time_s=15
+    )
+    assert run.outcome == "operation_limit", run.message
+    assert "1000" in run.message and run.ended.final_answer_call_id == ""
+    assert given == []
+    assert time.monotonic() - began_s < 10, "straight-line code was ended"

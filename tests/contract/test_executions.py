@@ -210,7 +210,7 @@ LARGE = {
 }
 
 
-@promise("run-value")
+@promise("run-value-large")
 @pytest.mark.parametrize("code", LARGE.values(), ids=LARGE)
 async def test_a_large_value_is_described_in_the_output_and_whole_for_whoever_asks(harness: Harness, code: str) -> None:
     session = await harness.session(memory_bytes=1024 * MIB)
@@ -223,7 +223,7 @@ async def test_a_large_value_is_described_in_the_output_and_whole_for_whoever_as
     assert not isinstance(whole.output, OpaqueValue)
 
 
-@promise("run-value")
+@promise("run-value-large")
 async def test_an_evaluation_has_the_whole_value(harness: Harness) -> None:
     session = await harness.session()
     whole = await harness.run(session, "bytes(20_000_000)", whole=True)
@@ -242,7 +242,7 @@ HOSTILE = {
 }
 
 
-@promise("run-value")
+@promise("run-value-large")
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 async def test_the_code_of_a_value_fails_no_step(harness: Harness, body: str) -> None:
     session = await harness.session()

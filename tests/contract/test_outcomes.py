@@ -339,3 +339,95 @@ async def test_sessions_are_apart(harness: Harness) -> None:
         other, "import os\n('secret' in globals(), os.path.exists('/tmp/f'), os.path.exists('/dev/shm/f'))"
     )
     assert seen.output == (False, False, False)
+
+
+WAITS_AGAIN = {
+    "a pool of threads": """
+from concurrent.futures import ThreadPoolExecutor, as_completed
+def work(number):
+    begun.append(number)
+    time.sleep(30)
+with ThreadPoolExecutor(2) as pool:
+    for done in as_completed([pool.submit(work, number) for number in range(9)]):
+        done.result()
+""",
+    "a pool of processes": """
+from concurrent.futures import ProcessPoolExecutor
+def work(number):
+    time.sleep(30)
+with ProcessPoolExecutor(2) as pool:
+    list(pool.map(work, range(9)))
+""",
+    "threads of asyncio": """
+import asyncio
+async def main():
+    await asyncio.gather(*[asyncio.to_thread(time.sleep, 30) for number in range(2)])
+asyncio.run(main())
+""",
+    "finally": """
+try:
+    try:
+        time.sleep(30)
+    finally:
+        time.sleep(30)
+finally:
+    time.sleep(30)
+""",
+    "a command": "import subprocess\nwith subprocess.Popen(['sleep', '30']) as process:\n    process.wait()",
+}
+
+
+@promise("interrupt-again")
+@pytest.mark.parametrize("code", WAITS_AGAIN.values(), ids=WAITS_AGAIN)
+async def test_a_program_that_waits_again_is_interrupted_again_and_keeps_its_variables(
+    harness: Harness, code: str
+) -> None:
+    session = await harness.session()
+    run = await harness.run(session, f"import time\nbegun = []\n{code}", wall_time_s=0.5)
+    assert (run.outcome, run.state) == ("timeout", "kept")
+    after = await harness.run(session, "import gc; gc.collect(); len(begun)")
+    assert after.output <= 2, "what a pool has queued is cancelled"
+
+
+@promise("interrupt-again")
+async def test_tasks_of_a_stopped_program_do_not_go_on_in_the_next_one(harness: Harness) -> None:
+    session = await harness.session()
+    code = """
+import asyncio
+async def work():
+    while True:
+        await asyncio.sleep(0.01)
+        print("goes on")
+await asyncio.gather(work(), work())
+"""
+    assert (await harness.run(session, code, wall_time_s=0.3)).outcome == "timeout"
+    after = await harness.run(session, "await asyncio.sleep(0.1)")
+    assert (after.outcome, after.stdout) == ("succeeded", "")
+
+
+@promise("interrupt-again")
+async def test_a_handler_of_signals_that_a_program_left_is_no_later_one_s(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)")
+    run = await harness.run(session, "time.sleep(30)", wall_time_s=0.3)
+    assert (run.outcome, run.state) == ("timeout", "kept")
+
+
+@promise("interrupt-again")
+@pytest.mark.parametrize(
+    "timer", ["alarm(1)", "setitimer(signal.ITIMER_REAL, 0.2)", "setitimer(signal.ITIMER_PROF, 0.1)"]
+)
+@pytest.mark.parametrize("handler", ["signal.SIG_DFL", "late"])
+async def test_a_timer_that_a_program_left_disturbs_no_later_one(harness: Harness, timer: str, handler: str) -> None:
+    session = await harness.session()
+    code = f"""
+import signal, time
+def late(*_):
+    raise TimeoutError("too late")
+signal.signal(signal.SIGPROF if "PROF" in {timer!r} else signal.SIGALRM, {handler})
+signal.{timer}
+"""
+    assert (await harness.run(session, code)).outcome == "succeeded"
+    busy = "end = time.monotonic() + 1.2\nwhile time.monotonic() < end:\n    sum(range(10_000))\n'done'"
+    after = await harness.run(session, busy)
+    assert (after.outcome, after.output, after.state) == ("succeeded", "done", "kept"), after.message

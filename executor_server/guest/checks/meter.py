@@ -101,6 +101,7 @@ class Meter:
         self.limit = 0
         self.exceeded = False
         self.raised: OperationLimitExceeded | None = None  # the first of this execution; a thread may have died of it
+        self.on_stop: Callable[[], None] | None = None  # called at each tick that is refused
         self._of_session: int | None = None
         self._chunks: list[_Chunk] = []
         self._layout: tuple[int, list[int]] = 0, []  # budget and calls that `_laid_out` is for
@@ -168,6 +169,8 @@ class Meter:
         """Makes every tick raise what `exception` returns: a program that swallowed it once meets it again."""
 
         def refuse() -> bool:
+            if self.on_stop is not None:
+                self.on_stop()
             raise exception()
 
         self._spent = self.used()
@@ -185,6 +188,8 @@ class Meter:
         self.exceeded = True
         if self.raised is None:
             self.raised = exceeded
+        if self.on_stop is not None:
+            self.on_stop()
         raise exceeded
 
     def _last_segment(self, phase: int, answer: Callable[[], bool]) -> Iterator[bool]:

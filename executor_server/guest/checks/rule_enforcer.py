@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     class _Stoppable(Protocol):
         """The part of a Meter that is used here."""
 
+        on_stop: Callable[[], None] | None
+
         def stop(self, exception: Callable[[], BaseException]) -> None: ...
 
 
@@ -45,4 +47,6 @@ class RuleEnforcer:
         if self._watches and self.refusal is None:
             self.refusal = refusal
             self._meter.stop(lambda: refusal)
+            if self._meter.on_stop is not None:
+                self._meter.on_stop()
         raise refusal

@@ -6,18 +6,19 @@ import _thread
 import linecache
 import sys
 
-from ..checks.control import ExecutionInterrupted, FinalAnswerGiven, Refusal
+from ..checks.control import ControlException, ExecutionInterrupted, FinalAnswerGiven, Refusal
 from ..checks.failures import describe, text_of
 from ..checks.instrumentation import LastValue
 from ..checks.meter import OperationLimitExceeded
 from ..wire import link
-from ..wire.lean import dumps
-from ..wire.link_messages import NearLimit, Output, ProgramEnded, RunProgram
+from ..wire.lean import dumps, signal
+from ..wire.link_messages import NearLimit, Output, ProgramEnded, ProgramStopped, RunProgram
 from ..wire.messages import ErrorDetail
 from . import display
 from .bounds import clear_timers, within
 from .fitness import why_unfit
 from .host_tools import encode_description, encode_in_parts, encode_output
+from .leftovers import cancel_queued
 from .process import give_headroom, hold_headroom
 
 TYPE_CHECKING = False
@@ -55,6 +56,7 @@ class Executions:
         self._output = b""
         self._operations = 0
         self._in_agent_code = False
+        self._stop_reported = False
         self._loop: Any = None
         # Captured: agent code may replace the names in their module.
         self._encode, self._encode_output, self._describe = encode_in_parts, encode_output, encode_description
@@ -166,19 +168,51 @@ class Executions:
 
     def _evaluate(self, code: types.CodeType) -> None:
         self._main.__dict__["__builtins__"] = self._runtime.names  # an earlier program may have replaced them
-        result = eval(code, self._main.__dict__)
-        if code.co_flags & _CO_COROUTINE:
-            if self._loop is None:
-                import asyncio
+        signal.signal(signal.SIGINT, self.on_interrupt)  # and this
+        self._stop_reported, self._meter.on_stop = False, self._report_stop
+        try:
+            result = eval(code, self._main.__dict__)
+            if code.co_flags & _CO_COROUTINE:
+                self._await(result)
+            swallowed = self._decisive()
+            if swallowed is not None:
+                raise swallowed
+        except ControlException:
+            cancel_queued()
+            raise
+        finally:
+            self._meter.on_stop = None
 
-                self._loop = asyncio.new_event_loop()
-                asyncio.set_event_loop(self._loop)
-            self._loop.run_until_complete(result)
+    def _await(self, program: Any) -> None:
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        task = self._loop.create_task(program)
+        try:
+            self._loop.run_until_complete(task)
+        except ControlException:
+            if not task.done():  # else it would go on in the next program that awaits
+                task.cancel()
+                self._loop.run_until_complete(sys.modules["asyncio"].wait([task]))
+            raise
+
+    def _report_stop(self) -> None:
+        """Reports that the program was stopped, if it can; else at the next tick that is refused."""
+        if self._stop_reported or not self._process.is_here():
+            return
+        try:
+            refusal = self._enforcer.refusal
+            self._send(ProgramStopped(outcome="operation_limit" if refusal is None else refusal.outcome))
+            self._stop_reported = True
+        except (RecursionError, MemoryError):
+            return
 
     def _send_output(self, program: RunProgram) -> None:
         """Encodes the value of the program; a small one goes with the end, a large one now."""
         value = self._last_value.value
-        if value is None or self._decisive() is not None:
+        if value is None:
             return
         parts = self._encode(value) if program.whole_output else self._encoded(value, program)
         if len(parts) == 1 and len(parts[0]) <= link.INLINE_BYTES // 2:

@@ -39,6 +39,8 @@ def limit_error(ended_by: str, settings: Settings, reported: Optional[ErrorDetai
         "out_of_memory": ("MemoryError", "the program used more memory than memory_bytes allows"),
         "cancelled": ("Cancelled", "the execution was cancelled"),
     }
+    if ended_by not in said:  # the program was stopped from within: what it reports is the reason
+        return reported or ErrorDetail(type="Stopped", message=f"{ended_by}: the program went on, and was ended")
     type_name, message = said[ended_by]
     if reported is None:
         return ErrorDetail(type=type_name, message=message)

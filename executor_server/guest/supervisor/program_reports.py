@@ -16,7 +16,7 @@ from executor_api.limits import VALUE_BYTES_MAX
 from ..wire import link
 from ..wire.channel import Channel
 from ..wire.frames import FrameError
-from ..wire.link_messages import CalledTool, ImageReply, NearLimit, ProgramEnded, ShownImage
+from ..wire.link_messages import CalledTool, ImageReply, NearLimit, ProgramEnded, ProgramStopped, ShownImage
 from ..wire.messages import ErrorDetail, Image, LimitWarning, ToolCall
 from ..wire.schema import read_object
 from .child_processes import ChildProcesses
@@ -78,6 +78,13 @@ class ProgramReports:
             raise FrameError(f"a warning of {near.limit!r} that was not asked for")
         self._output.drain(run)
         self._send_warning(run, near.limit)
+
+    def on_stopped(self, stopped: ProgramStopped) -> None:
+        """Counts nothing of the program from now on, and ends it soon if something has swallowed its stop."""
+        run = self._runner.run
+        if run is not None and run.phase == Phase.RUNNING and run.ended_by is None:
+            run.ended_by = stopped.outcome
+            run.note_interrupted()
 
     def warn(self, run: Run, spent: int) -> None:
         """Sends the warnings that are due at so many operations and were not sent yet."""

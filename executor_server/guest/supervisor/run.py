@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Seconds from the interrupt to the kill: time for `finally` blocks and a traceback.
 GRACE_S = 1.5
+# Within them, the program is interrupted again where it still waits: first after half of them, then each time after:
+INTERRUPT_AGAIN_S = 0.1
 
 # The part of a budget that is spent when a warning is due.
 _WARN_NUMERATOR, _WARN_DENOMINATOR = 4, 5
@@ -122,6 +124,7 @@ class Run:
         self.started = time.monotonic()
         self.deadline = self.started + settings.wall_time_s
         self.interrupted_at: Optional[float] = None  # less the seconds spent drawing by then
+        self.interrupt_after_s = GRACE_S / 2
         self.ended_by: Optional[str] = None  # the outcome, once the supervisor has decided on one
         self.logs = LogRelay(channel, execution_id, settings.output_bytes)
         self.pipes: list[Pipe] = []
@@ -245,6 +248,12 @@ class Run:
     def kill_at(self) -> Optional[float]:
         """The time to kill an interrupted program that has not ended."""
         return None if self.interrupted_at is None else self.interrupted_at + GRACE_S + self.extra_s
+
+    @property
+    def interrupt_at(self) -> float:
+        """The time to interrupt a program once more; infinity for one that was not interrupted."""
+        started = self.interrupted_at
+        return float("inf") if started is None else started + self.interrupt_after_s + self.extra_s
 
     def wall_time_s(self) -> float:
         """Returns the seconds run so far, without pauses."""

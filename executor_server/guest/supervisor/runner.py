@@ -32,7 +32,7 @@ from .child_processes import ChildProcesses
 from .log_relay import ProgramOutput
 from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error, memory_error
 from .program_reports import ProgramReports
-from .run import Budget, Phase, Run, Settings
+from .run import INTERRUPT_AGAIN_S, Budget, Phase, Run, Settings
 from .tool_calls import ToolCalls
 
 TYPE_CHECKING = False
@@ -187,7 +187,7 @@ class Runner:
         if run is None:
             return self._background.due
         if run.kill_at is not None:
-            ends_at = run.kill_at
+            ends_at = min(run.kill_at, run.interrupt_at)
         else:
             look_at = self._checking.deadline if run.phase == Phase.CHECKING else self._next_watch
             ends_at = min(run.wall_deadline, look_at)
@@ -207,6 +207,9 @@ class Runner:
             if now >= min(self._checking.deadline, run.wall_deadline) and (refusal := self._checking.on_time(run, now)):
                 self.finish(run, *refusal)
         elif run.kill_at is not None:
+            if now >= run.interrupt_at:
+                run.interrupt_after_s += INTERRUPT_AGAIN_S
+                self._child_processes.interrupt()
             return now >= run.kill_at
         elif now >= run.wall_deadline:
             self.interrupt(run, "timeout")

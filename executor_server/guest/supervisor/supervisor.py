@@ -362,6 +362,8 @@ class Supervisor:
             link.read_body(packet, 0)
             if isinstance(message, link_messages.Booted):
                 self._replacement.note_booted()
+            elif isinstance(message, link_messages.ProgramStopped):
+                self._runner.reports.on_stopped(message)
             elif isinstance(message, link_messages.NearLimit):
                 self._runner.reports.on_limit(message)
             elif isinstance(message, link_messages.Drawing):

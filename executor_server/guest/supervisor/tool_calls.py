@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ..wire.link_messages import ToolReply
+from ..wire.link_messages import STOPS, ToolReply
 from .run import Call
 
 TYPE_CHECKING = False
@@ -68,7 +68,7 @@ class ToolCalls:
         else:
             final = call.name in self.final_tools
             reply = ToolReply(call=call.waiting_id, ok=True, final=final)
-            if final:
+            if final and run.ended_by not in STOPS:
                 run.final_call_id = run.final_call_id or result.call
         self._child_processes.post(reply, body, memfd=fd)
         run.set_clock()

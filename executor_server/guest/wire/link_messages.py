@@ -31,6 +31,8 @@ MAX_SOURCE_BYTES = 4 * MAX_BODY_BYTES
 PROGRAM_OUTCOMES = (
     *("succeeded", "exception", "import_denied", "policy_denied", "operation_limit", "out_of_memory", "exited"),
 )
+STOPS = ("import_denied", "policy_denied", "operation_limit")
+"""Outcomes of a program that the interpreter itself stops."""
 LIMITS_WITH_WARNINGS = ("operations", "session_operations")
 TOOL_PARTS = ("source", "bindings", "value")
 _CALL_CHARS = 64
@@ -334,6 +336,12 @@ class NearLimit(LinkMessage, kind="limit"):
     """The program has spent nearly all of this budget."""
 
     limit: str = one_of(*LIMITS_WITH_WARNINGS)
+
+
+class ProgramStopped(LinkMessage, kind="stopped"):
+    """The program has spent its operations or was refused something: nothing that it does from now on counts."""
+
+    outcome: str = one_of(*STOPS)
 
 
 class ProgramEnded(LinkMessage, kind="done"):

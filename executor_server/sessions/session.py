@@ -10,6 +10,7 @@ another daemon: `recall` rebuilds it from what the last daemon wrote to the regi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,13 @@ from executor_server.sessions.savepoints import SessionSavepoints
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from executor_server.sessions.watches import Watches
 
+# Seconds that the end of a session waits for the guest's last report.
+_LAST_REPORT_S = 0.5
+
 _log = structlog.get_logger(__name__)
+
+# Seconds that the end of a session waits for the last report of its guest.
+_LAST_REPORT_S = 0.5
 
 
 class Session:
@@ -370,6 +377,25 @@ class Session:
 
     def _fail_requests(self, reason: str) -> None:
         self.requests.fail_all(PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {reason}"))
+
+    async def charge_rest(self) -> None:
+        """Charges the CPU time since the guest's last report. What runs between executions may be most of a short
+        session; a guest that doesn't answer is charged as it was."""
+        if self._lost is not None or not self._channel.connected:
+            return
+        reported = asyncio.Event()
+
+        def note(cpu_time_s: float) -> None:
+            self._background.note(cpu_time_s)
+            reported.set()
+
+        self._channel.on_background_cpu = note
+        if self._liveness.reading_held:  # the report would lie behind frames that are not read
+            self._channel.on_frame = lambda _frame: None
+            self._channel.reading.resume()
+        self._channel.ping()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reported.wait(), _LAST_REPORT_S)
 
     async def close(self, reason: str) -> None:
         """Cancels what runs and closes its files; `destroy` must follow. Idempotent."""

@@ -24,6 +24,7 @@ async def close_session(session: Session, registry: Registry, reason: str) -> bo
     """Forgets a session and destroys its sandbox. Returns False when that may still live."""
     # The row goes first: a sandbox without a row is destroyed by the next daemon, should this one be killed here.
     registry.forget(session.session_id)
+    await session.charge_rest()
     await session.close(reason)
     # While the kernel ends the processes. After their files are closed: to close the last descriptor of a removed file
     # takes the file system longer than all of the rest, and removing it takes milliseconds in any case, in which the

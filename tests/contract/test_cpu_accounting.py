@@ -8,7 +8,7 @@ from executor_server.core.model import SessionFacts
 from executor_server.lifecycle.observer import Observer
 from tests.contract.harness import Harness
 from tests.contract.marks import promise
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually_async, eventually_awaited
 
 # The CPU time of children whose end their parent ignores is added to no process.
 _UNWAITED = """
@@ -65,6 +65,17 @@ class _Charges(Observer):
         self.cpu_time_s += cpu_time_s
 
 
+_BURNS = """
+import os, time
+if os.fork() == 0:
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    open("burnt", "w").close()
+    time.sleep(1e6)
+"""
+
+
 @promise("charge-background")
 async def test_processes_that_run_between_executions_are_charged_meanwhile(harness: Harness) -> None:
     """It was not charged: a session that only started something was free."""
@@ -86,3 +97,19 @@ if os.fork() == 0:
     assert run.outcome == "succeeded"
     assert await eventually_async(lambda: charges.cpu_time_s + run.ended.usage.cpu_time_s > 0.9)
     assert charges.cpu_time_s < 1.5
+
+
+@promise("charge-background")
+async def test_a_session_is_charged_for_what_runs_up_to_its_end(harness: Harness) -> None:
+    """Short sessions were charged for nothing between their last report, every few seconds, and their end."""
+    session = await harness.session()
+    session._liveness._ping_interval_s = 1_000.0
+    session._observer = charges = _Charges()
+    assert (await harness.run(session, _BURNS)).outcome == "succeeded"
+
+    async def burnt() -> bool:
+        return "burnt" in [file.path for file in (await session.list_files(""))[0]]
+
+    assert await eventually_awaited(burnt)
+    await harness.end_session(session)
+    assert charges.cpu_time_s > 0.25

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client._aio import ALLOWS_COROUTINES, AsyncSessionTransport, AsyncToolCalls, AsyncToolPool, Lock
+from executor_client._aio import AsyncSessionTransport, AsyncToolCalls, AsyncToolPool, Lock
 from executor_client._aio import OnEvent as OnEvent
 from executor_client._core import convert, requests, shipped_tools
 from executor_client._core import tools as host_tools
@@ -204,7 +204,7 @@ class AsyncSession(AsyncSessionUndo):
         make it; the previous tools then stay in place.
         """
         host_tools.refuse_reentrance(self.session_id, "register_tools")
-        made = host_tools.as_tools(tools, allow_coroutines=ALLOWS_COROUTINES)
+        made = host_tools.as_tools(tools)
         shipped = shipped_tools.ship_all(made, self._info.python_version)
 
         async def attempt() -> None:

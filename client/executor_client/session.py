@@ -26,7 +26,7 @@ from executor_client._core.requests import InlineBudget, LimitsLike
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
-from executor_client._sync import ALLOWS_COROUTINES, ClientLease, Lock, SessionTransport, ToolCalls, ToolPool
+from executor_client._sync import ClientLease, Lock, SessionTransport, ToolCalls, ToolPool
 from executor_client._sync import OnEvent as OnEvent
 from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.driving import abandon, drive
@@ -202,7 +202,7 @@ class Session(SessionUndo):
         make it; the previous tools then stay in place.
         """
         host_tools.refuse_reentrance(self.session_id, "register_tools")
-        made = host_tools.as_tools(tools, allow_coroutines=ALLOWS_COROUTINES)
+        made = host_tools.as_tools(tools)
         shipped = shipped_tools.ship_all(made, self._info.python_version)
 
         def attempt() -> None:

@@ -21,5 +21,5 @@ from executor_client._aio.runtime import (
     sleep,
     wait_for,
 )
-from executor_client._aio.tool_calls import ALLOWS_COROUTINES, AsyncToolCalls, AsyncToolPool
+from executor_client._aio.tool_calls import AsyncToolCalls, AsyncToolPool
 from executor_client._aio.transports import AsyncSessionTransport, AsyncTransports

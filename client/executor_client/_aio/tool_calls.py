@@ -22,8 +22,6 @@ from executor_client._core.shared_arguments import Arguments, ArgumentWatch
 from executor_client._core.tools import Answer, Tool
 from executor_client.errors import ProtocolError
 
-ALLOWS_COROUTINES = True
-
 
 class AsyncToolPool:
     """The limit on how many host tools of one session run at once."""

@@ -69,7 +69,7 @@ class Tool:
     """The dialect for tools of a library that the sandbox lacks."""
 
 
-def as_tools(tools: Mapping[str, Callable[..., Any] | Tool], *, allow_coroutines: bool) -> dict[str, Tool]:
+def as_tools(tools: Mapping[str, Callable[..., Any] | Tool]) -> dict[str, Tool]:
     """Returns the tools by name; callables are described from their docstring and signature."""
     made = {name: tool if isinstance(tool, Tool) else _described(tool, name) for name, tool in tools.items()}
     for name, tool in made.items():
@@ -81,8 +81,6 @@ def as_tools(tools: Mapping[str, Callable[..., Any] | Tool], *, allow_coroutines
             raise InvalidRequest(
                 f"the placement of the tool {name!r} is {HOST!r} or {SANDBOX!r}, not {tool.placement!r}"
             )
-        elif inspect.iscoroutinefunction(tool.function) and not allow_coroutines:
-            raise InvalidRequest(f"the tool {name!r} is a coroutine function: use AsyncExecutorClient")
     return made
 
 
@@ -158,6 +156,18 @@ def arguments(request: ToolRequest) -> Arguments:
         case (tuple() as args, dict() as kwargs) if all(isinstance(key, str) for key in kwargs):
             return Arguments.received(args, kwargs, packed)
     raise ToolRefusal("TypeError", "the arguments are not (positional, keywords)")
+
+
+def settled(value: Any) -> Any:
+    """Returns the value; an awaitable one is awaited, in an event loop of this thread's own."""
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio  # on first need: few blocking programs have such a tool
+
+    async def result() -> Any:
+        return await value
+
+    return asyncio.run(result())
 
 
 def succeeded(tool: Tool, value: object) -> Answer:

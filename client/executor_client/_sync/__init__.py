@@ -20,5 +20,5 @@ from executor_client._sync.runtime import (
     sleep,
     wait_for,
 )
-from executor_client._sync.tool_calls import ALLOWS_COROUTINES, ToolCalls, ToolPool
+from executor_client._sync.tool_calls import ToolCalls, ToolPool
 from executor_client._sync.transports import SessionTransport, Transports

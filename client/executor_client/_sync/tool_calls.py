@@ -23,8 +23,6 @@ from executor_client._sync.channel import EventStream
 from executor_client._sync.conversation import ConversedEvents
 from executor_client.errors import ProtocolError
 
-ALLOWS_COROUTINES = False
-
 
 class ToolPool:
     """The threads of one session's host tools: one for each call, up to a number; past it calls wait.
@@ -166,7 +164,8 @@ class ToolCalls:
         try:
             tool = host_tools.find(self._tools, request.event.name)
             given = host_tools.arguments(request)
-            return host_tools.succeeded(tool, tool.function(*given.args, **given.kwargs)), given.to_compare()
+            value = host_tools.settled(tool.function(*given.args, **given.kwargs))
+            return host_tools.succeeded(tool, value), given.to_compare()
         except Exception as error:  # noqa: BLE001 - the tool's error is the program's to handle
             return host_tools.failed(error), None
 

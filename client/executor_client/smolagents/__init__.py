@@ -10,8 +10,8 @@ docs/smolagents.md describes what an agent gets, and how it differs from smolage
 Owns everything that knows smolagents: the executor, placing tools, step callbacks, saving and loading. It must not know
 gRPC or the wire: it uses the session of `executor_client`. The base client never imports this package.
 
-Importing it changes two things in smolagents: an agent with a `RemoteExecutor` is saved as "remote", never as "local",
-and a saved agent finds `RemoteCodeAgent` by name.
+Importing it changes three things in smolagents: an agent with a `RemoteExecutor` is saved as "remote", not as "local";
+a saved agent finds `RemoteCodeAgent` by name; and `agent.interrupt()` ends the step that runs in a `RemoteExecutor`.
 """
 
 try:
@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
 from executor_client.smolagents.agent import (
     RemoteCodeAgent,
     find_managed_agents_by_class,
+    interrupt_running_steps,
     name_executor_when_saved,
     register,
     unregister,
@@ -71,3 +72,4 @@ __all__ = [
 del _smolagents
 name_executor_when_saved()
 find_managed_agents_by_class()
+interrupt_running_steps()

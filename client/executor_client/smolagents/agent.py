@@ -38,6 +38,7 @@ _UPSTREAM_INIT = smolagents.CodeAgent.__init__
 _UPSTREAM_RUN = smolagents.CodeAgent.run
 _UPSTREAM_CREATE = smolagents.CodeAgent.create_python_executor
 _UPSTREAM_TO_DICT = smolagents.CodeAgent.to_dict
+_UPSTREAM_INTERRUPT = smolagents.MultiStepAgent.interrupt
 
 # Settings that `smolagents.CodeAgent.from_dict` passes from a manager to the `from_dict` of each managed agent.
 _EXECUTOR_SETTINGS = frozenset({"executor_type", "additional_authorized_imports", "max_print_outputs_length"})
@@ -171,6 +172,23 @@ def name_executor_when_saved() -> None:
 
     if smolagents.CodeAgent.to_dict is _UPSTREAM_TO_DICT:
         smolagents.CodeAgent.to_dict = to_dict
+
+
+def interrupt_running_steps() -> None:
+    """Makes `interrupt()` of an agent end the running step, and interrupt the agents that it manages. Idempotent."""
+
+    @functools.wraps(_UPSTREAM_INTERRUPT)
+    def interrupt(self: Any) -> None:
+        _UPSTREAM_INTERRUPT(self)
+        executor = getattr(self, "python_executor", None)
+        if isinstance(executor, RemoteExecutor):
+            executor.interrupt()
+        for managed in self.managed_agents.values():
+            if isinstance(managed, smolagents.MultiStepAgent):
+                managed.interrupt()
+
+    if smolagents.MultiStepAgent.interrupt is _UPSTREAM_INTERRUPT:
+        smolagents.MultiStepAgent.interrupt = interrupt
 
 
 def find_managed_agents_by_class() -> None:

@@ -166,6 +166,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._tool_placement = checked(tool_placement)
         self._functions, self._has_tools = dict(additional_functions or {}), False
         self._wait_log, self._notice = WaitLog(), ""
+        self._interrupted = False  # the next step is refused
         self._lease = SessionLease(
             (lambda: client) if client is not None else self._connector(address, token, tls),
             owns_client=client is None,
@@ -183,6 +184,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
         """Sets the variables of the task, in this interpreter and in each one that replaces it."""
+        self._interrupted = False  # an agent sends them when a run begins
         sent = {name: unwrapped(value) for name, value in variables.items() if name not in BOOKKEEPING}
         for name in sent:
             if not str(name).isidentifier():
@@ -205,6 +207,9 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self.last_images = []
         self.last_artifacts = []
         shown = Shown()
+        if self._interrupted:
+            self._interrupted = False
+            raise CodeExecutionError("Code execution was interrupted before it began.", Outcome.CANCELLED)
         try:
             if self._functions and not self._has_tools:
                 self.send_tools({})
@@ -224,12 +229,23 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
                 self._lease.abandon()
             what = "refuses to go on" if isinstance(error, _REFUSALS) else "failed"
             raise DaemonLost(f"the execution service {what}: {error}") from error
+        self._interrupted = False  # by now it has ended this step
         self._note(self._undo.undo_if_asked())
         logs = self._keep(result, shown)
         if not result.succeeded and not result.is_final_answer:
             text = describe(result, code_action, self._lease.limits, self._restored)
             raise code_failure(text, result.outcome)
         return RemoteCodeOutput(output=writable(result.output), logs=logs, is_final_answer=result.is_final_answer)
+
+    def interrupt(self) -> None:
+        """Cancels the step that runs, from any thread, or else refuses the next one of this run. Variables are kept."""
+        self._interrupted = True
+        session = self._lease.current
+        try:
+            if session is not None:
+                session.cancel()
+        except ExecutorClientError as error:
+            _log.warning("the step could not be cancelled: %s", error)
 
     @property
     def session(self) -> Session:

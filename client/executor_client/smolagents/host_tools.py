@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from executor_client import Tool, ToolNotShippable
+from executor_client._core.tools import settled
 from executor_client.smolagents.sandbox_tools import (
     ALL,
     FINAL_ANSWER,
@@ -69,7 +70,7 @@ class _HostTool:
         self.stands_for = tool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return unwrapped(self.stands_for(*args, **kwargs))
+        return unwrapped(settled(self.stands_for(*args, **kwargs)))
 
 
 class _FinalAnswer(_HostTool):

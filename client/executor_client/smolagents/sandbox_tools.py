@@ -110,6 +110,8 @@ def host_only(name: str, tool: object) -> str | None:
         return "it is an agent, whose model and tools are in this process"
     if isinstance(tool, Model):
         return "it is a model, which is called from this process"
+    if inspect.iscoroutinefunction(getattr(tool, "forward", tool)):
+        return "it is asynchronous, and is awaited in this process"
     because = getattr(type(tool), "host_only_because", None)
     if isinstance(because, str):
         return because

@@ -12,7 +12,7 @@ import pytest
 
 from executor_api import values
 from executor_api.v1 import types_pb2 as types
-from executor_client import NotFoundError, ReentrantExecution, Tool, UnavailableError
+from executor_client import NotFoundError, Tool, UnavailableError
 from tests.support.fake_daemon import Answered, Cut, FakeDaemon, Refusal, log, result, tool_call
 from tests.support.polling import eventually
 
@@ -93,7 +93,7 @@ def test_error_of_a_tool_is_the_programs_by_type_and_message(
     session: Any, daemon: FakeDaemon, function: Any, args: tuple[Any, ...], expected: tuple[str, str]
 ) -> None:
     kind, message = run_tool(session, daemon, function, *args)
-    assert kind == expected[0]
+    assert kind.rpartition(".")[2] == expected[0]
     assert expected[1] in message and len(message) <= 10_000
 
 
@@ -220,7 +220,7 @@ def test_tool_that_would_wait_for_itself_is_told_so(session: Any, daemon: FakeDa
         "register_tools": lambda: session.register_tools({}),
     }
     kind, message = run_tool(session, daemon, uses[use])
-    assert kind == ReentrantExecution.__name__ and use in message
+    assert kind.endswith(".ReentrantExecution") and use in message
     session.execute("1")
 
 

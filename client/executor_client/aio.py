@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncSessionTransport, AsyncTransports, wait_for
+from executor_client._aio import AsyncSessionTransport, AsyncTransports, run_blocking, wait_for
 from executor_client._core import convert, endpoint, missing_modules, requests
 from executor_client._core.arguments import checks_calls
 from executor_client._core.endpoint import TlsConfig
@@ -22,6 +22,8 @@ from executor_client._core.limits import (
     RECONNECT_TIMEOUT_S,
     TAKE_BACK_WAIT_S,
 )
+from executor_client._core.local import LocalPath
+from executor_client._core.local_daemon import LocalDaemon
 from executor_client._core.requests import LimitsLike
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
@@ -88,7 +90,32 @@ class AsyncExecutorClient:
         self._transports = AsyncTransports(endpoint.resolve(address, token, tls, fleet_domain), timeouts, on_wait)
         self._transport = self._transports.front
         self._max_concurrent_tools = max_concurrent_tools
+        self._daemon: LocalDaemon | None = None
         self._lease = self._new_lease()
+
+    @classmethod
+    async def local(
+        cls,
+        *,
+        backend: str | None = None,
+        config: LocalPath | None = None,
+        policy: LocalPath | None = None,
+        **options: Any,
+    ) -> Self:
+        """Starts a daemon of this process, and returns a client of it. The daemon ends when the client is closed or
+        collected, and with this process, even if that is killed.
+
+        It needs the extra `server`, and reads the files `config` and `policy` if they are given. `options` are the
+        client's. Raises ConfigurationError when it does not start.
+        """
+        daemon = await run_blocking(LocalDaemon, backend, config, policy)
+        try:
+            client = cls(daemon.address, token=daemon.token, **options)
+        except BaseException:
+            daemon.close()
+            raise
+        client._daemon = daemon
+        return client
 
     @property
     def address(self) -> str:
@@ -234,6 +261,8 @@ class AsyncExecutorClient:
         with contextlib.suppress(TimeoutError):
             await wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
         await self._transports.close()
+        if self._daemon is not None:
+            await run_blocking(self._daemon.close)
 
     def _new_lease(self) -> ClientLease:
         return ClientLease(self._transport.endpoint, self._transport.timeouts)

@@ -22,10 +22,12 @@ from executor_client._core.limits import (
     RECONNECT_TIMEOUT_S,
     TAKE_BACK_WAIT_S,
 )
+from executor_client._core.local import LocalPath
+from executor_client._core.local_daemon import LocalDaemon
 from executor_client._core.requests import LimitsLike
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
-from executor_client._sync import ClientLease, SessionTransport, Transports, wait_for
+from executor_client._sync import ClientLease, SessionTransport, Transports, run_blocking, wait_for
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
 from executor_client.results import EnvironmentInfo, Policy, SessionInfo, SessionState
 from executor_client.session import Session
@@ -87,7 +89,32 @@ class ExecutorClient:
         self._transports = Transports(endpoint.resolve(address, token, tls, fleet_domain), timeouts, on_wait)
         self._transport = self._transports.front
         self._max_concurrent_tools = max_concurrent_tools
+        self._daemon: LocalDaemon | None = None
         self._lease = self._new_lease()
+
+    @classmethod
+    def local(
+        cls,
+        *,
+        backend: str | None = None,
+        config: LocalPath | None = None,
+        policy: LocalPath | None = None,
+        **options: Any,
+    ) -> Self:
+        """Starts a daemon of this process, and returns a client of it. The daemon ends when the client is closed or
+        collected, and with this process, even if that is killed.
+
+        It needs the extra `server`, and reads the files `config` and `policy` if they are given. `options` are the
+        client's. Raises ConfigurationError when it does not start.
+        """
+        daemon = run_blocking(LocalDaemon, backend, config, policy)
+        try:
+            client = cls(daemon.address, token=daemon.token, **options)
+        except BaseException:
+            daemon.close()
+            raise
+        client._daemon = daemon
+        return client
 
     @property
     def address(self) -> str:
@@ -233,6 +260,8 @@ class ExecutorClient:
         with contextlib.suppress(TimeoutError):
             wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
         self._transports.close()
+        if self._daemon is not None:
+            run_blocking(self._daemon.close)
 
     def _new_lease(self) -> ClientLease:
         return ClientLease(self._transport.endpoint, self._transport.timeouts)

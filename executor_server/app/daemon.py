@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import shutil
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
@@ -63,12 +64,19 @@ _M_MMAP_THRESHOLD = -3
 _log = structlog.get_logger(__name__)
 
 
-def serve(config: Config) -> None:
-    """Runs the daemon until a signal stops it. Raises ConfigError, StateDirError, AddressError, SandboxFailure."""
+def serve(config: Config, owner_pid: int | None = None) -> None:
+    """Runs the daemon until a signal stops it. Raises ConfigError, StateDirError, AddressError, SandboxFailure.
+
+    With an owner, a parent process, it ends with that, and removes its state directory.
+    """
     logs.configure(config.log.level, config.log.format)
     _keep_freed_memory()
     open_files.raise_limit()
-    uvloop.run(_serve(config))
+    try:
+        uvloop.run(_serve(config, owner_pid))
+    finally:
+        if owner_pid is not None:
+            shutil.rmtree(config.server.state_dir)
 
 
 def check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
@@ -100,10 +108,10 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 64 * 1024 * 1024)
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, owner_pid: int | None) -> None:
     """Starts up, runs until a signal asks for the end, and shuts down: leaving the stack releases everything."""
     async with AsyncExitStack() as stack:
-        signals = stack.enter_context(handled_signals())
+        signals = stack.enter_context(handled_signals(owner_pid))
         daemon = await _start_up(config, stack)
         signals.on_reload(daemon.reload_soon)
         announce(await daemon.server.start(), daemon.own_state)

@@ -100,7 +100,8 @@ main.add_command(images)
     type=click.Path(path_type=Path, dir_okay=False),
     help="Policy file; replaces policy.file. Default: the built-in policy.",
 )
-def serve(**options: Any) -> None:
+@click.option("--for-process", "owner_pid", type=int, hidden=True)
+def serve(owner_pid: int | None, **options: Any) -> None:
     """Runs the daemon until SIGTERM or SIGINT; the first drains, a second hurries."""
     config = load_config(**options)
     if config.fleet.role == "front":
@@ -113,7 +114,7 @@ def serve(**options: Any) -> None:
 
     start_collector()
     try:
-        daemon.serve(config)
+        daemon.serve(config, owner_pid)
     except ConfigError as error:
         fail_config(error)
     except (StateDirError, AddressError, AuditDirError) as error:

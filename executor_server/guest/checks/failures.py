@@ -17,29 +17,34 @@ _MAX_MESSAGE_CHARS = 8_000
 _MAX_TRACEBACK_CHARS = 12_000
 _MAX_STATEMENT_CHARS = 2_000
 _MAX_FRAMES = 30
+_MAX_CAPTURED_FRAMES = 200
 _MAX_CHAIN = 64
-_AGENTS = ("<execution-", "<prelude>")
+_AGENTS = ("<execution-", "<prelude>", "<tool-")
 _NOT_SHOWN = (__file__.partition("executor_guest")[0], "<frozen importlib")  # as CPython itself drops the latter
 
 
 def describe(
-    error: BaseException, filename: str, source: str, spans: list[list[int]], network: Sequence[str] = ()
+    error: BaseException,
+    filename: str,
+    source: str,
+    spans: list[list[int]],
+    network: Sequence[str] = (),
+    owns: Callable[[str], bool] = lambda path: False,
 ) -> ErrorDetail:
     """Returns the type, message, traceback, line and statement of an exception, of the program's own frames.
 
-    `network` names the hosts that the program may reach.
+    `network` names the hosts that the program may reach; `owns` is true for the files of its own modules.
     """
     trace = _agent_traceback(error)
     line, top_line = _lines(trace, filename)
     name = "KeyboardInterrupt" if isinstance(error, ExecutionInterrupted) else type(error).__name__
-    is_offline = _is(offline.is_offline, error)
-    note = f"\n{offline.note(network)}" if is_offline else ""
+    note = f"\n{offline.note(network)}" if _is(offline.is_offline, error) else ""
     if _is(offline.is_install, error):
         note = f"{note}\n{offline.NOT_INSTALLED}"
     return ErrorDetail(
         type=name[:256],
         message=text_of(error) + note,
-        traceback=_format(error, trace, shorten=_keep_agent_frames if is_offline else _drop_own_frames, note=note),
+        traceback=_format(error, trace, owns, note),
         line=line,
         statement=_statement(source, spans, top_line),
     )
@@ -79,16 +84,10 @@ def _is(kind: Callable[[BaseException], bool], error: BaseException) -> bool:
         return False
 
 
-def _format(
-    error: BaseException,
-    trace: Optional[types.TracebackType],
-    *,
-    shorten: Callable[[traceback.TracebackException], None],
-    note: str,
-) -> str:
+def _format(error: BaseException, trace: Optional[types.TracebackType], owns: Callable[[str], bool], note: str) -> str:
     try:
-        captured = traceback.TracebackException(type(error), error, trace, limit=-_MAX_FRAMES)
-        shorten(captured)
+        captured = traceback.TracebackException(type(error), error, trace, limit=-_MAX_CAPTURED_FRAMES)
+        _fold(captured, owns)
         text = "".join(captured.format())
         text = f"{text.rstrip()}{note}\n" if note else text
     except BaseException as inner:  # noqa: BLE001 (the program's own __str__, or out of memory)
@@ -99,45 +98,51 @@ def _format(
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
-def _drop_own_frames(captured: traceback.TracebackException) -> None:
-    """Drops the frames of the guest: the interrupt, the tools, the wrapped builtins; and those of the importer."""
-    pending: list[Optional[traceback.TracebackException]] = [captured]
+def _fold(captured: traceback.TracebackException, owns: Callable[[str], bool]) -> None:
+    """Keeps the program's own frames and the innermost of each exception, and drops exceptions of libraries that say
+    nothing new. A missing key of pandas comes as two exceptions in 25 lines, a failure to connect as five in sixty."""
+    pending = [captured]
     for _ in range(_MAX_CHAIN):
-        one = pending.pop() if pending else None
-        if one is not None:
-            one.stack[:] = [frame for frame in one.stack if not frame.filename.startswith(_NOT_SHOWN)]
-            pending += [one.__cause__, one.__context__]
-
-
-def _keep_agent_frames(captured: traceback.TracebackException) -> None:
-    """Keeps the program's own frames and the innermost of each exception, and drops exceptions of libraries alone.
-
-    A failure to connect comes as four or five chained exceptions, sixty lines of libraries around one of the program.
-    """
-    _drop_own_frames(captured)
-    one = captured
-    for _ in range(_MAX_CHAIN):
-        one.stack[:] = [frame for frame in one.stack[:-1] if _is_agents(frame)] + one.stack[-1:]
-        inner = _inner(one)
+        if not pending:
+            return
+        one = pending.pop()
+        one.stack[:] = _folded(one.stack, owns)
+        inner, said = _inner(one), _said(one)
         for _ in range(_MAX_CHAIN):
-            if inner is None or any(map(_is_agents, inner.stack)):
+            if inner is None or _said(inner) not in said or any(_is_own(frame, owns) for frame in inner.stack):
                 break
             inner = _inner(inner)
         if one.__cause__ is not None:
             one.__cause__ = inner
         else:
             one.__context__ = inner
-        if inner is None:
-            return
-        one = inner
+        pending += [inner] if inner is not None else []
+        pending += getattr(one, "exceptions", None) or ()  # those of a group
+
+
+def _folded(stack: list[traceback.FrameSummary], owns: Callable[[str], bool]) -> list[traceback.FrameSummary]:
+    # Without the frames of the guest, the interrupt, the tools and the wrapped builtins, and those of the importer.
+    frames = [frame for frame in stack if not frame.filename.startswith(_NOT_SHOWN)]
+    kept = [frame for frame in frames[:-1] if _is_own(frame, owns)] + frames[-1:]
+    if folded := len(frames) - len(kept):
+        last = kept[-1]
+        note = f"{last.name} ({folded} frames of libraries are not shown)"
+        kept[-1] = traceback.FrameSummary(last.filename, last.lineno or 0, note, line=last.line)
+    return kept[-_MAX_FRAMES:]
+
+
+def _said(one: traceback.TracebackException) -> str:
+    """Returns the message of an exception, without its type."""
+    return "".join(one.format_exception_only()).strip().partition(": ")[2]
 
 
 def _inner(one: traceback.TracebackException) -> Optional[traceback.TracebackException]:
     return one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
-def _is_agents(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_AGENTS)
+def _is_own(frame: traceback.FrameSummary, owns: Callable[[str], bool]) -> bool:
+    name = frame.filename
+    return name.startswith(_AGENTS) or (name.startswith("/") and owns(name))
 
 
 def _statement(source: str, spans: list[list[int]], line: int) -> str:

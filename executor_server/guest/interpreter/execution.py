@@ -255,7 +255,8 @@ class Executions:
         self._meter.finish()  # from here on, str() and repr() of the program's exceptions are free
         if isinstance(error, SystemExit):
             return "exited", ErrorDetail(type="SystemExit", message=text_of(error), exit_code=_exit_code(error))
-        detail = describe(error, filename, source, spans, self._enforcer.rules.network)
+        network, owns = self._enforcer.rules.network, self._enforcer.own.owns_path
+        detail = describe(error, filename, source, spans, network, owns)
         if isinstance(error, OperationLimitExceeded):
             return "operation_limit", detail
         if isinstance(error, MemoryError):

@@ -155,8 +155,9 @@ class ExecutionResult:
     (`is_final_answer`). A value without an exact form arrives as an `OpaqueValue`. `state` and `generation` say whether
     the session's variables were kept. `artifacts` are the files of the workspace that the program made or changed; with
     `artifacts_truncated` there may be more. `policy_fingerprint` identifies the policy that it ran under. `savepoint`
-    is the number of the savepoint that was taken before it; 0 when there is none. `branch` says what a program that
-    was tried has changed (`Session.try_`); None for one that was executed.
+    is the number of the savepoint that was taken before it; 0 when there is none, and then `savepoint_refused` has the
+    reason if one was asked for. `branch` says what a program that was tried has changed (`Session.try_`); None for one
+    that was executed.
     """
 
     execution_id: str
@@ -176,6 +177,7 @@ class ExecutionResult:
     artifacts_truncated: bool = False
     policy_fingerprint: str = ""
     savepoint: int = 0
+    savepoint_refused: str = ""
     branch: Branch | None = None
 
     @property

@@ -72,13 +72,15 @@ class Branch:
 class Rollback:
     """The session went to `savepoint`, or to a branch. `dropped` counts the later savepoints, which are gone.
 
-    `left_out` says in words what could not be restored, beside what the savepoint itself has not.
+    `left_out` says in words what could not be restored, beside what the savepoint itself has not. `undone` has the
+    first lines of the steps that `RemoteExecutor.undo` has undone, the oldest first.
     """
 
     savepoint: Savepoint
     generation: int
     dropped: int
     left_out: tuple[str, ...] = ()
+    undone: tuple[str, ...] = ()
 
 
 def savepoints_from(wire: Sequence[service_pb.Savepoint]) -> list[Savepoint]:

@@ -87,6 +87,7 @@ def read_result(frame: Frame, policy_fingerprint: str = "") -> Result:
         artifacts_truncated=bool(result.artifacts_truncated),
         policy_fingerprint=policy_fingerprint,
         savepoint=result.savepoint or 0,
+        savepoint_refused=clean(result.savepoint_refused or ""),
         branch=_read_branch(branch) if branch else None,
         imports=_imports(result.imports) if result.imports else (),
     )

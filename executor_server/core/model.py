@@ -380,6 +380,7 @@ class Result:
     artifacts_truncated: bool = False  # more files were made or changed than are listed
     policy_fingerprint: str = ""  # the policy in force when the execution began
     savepoint: int = 0  # the one that was taken before it; 0: none
+    savepoint_refused: str = ""  # the reason why none was, if one was asked for
     branch: BranchEnd | None = None  # when it ran in a branch
     imports: tuple[str, ...] = ()  # modules that the checked part of its source imports, sorted
 

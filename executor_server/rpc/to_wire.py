@@ -236,6 +236,7 @@ def _result_to(result: Result) -> pb.ExecutionResult:
         artifacts_truncated=result.artifacts_truncated,
         policy_fingerprint=result.policy_fingerprint,
         savepoint=result.savepoint,
+        savepoint_refused=result.savepoint_refused,
         branch=None if result.branch is None else _branch_to(result.branch),
     )
 

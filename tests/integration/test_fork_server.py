@@ -51,12 +51,14 @@ def _command_of(process: psutil.Process) -> list[str]:
         return []
 
 
-def forked(client: ExecutorClient, daemon: Daemon, stack: ExitStack) -> tuple[Session, int]:
+def forked(
+    client: ExecutorClient, daemon: Daemon, stack: ExitStack, limits: dict[str, int] = SMALL
+) -> tuple[Session, int]:
     """A session from a zygote, and the zygote; sessions before it come from bubblewrap."""
     found: list[tuple[Session, int]] = []
 
     def try_one() -> bool:
-        session = client.create_session(authorized_imports=["*"], limits=SMALL)
+        session = client.create_session(authorized_imports=["*"], limits=limits)
         zygote = zygote_of(session)
         if zygote is None:
             session.close()
@@ -84,6 +86,17 @@ def test_a_shared_zygote_makes_the_sandboxes_of_all_tenants() -> None:
         daemon = stack.enter_context(daemon_of(NO_POOL, policy=policy_of("shared"), program=EAGER_SERVER))
         clients = [stack.enter_context(daemon.client_of(tenant)) for tenant in ("alice", "bob")]
         assert len({forked(each, daemon, stack)[1] for each in clients}) == 1
+
+
+def test_a_zygote_with_libraries_serves_although_arrow_is_among_them() -> None:
+    """pandas imports it, and its allocator has a thread, which was a reason to serve no sandbox at all."""
+    require("local")
+    with ExitStack() as stack:
+        daemon = stack.enter_context(daemon_of(NO_POOL, policy=policy_of("shared"), program=EAGER_SERVER))
+        client = stack.enter_context(daemon.client())
+        session, _ = forked(client, daemon, stack, {"memory_bytes": 2**31})
+        code = "import sys\nready = 'pyarrow' in sys.modules\nimport pyarrow.compute as pc\n(ready, pc.sum([1, 2]).as_py())"
+        assert session.execute(code).raise_for_outcome().output == (True, 3)
 
 
 def test_a_daemon_with_a_pool_and_one_session_has_no_nursery() -> None:

@@ -19,6 +19,7 @@ from executor_client import (
     InvalidRequest,
     NotFoundError,
     PreconditionError,
+    Session,
     VariablesState,
 )
 from executor_client.cli.console import Console
@@ -206,28 +207,102 @@ def test_an_executor_undoes_steps_and_says_what_a_crash_has_left(executor: Remot
 def test_a_model_may_undo_the_step_before(executor: RemoteExecutor) -> None:
     with executor:
         executor.send_tools({"undo_last_step": UndoTool(executor)})
-        with pytest.raises(CodeExecutionError, match="no step that could be undone"):
+        with pytest.raises(CodeExecutionError, match="0 steps can be undone"):
             executor("undo_last_step()")
         executor("x = 1")
         executor("x = 2")
-        assert executor("x = 3\nprint(undo_last_step())").logs.startswith("Note: The last step is undone")
+        logs = executor("x = 3\nprint(undo_last_step())").logs
+        assert logs.startswith("Note: Undone: `x = 2`, `x = 3…`. Variables, imports and files are as they were before.")
         assert executor("x").output == 1
 
 
-def test_the_repl_takes_statements_back(client: ExecutorClient) -> None:
-    lines = iter(["x = 1", "x = 2", "%undo", "x", "import os", "%undo 3", "%undo x", "x"])
+THREADS = "import threading; e = threading.Event(); threading.Thread(target=e.wait, daemon=True).start()"
+
+
+def test_a_step_without_a_savepoint_is_not_skipped_by_undo(daemon: Daemon) -> None:
+    """It was left out of the history, so that undo went further back than asked, and did not say so."""
+    with RemoteExecutor(["threading"], **daemon.access, savepoints="each-step") as executor:
+        executor("first = 1")
+        executor(THREADS)
+        assert "no savepoint before this step: 1 threads of the program run" in executor("x = 1").logs
+        assert "no savepoint" not in executor("x = 2\ny = 2").logs, "a cause is named once"
+        with pytest.raises(InvalidRequest) as refused:
+            executor.undo()
+        assert "there is no savepoint before `x = 2…`: 1 threads of the program run" in refused.value.message
+        assert (
+            "undo 3 steps to go back to the nearest one, which undoes `import threading; e = " in refused.value.message
+        )
+        assert executor.state["x"] == 2, "nothing was undone"
+        executor("e.set()")
+        assert executor("x = 3").logs == "", "there is a savepoint again"
+        assert executor.undo().undone == ("x = 3",)
+        with pytest.raises(InvalidRequest, match=r"no savepoint before `e.set\(\)`"):
+            executor.undo(1)
+        back = executor.undo(4)
+        assert [name[:9] for name in back.undone] == ["import th", "x = 1", "x = 2…", "e.set()"]
+        assert executor("first, 'x' in globals()").output == (1, False)
+
+
+def test_a_model_is_told_why_a_step_can_not_be_undone_and_may_go_further_back(daemon: Daemon) -> None:
+    with RemoteExecutor(["threading", "os"], **daemon.access, savepoints="each-step") as executor:
+        executor.send_tools({"undo_last_step": UndoTool(executor)})
+        executor("x = 1")
+        executor(THREADS)
+        executor("x = 2")
+        with pytest.raises(CodeExecutionError, match=r"no savepoint before `x = 2`: 1 threads .* undo 2 steps"):
+            executor("undo_last_step()")
+        assert executor("x").output == 2
+        assert "Undone: `import threading;" in executor("print(undo_last_step(4))").logs
+        assert executor("x").output == 1
+        executor("x = 3")
+        with pytest.raises(CodeExecutionError, match="as they were before this step"):
+            executor("undo_last_step(); import os; os._exit(1)")
+        assert executor("x").output == 1, "the step that asked was taken back already, and one more"
+
+
+def test_a_step_that_was_interrupted_is_not_skipped_by_undo(executor: RemoteExecutor) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with executor:
+        executor.send_tools({"interrupt": interrupt})
+        executor("x = 1")
+        with pytest.raises(KeyboardInterrupt):
+            executor("x = 2; interrupt()")
+        with pytest.raises(InvalidRequest, match=r"before `x = 2; interrupt.*: it was interrupted; undo 2 steps"):
+            executor.undo()
+
+
+def typed(session: Session, *lines: str) -> tuple[str, str]:
+    """Types lines into a REPL, and returns what it has printed and remarked."""
+    left = iter(lines)
 
     class Typed:
         def read(self, prompt: str) -> str:
             try:
-                return next(lines)
+                return next(left)
             except StopIteration:
                 raise EOFError from None
 
     out, err = io.StringIO(), io.StringIO()
-    with client.create_session() as session, redirect_stdout(out), redirect_stderr(err):
+    with session, redirect_stdout(out), redirect_stderr(err):
         run(session, Console(), Typed())
-    assert out.getvalue() == "1\n"
-    said = err.getvalue()
-    assert said.count("variables and files are as they were before") == 2
+    return out.getvalue(), err.getvalue()
+
+
+def test_the_repl_says_which_statements_it_takes_back_and_which_it_can_not(client: ExecutorClient) -> None:
+    session = client.create_session(authorized_imports=["threading"])
+    out, said = typed(session, "y = 0", THREADS, "x = 1", "x = 2", "%undo", "x", "%undo 4", "'x' in globals()")
+    assert out == "2\nFalse\n"
+    assert said.count("no savepoint before this step") == 1
+    assert "nothing was undone: there is no savepoint before `x = 2`: 1 threads of the program run" in said
+    assert "undone: `import threading; e = " in said
+
+
+def test_the_repl_takes_statements_back(client: ExecutorClient) -> None:
+    lines = ["x = 1", "x = 2", "%undo", "x", "import os", "%undo 3", "%undo x", "x"]
+    out, said = typed(client.create_session(), *lines)
+    assert out == "1\n"
+    assert "undone: `x = 2`; variables and files are as they were before" in said
+    assert "undone: `x = 1`, `x`, `import os`; variables and files are as they were before" in said
     assert "%undo wants a number of statements" in said and "name 'x' is not defined" in said

@@ -203,5 +203,6 @@ class Assembler:
             artifacts_truncated=wire.artifacts_truncated,
             policy_fingerprint=wire.policy_fingerprint,
             savepoint=wire.savepoint,
+            savepoint_refused=wire.savepoint_refused,
             branch=branch_from(wire.branch) if wire.HasField("branch") else None,
         )

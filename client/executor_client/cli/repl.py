@@ -112,14 +112,18 @@ class _Repl:
             result = self._run(source)
         except KeyboardInterrupt:
             console.fail("cancelled")
+            savepoints = session.savepoints() if self._takes_savepoints else []
+            has_savepoint = self._history.note_interrupted(source, savepoints)
             if session.refresh().generation != generation:
-                kept = "variables are as they were before" if self._takes_savepoints else "its variables are gone"
+                if has_savepoint:
+                    self._history.undone(1)
+                kept = "variables are as they were before" if has_savepoint else "its variables are gone"
                 console.remark(f"the interpreter was replaced, {kept}")
             return True
         except InvalidRequest as error:
             console.fail(str(error))
             return True
-        self._history.note(result)
+        self._history.note(source, result)
         show_end(console, session, result, "%import {}")
         if result.succeeded:
             console.show_value(result.output)
@@ -139,8 +143,8 @@ class _Repl:
             raise InvalidRequest("%undo wants a number of statements: %undo 2")
         steps = int(argument or 1)
         back = self._session.rollback(self._history.before(steps))
-        self._history.undone(steps)
-        self._console.remark("variables and files are as they were before")
+        names = ", ".join(f"`{name}`" for name in self._history.undone(steps))
+        self._console.remark(f"undone: {names}; variables and files are as they were before")
         for line in (*back.savepoint.left_out, *back.left_out):
             self._console.remark(f"not restored: {line}")
 

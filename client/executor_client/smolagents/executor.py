@@ -216,6 +216,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             if self._lease.restore():
                 self._note(describe_restart(self._restored))
             result = self._lease.execute(code_action, lambda session: self._run(session, code_action, shown))
+            self._note(self._undo.undo_if_asked())
         except SessionGone as gone:
             lost_session = describe_lost_session(gone.reason, self._restored)
             raise CodeExecutionError(f"Code execution failed. {lost_session}", Outcome.LOST) from gone
@@ -230,7 +231,6 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             what = "refuses to go on" if isinstance(error, _REFUSALS) else "failed"
             raise DaemonLost(f"the execution service {what}: {error}") from error
         self._interrupted = False  # by now it has ended this step
-        self._note(self._undo.undo_if_asked())
         logs = self._keep(result, shown)
         if not result.succeeded and not result.is_final_answer:
             text = describe(result, code_action, self._lease.limits, self._restored)
@@ -273,15 +273,21 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         """Undoes the last steps: variables, modules and files of the workspace are as they were before them.
 
         Only with `savepoints="each-step"`, and as far back as the session has savepoints. The prints and images of the
-        last step go, too. What tools did outside of the sandbox stays. Raises InvalidRequest when there are not so many
-        steps, and what `Session.rollback` raises.
-        """
-        self._print_outputs[PRINT_OUTPUTS], self.last_images, self.last_artifacts = "", [], []
-        return self._undo.undo(steps)
+        last step go, too. What tools did outside of the sandbox stays. `Rollback.undone` names the steps.
 
-    def ask_undo(self) -> bool:
-        """Has the step before the current one undone when that has ended, for tools. False when there is none."""
-        return self._undo.ask()
+        Raises InvalidRequest when there are not so many steps, or when no savepoint was taken before the first of them,
+        as while the program has threads; then nothing is undone. Raises what `Session.rollback` raises.
+        """
+        done = self._undo.undo(steps)
+        self._print_outputs[PRINT_OUTPUTS], self.last_images, self.last_artifacts = "", [], []
+        return done
+
+    def ask_undo(self, steps: int = 1) -> tuple[str, ...]:
+        """Has the steps before the current one undone when that has ended, for tools. Returns their first lines.
+
+        Raises InvalidRequest as `undo` does.
+        """
+        return self._undo.ask(steps)
 
     def page(self, *, timeout_s: float | None = None) -> Page | None:
         """Returns the page of the browser that helium drives in the session; None before the first page.
@@ -384,7 +390,12 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         try:
             saves = self._undo.mode is not None
             result = session.execute(code, on_event=show, output_mode="last_statement", savepoint=saves)
-            self._undo.note(session, result)
+        except BaseException as error:
+            if isinstance(error, UnavailableError) or not isinstance(error, ExecutorClientError):  # it may have run
+                self._undo.note(session, code, None)
+            raise
+        else:
+            self._undo.note(session, code, result)
             return result
         finally:
             if stream is not None:

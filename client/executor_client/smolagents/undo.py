@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import smolagents
 
-from executor_client import ExecutionResult, Rollback, Session
+from executor_client import ExecutionResult, InvalidRequest, NotFoundError, PreconditionError, Rollback, Session
 from executor_client._core.undo_history import UndoHistory
 from executor_client.smolagents.lease import SessionLease
 
@@ -26,37 +27,51 @@ class StepUndo:
         self._lease = lease
         self._history = UndoHistory()
         self._session: Session | None = None
-        self._is_asked = False
+        self._kept: int | None = None  # steps to go back to, when it is asked for
 
-    def note(self, session: Session, result: ExecutionResult) -> None:
-        """Notes a step. Those of an earlier session are gone with it."""
+    def note(self, session: Session, code: str, result: ExecutionResult | None) -> None:
+        """Notes a step, None for one whose result did not arrive. Those of an earlier session are gone with it."""
         if session is not self._session:
             self._history.clear()
             self._session = session
-        self._history.note(result)
+        if result is None:
+            self._history.note_interrupted(code)
+        else:
+            self._history.note(code, result)
 
     def undo(self, steps: int) -> Rollback:
-        """Raises InvalidRequest when there are not so many steps, and the errors of `Session.rollback`."""
+        """Raises InvalidRequest when these steps can't be undone, and the errors of `Session.rollback`."""
         if self._lease.current is not self._session:
             self._history.clear()
         done = self._lease.roll_back(self._history.before(steps))
-        self._history.undone(steps)
-        return done
+        return replace(done, undone=self._history.undone(steps))
 
-    def ask(self) -> bool:
-        """Asks for the step before the current one to be undone when that has ended. False when there is none."""
-        self._is_asked = self.mode is not None and len(self._history) > 0
-        return self._is_asked
+    def ask(self, steps: int) -> tuple[str, ...]:
+        """Asks for the steps before the current one to be undone when that has ended, and returns their first lines.
+
+        Raises InvalidRequest when they can't be undone.
+        """
+        if self.mode is None:
+            raise InvalidRequest(
+                f'no step can be undone: the executor takes no savepoints; give savepoints="{EACH_STEP}"'
+            )
+        self._history.before(steps)
+        self._kept = len(self._history) - steps
+        return self._history.names(steps)
 
     def undo_if_asked(self) -> str:
         """Undoes what was asked for; returns the notice of it, or nothing."""
-        asked, self._is_asked = self._is_asked, False
-        if not asked:
+        kept, self._kept = self._kept, None
+        if kept is None:
             return ""
-        done = self.undo(min(2, len(self._history)))
+        try:
+            done = self.undo(len(self._history) - kept)  # the step that asked has left nothing if it was rolled back
+        except (InvalidRequest, NotFoundError, PreconditionError) as error:
+            return f"No step was undone: {error.message}"
         left_out = (*done.savepoint.left_out, *done.left_out)
         rest = f" Not restored: {'; '.join(left_out)}." if left_out else ""
-        return f"The last step is undone: variables, imports and files are as they were before it.{rest}"
+        names = ", ".join(f"`{name}`" for name in done.undone)
+        return f"Undone: {names}. Variables, imports and files are as they were before.{rest}"
 
 
 class UndoTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is untyped
@@ -71,7 +86,9 @@ class UndoTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is untyped
         "Takes variables, imports and files back to how they were before the last code step, when this step has ended. "
         "What this step does is undone, too, so call it alone. What was done outside of the sandbox is not undone."
     )
-    inputs: dict[str, Any] = {}  # noqa: RUF012 - smolagents reads it from the class
+    inputs: dict[str, Any] = {  # noqa: RUF012 - smolagents reads it from the class
+        "steps": {"type": "integer", "description": "how many of the last code steps, 1 by default", "nullable": True}
+    }
     output_type = "string"
     skip_forward_signature_validation = True
 
@@ -79,7 +96,9 @@ class UndoTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is untyped
         super().__init__()
         self._executor = executor
 
-    def forward(self) -> str:
-        if not self._executor.ask_undo():
-            raise ValueError("there is no step that could be undone")
-        return "the last step is undone when this one has ended"
+    def forward(self, steps: int | None = None) -> str:
+        try:
+            names = self._executor.ask_undo(1 if steps is None else steps)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from error
+        return f"undone when this step has ended: {', '.join(f'`{name}`' for name in names)}"

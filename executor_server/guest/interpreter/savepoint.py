@@ -11,8 +11,8 @@ second fork, which takes several times as long as the first: memory is copied by
 Before the interpreter does anything else, it waits for the process in between, and until the copy has closed the
 program's descriptors in itself.
 
-A copy has one thread, so a program with threads gets no savepoint: a lock that one held would be held for ever. Threads
-of native libraries are counted after the fork: those of OpenBLAS end before one, and begin again when needed.
+A copy has one thread, so a program with threads gets no savepoint: a lock that one held would be held for ever. Some
+native libraries can do without their threads (native_threads.py).
 
 A copy shares open files with the program. A socket or a pipe that it kept would stay open when the program closes its
 own: a port would stay taken, a reader would wait. So a copy puts /dev/null in their place, and says so.
@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 
-from ..wire import link
+from ..wire import link, native_threads
 from ..wire.lean import dumps, socket
 from ..wire.link_messages import Answered, CopyWaits, MakeSuccessor, Resume, Resumed, SavepointMade, message_of
 from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS
@@ -76,6 +76,7 @@ class _Kept:
         self.files = files
         self.random_state = random_state
         self.positions: Optional[Positions] = None
+        self.switches = native_threads.switches()
 
 
 def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: WorkspaceCopies) -> Answer:
@@ -112,9 +113,9 @@ def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: Work
     os.close(settled_write)
     parts.process.between = between, settled_read
     packet.close_fds()
-    native = len(os.listdir("/proc/self/task")) - 1
-    if native > 0:  # the supervisor closes the copy's link, and that ends it
-        return _refusal(f"{native} threads of a native library run, which a copy of the process would not have")
+    lost = native_threads.lost(kept.switches, renewed=True)
+    if lost:  # the supervisor closes the copy's link, and that ends it
+        return _refusal(f"threads of native libraries run, and these can't do without them in a copy: {lost}")
     data = [entry.data for entry in (files or {}).values()]
     made = SavepointMade(
         files=len(data),
@@ -221,6 +222,8 @@ def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, sett
     try:
         _settle(theirs, parts, kept)
         os.close(settled)  # the program's pipes are closed by now, and with them this one
+        if kept.switches:
+            native_threads.renew()
         waiting = socket.socket(fileno=theirs)
         link.send(waiting, CopyWaits(pid=os.getpid()))
         while True:

@@ -7,8 +7,8 @@ the hash of its token above all, is never in a memory that later sandboxes inher
 Invariants:
 
 - It runs no agent code, and reads nothing that agent code wrote.
-- It has one thread when it forks: another one's locks would stay locked in the child for ever. OpenBLAS ends its own
-  before a fork, and starts others when it needs them; threads that stay are a reason not to serve at all.
+- It has one thread when it forks, and those of libraries that do without them in a fork (native_threads.py): another
+  one's locks would stay locked in the child for ever. Other threads are a reason not to serve at all.
 - It has no memory that its forks could write to together: that is such a reason too.
 - It forks into a new pid namespace and returns to its own at once. If it can't return it ends: the next fork would be
   the second process of that sandbox's namespace, beside agent code.
@@ -21,7 +21,7 @@ import gc
 import os
 import select
 
-from ..wire import kernel, privileges
+from ..wire import kernel, native_threads, privileges
 from ..wire.lean import dumps, passed_descriptors, signal, socket
 from ..wire.nursery_messages import FAILED, READY, REFUSED, ZYGOTE_NAME
 from . import sandbox
@@ -77,13 +77,14 @@ def _load() -> None:
 
 def _unfit() -> str:
     """Returns what imported modules have made that a fork would break or share; empty when there is nothing."""
+    before = native_threads.switches()
     child = os.fork()  # ends the threads that know of forks
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    threads = len(os.listdir("/proc/self/task")) - 1
-    if threads:
-        return f"{threads} threads of imported modules do not end before a fork"
+    lost = native_threads.lost(before, renewed=False)
+    if lost:
+        return f"threads of imported modules would be missing in a fork: {lost}"
     with open("/proc/self/maps", "rb") as file:
         shared = sum(line.split(b" ", 2)[1][1:] in (b"w-s", b"wxs") for line in file)
     return f"imported modules have memory ({shared} maps) that all forks could write to" if shared else ""

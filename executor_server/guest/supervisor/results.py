@@ -6,6 +6,7 @@ from ..wire import link
 from ..wire.frames import CHUNK_BYTES
 from ..wire.lean import dumps
 from ..wire.messages import ErrorDetail, Result
+from ..wire.savepoint_messages import MAX_REASON_CHARS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Results:
             artifacts_truncated=truncated if listed or truncated else None,
             imports=run.imports or None,
             savepoint=run.savepoint,
+            savepoint_refused=run.savepoint_refused[:MAX_REASON_CHARS] or None,
             branch=len(branched) or None,
             **payload,
         )

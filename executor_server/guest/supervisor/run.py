@@ -145,6 +145,7 @@ class Run:
         self.peak_memory_bytes = 0
         self.oom_suspect = False
         self.savepoint: Optional[int] = None  # number of the one that was taken before it
+        self.savepoint_refused = ""  # the reason why there is none, if one was wanted
         self.is_branch = False  # it runs in a copy of the interpreter
         self.artifacts: Optional[Artifacts] = None  # from when its code starts; None for the prelude
         self._held = False  # its output is not read for now

@@ -106,6 +106,7 @@ class Runner:
         settings: Settings,
         *,
         savepoint: Optional[int] = None,
+        savepoint_refused: str = "",
         is_branch: bool = False,
     ) -> None:
         """Begins a run; one without an id is the prelude. `savepoint` was taken before it."""
@@ -115,6 +116,7 @@ class Runner:
         if self._output.paused:
             self.run.hold(True)
         self.run.savepoint, self.run.is_branch = savepoint, is_branch
+        self.run.savepoint_refused = savepoint_refused
         if execution_id:
             self._background.show(self.run.logs, settings.output_bytes)
         if self.budget.is_spent:

@@ -297,7 +297,12 @@ class Supervisor:
                     continue
                 source, before = job.body.decode("utf-8", "replace"), self._undo.before_run
                 settings, in_branch = Settings.of(request), bool(request.branches)
-                self._runner.begin(request.id, source, settings, savepoint=before, is_branch=in_branch)
+                self._runner.begin(
+                    *(request.id, source, settings),
+                    savepoint=before,
+                    savepoint_refused=self._undo.why_not if request.savepoints else "",
+                    is_branch=in_branch,
+                )
             elif isinstance(request, undo.REQUESTS):
                 self._undo.begin(request)
             elif isinstance(request, Configure):

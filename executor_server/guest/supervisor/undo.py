@@ -39,6 +39,7 @@ class Undo:
         self._branches: Optional[Branches] = None
         self._parts: Optional[tuple[ChildProcesses, Requests, Replacement]] = None
         self.before_run: Optional[int] = None  # the savepoint that the run at hand goes back to when it is killed
+        self.why_not = ""  # the reason why the last one that was wanted before a run is not there
 
     def connect(self, children: ChildProcesses, requests: Requests, replacement: Replacement) -> None:
         """Gives it the parts that are made after it."""
@@ -74,8 +75,9 @@ class Undo:
 
     def _note(self, number: Optional[int], why_not: str) -> None:
         self.before_run = number
-        if number is None:
-            self._results.notify(f"no savepoint before this step: {why_not}\n")
+        if number is None and why_not != self.why_not:  # the same reason holds for many steps, and is said once
+            self._results.notify(f"no savepoint before this step: {why_not}; steps can't be undone now\n")
+        self.why_not = why_not
 
     @property
     def due(self) -> float:

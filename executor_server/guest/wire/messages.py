@@ -24,6 +24,7 @@ from executor_api.limits import (
 )
 
 from .frames import CHUNK_BYTES, MAX_BODY_BYTES, Kind
+from .savepoint_messages import MAX_REASON_CHARS
 from .schema import Message, Record, boolean, identifier, integer, number, one_of, record, records, scalars, text, texts
 
 TYPE_CHECKING = False
@@ -360,6 +361,7 @@ class Result(Message, kind=Kind.RESULT):
     artifacts_truncated: Optional[bool] = boolean(default=None)
     imports: Optional[list[str]] = texts(MAX_IMPORTS, MAX_IMPORT_CHARS, default=None)
     savepoint: Optional[int] = integer(1, _MAX_GENERATION, default=None)
+    savepoint_refused: Optional[str] = text(MAX_REASON_CHARS, default=None)
     branch: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)
     blob: Optional[str] = identifier(default=None)
     size: Optional[int] = integer(0, MAX_PAYLOAD_BYTES, default=None)

@@ -438,7 +438,7 @@ class LimitWarningEvent(_message.Message):
     def __init__(self, limit: _Optional[str] = ..., used: _Optional[int] = ..., budget: _Optional[int] = ...) -> None: ...
 
 class ExecutionResult(_message.Message):
-    __slots__ = ("outcome", "output", "error", "usage", "variables_state", "generation", "final_answer_call_id", "artifacts", "artifacts_truncated", "policy_fingerprint", "savepoint", "branch")
+    __slots__ = ("outcome", "output", "error", "usage", "variables_state", "generation", "final_answer_call_id", "artifacts", "artifacts_truncated", "policy_fingerprint", "savepoint", "branch", "savepoint_refused")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +451,7 @@ class ExecutionResult(_message.Message):
     POLICY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_REFUSED_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     output: Value
     error: ErrorDetail
@@ -463,7 +464,8 @@ class ExecutionResult(_message.Message):
     policy_fingerprint: str
     savepoint: int
     branch: BranchEnd
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., output: _Optional[_Union[Value, _Mapping]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., variables_state: _Optional[_Union[VariablesState, str]] = ..., generation: _Optional[int] = ..., final_answer_call_id: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[FileInfo, _Mapping]]] = ..., artifacts_truncated: bool = ..., policy_fingerprint: _Optional[str] = ..., savepoint: _Optional[int] = ..., branch: _Optional[_Union[BranchEnd, _Mapping]] = ...) -> None: ...
+    savepoint_refused: str
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., output: _Optional[_Union[Value, _Mapping]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., variables_state: _Optional[_Union[VariablesState, str]] = ..., generation: _Optional[int] = ..., final_answer_call_id: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[FileInfo, _Mapping]]] = ..., artifacts_truncated: bool = ..., policy_fingerprint: _Optional[str] = ..., savepoint: _Optional[int] = ..., branch: _Optional[_Union[BranchEnd, _Mapping]] = ..., savepoint_refused: _Optional[str] = ...) -> None: ...
 
 class BranchEnd(_message.Message):
     __slots__ = ("number", "refused", "why_not_kept", "variables", "files", "left_out")

@@ -192,6 +192,13 @@ PROMISES = (
         {"fake": _NO_LIMIT},
         _TWO_GUESTS,
     ),
+    Promise(
+        "run-processes",
+        "Running code",
+        "Programs start processes with the functions that they define, by each start method of `multiprocessing`.",
+        {"fake": _NO_SYSTEM},
+        _TWO_GUESTS,
+    ),
     Promise("run-main", "Running code", "Programs run in a real `__main__`: its classes pickle.", {"fake": _NO_SYSTEM}),
     Promise("run-operations", "Running code", "Operations are counted, and the same program spends the same count."),
     Promise(

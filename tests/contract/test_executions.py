@@ -251,3 +251,54 @@ async def test_the_code_of_a_value_fails_no_step(harness: Harness, body: str) ->
     assert isinstance(run.output, OpaqueValue) and run.output.type_name == "__main__.Odd"
     held = await harness.run(session, "[odd]")
     assert held.outcome == "succeeded", held.message
+
+
+FORKED = {
+    "spawn": "with multiprocessing.get_context('spawn').Pool(2) as pool:\n    got = pool.map(square, [1, 2])",
+    "forkserver": "with multiprocessing.get_context('forkserver').Pool(2) as pool:\n    got = pool.map(square, [1, 2])",
+    "by default": "with multiprocessing.Pool(2) as pool:\n    got = pool.map(square, [1, 2])",
+    "of futures": """
+from concurrent.futures import ProcessPoolExecutor
+with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('spawn'), max_tasks_per_child=1) as pool:
+    got = list(pool.map(square, [1, 2]))
+""",
+}
+
+
+@promise("run-processes")
+@pytest.mark.parametrize("code", FORKED.values(), ids=FORKED)
+async def test_processes_of_each_start_method_have_the_functions_of_earlier_steps(harness: Harness, code: str) -> None:
+    session = await harness.session()
+    await harness.run(session, "import multiprocessing\ndef square(x):\n    return x * x")
+    run = await harness.run(session, f"{code}\ngot", wall_time_s=10)
+    assert run.output == [1, 4], run.message
+
+
+@promise("run-main")
+async def test_the_source_of_classes_is_found_in_the_steps_that_defined_them(harness: Harness) -> None:
+    session = await harness.session()
+    with_method = "class A:\n    def m(self):\n        return 1\n"
+    plain = "import dataclasses\n@dataclasses.dataclass\nclass B:\n    y: int = 3\n"
+    for code in (with_method, plain, "class Other:\n    pass"):
+        assert (await harness.run(session, code)).outcome == "succeeded"
+    run = await harness.run(session, "import inspect\n[inspect.getsource(A), inspect.getsource(B)]")
+    assert run.output == [with_method, plain.partition("\n")[2]]
+    again = await harness.run(session, "class B:\n    z = 4\ninspect.getsource(B)")
+    assert again.output == "class B:\n    z = 4\n"
+    no_source = await harness.run(session, "inspect.getsource(int)")
+    assert no_source.outcome == "exception" and no_source.ended.error is not None
+    assert no_source.ended.error.type == "TypeError"
+
+
+@promise("run-await", "run-main")  # the fake has another loop for each program
+@pytest.mark.parametrize(
+    "make", ["asyncio.create_task(work())", "asyncio.ensure_future(work())", "asyncio.gather(work())"]
+)
+async def test_a_step_without_await_can_make_a_task_for_a_later_one(harness: Harness, make: str) -> None:
+    session = await harness.session()
+    await harness.run(session, "import asyncio\nasync def work():\n    await asyncio.sleep(0)\n    return 5")
+    made = await harness.run(session, f"task = {make}")
+    assert made.outcome == "succeeded", made.message
+    assert (await harness.run(session, "await task")).output in (5, [5])
+    alone = await harness.run(session, "asyncio.run(asyncio.wait_for(work(), 1))")
+    assert alone.output == 5, "a program that runs a loop itself is in no other one"

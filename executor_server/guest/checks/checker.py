@@ -15,6 +15,7 @@ import warnings
 
 from ..wire.messages import ErrorDetail
 from . import install_lines
+from .event_loop import run_in_loop
 from .imports import ImportDenied, Imports
 from .instrumentation import Sentinels, instrument, spans
 from .language import PolicyDenied, find_refused
@@ -85,6 +86,7 @@ def _check(
             refused = _first_refusal(imports, find_refused(tree, rules) if rules.refused else [], rules)
             if refused is not None:
                 return _refused(source, filename, statements, *refused, imports.reported)
+            run_in_loop(tree, source)
             instrument(tree, sentinels, rules=rules, output_mode=output_mode)
             code = compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True, 0)
             packed = marshal.dumps((code, statements))

@@ -19,6 +19,7 @@ from ..wire.paths import GUEST_PATH
 from . import display
 from .audit import Audit
 from .guard import guard
+from .main_module import adapt
 from .proxy import heed_proxy
 
 TYPE_CHECKING = False
@@ -64,6 +65,7 @@ class Runtime:
 
     def _on_import(self, module: str) -> None:
         self._import_functions.guard(module)
+        adapt(module)
         if self._has_network:
             heed_proxy()
 

@@ -1,0 +1,61 @@
+"""Adapts modules of the standard library to a `__main__` that comes from no file.
+
+`multiprocessing` can't spawn a process that has the functions of such a `__main__`: the child looks for them in vain,
+and pools start children without end. Here each start method forks, which is what "spawn" and "forkserver" are replaced
+by, under their own names. `inspect` finds the source of a class by the file of its module; here, by its program.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_PROGRAMS = ("<execution-", "<prelude>")
+_adapted: set[str] = set()
+
+
+def adapt(module: str) -> None:
+    """To be called when the program has imported a module: adapts those that are loaded by now, each once."""
+    if module == "concurrent.futures" and sys.version_info >= (3, 14):
+        import multiprocessing.context  # noqa: F401 - its pool of processes does so later, past any import of the program
+    for name, change in (("multiprocessing.context", _fork_always), ("inspect", _find_classes)):
+        loaded = sys.modules.get(name)
+        if loaded is not None and name not in _adapted:
+            _adapted.add(name)
+            change(loaded)
+
+
+def _fork_always(context: Any) -> None:
+    contexts = context._concrete_contexts
+    for name in ("spawn", "forkserver"):
+        contexts[name] = type(name, (context.ForkContext,), {"_name": name})()
+    context._default_context._default_context = contexts["fork"]
+
+
+def _find_classes(inspect: Any) -> None:
+    getfile = inspect.getfile
+    lines: dict[str, Any] = linecache.cache
+
+    def file_of(object: Any) -> str:
+        try:
+            return getfile(object)  # type: ignore[no-any-return]
+        except (OSError, TypeError):
+            if not isinstance(object, type) or object.__module__ != "__main__":
+                raise
+            import re  # not at the start of a sandbox
+
+            functions = [each for each in vars(object).values() if isinstance(each, types.FunctionType)]
+            named = [each.__code__.co_filename for each in functions]
+            defined = re.compile(rf"^\s*class\s+{re.escape(object.__name__)}\b", re.MULTILINE)
+            # Where no method names the program: the newest one that defines a class of this name.
+            for name in (*named, *reversed(list(lines))):
+                if name in lines and name.startswith(_PROGRAMS) and defined.search("".join(lines[name][2])):
+                    return name
+            raise
+
+    inspect.getfile = file_of

@@ -2,27 +2,30 @@
 
 The attack: agent code makes directories by the thousand, swaps them for links, moves them about while they are read.
 Each directory is opened part by part without following a link, and watched by its descriptor. All numbers are bounded;
-where a bound is reached, or the kernel has dropped events, changes are reported as missed.
+where a bound is reached, or the kernel has dropped events, changes are reported as missed. What one event may cost,
+looking at thousands of entries, is done in parts, one in a turn of the supervisor's loop, which has deadlines to keep.
 """
 
 from __future__ import annotations
 
 import os
-import stat
+import time
 
 from ..files.workspace import PART_PREFIX, PathRefused, is_text, open_directory
 from . import inotify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Iterator
+
     from .changes import Changes
 
 MAX_DIRECTORIES = 2048
 """Directories of one watch."""
 # Entries that are looked at for the directories among them, at the start and for each new directory.
 _MAX_LOOKED_AT = 20_000
-# Reads in a turn of the loop, each of some thousand events at most.
-_READS_PER_EVENT = 4
+# Seconds of work in a turn of the loop.
+_TURN_TIME_S = 0.005
 
 
 class TooManyDirectories(Exception):
@@ -40,30 +43,54 @@ class Tree:
         self._inotify = inotify.Inotify()
         self.fd = self._inotify.fd
         self.gone = False
+        self.busy = False
+        self._new: dict[str, None] = {}  # directories that are to be watched, in their order
+        self._lost = False  # events were
+        self._steps: Iterator[None] = iter(())
         try:
             directory, self._path = open_directory(root, path)
             os.close(directory)
-            self._look(self._path, new=False)
+            for _ in self._look(self._path, new=False):
+                pass
         except BaseException:
             self._inotify.close()
             raise
 
     def close(self) -> None:
+        self._steps = iter(())  # closes what it reads
         self._inotify.close()
 
     def read(self) -> None:
-        """Notes what has happened. `gone` is true then when the directory itself is no more where it was."""
-        for _ in range(_READS_PER_EVENT):
-            events = list(self._inotify.read())
-            for watch, mask, name in events:
-                self._take(watch, mask, name)
-            if not events:
+        """Notes what has happened, for one turn of the loop: `busy` is true then when there is more to do.
+
+        `gone` is true then when the directory itself is no more where it was.
+        """
+        until = time.monotonic() + _TURN_TIME_S
+        if not self.busy:
+            self._steps = self._noting()
+        self.busy = True
+        for _ in self._steps:
+            if time.monotonic() >= until:
                 return
+        self.busy = False
+
+    def _noting(self) -> Iterator[None]:
+        """Takes the events of one read, then looks at the directories that are new. Yields after each bit of work."""
+        for watch, mask, name in self._inotify.read():
+            self._take(watch, mask, name)
+            yield
+        if self._lost:
+            self._lost = False
+            yield from self._look_again()
+        while self._new:
+            path = next(iter(self._new))
+            del self._new[path]
+            yield from self._adopt(path)
 
     def _take(self, watch: int, mask: int, raw_name: bytes) -> None:
         if mask & inotify.OVERFLOW:
             self._changes.overflow()
-            self._look_again()
+            self._lost = True
             return
         parent = self._paths.get(watch)
         if parent is None:
@@ -83,10 +110,11 @@ class Tree:
         if mask & (inotify.CREATE | inotify.MOVED_TO):
             self._changes.note(path, "created", directory=directory)
             if directory and self._recursive:
-                self._adopt(path)
+                self._new[path] = None
         elif mask & (inotify.DELETE | inotify.MOVED_FROM):
             self._changes.note(path, "deleted", directory=directory)
             if directory:
+                self._new.pop(path, None)
                 self._forget(path)
         elif mask & inotify.MODIFY:
             self._changes.note(path, "changed", directory=directory)
@@ -98,20 +126,20 @@ class Tree:
                 del self._paths[watch]
                 self._inotify.remove(watch)
 
-    def _adopt(self, path: str) -> None:
+    def _adopt(self, path: str) -> Iterator[None]:
         """Watches a directory that is new, and notes what is in it: it may have come before the watch."""
         try:
-            self._look(path, new=True)
+            yield from self._look(path, new=True)
         except (TooManyDirectories, OSError):
             self._changes.overflow()
         except PathRefused:
             pass  # gone again, or no directory any more, which its own events say
 
-    def _look_again(self) -> None:
+    def _look_again(self) -> Iterator[None]:
         """Finds the directories again after lost events. A listing shows what is in them: no event says what is new."""
         known, self._paths = self._paths, {}
         try:
-            self._look(self._path, new=False)
+            yield from self._look(self._path, new=False)
         except (TooManyDirectories, OSError):
             pass  # the overflow has been noted
         except PathRefused:
@@ -120,7 +148,7 @@ class Tree:
             if watch not in self._paths:  # deleted meanwhile, and the event that said so is lost
                 self._inotify.remove(watch)
 
-    def _look(self, path: str, *, new: bool) -> None:
+    def _look(self, path: str, *, new: bool) -> Iterator[None]:
         waiting, looked_at = [path], 0
         while waiting:
             here = waiting.pop()
@@ -139,22 +167,23 @@ class Tree:
                         looked_at += 1
                         if looked_at > _MAX_LOOKED_AT:
                             raise TooManyDirectories
-                        self._look_at(entry, directory, here, waiting, new=new)
+                        self._look_at(entry, here, waiting, new=new)
+                        yield
             finally:
                 os.close(directory)
 
-    def _look_at(self, entry: os.DirEntry[str], directory: int, here: str, waiting: list[str], *, new: bool) -> None:
+    def _look_at(self, entry: os.DirEntry[str], here: str, waiting: list[str], *, new: bool) -> None:
         name = entry.name
         if name.startswith(PART_PREFIX) or not is_text(name):
             return
         try:
-            mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+            directory = entry.is_dir(follow_symlinks=False)
         except OSError:
-            return  # gone again
+            return  # this file system does not say it with the name, and it is gone again
         path = f"{here}/{name}" if here else name
         if new:
-            self._changes.note(path, "created", directory=stat.S_ISDIR(mode))
-        if stat.S_ISDIR(mode) and self._recursive:
+            self._changes.note(path, "created", directory=directory)
+        if directory and self._recursive:
             waiting.append(path)
 
     def _watch(self, directory: int, path: str) -> None:

@@ -46,12 +46,14 @@ class Watches:
     @property
     def due(self) -> float:
         """The time of the next report."""
-        return min((watch.due for watch in self._open.values()), default=math.inf)
+        return min((min(watch.due, watch.goes_on_at) for watch in self._open.values()), default=math.inf)
 
     def on_time(self, now: float) -> None:
-        for watch in tuple(self._open.values()):
+        for op, watch in tuple(self._open.items()):
             if now >= watch.due:
                 watch.report()
+            if now >= watch.goes_on_at:
+                self._on_events(op)
 
     def take(self, request: WatchRequest) -> None:
         """Does what the daemon asks for. What concerns a watch that has ended meanwhile means nothing."""
@@ -89,8 +91,11 @@ class Watches:
             self._channel.send(FilesChanged(op=op), b"[]")
 
     def _on_events(self, op: int) -> None:
-        watch = self._open[op]
+        watch, began = self._open[op], time.monotonic()
         watch.tree.read()
+        # Half of the time at most: what agent code does to a watched tree costs more here than there.
+        watch.goes_on_at = 2 * time.monotonic() - began if watch.tree.busy else math.inf
+        self._loop.watch(watch.tree.fd, 0 if watch.tree.busy else READ, lambda _events: self._on_events(op))
         if watch.tree.gone:
             self._drop(op)
             self._channel.fail(op, "file_not_found", "the directory was moved or deleted")
@@ -112,6 +117,7 @@ class _Reporter:
     def __init__(self, op: int, tree: Tree, changes: Changes, channel: Channel) -> None:
         self.tree = tree
         self.due = math.inf
+        self.goes_on_at = math.inf  # when there is more to read than fits into a turn
         self.may_report = True
         self._op = op
         self._changes = changes

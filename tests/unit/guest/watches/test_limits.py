@@ -74,6 +74,8 @@ def test_after_dropped_events_no_file_is_called_new_and_no_dead_directory_counts
     watched = tree.Tree(str(tmp_path), "", changes, recursive=True)
     (tmp_path / "sub").rmdir()
     watched._take(-1, inotify.OVERFLOW, b"")
+    for _ in watched._look_again():
+        pass
     found, overflowed = changes.take(1000, 10_000)
     paths = list(watched._paths.values())
     watched.close()
@@ -85,8 +87,35 @@ def test_a_watched_directory_that_is_gone_after_dropped_events_ends_the_watch(tm
     watched = tree.Tree(str(tmp_path), "sub", Changes(), recursive=True)
     (tmp_path / "sub").rmdir()
     watched._take(-1, inotify.OVERFLOW, b"")
+    watched.read()
     watched.close()
     assert watched.gone
+
+
+def test_a_large_tree_that_moves_in_and_out_is_looked_at_once_and_in_many_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look for each move kept the supervisor from its deadlines for a minute."""
+    inside, outside = tmp_path / "watched", tmp_path / "tree"
+    inside.mkdir()
+    outside.mkdir()
+    for number in range(500):
+        (outside / f"{number}").touch()
+    changes = Changes()
+    watched = tree.Tree(str(tmp_path), "watched", changes, recursive=True)
+    for _ in range(100):
+        outside.rename(inside / "tree")
+        (inside / "tree").rename(outside)
+    outside.rename(inside / "tree")
+    monkeypatch.setattr(tree, "_TURN_TIME_S", 0.0)
+    turns = 1
+    watched.read()
+    while watched.busy:
+        watched.read()
+        turns += 1
+    watched.close()
+    assert 500 < turns < 1000, "one step in each turn: for an event, or an entry"
+    assert len(changes.take(1000, 100_000)[0]) == 501
 
 
 def test_the_first_watch_imports_nothing_of_the_images_library() -> None:

@@ -18,6 +18,10 @@ from pathlib import Path
 # this host runs; only sandboxes that divide a share are worth less.
 _WEIGHTS = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
 WEIGHT_FILES = {version: name for version, (name, _, _) in _WEIGHTS.items()}
+SOCKETS_FILE = "memory.kmem.tcp.limit_in_bytes"
+"""Version 1 counts what TCP and UDP sockets hold apart from all other memory; version 2 counts it with that."""
+SOCKETS_PART = 8
+"""The part of a sandbox's memory that its sockets may have on top, where they are counted apart."""
 OOM_FILES = {1: "memory.oom_control", 2: "memory.events"}
 
 

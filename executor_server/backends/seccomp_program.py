@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from executor_server.backends import syscalls
-from executor_server.backends.syscall_arguments import ARGUMENT_RULES, Alternatives, Argument
+from executor_server.backends.syscall_arguments import ARGUMENT_RULES, BUFFER_SIZES, Alternatives, Argument
 
 # linux/audit.h
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -69,10 +69,12 @@ def filter_program(
     *,
     refused: Collection[str] = (),
     rules: Mapping[str, Alternatives] | None = None,
+    keeps_buffers: bool = False,
 ) -> bytes:
     """The filter for this machine (`platform.machine()` names), ready to be loaded.
 
-    A process that does less than a sandbox refuses some more calls, or allows them by stricter rules.
+    A process that does less than a sandbox refuses some more calls, or allows them by stricter rules. `keeps_buffers`:
+    the buffers of sockets stay as large as the kernel makes them, whatever a program asks for.
     """
     machine = machine or platform.machine()
     if machine not in _NUMBERS:
@@ -85,15 +87,25 @@ def filter_program(
     ]
     if machine == "x86_64":
         program += [(_JUMP_IF_GREATER_OR_EQUAL, 0, 1, _X32_BIT), _return(_ENOSYS)]
-    program += _search(_ranges(_NUMBERS[machine], refused, {**ARGUMENT_RULES, **(rules or {})}))
+    ignored = {"setsockopt": BUFFER_SIZES} if keeps_buffers else {}
+    program += _search(_ranges(_NUMBERS[machine], refused, {**ARGUMENT_RULES, **(rules or {})}, ignored))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def _ranges(numbers: Mapping[str, int], refused: Collection[str], rules: Mapping[str, Alternatives]) -> list[_Range]:
+def _ranges(
+    numbers: Mapping[str, int],
+    refused: Collection[str],
+    rules: Mapping[str, Alternatives],
+    ignored: Mapping[str, Alternatives],
+) -> list[_Range]:
     blocks: dict[int, tuple[_Instruction, ...]] = {}
     for names, action in ((syscalls.ALLOWED, _ALLOW), (syscalls.REFUSED.union(refused), _EPERM)):
         blocks |= {numbers[name]: (_return(action),) for name in names if name in numbers}
-    blocks |= {numbers[name]: tuple(_alternatives(rule)) for name, rule in rules.items() if name in numbers}
+    blocks |= {
+        numbers[name]: (*_matching(ignored.get(name, ()), _ERRNO), *_matching(rule, _ALLOW), _return(_EPERM))
+        for name, rule in rules.items()
+        if name in numbers
+    }
     unknown = (_return(_ENOSYS),)
     ranges = [_Range(0, blocks.get(0, unknown))]
     for number in range(1, max(blocks) + 2):  # one past the end: the last range is the unknown
@@ -112,15 +124,15 @@ def _search(ranges: list[_Range]) -> _Program:
     return [(_JUMP_IF_GREATER_OR_EQUAL, 0, 1, ranges[middle].first), (_JUMP, 0, 0, len(below)), *below, *above]
 
 
-def _alternatives(alternatives: Alternatives) -> _Program:
-    """Tries one after the other; the first whose tests all hold allows the call."""
+def _matching(alternatives: Alternatives, action: int) -> _Program:
+    """Tries one after the other; the first whose tests all hold decides. An error of 0 is success: nothing is done."""
     program: _Program = []
     for tests in alternatives:
-        rest = [_return(_ALLOW)]
+        rest = [_return(action)]
         for test in reversed(tests):
             rest = [*_test(test, past=len(rest)), *rest]
         program += rest
-    return [*program, _return(_EPERM)]
+    return program
 
 
 def _test(test: Argument, past: int) -> _Program:

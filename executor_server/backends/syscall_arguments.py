@@ -63,6 +63,10 @@ def _one_of(index: int, *values: int) -> Argument:
     return Argument(index, values)
 
 
+BUFFER_SIZES: Alternatives = ((_one_of(1, _SOL_SOCKET), _one_of(2, 7, 8)),)
+"""Calls of setsockopt (SO_SNDBUF, SO_RCVBUF) that do nothing where no control group counts what sockets hold, and the
+supervisor takes each for one of the default size."""
+
 ARGUMENT_RULES: Mapping[str, Alternatives] = {
     # Threads and processes are made with clone; a new namespace would give its creator all capabilities inside. clone3
     # is in no list: its flags are behind a pointer, where no filter sees them. ENOSYS makes libc take clone instead.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from executor_server.backends.local import host
 from executor_server.backends.local.cgroups import NoCgroups
 from executor_server.backends.local.nursery import nurseries
 from tests.contract.harness import MIB, Harness
-from tests.support.backends import require
+from tests.support.backends import make_backend, require
 from tests.support.forked_backend import ForkedBackend
 
 MEMORY_BYTES = 512 * MIB
@@ -55,15 +55,91 @@ len(more)
 """
 
 
+# Each would hold more than a sandbox's memory in what is no memory of its processes; none takes more than 300 MiB.
+HIDDEN = {
+    "unix sockets": """
+import socket
+held = []
+for _ in range(900):
+    ends = socket.socketpair(type=socket.SOCK_DGRAM)
+    ends[0].setblocking(False)
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * MiB)
+    held.append(ends)
+    try:
+        while True: ends[0].send(bytes(60_000))
+    except BlockingIOError: pass
+""",
+    "tcp sockets": """
+import socket
+listener, held = socket.create_server(("127.0.0.1", 0)), []
+for _ in range(100):
+    ours = socket.create_connection(listener.getsockname())
+    held += (ours, listener.accept())
+    ours.setblocking(False)
+    try:
+        for _ in range(48): ours.send(bytes(64 * 1024))
+    except BlockingIOError: pass
+""",
+    "udp sockets": """
+import socket
+held = []
+for _ in range(1200):
+    there, here = (socket.socket(type=socket.SOCK_DGRAM) for _ in range(2))
+    there.bind(("127.0.0.1", 0))
+    for _ in range(8): here.sendto(bytes(30_000), there.getsockname())
+    held += (there, here)
+""",
+    "messages": """
+import ctypes
+libc = ctypes.CDLL(None)
+for _ in range(12_000):
+    queue = libc.msgget(0, 0o1600)
+    for _ in range(2): libc.msgsnd(queue, ctypes.create_string_buffer(bytes([1]) + bytes(8200)), 8000, 0o4000)
+""",
+    "pipes": """
+import os
+held = [os.pipe() for _ in range(1900)]
+for _, end in held:
+    os.set_blocking(end, False)
+    try:
+        while True: os.write(end, bytes(4096))
+    except BlockingIOError: pass
+""",
+}
+# The interpreter waits for a process that holds files in memory, and that can't be read.
+CLOSED = """
+import ctypes, os
+child = os.fork()
+if child == 0:
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    held = os.memfd_create("held")
+    for _ in range(10): os.write(held, bytes(MiB))
+    time.sleep(1000)
+os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
 @pytest.fixture
-async def harness(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     require("local")
     monkeypatch.setattr(host, "discover_cgroups", lambda: NoCgroups("the test wants none", "Wait for its end."))
+    with tempfile.TemporaryDirectory(prefix="m-") as made:
+        Path(made).chmod(0o755)  # a sandbox's user must be able to enter it
+        yield Path(made)
+
+
+@pytest.fixture
+async def harness(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
     monkeypatch.setattr(nurseries, "_MODULES_FROM_BYTES", MEMORY_BYTES)
-    with tempfile.TemporaryDirectory(prefix="m-") as directory:
-        Path(directory).chmod(0o755)  # a sandbox's user must be able to enter it
-        async with Harness(ForkedBackend(Path(directory))) as made:
-            yield made
+    async with Harness(ForkedBackend(directory)) as made:
+        yield made
+
+
+@pytest.fixture
+async def unshared(directory: Path) -> AsyncIterator[Harness]:
+    """Its sandboxes share nothing."""
+    async with Harness(make_backend("local", directory)) as made:
+        yield made
 
 
 async def test_pages_that_are_shared_with_a_zygote_are_not_counted_in_each_process(harness: Harness) -> None:
@@ -100,3 +176,18 @@ async def test_a_program_that_takes_all_memory_leaves_the_newest_savepoint(harne
     assert [each.number for each in (await session.savepoints.listed()).savepoints] == [2]
     await session.savepoints.roll_back(2)
     assert (await harness.run(session, "len(x)")).output == 80 * MIB
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+async def test_memory_of_the_kernel_counts(unshared: Harness, what: str) -> None:
+    session = await unshared.session(memory_bytes=128 * MIB, wall_time_s=20.0)
+    code = f"import time\nMiB = 2**20\n{HIDDEN[what]}\ntime.sleep(2)"
+    assert (await unshared.run(session, code)).outcome == "out_of_memory"
+    assert (await unshared.run(session, "6 * 7")).output == 42
+
+
+async def test_a_process_that_hides_its_files_is_ended(unshared: Harness) -> None:
+    session = await unshared.session(memory_bytes=128 * MIB, wall_time_s=20.0)
+    ran = await unshared.run(session, f"import time\nMiB = 2**20\n{CLOSED}")
+    assert (ran.outcome, ran.output) == ("succeeded", -9), ran.message
+    assert "it had hidden its memory" in ran.stderr

@@ -314,6 +314,7 @@ def _facts(version: Mapping[str, Any], info: Mapping[str, Any]) -> EngineFacts:
             limits_memory=bool(info.get("MemoryLimit")),
             limits_processors=bool(info.get("CpuCfsQuota")),
             has_swappiness=cgroup_version == "1" and bool(info.get("MemoryLimit")),
+            limits_sockets=cgroup_version == "1" and bool(info.get("KernelMemoryTCP")),
         ),
         kernel=str(info.get("KernelVersion", "")),
         cgroup_version=cgroup_version,

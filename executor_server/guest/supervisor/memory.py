@@ -2,71 +2,134 @@
 
 A process's own memory stands in its status. Memory in files belongs to no process, and is counted where it lies: in the
 sandbox's file systems; in files without a name (memory files, deleted ones), found by the descriptors that hold them;
-in System V segments; and in shared mappings, whose pages stay when no process has them in its tables any more.
+in System V objects; and in shared mappings, whose pages stay when no process has them in its tables any more. Pipes and
+sockets hold memory of the kernel's, as much as their kind can hold.
 
-Not counted: descriptors and mappings of a process that has closed itself to others (PR_SET_DUMPABLE), since the
-supervisor has the same uid, and files whose descriptor is in flight between two sockets. Resource limits bound each
-such file, and the machine bounds all of them.
+Agent code chooses how many processes, descriptors and mappings there are, so what has no bound is looked at in parts: a
+look takes a bounded time, and the supervisor keeps its deadlines.
+
+Not counted: files whose descriptor is in flight between two sockets. Resource limits bound each such file, and the
+machine bounds all of them. A process that has closed itself to others (PR_SET_DUMPABLE) hides its descriptors; it is
+named, so that it can be ended.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import time
 
 from ..wire.proc import pids
 from .usage import kilobytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
+    from typing import Optional
 
 # The sandbox's own file systems in memory; every backend makes them.
 _IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
-_SEGMENTS = "/proc/sysvipc/shm"
-# Index of the resident size among the fields of a line in _SEGMENTS, from 0.
-_RESIDENT_FIELD = 14
+# Objects of System V by the index of a field in the lines of their file, and the bytes that each unit of it stands for:
+# resident bytes of memory; bytes and number of messages; semaphores.
+_SYSTEM_V = (("shm", 14, 1), ("msg", 3, 1), ("msg", 4, 100), ("sem", 3, 64))
 _BLOCK_BYTES = 512  # the unit of st_blocks in every file system
 # Bytes of mappings that are not the process's own, above which its maps are read: reading them costs time.
 _UNEXPLAINED_BYTES = 64 * 1024 * 1024
 _ANONYMOUS = b"/dev/zero (deleted)"
+_PIPE_BYTES = 64 * 1024
+# The bytes of a socket whose queues no file shows, a Unix one: the kernel's default for what is sent, and one message
+# more. The backend has the kernel ignore a program that asks for more. The first of them are those of every sandbox.
+_SOCKET_BYTES = 320 * 1024
+_FREE_SOCKETS = 64
+# More than these of a protocol are counted as Unix ones, since reading their queues takes time.
+_READ_SOCKETS = 2000
+_TURN_TIME_S = 0.01
 
 
-def sandbox_exceeds(limit_bytes: int) -> bool:
-    """Returns whether all processes in the pid namespace but the supervisor have more.
+class MemoryWatch:
+    """Measures all processes in the pid namespace but the supervisor, for a bounded time in each call."""
 
-    Forks share their own memory with each other: the interpreter with its savepoints and with processes that a program
-    forks, and all of them with the zygote that the sandbox comes from. First they are added up as if nothing were
-    shared, which is fast and mostly enough to know; only above the limit each is charged with its part of such pages.
-    """
-    return _sandbox_bytes(_own_kilobytes) > limit_bytes and _sandbox_bytes(_share_kilobytes) > limit_bytes
+    def __init__(self) -> None:
+        self.closed: set[int] = set()
+        """Processes that hide their descriptors, as far as seen."""
+        self._held_bytes = 0  # in files without a name and pipes, when all descriptors had been looked at
+        self._holding: Optional[Iterator[None]] = None
+        self._own_bytes = 0  # the processes', when shared pages had been divided
+        self._dividing: Optional[Iterator[None]] = None
+
+    @property
+    def busy(self) -> bool:
+        """True while a look has to go on."""
+        return self._holding is not None or self._dividing is not None
+
+    def exceeds(self, limit_bytes: int) -> bool:
+        """Returns whether the sandbox has more; False also as long as that takes more looks than one.
+
+        Forks share their own memory with each other: the interpreter with its savepoints and with processes that a
+        program forks, and all of them with the zygote that the sandbox comes from. First they are added up as if
+        nothing were shared, which is fast and mostly enough to know; only above the limit each is charged with its part
+        of such pages. Shared memory is counted once, as far as that is cheap: the larger of the most that one process
+        shares and all that lies in files, since either may contain the other.
+        """
+        until, statuses = time.monotonic() + _TURN_TIME_S, dict(_statuses())
+        if self._holding is None:
+            self._holding = self._hold(statuses)
+        if _is_done(self._holding, until):
+            self._holding = None
+        shared = max((kilobytes(status, b"RssShmem:") for status in statuses.values()), default=0) * 1024
+        held = max(shared, _files_bytes() + _system_v_bytes() + self._held_bytes) + _sockets_bytes()
+        if held + 1024 * sum(kilobytes(status, b"RssAnon:") for status in statuses.values()) <= limit_bytes:
+            self._dividing = None
+            return False
+        if self._dividing is None:
+            self._dividing = self._divide(statuses)
+        if not _is_done(self._dividing, until):
+            return False
+        self._dividing = None
+        return held + self._own_bytes > limit_bytes
+
+    def _hold(self, statuses: dict[int, bytes]) -> Iterator[None]:
+        """Adds up what descriptors and mappings hold. Yields after each bit of work, as `_divide` does."""
+        nameless: dict[tuple[int, int], int] = {}
+        named, closed = {os.stat(place).st_dev for place in _IN_MEMORY}, set()
+        for pid, status in statuses.items():
+            try:
+                descriptors = os.listdir(f"/proc/{pid}/fd")
+            except PermissionError:
+                closed.add(pid)
+                nameless[-1, pid] = _unexplained_bytes(status)
+                continue
+            except OSError:
+                continue  # it ended
+            for number in descriptors:
+                _add_open_file(f"/proc/{pid}/fd/{number}", nameless, named)
+                yield
+            if _unexplained_bytes(status) > _UNEXPLAINED_BYTES:
+                _add_shared_mappings(pid, nameless)
+            yield
+        self._held_bytes, self.closed = sum(nameless.values()), closed
+
+    def _divide(self, statuses: dict[int, bytes]) -> Iterator[None]:
+        total = 0
+        for pid, status in statuses.items():
+            total += _share_kilobytes(pid, status)
+            yield
+        self._own_bytes = total * 1024
 
 
-def _sandbox_bytes(own_kilobytes: Callable[[int, bytes], int]) -> int:
-    """Returns the bytes of these processes: their own by `own_kilobytes` of number and status, shared, and in files.
+def _is_done(work: Iterator[None], until: float) -> bool:
+    return all(time.monotonic() < until for _ in work)
 
-    Shared memory is counted once, as far as that is cheap: the larger of the most that one process shares and all that
-    lies in files, since either may contain the other.
-    """
-    own = shared = 0
-    nameless: dict[tuple[int, int], int] = {}
-    named = {os.stat(place).st_dev for place in _IN_MEMORY}
+
+def _statuses() -> Iterator[tuple[int, bytes]]:
     for pid in pids():
         try:
             with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
                 status = file.read()
         except OSError:
             continue  # it ended meanwhile
-        own += own_kilobytes(pid, status)
-        shared = max(shared, kilobytes(status, b"RssShmem:"))
-        _add_open_files(pid, nameless, named)
-        if _unexplained_bytes(status) > _UNEXPLAINED_BYTES:
-            _add_shared_mappings(pid, nameless)
-    return own * 1024 + max(shared * 1024, _files_bytes() + _segments_bytes() + sum(nameless.values()))
-
-
-def _own_kilobytes(_pid: int, status: bytes) -> int:
-    return kilobytes(status, b"RssAnon:")
+        if b"VmSize:" in status:  # else it has ended, and waits to be reaped
+            yield pid, status
 
 
 def _share_kilobytes(pid: int, status: bytes) -> int:
@@ -76,7 +139,7 @@ def _share_kilobytes(pid: int, status: bytes) -> int:
             rollup = file.read()
     except OSError:
         rollup = b""
-    return kilobytes(rollup, b"Pss_Anon:") or _own_kilobytes(pid, status)
+    return kilobytes(rollup, b"Pss_Anon:") or kilobytes(status, b"RssAnon:")
 
 
 def _files_bytes() -> int:
@@ -87,19 +150,16 @@ def _files_bytes() -> int:
     return used
 
 
-def _add_open_files(pid: int, nameless: dict[tuple[int, int], int], named: set[int]) -> None:
-    """Adds open files without a name, unless their file system is counted as a whole."""
+def _add_open_file(path: str, nameless: dict[tuple[int, int], int], named: set[int]) -> None:
+    """Adds a pipe, or a file without a name, unless its file system is counted as a whole."""
     try:
-        descriptors = os.listdir(f"/proc/{pid}/fd")
+        status = os.stat(path)
     except OSError:
-        return  # it ended, or is undumpable
-    for number in descriptors:
-        try:
-            status = os.stat(f"/proc/{pid}/fd/{number}")
-        except OSError:
-            continue  # closed meanwhile
-        if status.st_nlink == 0 and stat.S_ISREG(status.st_mode) and status.st_dev not in named:
-            nameless[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
+        return  # closed meanwhile
+    if stat.S_ISFIFO(status.st_mode):
+        nameless[status.st_dev, status.st_ino] = _PIPE_BYTES
+    elif status.st_nlink == 0 and stat.S_ISREG(status.st_mode) and status.st_dev not in named:
+        nameless[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
 
 
 def _unexplained_bytes(status: bytes) -> int:
@@ -123,11 +183,33 @@ def _add_shared_mappings(pid: int, nameless: dict[tuple[int, int], int]) -> None
         nameless[key] = max(nameless.get(key, 0), int(offset, 16) + int(end, 16) - int(start, 16))
 
 
-def _segments_bytes() -> int:
-    """Returns the resident bytes of System V shared memory in the sandbox's ipc namespace, attached or not."""
+def _system_v_bytes() -> int:
+    """Returns the bytes of System V objects in the sandbox's ipc namespace, attached or not."""
+    total = 0
+    for name, field, unit_bytes in _SYSTEM_V:
+        total += unit_bytes * sum(int(line.split()[field]) for line in _lines(f"/proc/sysvipc/{name}")[1:])
+    return total
+
+
+def _sockets_bytes() -> int:
+    """Returns the bytes that the sockets of the sandbox's network namespace may hold, those in flight included."""
+    counts: dict[str, int] = {}
+    for line in _lines("/proc/net/sockstat") + _lines("/proc/net/sockstat6"):
+        name, _, numbers = line.decode().partition(":")
+        counts[name.lower()] = int(numbers.split()[1])
+    total, others = 0, counts.get("sockets", 0)
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        if 0 < counts.get(name, 0) <= _READ_SOCKETS:
+            others -= counts[name]
+            for line in _lines(f"/proc/net/{name}")[1:]:
+                sent, received = line.split()[4].split(b":")
+                total += 2 * (int(sent, 16) + int(received, 16))
+    return total + max(0, others - _FREE_SOCKETS) * _SOCKET_BYTES
+
+
+def _lines(path: str) -> list[bytes]:
     try:
-        with open(_SEGMENTS, "rb") as file:
-            lines = file.read().splitlines()[1:]
+        with open(path, "rb") as file:
+            return file.read().splitlines()
     except OSError:
-        return 0  # this kernel has none
-    return sum(int(line.split()[_RESIDENT_FIELD]) for line in lines)
+        return []  # this kernel has none

@@ -25,11 +25,12 @@ from ..wire.link_messages import RefusedSource, RunProgram, Verdict, message_of
 from ..wire.loop import Loop
 from ..wire.messages import ErrorDetail
 from ..wire.schema import read_object
-from . import memory, usage
+from . import usage
 from .background import Background
 from .checking import Checking
 from .child_processes import ChildProcesses
 from .log_relay import ProgramOutput
+from .memory import MemoryWatch
 from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error, memory_error
 from .program_reports import ProgramReports
 from .run import INTERRUPT_AGAIN_S, Budget, Phase, Run, Settings
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 _NOT_HANDED_OVER = (
     "the code did not start: this host had no room to hand it over, since other sandboxes hold too many descriptors "
     "or too much memory; the variables are as before, so run it again later\n"
+)
+_CLOSED = (
+    "a process was ended: it had hidden its memory (PR_SET_DUMPABLE, or a program that can't be read), which this host "
+    "has no control group to count; leave it readable\n"
 )
 # Seconds between two looks at CPU time and memory, which cost as much as a short run.
 _WATCH_INTERVAL_S = 0.1
@@ -73,6 +78,7 @@ class Runner:
         self._undo = undo
         transfers.on_file = self._on_file
         self._count = 0
+        self._memory = MemoryWatch()
         self._next_watch = 0.0
         # The meter of a run that is checked, and the message that starts it, with the source.
         self._prepared: Optional[tuple[usage.CpuMeter, RunProgram, bytes]] = None
@@ -221,7 +227,8 @@ class Runner:
             # Half of the time at most: a look at many processes that share their memory takes some. Counted in its own
             # processor time: on a loaded machine the next look must not be as late again as this one was.
             rest_s = time.process_time() - began_s
-            self._next_watch = max(now + _WATCH_INTERVAL_S, time.monotonic() + rest_s)
+            interval_s = 0.0 if self._memory.busy else _WATCH_INTERVAL_S
+            self._next_watch = max(now + interval_s, time.monotonic() + rest_s)
             return exceeds
         return False
 
@@ -238,9 +245,20 @@ class Runner:
     def _lacks_memory(self) -> bool:
         """True when the sandbox has more than its limit, also without the savepoints that can be dropped."""
         limit = self._config.memory_bytes
-        if not memory.sandbox_exceeds(limit):
-            return False
-        return not self._undo.make_room(limit) or memory.sandbox_exceeds(limit)
+        exceeds = self._memory.exceeds(limit)
+        for pid in self._memory.closed - self._child_processes.closed:
+            self._end_closed(pid)
+        return exceeds and (not self._undo.make_room(limit) or self._memory.exceeds(limit))
+
+    def _end_closed(self, pid: int) -> None:
+        """Ends a process that hides what it holds: no other limit of this sandbox would count it."""
+        self._memory.closed.discard(pid)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        if self.run is not None:
+            self.run.logs.say_notice(_CLOSED)
 
     def interrupt(self, run: Run, outcome: str) -> None:
         """Interrupts the program; `on_time` demands the kill if it has not ended after GRACE_S."""

@@ -27,8 +27,8 @@ from ..wire.lean import dumps
 from ..wire.link_messages import Answered, SavepointMade, TakeSavepoint
 from ..wire.savepoint_messages import MAX_LEFT_OUT, ListedSavepoint, RollBack, SavepointList
 from ..wire.schema import read_object
-from . import memory
 from .copies import FORK_TIME_S, Copy
+from .memory import MemoryWatch
 from .requests import REQUEST_TIME_S
 
 TYPE_CHECKING = False
@@ -99,6 +99,7 @@ class Savepoints:
         self._results = results
         self._go_back = go_back
         self._kept: list[Taken] = []  # savepoints and branches, by their numbers
+        self._memory = MemoryWatch()
         self._count = 0
         self._dropped = 0  # since the last answer
         self._last: Optional[Taken] = None  # taken or gone back to last; it has a successor, or gets one
@@ -221,7 +222,7 @@ class Savepoints:
 
     def _make_room(self, limit_bytes: int, spared: int) -> int:
         dropped = 0
-        while len(self._kept) > spared and memory.sandbox_exceeds(limit_bytes):
+        while len(self._kept) > spared and self._memory.exceeds(limit_bytes):
             self._drop(self._kept[0], _FREE_TIME_S)
             dropped += 1
         return dropped

@@ -47,7 +47,7 @@ class WarmInterpreter:
         self._program = program
         self._receive = receive
         self._on_ready = on_ready
-        self._child: Optional[Child] = None
+        self.child: Optional[Child] = None  # the one that imports
         self._importing = ""
 
     @property
@@ -57,7 +57,7 @@ class WarmInterpreter:
 
     def start(self) -> None:
         """Forks a warm interpreter, unless there is one or no module to import."""
-        if self._child is not None or not self._modules:
+        if self.child is not None or not self._modules:
             return
         self._importing = ""
 
@@ -65,11 +65,11 @@ class WarmInterpreter:
             self._program(sock, self._modules)
 
         try:
-            self._child = spawn(target)
+            self.child = spawn(target)
         except OSError:
             self._modules = []  # no process is left for it
         else:
-            self._loop.watch(self._child.sock.fileno(), READ, self._on_readable)
+            self._loop.watch(self.child.sock.fileno(), READ, self._on_readable)
 
     def end(self) -> None:
         """Ends the warm interpreter, which would come too late."""
@@ -79,7 +79,7 @@ class WarmInterpreter:
 
     def forget(self) -> Optional[Child]:
         """Reads no more from the warm interpreter, which is dead or about to be killed."""
-        child, self._child = self._child, None
+        child, self.child = self.child, None
         if child is not None:
             self._loop.watch(child.sock.fileno(), 0, None)
             child.close()
@@ -87,9 +87,9 @@ class WarmInterpreter:
 
     def note_exit(self, pid: int) -> bool:
         """Returns true if it was the warm interpreter that ended; leaves out the module that ended it."""
-        if self._child is None or pid != self._child.pid:
+        if self.child is None or pid != self.child.pid:
             return False
-        self._read_rest(self._child)
+        self._read_rest(self.child)
         self.forget()
         if self._importing in self._modules:
             self._leave_out(self._importing, "it took too long or ended the process")
@@ -116,8 +116,8 @@ class WarmInterpreter:
                 packet.close()
 
     def _on_readable(self, _events: int) -> None:
-        if self._child is not None:
-            self._receive(self._child, self._on_message)
+        if self.child is not None:
+            self._receive(self.child, self._on_message)
 
     def _on_message(self, packet: link.Packet) -> None:
         packet.close_fds()  # no message has any
@@ -128,7 +128,7 @@ class WarmInterpreter:
         elif isinstance(message, NotImported):
             self._leave_out(message.name, message.why)
         elif isinstance(message, Booted):
-            child, self._child = self._child, None
+            child, self.child = self.child, None
             assert child is not None
             self._on_ready(child, packet)
         else:

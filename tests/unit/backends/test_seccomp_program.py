@@ -62,7 +62,7 @@ def verdict(
         elif code == 0x05:
             at += operand
         elif code == 0x06:
-            names = {0x7FFF0000: ALLOW, 0x80000000: KILL}
+            names = {0x7FFF0000: ALLOW, 0x80000000: KILL, 0x00050000: "done"}
             return names.get(operand) or errno.errorcode[operand & 0xFFFF]
         else:
             test = {0x15: accumulator == operand, 0x35: accumulator >= operand}
@@ -131,6 +131,26 @@ def test_no_socket_lingers_whatever_the_ignored_bits_are(machine: str, high_half
     assert verdict(machine, setsockopt, 3, 1 | high_half, 13 | high_half) == "EPERM"
     assert verdict(machine, setsockopt, 3, 1 | high_half, 7) == ALLOW  # SO_SNDBUF
     assert verdict(machine, setsockopt, 3, 6, 13) == ALLOW  # TCP_CONGESTION
+
+
+@machines
+def test_no_program_brings_a_filter_of_its_own(machine: str) -> None:
+    """Their code takes memory of which the whole machine has little."""
+    numbers = NUMBERS[machine]
+    for name in (26, 27, 50, 51, 52):
+        assert verdict(machine, numbers["setsockopt"], 3, 1, name) == "EPERM"
+    assert verdict(machine, numbers["prctl"], 22, 2) == verdict(machine, numbers["prctl"], 1 << 32 | 22, 2) == "EPERM"
+    assert verdict(machine, numbers["prctl"], 4, 0) == ALLOW  # PR_SET_DUMPABLE
+    assert verdict(machine, numbers["seccomp"], 1, 0) == "ENOSYS"
+
+
+@machines
+def test_sizes_of_buffers_are_ignored_where_nothing_counts_them(machine: str) -> None:
+    program = instructions_of(filter_program(machine, keeps_buffers=True))
+    for name, expected in ((7, 0), (8, 0), (9, ALLOW), (13, "EPERM")):
+        number = NUMBERS[machine]["setsockopt"]
+        assert verdict(machine, number, 3, 1, name, program=program) == (expected or "done"), name
+    assert verdict(machine, number, 3, 6, 7, program=program) == ALLOW  # another level
 
 
 @machines

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor_server.guest.supervisor import children, usage
+from executor_server.guest.supervisor import children, memory, usage
 from executor_server.guest.supervisor.children import Child, ChildStuck
 from executor_server.guest.supervisor.outcomes import describe_exit
 from executor_server.guest.wire import link, proc
@@ -198,6 +198,25 @@ def test_processor_time_is_told_of_the_process_and_of_its_living_and_dead_childr
 def test_memory_is_measured_at_its_peak(process: usage.Process) -> None:
     block = bytearray(os.urandom(8_000_000))
     assert process.peak_memory_bytes() > len(block)
+
+
+def test_memory_is_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agent code chooses how many descriptors there are; a look at two million took the supervisor many seconds."""
+    for name, value in (("_TURN_TIME_S", 0.0), ("_IN_MEMORY", ()), ("pids", lambda: iter([os.getpid()]))):
+        monkeypatch.setattr(memory, name, value)
+    held = [os.memfd_create("held") for _ in range(20)]
+    for fd in held:
+        os.truncate(fd, 1 << 20)
+        os.posix_fallocate(fd, 0, 1 << 20)
+    watch, calls = memory.MemoryWatch(), 1
+    assert not watch.exceeds(1 << 40)
+    while watch.busy:
+        assert not watch.exceeds(1 << 40)
+        calls += 1
+    assert calls > len(held)
+    assert 20 << 20 <= watch._held_bytes < 200 << 20
+    for fd in held:
+        os.close(fd)
 
 
 def test_a_process_that_is_gone_uses_nothing() -> None:

@@ -39,7 +39,7 @@ def test_a_copy_that_says_nothing_is_waited_for_only_as_long_as_a_fork_takes(mon
         on_answer(Answered(ok=True), dumps(made.head()))
 
     monkeypatch.setattr(copies, "time", clock)
-    monkeypatch.setattr("executor_server.guest.supervisor.memory.sandbox_exceeds", lambda _: False)
+    monkeypatch.setattr("executor_server.guest.supervisor.memory.MemoryWatch.exceeds", lambda *_: False)
     parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2))
     taken: list[int | None] = []
     with none_left_open():
@@ -63,7 +63,7 @@ def test_a_copy_that_says_nothing_yet_holds_nothing_up(monkeypatch: pytest.Monke
         on_answer(Answered(ok=True), dumps(SavepointMade(files=0, file_bytes=0, left_out=[]).head()))
 
     monkeypatch.setattr(copies, "_may_be_copy", lambda pid: True)
-    monkeypatch.setattr("executor_server.guest.supervisor.memory.sandbox_exceeds", lambda _: False)
+    monkeypatch.setattr("executor_server.guest.supervisor.memory.MemoryWatch.exceeds", lambda *_: False)
     parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2))
     with none_left_open():
         kept = Savepoints(parts, parts, parts, parts, parts, lambda _number: False)
@@ -107,7 +107,7 @@ def test_where_no_process_is_left_the_one_of_the_savepoint_goes_on_and_the_savep
         on_answer(Answered(ok=True), dumps(SavepointMade(files=0, file_bytes=0, left_out=[]).head()))
 
     monkeypatch.setattr(copies, "_may_be_copy", lambda pid: True)
-    monkeypatch.setattr("executor_server.guest.supervisor.memory.sandbox_exceeds", lambda _: False)
+    monkeypatch.setattr("executor_server.guest.supervisor.memory.MemoryWatch.exceeds", lambda *_: False)
     threads: list[threading.Thread] = []
     adopted: list[Child] = []
     answers: list[bytes] = []

@@ -40,7 +40,7 @@ from executor_server.app.watchers import PolicyListeners, Watchers
 from executor_server.backends import Backend, HostFinding, HostSweeper
 from executor_server.backends.local import ForkServerStats, LocalBackend
 from executor_server.config import BackendName, Config, ConfigError, StateDir, state_dir
-from executor_server.core import Principal, logs
+from executor_server.core import Principal, SandboxFailure, logs
 from executor_server.fairness import CpuShares, FairSemaphore
 from executor_server.identity import Identities, TokenFile, TokenFileError, Tokens
 from executor_server.journal import Registry
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 VERSION = version("remote-executor")
 # Seconds for calls to deliver what is already there, after the sessions have ended.
 STOP_GRACE_S = 2.0
+_PRELOAD_AFTER_S = 2.0
 # mallopt(3)
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -206,6 +207,8 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     _follow_policy(control, config, egress, pool, sessions)
     await sessions.start()
     await _start_background(config, stack, backend, policies)
+    preloading = asyncio.create_task(_preload(config, _local(backend), pool, policies))
+    stack.push_async_callback(_end, preloading)
     if node is not None:
         await node.start()
     return _Daemon(own_state, policies, egress, sessions, server)
@@ -353,11 +356,37 @@ def _sources(parts: Parts, watchers: Watchers, environments: EnvironmentOwner) -
 
 def _fork_server_stats(backend: Backend) -> ForkServerStats:
     """Returns the counts of the local backend, if there is one."""
+    local = _local(backend)
+    return ForkServerStats() if local is None else local.fork_server_stats()
+
+
+def _local(backend: Backend) -> LocalBackend | None:
     members = backend.members() if isinstance(backend, BackendSet) else [backend]
-    for member in members:
-        if isinstance(member, LocalBackend):
-            return member.fork_server_stats()
-    return ForkServerStats()
+    return next((member for member in members if isinstance(member, LocalBackend)), None)
+
+
+async def _preload(config: Config, backend: LocalBackend | None, pool: WarmPool, policies: PolicyStore) -> None:
+    """Has the usual libraries imported for the first kind of sandboxes that the pool keeps, and makes those again.
+
+    Not at once: a daemon that lives for seconds, as a program's own may, would spend most of its time on it.
+    """
+    await asyncio.sleep(_PRELOAD_AFTER_S)
+    kinds = policies.current.warm_sandboxes(config.pool)
+    if backend is None or not kinds:
+        return
+    try:
+        modules = await backend.preload(kinds[0].spec)
+    except SandboxFailure as failure:
+        _log.warning("libraries_not_preloaded", error=str(failure))
+        return
+    if modules:
+        _log.info("libraries_preloaded", image=kinds[0].spec.image, modules=modules)
+        pool.renew()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def _drain_unless_hurried(signals: Signals, sessions: SessionManager, drain_s: float) -> None:

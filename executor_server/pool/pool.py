@@ -74,6 +74,13 @@ class WarmPool:
         self._asked.clear()
         self._set_sizes(self._configured)
 
+    def renew(self) -> None:
+        """Discards what is kept, since better ones can be made now."""
+        for kind in self._kinds.values():
+            while kind.kept:
+                self._discard(kind, kind.kept.popleft(), Discard.OUTDATED)
+        self._note_depth()
+
     def _follow_requests(self) -> None:
         """Keeps those that are asked for often, besides the configured ones."""
         wanted = {**dict.fromkeys(self._asked.kept, 1), **self._configured}

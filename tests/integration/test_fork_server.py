@@ -112,3 +112,26 @@ def test_a_daemon_with_a_pool_and_one_session_has_no_nursery() -> None:
 
 def _names(daemon: Daemon) -> list[str]:
     return [_name_of(process) for process in _processes(daemon)]
+
+
+def test_a_daemon_that_stays_has_the_usual_libraries_imported_for_its_sessions() -> None:
+    """By default, and before anybody asks: a first `import pandas` took seconds in each session."""
+    require("local")
+    with daemon_of("") as daemon, daemon.client() as client:
+        assert eventually(lambda: "libraries_preloaded" in daemon.log.read_text(), timeout_s=60)
+
+        def imported() -> object:
+            with client.create_session(authorized_imports=["sys"]) as session:
+                found = session.execute("import sys; [name for name in ('numpy', 'pandas') if name in sys.modules]")
+                return found.output == ["numpy", "pandas"]
+
+        assert eventually(imported)
+
+
+def test_the_workspace_of_a_forked_sandbox_belongs_to_its_user() -> None:
+    require("local")
+    with ExitStack() as stack:
+        daemon = stack.enter_context(daemon_of(NO_POOL, policy=policy_of("shared"), program=EAGER_SERVER))
+        session, _ = forked(stack.enter_context(daemon.client()), daemon, stack)
+        owner, user = session.processes.run("stat -c %u .; id -u").stdout.split()
+        assert owner == user

@@ -182,9 +182,8 @@ def _mount_files(child: _Child) -> None:
     """Mounts the sandbox's own files, in their sizes; as the nursery's user 0, so before `_become_user`."""
     sizes, host_uid = child.plan["sizes"], child.plan["host_uid"]
     for place, size in (("/workspace", sizes["disk"]), ("/dev/shm", sizes["shm"])):
-        _mount_memory(place, size, sizes["files"])
-    if host_uid is not None:  # else the nursery's user 0 is the sandbox's user
-        os.chown("/workspace", host_uid, host_uid)
+        # The workspace is its user's. None: the nursery's user 0 is the sandbox's user.
+        _mount_memory(place, size, sizes["files"], owner=(host_uid or 0) if place == "/workspace" else 0)
     # In place of the nursery's own, of which only directories of the image are kept: the zygote has read what its
     # modules wrote there.
     kept = [(str(place), kernel.copy_mounts(place)) for place in child.plan["below_tmp"]]
@@ -196,8 +195,8 @@ def _mount_files(child: _Child) -> None:
         os.close(copy)
 
 
-def _mount_memory(place: str, size_bytes: int, files: int) -> None:
-    options = f"mode=1777,size={size_bytes},nr_inodes={files + 1}"  # its own directory is one
+def _mount_memory(place: str, size_bytes: int, files: int, owner: int = 0) -> None:
+    options = f"mode=1777,uid={owner},gid={owner},size={size_bytes},nr_inodes={files + 1}"  # its own directory is one
     kernel.mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 

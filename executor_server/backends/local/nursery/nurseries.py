@@ -39,8 +39,9 @@ from executor_server.backends.settings import AMPLE_PROCESSES, WORKSPACE, numeri
 from executor_server.backends.teardown import failures_of
 from executor_server.core import SandboxFailure, SandboxSpec
 
-MODULES = ("numpy", "pandas", "PIL.Image", "matplotlib.pyplot")
-"""Modules that a zygote imports, where the image has them: those that agents use most, known to be fit for a fork."""
+MODULES = ("numpy", "pandas", "PIL.Image", "matplotlib.pyplot", "seaborn")
+"""Modules that a zygote imports, where the image has them: those that agents use most, known to be fit for a fork. The
+others of the data stack keep threads (polars), or take less time to import than a step does (scikit-learn, plotly)."""
 
 # Bytes of a sandbox's memory below which its nursery imports no modules: they would take too large a part of it.
 _MODULES_FROM_BYTES = 1024 * 1024 * 1024
@@ -115,6 +116,7 @@ class Nurseries:
         self._orphans: list[OrphanedNursery] = []
         self._pauses: dict[Blueprint, _Pause] = {}
         self._demand = Demand[Blueprint]()
+        self._kept: set[Blueprint] = set()  # those that the daemon wants for its pool, however few are asked for
         self.stats = ForkServerStats()
 
     # -- making sandboxes
@@ -131,7 +133,7 @@ class Nurseries:
 
         Nothing of the sandbox is left then. One that no session wants yet is no reason for a nursery.
         """
-        wanted = not ahead and self._demand.note(blueprint, now())
+        wanted = not ahead and (self._demand.note(blueprint, now()) or blueprint in self._kept)
         if not wanted and blueprint not in self._serving:
             raise Fallback("rare", "too few sandboxes of this kind are wanted")
         nursery = self._nursery(blueprint)
@@ -294,7 +296,7 @@ class Nurseries:
     def sweep(self) -> None:
         """Drops nurseries that are not used any more, and the records of those that have ended."""
         for nursery in (*self._serving.values(), *self._successors.values()):
-            if nursery.is_ready and now() - nursery.used_at >= _IDLE_S:
+            if nursery.is_ready and now() - nursery.used_at >= _IDLE_S and nursery.blueprint not in self._kept:
                 nursery.retire("it is not used")
             elif not nursery.is_ready and now() - nursery.started_at >= _START_TIME_S:
                 nursery.retire(_NOT_IN_TIME)
@@ -335,6 +337,13 @@ class Nurseries:
     async def _end(self, nursery: Nursery, deadline: float) -> None:
         await nursery.end(deadline)
         self._records.remove(nursery.nursery_id)
+
+    async def keep(self, blueprint: Blueprint) -> tuple[str, ...]:
+        """Makes a nursery of this kind, and keeps one from here on; returns the modules that it has imported."""
+        self._kept = {blueprint}
+        await self.trial(blueprint)
+        nursery = self._serving.get(blueprint)
+        return nursery.imported if nursery is not None and nursery.serves else ()
 
     async def trial(self, blueprint: Blueprint) -> str:
         """Makes a nursery of this kind; returns the reason when it does not serve."""

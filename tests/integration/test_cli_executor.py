@@ -59,25 +59,26 @@ def executor(environment: dict[str, str], *arguments: str, stdin: str = "") -> t
         ("print('é')", 0, "é\n", ""),
         ("print(1)\n1 / 0", 1, "1\n", "ZeroDivisionError"),
         ("x = (", 1, "", "SyntaxError"),
-        ("import socket", 1, "", "Import of socket is not allowed"),
+        ("raise SystemExit('no')", 1, "", "no\n"),
         ("raise SystemExit(7)", 7, "", ""),
         ("raise SystemExit(0)", 0, "", ""),
         ("import time\ntime.sleep(1e6)", 1, "", "executor: timeout"),
+        ("import os\nos._exit(4)", 4, "", ""),
     ],
 )
 def test_run_says_how_the_program_ended(
     environment: dict[str, str], code: str, exit_code: int, out: str, said: str
 ) -> None:
-    code_, out_, err = executor(environment, "run", "-", "--timeout", "1", stdin=code)
+    code_, out_, err = executor(environment, "run", "--timeout", "1", "-", stdin=code)
     assert (code_, out_) == (exit_code, out)
-    assert said in err and 'Traceback (most recent call last):\n  File "/work' not in err
+    assert said in err and "_launch" not in err
 
 
 def test_run_reads_files_and_saves_images(environment: dict[str, str], tmp_path: Path) -> None:
     program = tmp_path / "p.py"
     program.write_text("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nprint('drawn')")
     images = tmp_path / "images"
-    arguments = ("run", str(program), "--imports", "matplotlib.*", "--save-images", str(images))
+    arguments = ("run", "--save-images", str(images), str(program))
     code, out, err = executor(environment, *arguments)
     assert (code, out) == (0, "drawn\n"), err
     assert (images / "image-1.png").read_bytes().startswith(b"\x89PNG")
@@ -102,8 +103,8 @@ def test_run_refuses_in_one_line(environment: dict[str, str], tmp_path: Path) ->
     missing = str(tmp_path / "missing.py")
     refusals = {
         ("run", missing): "cannot be read",
-        ("run", "-", "--image", "nonsense"): "no such image; there are base",
-        ("run", "-", "--timeout", "1e9"): "the policy refuses this",
+        ("run", "--image", "nonsense", "-"): "no such image; there are base",
+        ("run", "--timeout", "1e9", "-"): "the policy refuses this",
         ("--token", "x" * 43, "ps"): "token",
         ("--address", f"unix:{tmp_path}/none", "ps"): "no daemon answers at unix:",
     }
@@ -133,7 +134,7 @@ def test_run_shows_what_a_strict_policy_does(tmp_path_factory: pytest.TempPathFa
         code, out, err = executor(environment, "run", "-", stdin="print(().__class__)")
         assert (code, out) == (1, "")
         assert "executor: policy denied\n" in err and "__class__" in err
-        code, out, err = executor(environment, "run", "-", "--imports", "os", "--timeout", "99", stdin="1")
+        code, out, err = executor(environment, "run", "--imports", "os", "--timeout", "99", "-", stdin="1")
         assert (code, out) == (2, "")
         _, limit, imports = err.splitlines()
         assert limit.startswith("  limits.wall_time_s: asked for 99, ")
@@ -189,7 +190,7 @@ def test_cp_copies_files_and_directories_both_ways(
 
 def test_run_saves_the_files_that_the_program_made(environment: dict[str, str], tmp_path: Path) -> None:
     code = "import os\nos.mkdir('d')\nopen('d/made.txt', 'w').write('content')\n1 / 0"
-    arguments = ("run", "-", "--imports", "os", "--get-artifacts", str(tmp_path / "saved"))
+    arguments = ("run", "--get-artifacts", str(tmp_path / "saved"), "-")
     exit_code, _, err = executor(environment, *arguments, stdin=code)
     assert exit_code == 1 and err.endswith("[made or changed: d/made.txt]\n")
     assert (tmp_path / "saved/d/made.txt").read_text() == "content"
@@ -203,16 +204,6 @@ def test_ps_lists_the_sessions_there_are(environment: dict[str, str], client: Ex
         assert header.split()[:4] == ["SESSION", "NAME", "STATE", "IMAGE"]
         assert row.split()[:4] == [short_id(session.session_id, 12), "-", "idle", "base"] and row.endswith("job=a\\nb")
     assert len(executor(environment, "ps")[1].splitlines()) == 1
-
-
-def test_a_program_has_its_arguments(environment: dict[str, str], tmp_path: Path) -> None:
-    program = tmp_path / "p.py"
-    program.write_text(
-        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('n', type=int)\n"
-        "parser.add_argument('--fast', action='store_true')\nprint(parser.parse_args())"
-    )
-    found = executor(environment, "run", "--imports", "argparse", str(program), "7", "--", "--fast")
-    assert found[:2] == (0, "Namespace(n=7, fast=True)\n"), found
 
 
 def test_one_session_is_gone_on_in_looked_at_and_ended(environment: dict[str, str], client: ExecutorClient) -> None:
@@ -266,17 +257,17 @@ def test_run_ends_quietly_when_its_reader_goes(environment: dict[str, str], clie
 
 def test_a_state_is_saved_and_gone_on_with(environment: dict[str, str], tmp_path: Path) -> None:
     state = str(tmp_path / "state")
-    first = executor(environment, "run", "-", "--save-state", state, stdin="x = [1]\ng = (n for n in x)")
+    first = executor(environment, "run", "--save-state", state, "-", stdin="x = [1]\ng = (n for n in x)")
     assert first[0] == 0 and "'g' was not saved" in first[2] and "generator" in first[2]
-    second = executor(environment, "run", "-", "--state", state, "--save-state", state, stdin="x.append(2)")
+    second = executor(environment, "run", "--state", state, "--save-state", state, "-", stdin="x.append(2)")
     assert second[0] == 0, second
-    assert executor(environment, "run", "-", "--state", state, stdin="print(x)")[:2] == (0, "[1, 2]\n")
+    assert executor(environment, "run", "--state", state, "-", stdin="print(x)")[:2] == (0, "[1, 2]\n")
 
 
 def test_a_state_that_is_none_or_cannot_be_saved_is_said(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "none").write_bytes(b"nothing of the kind")
     for arguments in (["--state", str(tmp_path / "none")], ["--state", str(tmp_path / "missing")]):
-        code, _, said = executor(environment, "run", "-", *arguments, stdin="print(1)")
+        code, _, said = executor(environment, "run", *arguments, "-", stdin="print(1)")
         assert code == 2 and ("no state of a session" in said or "cannot be read" in said)
-    code, out, said = executor(environment, "run", "-", "--save-state", str(tmp_path), stdin="print(1)")
+    code, out, said = executor(environment, "run", "--save-state", str(tmp_path), "-", stdin="print(1)")
     assert (code, out) == (2, "1\n") and "was not saved" in said

@@ -326,7 +326,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
 
     def AuthorizeImports(self, request: Any, context: Any) -> pb.AuthorizeImportsResponse:
         self._enter("AuthorizeImports", request, context)
-        return pb.AuthorizeImportsResponse(session=_session())
+        return pb.AuthorizeImportsResponse(session=self.session)
 
     def DeleteSession(self, request: Any, context: Any) -> pb.DeleteSessionResponse:
         self._enter("DeleteSession", request, context)

@@ -25,7 +25,7 @@ _EXAMPLES = """\
 examples:
   executor run script.py                     run a file in a sandbox of its own
   executor run -c 'print(6 * 7)'             run a line
-  executor run --imports numpy.* plot.py     authorize more modules
+  executor run --put data plot.py            with a directory that it reads
   executor run --with polars script.py       have a package installed for it
   executor repl                              try things out
   executor shell                             a terminal in a sandbox
@@ -37,8 +37,9 @@ The daemon is this user's own, which `executor-server serve` starts, unless --ad
 
 _RUN_EXAMPLES = """\
 examples:
-  executor run script.py input.csv 10              sys.argv is ['script.py', 'input.csv', '10']
-  executor run script.py -- --fast                 what begins with a dash goes after --
+  executor run script.py input.csv --fast          as `python script.py input.csv --fast`: what follows the file is
+                                                   the script's; Python files beside it and input.csv go in
+  executor run --put data script.py                a directory that it reads, too
   executor run --limit memory_bytes=2000000000 --limit wall_time_s=60 train.py
   executor run --network api.github.com fetch.py   reach a host, if the policy allows it
   executor run --with 'polars>=1' --with pyarrow etl.py   with packages, if the policy allows them; a header of the
@@ -50,7 +51,7 @@ examples:
 
 _REPL_EXAMPLES = """\
 examples:
-  executor repl --imports numpy.*,pandas.*
+  executor repl --with polars
   executor repl --session 3f2a              go on in a session, which stays
 Inside, `help` lists what can be typed besides Python. Tab completes names from the sandbox.
 """
@@ -109,9 +110,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_run(commands: Any) -> None:
     run = make_command(commands, "run", "run a program; its output comes as it is printed", _RUN_EXAMPLES)
-    run.add_argument("-c", dest="code", metavar="CODE", help="the program itself, instead of a file")
-    run.add_argument("program", metavar="FILE", nargs="?", help="a Python file, - for standard input")
-    run.add_argument("arguments", metavar="ARG", nargs="*", help="the program's sys.argv[1:]; authorizes sys")
+    rest = argparse.REMAINDER
+    run.add_argument("-c", dest="code", metavar="CODE", nargs=rest, help="the program itself, instead of a file")
+    run.add_argument("program", metavar="FILE", nargs=rest, help="a Python file or a notebook, - for standard input")
+    run.add_argument(
+        "--put",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a file or directory that goes into the sandbox, besides the script's Python files and those among its "
+        "arguments; can be repeated",
+    )
     run.add_argument(
         "--get-artifacts",
         type=Path,
@@ -191,7 +201,7 @@ def _add_mcp(commands: Any) -> None:
 
 
 def _add_session_options(parser: argparse.ArgumentParser) -> None:
-    add_imports(parser)
+    add_imports(parser, default=None)
     add_packages(parser)
     add_network(parser)
     parser.add_argument("--image", help="the sandbox's image (default: the policy's)")

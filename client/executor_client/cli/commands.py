@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,14 +19,13 @@ from executor_client.cli.console import Console
 from executor_client.cli.copying import copy
 from executor_client.cli.import_hints import show_end
 from executor_client.cli.naming import find_session, located, matching_id, names_of
+from executor_client.cli.script import Script, placed, with_files
 from executor_client.cli.script_header import ScriptHeader, read_header
 from executor_client.client import ExecutorClient
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError
 from executor_client.file_results import FileInfo
-from executor_client.results import ExecutionResult, StateManifest
+from executor_client.results import ExecutionResult, Outcome, StateManifest
 from executor_client.session import Session
-
-_MODULES_FOR_ARGUMENTS = ("sys",)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -53,31 +53,36 @@ def _tls(options: argparse.Namespace) -> TlsConfig | None:
 
 
 def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
-    name, code, arguments = _program(options)
-    header = _read_header(name, code, options, console)
-    if arguments:
-        options.imports = (*options.imports, *_MODULES_FOR_ARGUMENTS)
+    script = _script(options)
+    header = _read_header(script.argv[0], script.source, options, console)
     with _session(client, options, console) as session:
         header.check_python(session.info.python_version, session.info.image)
-        if arguments:
-            session.execute(f"import sys\nsys.argv = {[name, *arguments]!r}").raise_for_outcome()
-        result = session.execute(code, on_event=console.show_event, limits=_step_limits(options))
-        if options.get_artifacts is not None:
-            _save_artifacts(session, result, options.get_artifacts, console)
-        show_end(console, session, result, "--imports {}")
-        console.show_artifacts(result)
-    return EXIT_SUCCEEDED if result.succeeded else _exit_code(result)
+        script.put_files(session)
+        for code in script.steps(session, is_last=not (options.session or options.save_state)):
+            result = session.execute(code, on_event=console.show_event, limits=_step_limits(options))
+            if options.get_artifacts is not None:
+                _save_artifacts(session, result, options.get_artifacts, console)
+            if script.cells and result.succeeded:
+                console.show_value(result.output)
+            if not (script.launches and result.outcome is Outcome.EXITED):  # it has said itself what there is to say
+                show_end(console, session, script.described(result), "--imports {}")
+            console.show_artifacts(result)
+            if not result.succeeded:
+                return _exit_code(result)
+    return EXIT_SUCCEEDED
 
 
-def _program(options: argparse.Namespace) -> tuple[str, str, list[str]]:
-    """Returns sys.argv[0], the code, and the rest of sys.argv. Raises InvalidRequest."""
-    if options.code is not None:
-        before = [] if options.program is None else [options.program]
-        return "-c", options.code, [*before, *options.arguments]
-    if options.program is None and sys.stdin.isatty():
+def _script(options: argparse.Namespace) -> Script:
+    """Returns the program that the options name. Raises InvalidRequest."""
+    if options.code:
+        given: list[str] = [*options.code, *options.program]  # argparse ends an option's values at --
+        return Script(["-c", *given[1:]], given[0], files=placed(options.put))
+    if not options.program and sys.stdin.isatty():
         raise InvalidRequest("nothing to run: name a FILE, - for standard input, or give -c CODE")
-    name = options.program or "-"
-    return name, _read(name), options.arguments
+    name, *arguments = options.program or ["-"]
+    if name == "-":
+        return Script([name, *arguments], _read(name), files=placed(options.put))
+    return with_files(name, _read(name), arguments, options.put)
 
 
 def _read_header(name: str, code: str, options: argparse.Namespace, console: Console) -> ScriptHeader:
@@ -94,8 +99,11 @@ def _read_header(name: str, code: str, options: argparse.Namespace, console: Con
 
 def _read(name: str) -> str:
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if name == "-":
+            return sys.stdin.read()
+        with tokenize.open(name) as file:  # by its coding line, without a byte order mark
+            return file.read()
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise InvalidRequest(f"{name} cannot be read: {error}") from error
 
 
@@ -162,7 +170,7 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace, console: C
     modules = environments.modules_of(client, options, console) if options.packages else ()
     session = client.create_session(
         options.image,
-        options.imports,
+        options.imports or (),
         limits,
         labels,
         network=options.network,
@@ -171,7 +179,10 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace, console: C
         state=state,
     )
     console.end_wait()
-    environments.authorize(session, modules)
+    if options.imports is not None:
+        environments.authorize(session, modules)
+    elif allowed := client.get_policy().allowed_imports:
+        session.authorize_imports(allowed)
     return session
 
 

@@ -53,15 +53,16 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_imports(parser: argparse.ArgumentParser, *more_names: str) -> None:
+def add_imports(parser: argparse.ArgumentParser, *more_names: str, default: tuple[str, ...] | None = ()) -> None:
+    """Without a default they are all that the policy allows: a person may have these, a model keeps to its list."""
     parser.add_argument(
         "--imports",
         *more_names,
         dest="imports",
         type=names,
-        default=(),
+        default=default,
         metavar="A,B",
-        help="more modules to authorize: numpy.*,os.path",
+        help="modules to authorize: numpy.*,os.path" + " (default: all that the policy allows)" * (default is None),
     )
 
 

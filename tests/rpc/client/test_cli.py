@@ -36,9 +36,10 @@ def file(tmp_path: Path) -> str:
 
 def test_run_streams_output_and_ends_with_the_outcome(daemon: FakeDaemon, file: str, capsys: Captured) -> None:
     daemon.journal = [log("out\n"), log("err\n", types.OUTPUT_STREAM_STDERR), result(5)]
-    assert cli.main(["run", file, "--imports", "numpy.*, os", "--image", "data", "--timeout", "2.5"]) == 0
+    assert cli.main(["run", "--imports", "numpy.*, os", "--image", "data", "--timeout", "2.5", file]) == 0
     assert capsys.readouterr() == ("out\n", "err\n")
-    create, execute, delete = (request for _, request in daemon.requests)
+    assert daemon.names() == ["CreateSession", "PutFile", "Execute", "DeleteSession"]
+    create, execute, delete = (dict(daemon.requests)[name] for name in ("CreateSession", "Execute", "DeleteSession"))
     assert (create.image, list(create.authorized_imports)) == ("data", ["numpy.*", "os"])
     assert (create.limits.wall_time_s, execute.code, delete.session_id) == (2.5, "print('é')", SESSION)
 
@@ -50,7 +51,7 @@ def test_failed_program_is_exit_code_1_with_its_traceback(
     error = types.ErrorDetail(type="ZeroDivisionError", message="no", traceback="Traceback ...\n")
     daemon.journal = [result(outcome=types.OUTCOME_EXCEPTION, error=error, variables_state=types.VARIABLES_STATE_RESET)]
     assert cli.main(["run", "-"]) == 1
-    assert daemon.requests[1][1].code == "1/0"
+    assert dict(daemon.requests)["Execute"].code == "1/0"
     err = capsys.readouterr().err
     assert "exception\nTraceback ...\n" in err and "variables are gone" in err
 
@@ -92,7 +93,7 @@ def test_long_wait_is_told_on_a_terminal(
         barrier.set()
 
     monkeypatch.setattr(Console, "show_wait", show_and_go_on)
-    assert cli.main(["run", file, "--image", "data"]) == 0
+    assert cli.main(["run", "--image", "data", file]) == 0
     assert capsys.readouterr().err.startswith("[waiting for a sandbox of image 'data', 0 s, gives up after 120 s]\n")
 
 
@@ -138,9 +139,9 @@ def test_policy_says_which_hosts_may_be_reached(daemon: FakeDaemon, capsys: Capt
 
 def test_hosts_are_asked_for_by_name(daemon: FakeDaemon, capsys: Captured) -> None:
     options = ["--network", "pypi.org:443", "--network", "a.example, *.b.example"]
-    assert cli.main(["run", "-c", "1", *options]) == 0
+    assert cli.main(["run", *options, "-c", "1"]) == 0
     assert list(daemon.requests[0][1].network) == ["pypi.org:443", "a.example", "*.b.example"]
-    assert cli.main(["run", "-c", "1", "--session", SESSION, *options]) == 2
+    assert cli.main(["run", "--session", SESSION, *options, "-c", "1"]) == 2
     assert "--network: a session that is there already has its own" in capsys.readouterr().err
 
 
@@ -150,7 +151,7 @@ def test_images_are_saved_where_asked(daemon: FakeDaemon, file: str, tmp_path: P
     good = types.Event(image=types.ImageEvent(data=types.Payload(inline=raw.getvalue()), mime_type="image/png"))
     bad = types.Event(image=types.ImageEvent(data=types.Payload(inline=b"?"), mime_type="../../x"))
     daemon.journal = [bad, good, result()]
-    assert cli.main(["run", file, "--save-images", str(tmp_path / "new" / "dir")]) == 0
+    assert cli.main(["run", "--save-images", str(tmp_path / "new" / "dir"), file]) == 0
     assert [path.name for path in (tmp_path / "new" / "dir").iterdir()] == ["image-1.png"]
     assert "an image was refused" in capsys.readouterr().err
     assert cli.main(["run", file]) == 0
@@ -173,7 +174,7 @@ def test_artifacts_are_saved_where_asked_and_nowhere_else(
     daemon.file = [pb.GetFileResponse(file=types.FileInfo(size_bytes=1)), pb.GetFileResponse(data=b"x")]
     made = [types.FileInfo(path=name, size_bytes=1) for name in ("d/a", "../b", "/c")]
     daemon.journal = [result(artifacts=made)]
-    assert cli.main(["run", file, "--get-artifacts", str(tmp_path / "new")]) == 0
+    assert cli.main(["run", "--get-artifacts", str(tmp_path / "new"), file]) == 0
     saved = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(saved) == ["f.py", "new/d/a"]
     err = capsys.readouterr().err
@@ -260,12 +261,25 @@ def test_interrupt_at_the_prompt_drops_the_input_only(
     assert [request.code for name, request in daemon.requests if name == "Execute"] == ["1"]
 
 
-def test_run_takes_code_and_arguments(daemon: FakeDaemon, capsys: Captured) -> None:
-    assert cli.main(["run", "-c", "print(1)", "a", "--", "--b"]) == 0
-    create, prepare, execute, _ = (request for _, request in daemon.requests)
-    assert list(create.authorized_imports) == ["sys"]
-    assert prepare.code == "import sys\nsys.argv = ['-c', 'a', '--b']"
-    assert execute.code == "print(1)"
+def test_what_follows_the_program_is_its_own(daemon: FakeDaemon, capsys: Captured) -> None:
+    """Its session may import all that the policy allows, and nothing is fetched for that."""
+    daemon.policy.allowed_imports[:] = ["*"]
+    daemon.session.authorized_imports[:] = ["*"]
+    daemon.session.ClearField("refused_language")
+    daemon.session.ClearField("denied_imports")
+    assert cli.main(["run", "-c", "print(1)", "a", "--", "--image"]) == 0
+    assert daemon.names() == [
+        "CreateSession",
+        "GetPolicy",
+        "AuthorizeImports",
+        "RegisterTools",
+        "Execute",
+        "DeleteSession",
+    ]
+    requests = dict(daemon.requests)
+    assert list(requests["CreateSession"].authorized_imports) == []
+    assert list(requests["AuthorizeImports"].authorized_imports) == ["*"]
+    assert "['-c', 'a', '--', '--image']" in requests["Execute"].code
 
 
 def test_run_goes_on_in_a_session_which_stays(daemon: FakeDaemon, capsys: Captured) -> None:
@@ -275,7 +289,7 @@ def test_run_goes_on_in_a_session_which_stays(daemon: FakeDaemon, capsys: Captur
     requests = dict(daemon.requests)
     assert list(requests["AuthorizeImports"].authorized_imports) == ["os"]
     assert requests["Execute"].limits.wall_time_s == 2
-    assert cli.main(["run", *arguments, "--image", "data"]) == 2
+    assert cli.main(["run", "--image", "data", *arguments]) == 2
     assert "--image: a session that is there already has its own" in capsys.readouterr().err
 
 
@@ -360,7 +374,7 @@ def test_what_is_refused_in_the_repl_does_not_end_it(
     refusal = Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", more=(listed,))
     daemon.refusals["AuthorizeImports"].append(refusal)
     daemon.refusals["GetFile"].append(Refusal(grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"))
-    assert cli.main(["repl"]) == 0
+    assert cli.main(["repl", "--imports", "math"]) == 0
     assert daemon.names().count("Execute") == 1
     assert "authorized_imports: asked for os, allowed is math" in capsys.readouterr().err
 

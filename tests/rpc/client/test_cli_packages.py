@@ -41,10 +41,17 @@ def asked(daemon: FakeDaemon, method: str) -> list[list[str]]:
 def test_packages_of_options_and_header_are_asked_for_and_their_modules_authorized(
     daemon: FakeDaemon, script: str
 ) -> None:
-    assert cli.main(["run", "--with", "numpy", "--with", "six", "--image", "data", script]) == 0
+    assert cli.main(["run", "--imports", "math", "--with", "numpy", "--with", "six", "--image", "data", script]) == 0
     packages = ["numpy", "six", "polars>=1"]
     assert asked(daemon, "PrepareEnvironment") == asked(daemon, "CreateSession") == [packages]
-    assert daemon.names() == ["PrepareEnvironment", "CreateSession", "AuthorizeImports", "Execute", "DeleteSession"]
+    assert daemon.names() == [
+        "PrepareEnvironment",
+        "CreateSession",
+        "AuthorizeImports",
+        "PutFile",
+        "Execute",
+        "DeleteSession",
+    ]
     images = [request.image for name, request in daemon.requests if name in ("PrepareEnvironment", "CreateSession")]
     assert images == ["data", "data"]
     assert list(daemon.requests[2][1].authorized_imports) == ["numpy.*"]
@@ -52,7 +59,7 @@ def test_packages_of_options_and_header_are_asked_for_and_their_modules_authoriz
 
 def test_without_packages_no_environment_is_asked_for(daemon: FakeDaemon) -> None:
     assert cli.main(["run", "-c", "1"]) == 0
-    assert daemon.names() == ["CreateSession", "Execute", "DeleteSession"]
+    assert "PrepareEnvironment" not in daemon.names()
 
 
 def test_repl_has_packages_too(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +74,7 @@ def test_modules_that_the_policy_refuses_are_left_out(daemon: FakeDaemon) -> Non
     listed = types.Violations(violations=[refused])
     refusal = Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", more=(listed,))
     daemon.refusals["AuthorizeImports"].append(refusal)
-    assert cli.main(["run", "--with", "numpy", "-c", "1"]) == 0
+    assert cli.main(["run", "--imports", "math", "--with", "numpy", "-c", "1"]) == 0
     assert daemon.names().count("AuthorizeImports") == 1
 
 

@@ -1,0 +1,193 @@
+"""A program of `executor run`, which behaves as `python` does: the files that go into the sandbox with it, and the code
+that runs it there.
+
+That code reads the program, gives it `sys.argv`, `__file__` and standard input, and ends as `python` does: it waits for
+threads, calls what `atexit` has, and prints the traceback without its own frames. Where the policy refuses code what
+this needs, the program runs by itself, without these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from executor_client.errors import InvalidRequest, PolicyViolationError
+from executor_client.results import ExecutionResult, SessionInfo
+from executor_client.session import Session
+
+WORKSPACE = "/workspace"
+FILES_MAX = 2_000
+"""Python files that go into a sandbox with a script."""
+
+_STDIN_TOOL = "read_standard_input"
+_NEEDED_IMPORTS = {"atexit", "io", "os", "sys", "threading", "traceback"}
+_NEEDED_LANGUAGE = {"dunder_access", "dynamic_code", "module_attributes", "namespaces", "open", "unlisted_builtins"}
+_IMPORTS = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+_OUR_FRAMES = re.compile(r'^  File "<execution-\d+>".*\n(?:    .*\n)*', re.MULTILINE)
+_LAUNCHER = """\
+def _launch(filename, source, argv, directory, has_input, is_last):
+    import atexit, io, os, sys, threading, traceback
+    names = globals()
+    del names["_launch"]
+    sys.argv[:] = argv
+    sys.path.insert(0, directory)
+    if has_input:
+        class Input(io.RawIOBase):
+            def readable(self):
+                return True
+            def readinto(self, buffer):
+                data = read_standard_input(len(buffer))
+                buffer[: len(data)] = data
+                return len(data)
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(Input()), "utf-8")
+    status = 0
+    try:
+        if source is None:
+            names["__file__"] = filename
+            with open(filename, "rb") as file:
+                source = file.read()
+        exec(compile(source, filename, "exec", dont_inherit=True), names)
+    except SystemExit as end:
+        status = end.code
+        if status is not None and not isinstance(status, int):
+            print(status, file=sys.stderr)
+            status = 1
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != filename:
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace)
+        status = 1
+    if is_last:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+    if status:
+        raise SystemExit(status)
+_launch(*{arguments})
+"""
+
+
+@dataclass
+class Script:
+    """A program: its text, or the file that has it, and its arguments. Files to put are by their workspace paths."""
+
+    argv: list[str]
+    source: str
+    path: str = ""
+    """The path of its file in the workspace; empty for one without."""
+    files: dict[str, Path] = field(default_factory=dict)
+    launches: bool = False
+    """True when the launcher runs it, which prints what `python` would at its end."""
+
+    @property
+    def cells(self) -> bool:
+        """True for a notebook, whose cells are run one after the other, and show their values."""
+        return self.path.endswith(".ipynb")
+
+    def put_files(self, session: Session) -> None:
+        for path, local in self.files.items():
+            if local.is_dir():
+                session.files.put_directory(local, path)
+            else:
+                session.files.put(local, path)
+
+    def steps(self, session: Session, *, is_last: bool) -> list[str]:
+        """Returns the code to execute. With `is_last` it ends as a process does, and can read our standard input."""
+        if self.cells:
+            return _cells(self.source, self.argv[0])
+        self.launches = _may_launch(session.info)
+        if not self.launches:
+            return [self.source]
+        has_input = is_last and self.argv[0] != "-" and _serve_input(session)
+        filename = f"{WORKSPACE}/{self.path}" if self.path else "<stdin>" if self.argv[0] == "-" else "<string>"
+        directory = filename.rpartition("/")[0] if self.path else ""
+        arguments = (filename, None if self.path else self.source, self.argv, directory, has_input, is_last)
+        return [_LAUNCHER.replace("{arguments}", repr(arguments))]
+
+    def described(self, result: ExecutionResult) -> ExecutionResult:
+        """Returns the result of an execution without the launcher's frames in its traceback."""
+        if result.error is None or not self.launches:
+            return result
+        return replace(result, error=replace(result.error, traceback=_OUR_FRAMES.sub("", result.error.traceback)))
+
+
+def _may_launch(info: SessionInfo) -> bool:
+    refused = {*info.denied_imports, *info.refused_language}
+    return "*" in info.authorized_imports and refused.isdisjoint(_NEEDED_IMPORTS | _NEEDED_LANGUAGE)
+
+
+def with_files(name: str, source: str, arguments: list[str], put: Iterable[Path]) -> Script:
+    """Returns the script of a local file, with the Python files beside it and the local files that arguments name."""
+    local = Path(name)
+    script = Script([name], source, _place(local))
+    above = PurePosixPath(script.path).parent
+    for each in _beside(local):
+        script.files[str(above / each.relative_to(local.parent))] = each
+    script.files[script.path] = local
+    for argument in arguments:
+        option, equals, value = argument.rpartition("=")
+        if value and Path(value).is_file():
+            script.files[_place(Path(value))] = Path(value)
+            argument = f"{option}{equals}{value if _is_below(Path(value)) else _place(Path(value))}"
+        script.argv.append(argument)
+    script.files |= placed(put)
+    return script
+
+
+def placed(put: Iterable[Path]) -> dict[str, Path]:
+    """Returns local files by their places in the workspace."""
+    return {_place(each): each for each in put}
+
+
+def _place(path: Path) -> str:
+    """Returns the place of a local file in the workspace, which stands for the current directory."""
+    return os.path.relpath(path) if _is_below(path) else path.name
+
+
+def _is_below(path: Path) -> bool:
+    return not path.is_absolute() and not os.path.relpath(path).startswith("..")
+
+
+def _beside(script: Path) -> Iterator[Path]:
+    """Yields the Python files in a script's directory, and those of packages there that these import.
+
+    Raises InvalidRequest for more than FILES_MAX.
+    """
+    files = sorted(script.parent.glob("*.py"))
+    text = "\n".join(each.read_text("utf-8", "replace") for each in (script, *files[:FILES_MAX]))
+    for name in sorted(set(_IMPORTS.findall(text))):
+        files += sorted((script.parent / name).rglob("*.py"))
+    if len(files) > FILES_MAX:
+        raise InvalidRequest(
+            f"more than {FILES_MAX} Python files are beside {script}: move it to a directory of its own"
+        )
+    yield from files
+
+
+def _serve_input(session: Session) -> bool:
+    """Lets the program read our standard input. Returns False where the policy refuses tools."""
+
+    def read_standard_input(size: int) -> bytes:
+        buffer: Any = getattr(sys.stdin, "buffer", None)
+        return buffer.read1(min(size, 65_536)) if buffer is not None else b""
+
+    try:
+        session.register_tools({_STDIN_TOOL: read_standard_input})
+    except PolicyViolationError:
+        return False
+    return True
+
+
+def _cells(text: str, name: str) -> list[str]:
+    """Returns the sources of a notebook's code cells. Raises InvalidRequest for what is no notebook."""
+    try:
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        return ["".join(cell["source"]) for cell in cells]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"{name} is no notebook: {error}") from error

@@ -157,7 +157,7 @@ MOMENTS_S = [0.0, 0.005, 0.02, 0.05] if ALL else [0.005, 0.05]
 def test_killed_while_sessions_are_made_there_is_one_for_each_request(restart: Callable[..., Daemon]) -> None:
     daemon = restart()
     with daemon.client() as client, ThreadPoolExecutor(4) as threads:
-        client.list_sessions()  # a client that has reached no daemon yet does not wait for one
+        client.list_sessions()
         for moment_s in MOMENTS_S:
             with killed_soon(daemon, moment_s):
                 making = [threads.submit(client.create_session) for _ in range(2)]

@@ -112,7 +112,8 @@ class AsyncTransport(TransportBase):
         Each of these waits ends with its timeout, and at the latest after `within_s`. `awaited` names the wait for the
         answer in reports. `pause` waits between two attempts, and may raise what makes another one useless.
         """
-        self._probe_first()
+        if not (self.answered or self.endpoint.is_node):
+            self._listened = await run_blocking(probe.listens, self.endpoint)
         retries = self._call_retries(within_s)
         with self.waits() as waits:
             while True:
@@ -120,6 +121,10 @@ class AsyncTransport(TransportBase):
                 try:
                     return await attempt()
                 except ExecutorClientError as error:
+                    if self._may_have_been_killed(error) and not await run_blocking(probe.listens, self.endpoint):
+                        # It is waited for like one that has answered: its sessions continue with the next daemon.
+                        self.answered = True
+                        retries = self._call_retries(within_s)
                     if self._diagnoses_now(error) and (cause := await self.diagnosis()) is not None:
                         raise self._unanswered(error, cause) from None
                     delay_s = self._delay_s(retries, error, waits)

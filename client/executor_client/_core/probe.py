@@ -61,9 +61,9 @@ class _Place:
 
 
 def listens(endpoint: Endpoint) -> bool:
-    """True when a process listens at a Unix socket, which takes microseconds to find out. False for other addresses."""
+    """True when a process listens there, as far as that can be found out: on this host within microseconds."""
     place = _place_of(endpoint.address)
-    if place is None or place.family is not socket.AF_UNIX:
+    if place is None or _uses_proxy(endpoint):
         return False
     try:
         place.connected().close()
@@ -77,8 +77,8 @@ def diagnosis(endpoint: Endpoint) -> str | None:
     place = _place_of(endpoint.address)
     if place is None:
         return None
-    if endpoint.tls is not None and any(os.environ.get(name) for name in _PROXY_VARIABLES):
-        return None  # gRPC connects through the proxy, which this does not
+    if _uses_proxy(endpoint):
+        return None
     try:
         with place.connected():
             pass
@@ -87,6 +87,11 @@ def diagnosis(endpoint: Endpoint) -> str | None:
     if endpoint.tls is None:
         return _why_not_plain(place)
     return _why_not_tls(place, endpoint.tls)
+
+
+def _uses_proxy(endpoint: Endpoint) -> bool:
+    """True when gRPC connects through a proxy, which the functions here do not."""
+    return endpoint.tls is not None and any(os.environ.get(name) for name in _PROXY_VARIABLES)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._core import probe, status
+from executor_client._core import status
 from executor_client._core.channel import ChannelBase
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CONNECT_TIMEOUT_S
@@ -43,7 +43,7 @@ class TransportBase:
         self.timeouts = timeouts
         self.answered = False
         self._timer = timer
-        self._listened: bool | None = None  # a daemon listened before the first call; None: not probed yet
+        self._listened = False  # a daemon listened before the first call
         # For the reason why a daemon that has never answered does not. A node was there a moment ago: it is waited for.
         self._probed = self.endpoint.is_node
 
@@ -90,17 +90,13 @@ class TransportBase:
         if awaited is not None:
             waits.begin("answer", awaited, gives_up_after_s=self.timeouts.call_s)
 
-    def _probe_first(self) -> None:
-        """Notes whether a daemon listens before the first call. If it does, and is gone when that call fails, it was
-        killed meanwhile. Then it is waited for, because its sessions continue with the next daemon."""
-        if self._listened is None and self.timeouts.connect_s is None:
-            self._listened = probe.listens(self.endpoint)
+    def _may_have_been_killed(self, error: ExecutorClientError) -> bool:
+        """True for the failure of a first call to a daemon that listened before it."""
+        return self._listened and not self.answered and is_unreached(error)
 
     def _diagnoses_now(self, error: ExecutorClientError) -> bool:
         """True when the reason for the silence is looked for before waiting: once, where no wait was asked for."""
         now = not (self.answered or self._probed) and self.timeouts.connect_s is None and is_unreached(error)
-        if now and self._listened and not probe.listens(self.endpoint):
-            return False
         self._probed = self._probed or now
         return now
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -126,6 +127,58 @@ def test_a_daemon_that_is_about_to_start_is_waited_for_where_that_was_asked(tmp_
             daemon.token = None
             thread.join()
             assert daemon.requests
+
+
+# -- a daemon is killed in the first call
+
+
+@contextmanager
+def killed_in_the_first_call(listener: socket.socket) -> Iterator[None]:
+    """Ends what listens as soon as a call has reached it."""
+
+    def listen() -> None:
+        with listener:
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    if connection.recv(1):  # nothing comes from a probe
+                        listener.close()
+                        return
+
+    listener.listen()
+    thread = threading.Thread(target=listen)
+    thread.start()
+    yield
+    thread.join()
+
+
+@pytest.mark.parametrize("timeouts", [{}, {"connect_timeout_s": 0.01}])
+def test_a_daemon_killed_in_the_first_call_is_waited_for_as_in_later_ones(
+    tmp_path: Path, timeouts: dict[str, float]
+) -> None:
+    path, began = tmp_path / "d.sock", threading.Event()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    with (
+        ExecutorClient(f"unix:{path}", token="t", on_wait=lambda _: began.set(), **timeouts) as client,  # type: ignore[arg-type]
+        ThreadPoolExecutor(1) as threads,
+    ):
+        with killed_in_the_first_call(listener):
+            asking = threads.submit(client.get_policy)
+            assert began.wait(10)
+        path.unlink()
+        with serve(tmp_path) as daemon:
+            daemon.token = None
+            asking.result(10)
+
+
+def test_the_same_at_a_port(fails: Fails) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    began = time.monotonic()
+    with killed_in_the_first_call(listener):
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert "nothing listens there" in fails(address, connect_timeout_s=0.01, reconnect_timeout_s=1)
+    assert time.monotonic() - began > 0.5
 
 
 # -- a process of another protocol listens

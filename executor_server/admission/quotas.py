@@ -59,6 +59,8 @@ CALL_RETRY_S = 0.5
 NODE_SHARE_RETRY_S = 5.0
 # Seconds of use that a killed daemon may leave unwritten.
 WRITE_INTERVAL_S = 1.0
+SHARED_CALLS_PER_SECOND = 500
+"""Calls of a tenant where there are several and its quota is not set: a fraction of what the daemon serves."""
 # Seconds between two searches for tenants that use nothing.
 _FORGET_INTERVAL_S = 60.0
 # The most that one execution can be charged: the sums stay finite, and integers fit their column.
@@ -258,7 +260,9 @@ class Quotas(Observer):
         self._windows.ask_again = ask_again
 
     def calls_per_second(self, tenant: str) -> int | None:
-        return self._quotas_of(tenant).calls_per_second
+        """Returns the quota; where it is not set, the default if there are several tenants."""
+        rate, capacity = self._quotas_of(tenant).calls_per_second, self._capacity
+        return SHARED_CALLS_PER_SECOND if rate is None and capacity is not None and capacity.is_shared() else rate
 
     # -- reporting -----------------------------------------------------------------------------------------------
 

@@ -201,7 +201,7 @@ class QuotasTable(Section):
     """Calls to the daemon at one time, streams included. Not set: where there are several tenants, as many as it leaves
     free for the others."""
     calls_per_second: Count | None = None
-    """Calls to the daemon in a second; further calls wait."""
+    """Calls to the daemon in a second; further calls wait. Not set: where there are several tenants, 500."""
     egress_bytes_per_hour: Bytes | None = None
     """Bytes sent and received through the egress proxy in any hour."""
 

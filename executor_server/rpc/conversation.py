@@ -7,8 +7,9 @@ other, and serving begins in the turn of the event loop in which the message has
 Nothing piles up here. An execution's task holds one batch of events, and takes the next from the journal when that has
 been written: a client that does not read is a slow reader of the journal, which holds the guest back. Messages are
 bounded by kind, and by their bytes until they are admitted. Every message is admitted first, also one that is to be
-refused, so nothing passes the rate; of such a message nothing but its number is kept, and the reader waits before it
-goes on. It also waits while too many other messages are being served: a flood is read no faster than it is answered.
+refused, so nothing passes the rate; of such a message nothing but its number is kept. After each refusal, the
+handler's too, the reader pauses. It also waits while too many other messages are being served: a flood is read no
+faster than it is answered.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_BESIDE = 32
 MAX_UNADMITTED_BYTES = 256 << 10
 """Bytes of one stream's messages that wait for their admission; while there are more, no further one is read."""
 REFUSAL_PAUSE_S = 0.1
-"""Seconds that the reader waits before it has a message refused that it can refuse itself."""
+"""Seconds for which no message is read after a refusal; those of several refusals add up."""
 DONE_DELAY_S = 0.02
 """Seconds within which messages that were carried out are reported, unless a response leaves sooner."""
 MAX_DONE = 64
@@ -89,6 +90,7 @@ class Conversation:
         self._last_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._followed = self._beside = self._used = self._unadmitted_bytes = 0
+        self._reads_at_s = 0.0  # when the pauses after refusals are over
         self._room = asyncio.Event()
         self._writing = asyncio.Lock()
         self._done: list[int] = []
@@ -129,13 +131,13 @@ class Conversation:
         """Reads a message and serves it, while another task waits for the one after it. `begin`: it is the first."""
         while self._unadmitted_bytes > MAX_UNADMITTED_BYTES:
             await self._wait_for_room()
+        if (pause_s := self._reads_at_s - time.monotonic()) > 0:
+            await asyncio.sleep(pause_s)
         request = await anext(requests, None) if begin is None else await _first(requests)
         if request is None:
             return
         taken = self._taken(request, begin)
         del request  # only what serves a message may keep it
-        if taken.problem is not None:
-            await asyncio.sleep(REFUSAL_PAUSE_S)
         follows = taken.kind in _FOLLOWING and taken.problem is None
         while not follows and self._beside >= MAX_BESIDE:
             await self._wait_for_room()
@@ -204,6 +206,7 @@ class Conversation:
             if not self._used:
                 self.quiet_since_s = time.monotonic()
         if refusal is not None:
+            self._reads_at_s = max(self._reads_at_s, time.monotonic()) + REFUSAL_PAUSE_S
             await self._send_refusal(taken.message_id, *refusal)
         elif not follows:
             await self._note_done(taken.message_id)

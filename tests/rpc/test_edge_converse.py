@@ -525,6 +525,30 @@ async def test_a_flood_of_refused_messages_is_read_no_faster_than_it_is_answered
     stream.call.cancel()
 
 
+async def test_no_message_is_read_for_a_while_after_a_refusal_of_the_handler(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of such messages a second made the calls of other tenants hang for seconds."""
+    taken: list[Any] = []
+    take = conversation.Conversation._taken
+
+    def counted(*args: Any) -> Any:
+        taken.append(args)
+        return take(*args)
+
+    monkeypatch.setattr(conversation.Conversation, "_taken", counted)
+    monkeypatch.setattr(conversation, "REFUSAL_PAUSE_S", 60.0)
+    _, stream = await opened(edge)
+    await stream.execute()
+    await stream.cancel("of-nobody")
+    assert (await stream.refusal())[2] == "EXECUTION_NOT_FOUND"
+    read = len(taken)
+    await stream.cancel("of-nobody")
+    await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH)
+    assert len(taken) == read
+    stream.call.cancel()
+
+
 async def test_a_client_that_has_sent_all_gets_the_rest_of_its_events(edge: Edge) -> None:
     _, stream = await opened(edge, events_to_send=HELLO)
     await stream.execute()

@@ -446,6 +446,16 @@ def test_a_tenant_that_is_alone_may_have_everything() -> None:
     assert all(quotas.reserve_call("a") for _ in range(8))
 
 
+def test_calls_have_a_rate_where_there_are_several_tenants() -> None:
+    def rate(table: QuotasTable, *, is_shared: bool) -> int | None:
+        capacity = Capacity(calls=8, sessions=4, is_shared=lambda: is_shared)
+        return Quotas(lambda _: table, capacity=capacity).calls_per_second("a")
+
+    assert rate(QuotasTable(), is_shared=True) == 500
+    assert rate(QuotasTable(), is_shared=False) is None
+    assert rate(QuotasTable(calls_per_second=7), is_shared=True) == 7
+
+
 def test_a_quota_of_its_own_is_all_that_counts_for_a_tenant() -> None:
     quotas = Quotas(lambda _: QuotasTable(calls=8), capacity=Capacity(calls=8, sessions=4, is_shared=lambda: True))
     assert all(quotas.reserve_call("a") for _ in range(8))

@@ -115,7 +115,12 @@ def numbered(path: str, text: str, first_line: int | None, last_line: int | None
 
 
 def replaced_once(path: str, text: str, old: str, new: str) -> tuple[str, int]:
-    """Returns the text with `new` in place of `old`, and the line where that was. Raises ToolRefusal unless once."""
+    """Returns the text with `new` in place of `old`, and the line where that was. Raises ToolRefusal unless once.
+
+    Both get the ends of lines that the text has: a model writes \\n, and does not see \\r.
+    """
+    if "\r\n" in text and (old not in text or "\n" not in text.replace("\r\n", "")):
+        old, new = (each.replace("\r\n", "\n").replace("\n", "\r\n") for each in (old, new))
     count = len(re.findall(f"(?={re.escape(old)})", text)) if old else 0  # overlapping ones too
     if count != 1:
         raise ToolRefusal(_why_not_once(path, text, old, count))
@@ -131,8 +136,6 @@ def _why_not_once(path: str, text: str, old: str, count: int) -> str:
         return f"`old` is {count} times in {path!r}, at the lines {where}: include more around it."
     first = old.strip().splitlines()[0].strip() if old.strip() else ""
     near = [number for number, line in enumerate(text.splitlines(), start=1) if first and first in line]
-    if "\r\n" in text and "\r\n" not in old and old.replace("\n", "\r\n") in text:
-        return f"`old` is not in {path!r}: its lines end in \\r\\n, and those of `old` in \\n."
     hint = f" Its first line is at line {near[0]}; the rest differs, perhaps in spaces." if near else ""
     return f"`old` is not in {path!r}.{hint} read_file shows the file."
 

@@ -11,7 +11,7 @@ from .control import ExecutionInterrupted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import types
-    from typing import Callable, Optional, Sequence
+    from typing import Any, Callable, Optional, Sequence
 
 _MAX_MESSAGE_CHARS = 8_000
 _MAX_TRACEBACK_CHARS = 12_000
@@ -41,6 +41,8 @@ def describe(
     note = f"\n{offline.note(network)}" if _is(offline.is_offline, error) else ""
     if _is(offline.is_install, error):
         note = f"{note}\n{offline.NOT_INSTALLED}"
+    elif not network and (package := _is(offline.missing_package, error)):
+        note = f"{note}\n{offline.MISSING.format(name=package)}"
     return ErrorDetail(
         type=name[:256],
         message=text_of(error) + note,
@@ -77,7 +79,7 @@ def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, in
     return innermost, outermost
 
 
-def _is(kind: Callable[[BaseException], bool], error: BaseException) -> bool:
+def _is(kind: Callable[[BaseException], Any], error: BaseException) -> Any:
     try:
         return kind(error)
     except Exception:  # noqa: BLE001 (a class of the program's own may have odd attributes)

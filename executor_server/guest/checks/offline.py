@@ -21,11 +21,21 @@ NOT_INSTALLED = (
     '[the package was not installed; a session has the packages that it is made with: packages=["NAME"] '
     "(executor run --with NAME), where the policy allows them]"
 )
+MISSING = (
+    "[the image lacks the package, and nothing can be installed in a session that runs: it has the packages that it is "
+    'made with, packages=["{name}"] (executor run --with {name}), where the policy allows them]'
+)
 # getaddrinfo's NONAME, AGAIN, FAIL and NODATA. Local names, as localhost, are found without a network.
 _NO_ADDRESS = (-2, -3, -4, -5)
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 _MAX_EXCEPTIONS = 64
 _MAX_WORDS = 64
+_MAX_NAME_CHARS = 100
+# "Use pip or conda to install openpyxl", "`pip install 'polars[excel]'`", "conda install -c conda-forge x".
+_ADVICE = (
+    r"\b(?:pip3?|conda|mamba|uv)\b[^.`'\"]{0,40}?\b(?:install|add) (?:the |-c \S+ |-\S+ )*"
+    r"[`'\"]?([A-Za-z0-9][\w-]*(?:\[[\w,-]+\])?)"
+)
 _INSTALLERS = ("pip", "pip3", "uv")
 # Messages of the C library, curl and git in the output of a program or its child processes.
 _MESSAGES = (
@@ -97,6 +107,16 @@ def says_offline(output: bytes) -> bool:
 def says_not_installed(output: bytes) -> bool:
     """True when output has a message of an installer that could not get a package, or that is not there."""
     return any(text in output for text in _INSTALLERS_MESSAGES)
+
+
+def missing_package(error: BaseException) -> str:
+    """Returns the package that a library's error says to install; empty for any other error."""
+    if not isinstance(error, ImportError):
+        return ""
+    import re
+
+    found = re.search(_ADVICE, str(error))
+    return found.group(1)[:_MAX_NAME_CHARS] if found else ""
 
 
 def is_install(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from executor_server.guest.checks.offline import (
     NOT_INSTALLED,
     is_install,
     is_offline,
+    missing_package,
     note,
     says_not_installed,
     says_offline,
@@ -155,3 +156,24 @@ def test_a_refusal_of_the_proxy_is_explained_by_the_proxy_alone() -> None:
     error = Agent().run(source).error
     assert error is not None
     assert describe(error, "<execution-1>", source, [[1, 99]], ALLOWED).message == str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "package"),
+    [
+        ("Missing optional dependency 'openpyxl'.  Use pip or conda to install openpyxl.", "openpyxl"),
+        ("`Import lxml` failed. lxml is required. Use pip or conda to install the lxml package.", "lxml"),
+        ("Please install using the command `pip install fastexcel`.", "fastexcel"),
+        ("run `python -m pip install --upgrade 'polars[excel,x]'`", "polars[excel,x]"),
+        ("Install it: conda install -c conda-forge tables", "tables"),
+        ("No module named 'helper'", ""),
+        ("cannot import name 'install' from 'pip'", ""),
+    ],
+)
+def test_the_advice_of_a_library_to_install_leads_to_the_packages_of_a_session(text: str, package: str) -> None:
+    assert missing_package(ImportError(text)) == package
+    assert missing_package(ValueError(text)) == ""
+    detail = describe(ImportError(text), "<execution-1>", "", [])
+    assert (f'packages=["{package}"]' in detail.message) is bool(package)
+    assert (f'packages=["{package}"]' in detail.traceback) is bool(package)
+    assert "packages=" not in describe(ImportError(text), "<execution-1>", "", [], network=("pypi.org",)).message

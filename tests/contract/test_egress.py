@@ -64,7 +64,7 @@ with urllib.request.urlopen("http://name.test:8080/page?a=1") as page:
 got
 """
     async with served(await taken(session), lambda _: with_length(body)) as heads:
-        run = await harness.run(session, code)
+        run = await harness.run(session, code, whole=True)
     assert (run.outcome, run.output) == ("succeeded", body)
     assert [head.splitlines()[0] for head in heads] == [b"GET http://name.test:8080/page?a=1 HTTP/1.1"]
 

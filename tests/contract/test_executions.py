@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_api.limits import OUTPUT_VALUE_BYTES_MAX
+from executor_api.limits import OUTPUT_NODES_MAX, OUTPUT_VALUE_BYTES_MAX
 from executor_api.values import OpaqueValue
 from executor_server.core.errors import InvalidRequest, ResourceExhausted
 from executor_server.core.model import Image, Log, OutputMode, Queued
@@ -208,6 +208,13 @@ LARGE = {
     "dict": "value = dict.fromkeys(range(5_000_000))",
     "texts": "value = [str(number) * 30 for number in range(100_000)]",
 }
+OF_MANY = {
+    "set": "{*range(3_000_000)}",
+    "tuple": "(*range(3_000_000),)",
+    "deque": "collections.deque(range(3_000_000))",
+    "counter": "collections.Counter(range(1_000_000))",
+    "mixed": "[1, 'a', None] * 500_000",
+}
 
 
 @promise("run-value-large")
@@ -221,6 +228,16 @@ async def test_a_large_value_is_described_in_the_output_and_whole_for_whoever_as
     assert len(run.bytes_of(run.ended.output or b"")) < 10_000
     whole = await harness.run(session, "value[:10] if type(value) is not dict else value[7]", whole=True)
     assert not isinstance(whole.output, OpaqueValue)
+
+
+@promise("run-value-large")
+@pytest.mark.parametrize("value", OF_MANY.values(), ids=OF_MANY)
+async def test_a_value_of_many_values_is_described(harness: Harness, value: str) -> None:
+    session = await harness.session(memory_bytes=1024 * MIB)
+    run = await harness.run(session, f"import collections\nvalue = {value}", last_statement=True)
+    assert run.outcome == "succeeded", run.message
+    assert isinstance(run.output, OpaqueValue) and f"{OUTPUT_NODES_MAX:,} nodes" in run.output.repr
+    assert "0, 1" in run.output.repr or "0: 1" in run.output.repr or "1, 'a'" in run.output.repr
 
 
 @promise("run-value-large")

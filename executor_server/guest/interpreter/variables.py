@@ -7,8 +7,7 @@ import os
 import types
 
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX, VARIABLES_NAMED_MAX
-from executor_api.values import EncodeError, OpaqueValue
-from executor_api.values.objects import type_name_of
+from executor_api.values import EncodeError
 
 from ..checks.failures import text_of
 from ..wire import link
@@ -26,7 +25,7 @@ from ..wire.link_messages import (
 )
 from ..wire.messages import MAX_NAME_CHARS
 from ..wire.schema import read_texts
-from .host_tools import decode_value, encode_in_parts
+from .host_tools import decode_value, encode_description, encode_in_parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +52,8 @@ class Variables:
         self._guarded = runtime.guarded
         self._namespace = runtime.main.__dict__
         self._send = send
-        self._encode = encode_in_parts  # captured: agent code may replace the name in its module
+        # Captured: agent code may replace the names in their module.
+        self._encode, self._describe = encode_in_parts, encode_description
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
 
@@ -107,8 +107,7 @@ class Variables:
         except EncodeError:
             raise  # too large, which is the answer to the request
         except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
-            why = f"<it cannot be read: {text_of(error)}>"
-            return self._encode(OpaqueValue(type_name_of(type(value)), why))
+            return self._describe(value, error, shown=False)
 
 
 class States:

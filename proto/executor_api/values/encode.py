@@ -12,6 +12,8 @@ the mutable value that every cycle of immutable ones contains.
 
 from __future__ import annotations
 
+from collections import deque
+
 from executor_api.values import containers, objects
 from executor_api.values.decode import decode
 from executor_api.values.limits import (
@@ -284,8 +286,11 @@ class _Encoder:
             return self._foreign(value) or self._left_out(value)
         if is_known or self._begun.get(id(value), 0) > 1:
             return self._inexact(value)
-        if issubclass(kind, _SIZED):
-            self.expect_bytes(next(base for base in _SIZED if issubclass(kind, base)).__len__(value))
+        for base in _SIZED if issubclass(kind, _SIZED) else ():
+            if issubclass(kind, base):
+                count = base.__len__(value)
+                self.expect_bytes(count)
+                self._expect_nodes(count if base in _OF_NODES else 0)
         lowered = self._lowered_by(lower_exact, value, kind)
         if lowered is None:
             if self._fallback is not None:
@@ -306,10 +311,7 @@ class _Encoder:
                 return self._inexact(value)
             self._surplus += surplus
         nodes = count_nodes(node[0], len(children))
-        if self._nodes + nodes > self.limits.nodes:
-            raise OverLimit(
-                f"with it, the whole has more than the limit of {self.limits.nodes:,} nodes; send a part of it"
-            )
+        self._expect_nodes(nodes)
         if children:
             if depth > self.limits.depth:
                 raise OverLimit(f"it is deeper than the limit of {self.limits.depth}")
@@ -319,6 +321,12 @@ class _Encoder:
                 self.has_doubtful_keys = True
         self._nodes += nodes
         return lowered
+
+    def _expect_nodes(self, count: int) -> None:
+        if self._nodes + count > self.limits.nodes:
+            raise OverLimit(
+                f"with it, the whole has more than the limit of {self.limits.nodes:,} nodes; send a part of it"
+            )
 
     def _lowered_by(self, lower: Callable[..., Lowered | None], value: object, kind: type) -> Lowered | None:
         try:
@@ -375,7 +383,8 @@ def _has_plain_keys(tag: str, children: Sequence[object]) -> bool:
     return True
 
 
-# Each of their items takes a byte or more, in every form.
-_SIZED: tuple[Any, ...] = (str, bytes, bytearray, list, tuple, dict, set, frozenset)
+# Each of their items takes a byte or more, in every form; and a node, where no form has many items in one.
+_OF_NODES: tuple[Any, ...] = (tuple, dict, set, frozenset, deque)
+_SIZED: tuple[Any, ...] = (str, bytes, bytearray, list, *_OF_NODES)
 # By id: a class can have a metaclass without a hash.
 _PLAIN_KEY_IDS = frozenset(map(id, containers.PLAIN_KEYS))

@@ -33,7 +33,9 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
         return _lower_frame(pd, value, writer)
     if kind is pd.Series or (bases and issubclass(kind, pd.Series)):
         writer.expect_bytes(len(value) * _least_bytes(value.dtype))
-        return ["pd.series"], (value.index, values_of(pd, value), value.name, dict(value.attrs)), False
+        values = values_of(pd, value)
+        _check_objects(values, writer)
+        return ["pd.series"], (value.index, values, value.name, dict(value.attrs)), False
     if issubclass(kind, pd.Index):
         return _lower_index(pd, value, writer)
     return columns.lower(pd, value)
@@ -42,6 +44,12 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
 def _least_bytes(dtype: Any) -> int:
     """Returns the bytes that each value of a column takes at least, without a look at it."""
     return dtype.itemsize if isinstance(dtype, sys.modules["numpy"].dtype) and not dtype.hasobject else 1
+
+
+def _check_objects(values: Any, writer: Writer) -> None:
+    """Raises OverLimit for a column that would be lost by itself, which leaves nothing of the table to be shown."""
+    if len(values) > writer.limits.nodes and values.dtype == object and len(set(map(type, values))) > 1:
+        raise OverLimit(f"a column of several types has at most {writer.limits.nodes:,} values, not {len(values):,}")
 
 
 def _lower_frame(pd: Any, frame: Any, writer: Writer) -> Lowered:
@@ -56,6 +64,8 @@ def _lower_frame(pd: Any, frame: Any, writer: Writer) -> Lowered:
     if count > MAX_FRAME_COLUMNS:
         raise OverLimit(f"a table of several types has at most {MAX_FRAME_COLUMNS:,} columns, and this one {count:,}")
     arrays = [values_of(pd, frame.iloc[:, position]) for position in range(count)]
+    for values in arrays:
+        _check_objects(values, writer)
     return ["pd.frame", rows, count], (*labels, *arrays), False
 
 

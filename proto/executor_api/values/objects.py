@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from itertools import islice
 from reprlib import Repr
 
@@ -78,7 +79,10 @@ class _Short(Repr):
     repr_bytes = repr_bytearray = Repr.repr_str
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+        shown = super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+        return shown if type(x) is dict else f"{type(x).__name__}({shown})"
+
+    repr_Counter = repr_OrderedDict = repr_defaultdict = repr_dict
 
     def repr_set(self, x: set[Any], level: int) -> str:
         return super().repr_set(set(islice(x, self.maxset + 1)), level)
@@ -88,7 +92,8 @@ class _Short(Repr):
 
 
 # By id: a class can have a metaclass without a hash.
-_SHORTENED_IDS = frozenset(map(id, [list, tuple, dict, set, frozenset, bytes, bytearray]))
+_SHORTENED = (list, tuple, dict, set, frozenset, bytes, bytearray, Counter, OrderedDict, defaultdict, deque)
+_SHORTENED_IDS = frozenset(map(id, _SHORTENED))
 _SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = 200
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from executor_api.values import DecodeError, OpaqueValue, ValueLimits, decode, encode
+from executor_api.values import DecodeError, EncodeError, OpaqueValue, ValueLimits, decode, encode
 
 STRUCTURED = np.dtype(
     [("id", "<i4"), ("name", "<U3"), ("at", "<M8[s]"), ("inner", [("flag", "?"), ("xy", "<f8", (2,))])]
@@ -329,3 +330,16 @@ def test_a_tensor_arrives_as_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.Tensor, torch.bfloat16 = Tensor, "bfloat16"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert same_array(decode(encode(Tensor())), np.ones(2, "f4"))
+
+
+def test_a_large_table_is_refused_before_it_is_copied() -> None:
+    frame = pd.DataFrame({name: np.zeros(1_000_000) for name in "ab"})
+    limits = ValueLimits(total_bytes=1 << 20, nodes=1_000)
+    tracemalloc.start()
+    with pytest.raises(EncodeError):
+        encode(frame, limits)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    mixed = pd.DataFrame({"a": ["x", 1] * 1_000}, dtype=object)
+    shown = decode(encode(mixed, limits), limits)
+    assert isinstance(shown, OpaqueValue) and "of several types" in shown.repr and "x" in shown.repr

@@ -389,6 +389,41 @@ async def test_a_program_that_waits_again_is_interrupted_again_and_keeps_its_var
     assert after.output <= 2, "what a pool has queued is cancelled"
 
 
+THREADS = {
+    "of a pool": "with ThreadPoolExecutor(2) as pool:\n    list(pool.map(spin, range(2)))",
+    "of a pool of an earlier step": "list(kept.map(spin, range(2)))",
+    "of its own": "thread = threading.Thread(target=spin, args=[0])\nthread.start()\nthread.join()",
+}
+
+
+@promise("interrupt-again")
+@pytest.mark.parametrize("code", THREADS.values(), ids=THREADS)
+async def test_threads_of_a_stopped_program_spend_nothing_of_a_later_one(harness: Harness, code: str) -> None:
+    session = await harness.session(operations=10**12)
+    made = """
+from concurrent.futures import ThreadPoolExecutor
+import threading, time
+kept = ThreadPoolExecutor(2)
+kept.submit(int).result()
+ended = threading.Event()
+def spin(_):
+    while True:
+        pass
+def serve():
+    ended.wait()
+    while not ended.is_set():
+        pass
+background = threading.Thread(target=serve)
+background.start()
+"""
+    assert (await harness.run(session, made)).outcome == "succeeded"
+    assert (await harness.run(session, code, wall_time_s=0.5)).outcome == "timeout"
+    idle = await harness.run(session, "time.sleep(0.5)", operations=1000)
+    assert (idle.outcome, idle.ended.usage.operations, idle.stderr) == ("succeeded", 0, ""), idle.message
+    still = await harness.run(session, "alive = background.is_alive()\nended.set()\n(alive, kept.submit(int).result())")
+    assert still.output == (True, 0), "what earlier steps began goes on"
+
+
 @promise("interrupt-again")
 async def test_tasks_of_a_stopped_program_do_not_go_on_in_the_next_one(harness: Harness) -> None:
     session = await harness.session()

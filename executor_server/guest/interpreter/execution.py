@@ -18,7 +18,7 @@ from . import display
 from .bounds import clear_timers, within
 from .fitness import why_unfit
 from .host_tools import encode_description, encode_in_parts, encode_output
-from .leftovers import cancel_queued
+from .leftovers import end_leftovers, threads
 from .process import give_headroom, hold_headroom
 
 TYPE_CHECKING = False
@@ -170,6 +170,7 @@ class Executions:
         self._main.__dict__["__builtins__"] = self._runtime.names  # an earlier program may have replaced them
         signal.signal(signal.SIGINT, self.on_interrupt)  # and this
         self._stop_reported, self._meter.on_stop = False, self._report_stop
+        before = threads()
         try:
             result = eval(code, self._main.__dict__)
             if code.co_flags & _CO_COROUTINE:
@@ -177,8 +178,10 @@ class Executions:
             swallowed = self._decisive()
             if swallowed is not None:
                 raise swallowed
+        except FinalAnswerGiven:
+            raise
         except ControlException:
-            cancel_queued()
+            end_leftovers(before)
             raise
         finally:
             self._meter.on_stop = None
@@ -267,13 +270,13 @@ class Executions:
 
 
 def keep_final_answers_quiet() -> None:
-    """Wraps the hook of threads' exceptions: one that gave the final answer has not failed, and prints nothing."""
+    """Wraps the hook of threads' exceptions: one that gave the final answer or was stopped prints nothing."""
     # `threading` takes its hook from _thread when it is imported, which is left to the program.
     threading: Any = sys.modules.get("threading")
     report = _thread._excepthook if threading is None else threading.excepthook
 
     def report_others(args: Any) -> None:
-        if args.exc_type is not FinalAnswerGiven:
+        if args.exc_type not in (FinalAnswerGiven, ExecutionInterrupted):
             report(args)
 
     if threading is None:

@@ -1,22 +1,42 @@
-"""Ends what a program that was stopped has queued in pools: their threads and processes would go on with it."""
+"""Ends what a program that was stopped has queued in pools, and its threads.
+
+They would go on in later programs, and spend the operations of those.
+"""
 
 from __future__ import annotations
 
 import sys
+from _thread import get_ident
+
+from ..checks.control import ExecutionInterrupted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from types import FrameType
+    from typing import Any, Optional
+
+_PROGRAMS = "<execution-"
+# Frames of a thread that are searched for one of a program.
+_MAX_FRAMES = 1000
 
 
-def cancel_queued() -> None:
-    """Cancels the calls that wait in thread pools, and ends process pools that still have work."""
-    threads: Any = sys.modules.get("concurrent.futures.thread")
+def threads() -> set[int]:
+    """Returns the threads that there are, by ident."""
+    return set(sys._current_frames())
+
+
+def end_leftovers(before: set[int]) -> None:
+    """Cancels the calls that wait in pools, ends pools of processes that still have work, and interrupts threads.
+
+    A thread that is in a library's code only goes on, as a server does; so does one that was there `before`, unless it
+    is of a pool.
+    """
+    pools: Any = sys.modules.get("concurrent.futures.thread")
     processes: Any = sys.modules.get("concurrent.futures.process")
     try:
-        for queue in set(threads._threads_queues.values()) if threads is not None else ():
-            while not queue.empty():
-                item = queue.get_nowait()
+        before = before - {thread.ident for thread in pools._threads_queues} if pools is not None else before
+        for queue in set(pools._threads_queues.values()) if pools is not None else ():
+            for item in [queue.get_nowait() for _ in range(queue.qsize())]:
                 if item is not None:
                     item.future.cancel()
             queue.put(None)  # its threads look whether their pool is shut down
@@ -24,5 +44,23 @@ def cancel_queued() -> None:
             if manager.pending_work_items:
                 for worker in list(manager.processes.values()):
                     worker.kill()
-    except Exception:  # noqa: BLE001 (the program may have replaced what this uses, or a thread has emptied the queue)
+        for ident, frame in sys._current_frames().items():
+            if ident != get_ident() and ident not in before and _runs_program(frame):
+                _interrupt(ident)
+    except Exception:  # noqa: BLE001 (the program may have replaced what this uses, or a thread emptied a queue)
         return
+
+
+def _runs_program(frame: Optional[FrameType]) -> bool:
+    for _ in range(_MAX_FRAMES):
+        if frame is None or frame.f_code.co_filename.startswith(_PROGRAMS):
+            return frame is not None
+        frame = frame.f_back
+    return False
+
+
+def _interrupt(ident: int) -> None:
+    """Raises in a thread, as soon as it runs Python code."""
+    import ctypes  # not at the start of a sandbox
+
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(ExecutionInterrupted))

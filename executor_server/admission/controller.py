@@ -21,6 +21,7 @@ from executor_server.audit import (
     known_of_execution,
     of_code,
     of_command,
+    of_input,
     of_names,
     of_request,
     of_state,
@@ -137,6 +138,12 @@ class Admission(AdmissionController):
 
     async def port(self, session: SessionFacts, port: int) -> None:
         await self._record_in(session, AuditKind.PORT_REQUESTED, {"port": port})
+
+    async def process_input(self, session: SessionFacts, process_id: str, offset: int, data: bytes) -> None:
+        await self._record_in(session, AuditKind.INPUT_PUT, of_input(session, process_id, offset, data))
+
+    async def action(self, session: SessionFacts, kind: str, facts: Mapping[str, str | int | bool]) -> None:
+        await self._record_in(session, AuditKind(kind), facts)
 
     async def _record_in(self, session: SessionFacts, kind: AuditKind, fields: Mapping[str, Any]) -> None:
         await self._record(kind, fields, fail_closed=session.audit.fail_closed, known=known_of(session))

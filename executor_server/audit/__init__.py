@@ -13,6 +13,7 @@ from executor_server.audit.fields import (
     of_code,
     of_command,
     of_execution,
+    of_input,
     of_names,
     of_request,
     of_state,

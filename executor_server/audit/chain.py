@@ -37,8 +37,8 @@ _MAX_KNOWN_BYTES = 32 * 1024  # four texts of MAX_TEXT_CHARS, all escaped, and t
 _MAX_NUMBER = 2**63
 # Bytes of one character as two surrogates, each escaped.
 _MAX_ESCAPED_BYTES = 12
-# Fields that are recorded whole: an execution's code, and the command line of a process.
-_WHOLE_FIELDS = ("code", "command")
+# Fields that are recorded whole: an execution's code, and the command line and input of a process.
+_WHOLE_FIELDS = ("code", "command", "input")
 # Bytes of the quotes and the comma around a word of a command line.
 _WORD_BYTES = 3
 # (entries, characters) of lists and texts in a record that is still too long. With the last a record always fits.
@@ -80,6 +80,10 @@ class AuditKind(enum.StrEnum):
     PROCESS_REQUESTED = "process_requested"
     PROCESS_STARTED = "process_started"
     PROCESS_ENDED = "process_ended"
+    INPUT_PUT = "input_put"
+    SIGNAL_REQUESTED = "signal_requested"
+    WATCH_REQUESTED = "watch_requested"
+    RENAME_REQUESTED = "rename_requested"
     PORT_REQUESTED = "port_requested"
     PORT_CLOSED = "port_closed"
     STATE_REQUESTED = "state_requested"

@@ -155,6 +155,16 @@ def of_command(session: SessionFacts, process: ProcessFacts) -> dict[str, Any]:
     return fields
 
 
+def of_input(session: SessionFacts, process_id: str, offset: int, data: bytes) -> dict[str, Any]:
+    """Bytes for the input of a process, which may be code, with as much of them as the profile records of code."""
+    fields: dict[str, Any] = {"process": process_id, "offset": offset, "bytes": len(data)}
+    if session.audit.code != "none":
+        fields["input_sha256"] = hashlib.sha256(data).hexdigest()
+    if session.audit.code == "full":
+        fields["input"] = data.decode("utf-8", "backslashreplace")
+    return fields
+
+
 def of_names(names: Sequence[str]) -> dict[str, Any]:
     return {"count": len(names), "names": [clipped(name, SHORT_CHARS) for name in names[:MAX_LISTED]]}
 

@@ -7,7 +7,7 @@ ExecutorError, and never decides what a policy grants.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -99,3 +99,9 @@ class AdmissionController:
 
     async def port(self, session: SessionFacts, port: int) -> None:
         """Asked before a connection to a port of the sandbox is opened."""
+
+    async def process_input(self, session: SessionFacts, process_id: str, offset: int, data: bytes) -> None:
+        """Asked before bytes go to the input of a process."""
+
+    async def action(self, session: SessionFacts, kind: str, facts: Mapping[str, str | int | bool]) -> None:
+        """Asked before an action without further rules: its kind and facts are those of its record."""

@@ -210,7 +210,7 @@ class AuditTable(Section):
     """Records of this profile's sessions in the audit log."""
 
     code: Literal["none", "hash", "full"] = "hash"
-    """The part of an execution's code that is recorded: nothing, its SHA-256, or all of it."""
+    """The recorded part of an execution's code, and of a process's command and input: none, its SHA-256, or all."""
     fail_closed: Flag = False
     """True stops executions while the audit log can't be written, false lets them go on."""
 

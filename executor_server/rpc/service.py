@@ -103,7 +103,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.RenameSessionRequest, context: Context
     ) -> service_pb.RenameSessionResponse:
         session = self._session(request.session_id)
-        self._sessions.names.rename(session, checks.session_name(request.name) if request.name else "")
+        await self._sessions.names.rename(session, checks.session_name(request.name) if request.name else "")
         return service_pb.RenameSessionResponse(session=to_wire.session_to(session))
 
     async def ListSessions(

@@ -23,9 +23,10 @@ class SessionNames:
             raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session named {name!r}")
         return session
 
-    def rename(self, session: Session, name: str) -> None:
+    async def rename(self, session: Session, name: str) -> None:
         """Gives a session another name; an empty one takes it away. Raises PreconditionFailed when it is taken."""
         if name != session.spec.name:
+            await session.admit_rename(name)
             self.require_free(session.owner.tenant, name)
             session.rename(name)
 

@@ -180,6 +180,8 @@ class Processes:
             )
         self._writes[process_id] += 1
         try:
+            if data:  # else it is the end of the input
+                await self._admission.process_input(self._session.facts, process_id, offset, data)
             asked = Request(written_bytes, self._session.hold_reading)
             message = lambda op: WriteProcess(op=op, id=process_id, offset=offset, eof=eof)  # noqa: E731
             with self._requests.asking(asked, message, data, counts=False):
@@ -203,6 +205,8 @@ class Processes:
     async def signal(self, process_id: str, signal: int, target: SignalTarget) -> None:
         """Sends a signal to a process; has no effect after its end."""
         if not self.process(process_id).done:
+            facts: dict[str, str | int | bool] = {"process": process_id, "signal": signal, "target": target.value}
+            await self._admission.action(self._session.facts, "signal_requested", facts)
             await self._ask(lambda op: SignalProcess(op=op, id=process_id, signal=signal, target=target.value))
 
     def _running(self, process_id: str) -> ProcessLog:

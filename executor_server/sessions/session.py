@@ -90,7 +90,7 @@ class Session:
         self.network = SessionNetwork(self, record, self._connection, channel, self.executions.journal, hooks)
         self.requests = GuestRequests(self, channel, settings, hooks, puts=record.puts, gets=record.gets)
         self.ports = Ports(self, self.requests, channel, hooks)
-        self.watches = Watches(self, self.requests, channel)
+        self.watches = Watches(self, self.requests, channel, hooks)
         self.processes = Processes(self, record.session_id, self.requests, channel, registry, hooks)
         self.checkpoints = Checkpoints(self, self.requests, hooks, record.python_version)
         self.savepoints = SessionSavepoints(self, self.requests, hooks)
@@ -241,6 +241,10 @@ class Session:
         self.facts = facts_of(self.record)
         self.network.apply_rules()
         return self._note_restricted(restricted, spec)
+
+    async def admit_rename(self, name: str) -> None:
+        """Asks for a new name; `rename` may follow."""
+        await self._admission.action(self.facts, "rename_requested", {"name": name, "before": self.spec.name})
 
     def rename(self, name: str) -> None:
         """Gives it another name, which no other session of its owner has."""

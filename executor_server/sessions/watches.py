@@ -12,7 +12,7 @@ from executor_server.channel import GuestChannel, Request, changes_part
 from executor_server.core import FileChanges, Reason, ResourceExhausted
 from executor_server.guest.wire.file_changes import NextChanges, UnwatchFiles, WatchFiles
 from executor_server.sessions.requests import GuestRequests
-from executor_server.sessions.shared import SessionServices
+from executor_server.sessions.shared import SessionHooks, SessionServices
 
 MAX_WATCHES = 8
 """Watches of one session at one time; the guest has no more."""
@@ -21,8 +21,11 @@ MAX_WATCHES = 8
 class Watches:
     """The watches of one session."""
 
-    def __init__(self, session: SessionServices, requests: GuestRequests, channel: GuestChannel) -> None:
+    def __init__(
+        self, session: SessionServices, requests: GuestRequests, channel: GuestChannel, hooks: SessionHooks
+    ) -> None:
         self._session = session
+        self._admission = hooks.admission
         self._requests = requests
         self._channel = channel
         self._count = 0
@@ -40,6 +43,8 @@ class Watches:
         self._count += 1
         request = Request(changes_part, self._session.hold_reading)
         try:
+            facts: dict[str, str | int | bool] = {"path": path, "recursive": recursive}
+            await self._admission.action(self._session.facts, "watch_requested", facts)
             with self._requests.asking(
                 request, lambda op: WatchFiles(op=op, path=path, recursive=recursive), counts=False
             ) as op:

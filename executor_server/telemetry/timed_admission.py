@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from executor_server.core import ExecutionLimits, Principal, ProcessFacts, SessionFacts, SessionSpec, ToolCall, ToolSpec
@@ -104,3 +104,11 @@ class TimedAdmission(AdmissionController):
     async def port(self, session: SessionFacts, port: int) -> None:
         with self._timed():
             await self._admission.port(session, port)
+
+    async def process_input(self, session: SessionFacts, process_id: str, offset: int, data: bytes) -> None:
+        with self._timed():
+            await self._admission.process_input(session, process_id, offset, data)
+
+    async def action(self, session: SessionFacts, kind: str, facts: Mapping[str, str | int | bool]) -> None:
+        with self._timed():
+            await self._admission.action(session, kind, facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 import threading
@@ -182,4 +183,37 @@ def test_all_of_the_code_is_written_where_the_profile_wants_it(own_daemon: Daemo
         assert session.execute(code).output == "é\n"
     (requested,) = (each for each in records(audit_dir(own_daemon)) if each["kind"] == "execution_requested")
     assert requested["code"] == code
+    assert verify(audit_dir(own_daemon)).whole
+
+
+def test_input_signals_watches_and_new_names_are_recorded_as_code_and_files_are(own_daemon: Daemon) -> None:
+    """A program that is typed into `python3 -` is as much code as one that is executed."""
+    typed = b"print('typed', 6 * 7)\n"
+    with own_daemon.client() as client, client.create_session(name="before") as session:
+        with session.processes.start(["python3", "-"], stdin=True) as process:
+            process.write(typed)
+            process.write(b"\xff")
+            process.close_stdin()
+            process.wait()
+        with session.processes.start(["sleep", "100"]) as sleeping:
+            sleeping.signal(15)
+            sleeping.wait()
+        with session.files.watch("", recursive=False):
+            pass
+        session.rename("after")
+    found = of(own_daemon, session.session_id)
+    first, second = (record for record in found if record["kind"] == "input_put")
+    assert first["process"] == second["process"] == process.process_id
+    assert (first["input"], first["bytes"], first["input_sha256"]) == (
+        typed.decode(),
+        len(typed),
+        hashlib.sha256(typed).hexdigest(),
+    )
+    assert (second["input"], second["offset"]) == ("\\xff", len(typed))
+    (signalled,) = (record for record in found if record["kind"] == "signal_requested")
+    assert (signalled["process"], signalled["signal"]) == (sleeping.process_id, 15)
+    (watched,) = (record for record in found if record["kind"] == "watch_requested")
+    assert (watched["path"], watched["recursive"]) == ("", False)
+    (renamed,) = (record for record in found if record["kind"] == "rename_requested")
+    assert (renamed["before"], renamed["name"]) == ("before", "after")
     assert verify(audit_dir(own_daemon)).whole

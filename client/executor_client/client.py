@@ -59,7 +59,8 @@ class ExecutorClient:
     a front on this machine to this machine only; with a `ca` of one's own to each host that it vouches for; else to the
     front's own host and to hosts below it. `fleet_domain`, by default $EXECUTOR_FLEET_DOMAIN, is the domain of nodes on
     other machines where they have another. Any other address raises ConfigurationError. A session is LOST with its node
-    as soon as the front says so, within five seconds of the node's end.
+    as soon as the front says so: within five seconds of the node's end, or 14 seconds after the front is back if both
+    died together.
 
     Raises ConfigurationError.
     """

@@ -128,7 +128,7 @@ def _folded(stack: list[traceback.FrameSummary], owns: Callable[[str], bool]) ->
     kept = [frame for frame in frames[:-1] if _is_own(frame, owns)] + frames[-1:]
     if folded := len(frames) - len(kept):
         last = kept[-1]
-        note = f"{last.name} ({folded} frames of libraries are not shown)"
+        note = f"{last.name} (frames of libraries not shown: {folded})"
         kept[-1] = traceback.FrameSummary(last.filename, last.lineno or 0, note, line=last.line)
     return kept[-_MAX_FRAMES:]
 

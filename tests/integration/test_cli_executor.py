@@ -198,7 +198,7 @@ def test_run_saves_the_files_that_the_program_made(environment: dict[str, str], 
 
 def test_ps_lists_the_sessions_there_are(environment: dict[str, str], client: ExecutorClient) -> None:
     with client.create_session(labels={"job": "a\nb"}) as session:
-        code, out, _ = executor(environment, "ps")
+        code, out, _ = executor(environment, "ps", "--wide")
         assert code == 0
         header, row = out.splitlines()
         assert header.split()[:4] == ["SESSION", "NAME", "STATE", "IMAGE"]
@@ -271,3 +271,23 @@ def test_a_state_that_is_none_or_cannot_be_saved_is_said(environment: dict[str, 
         assert code == 2 and ("no state of a session" in said or "cannot be read" in said)
     code, out, said = executor(environment, "run", "--save-state", str(tmp_path), "-", stdin="print(1)")
     assert (code, out) == (2, "1\n") and "was not saved" in said
+
+
+def test_the_repl_keeps_the_last_value_and_figures(environment: dict[str, str], tmp_path: Path) -> None:
+    typed = ["2 * 3", "print('x')", "_ + 1", "(1,", "2)", "_[1]; _[0]", "class A: pass", "A() is _", "_"]
+    code, out, _ = executor(environment, "repl", stdin="\n".join([*typed, ""]))
+    assert code == 0
+    assert out.replace(">>> ", "").replace("... ", "").split("\n") == [
+        "6",
+        "x",
+        "7",
+        "(1, 2)",
+        "1",
+        "False",
+        "False",
+        "",
+    ]
+    drawn = f"%images {tmp_path}\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\nhelp(len)\n"
+    code, out, err = executor(environment, "repl", stdin=drawn)
+    assert "Return the number of items in a container." in out
+    assert (tmp_path / "image-1.png").exists(), err

@@ -12,6 +12,7 @@ from executor_client.cli.options import (
     SESSION_HELP,
     Parser,
     add_imports,
+    add_json,
     add_limits,
     add_network,
     add_node_labels,
@@ -102,7 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_cp(commands)
     _add_rm(commands)
     _add_rename(commands)
-    make_command(commands, "policy", "tell what may be asked for")
+    add_json(make_command(commands, "policy", "tell what may be asked for"))
+    completion = make_command(commands, "completion", "print what makes a shell complete commands and options")
+    completion.epilog = 'bash, zsh:  eval "$(executor completion)"'
     _add_env(commands)
     _add_mcp(commands)
     return parser
@@ -141,6 +144,7 @@ def _add_repl(commands: Any) -> None:
 def _add_ls(commands: Any) -> None:
     ls = make_command(commands, "ls", "list the files of a session's workspace", _LS_EXAMPLES)
     ls.add_argument("place", metavar="SESSION[:PATH]", help=SESSION_HELP)
+    add_json(ls)
 
 
 def _add_cp(commands: Any) -> None:
@@ -208,6 +212,7 @@ def _add_session_options(parser: argparse.ArgumentParser) -> None:
     add_node_labels(parser)
     add_limits(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="the same as --limit wall_time_s=S")
+    parser.add_argument("--name", help="the new session's name; it stays at the end")
     parser.add_argument("--session", metavar="SESSION", help="go on in this session, which stays: " + SESSION_HELP)
     parser.add_argument("--state", type=Path, metavar="FILE", help="begin with the variables and files saved there")
     parser.add_argument("--save-state", type=Path, metavar="FILE", help="save variables and files there at the end")

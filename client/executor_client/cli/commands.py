@@ -15,6 +15,7 @@ from executor_client._core.policy_text import policy_lines
 from executor_client._core.terminal import aligned
 from executor_client.checkpoint import Checkpoint
 from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, environments, listing, repl
+from executor_client.cli.completion import completion
 from executor_client.cli.console import Console
 from executor_client.cli.copying import copy
 from executor_client.cli.import_hints import show_end
@@ -31,6 +32,9 @@ from executor_client.session import Session
 def run(options: argparse.Namespace, console: Console) -> int:
     """Runs the command that the options name. Returns the exit code. Raises ExecutorClientError."""
     tls = _tls(options)
+    if options.command == "completion":
+        console.show_lines([completion()])
+        return EXIT_SUCCEEDED
     if options.command == "mcp":  # it uses the asyncio client
         from executor_client.mcp.command import serve
 
@@ -134,7 +138,13 @@ def _session(client: ExecutorClient, options: argparse.Namespace, console: Conso
 
     Loads and saves a state if the options say so. Raises InvalidRequest for options that contradict each other.
     """
-    session_of = _existing_session(client, options) if options.session else _new_session(client, options, console)
+    session_of: contextlib.AbstractContextManager[Session]
+    if options.session:
+        session_of = _existing_session(client, options)
+    else:
+        session_of = _new_session(client, options, console)
+        if options.name is not None:
+            session_of = contextlib.nullcontext(session_of)  # it stays
     with session_of as session:
         if session.restored is not None:
             _show_omissions(session.restored, "restored", console)
@@ -146,6 +156,7 @@ def _session(client: ExecutorClient, options: argparse.Namespace, console: Conso
 @contextlib.contextmanager
 def _existing_session(client: ExecutorClient, options: argparse.Namespace) -> Iterator[Session]:
     given = {
+        "--name": options.name,
         "--image": options.image,
         "--limit": options.limits,
         "--network": options.network,
@@ -177,6 +188,8 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace, console: C
         packages=options.packages,
         node_labels=dict(options.node_labels),
         state=state,
+        name=options.name,
+        keep=options.name is not None,
     )
     console.end_wait()
     if options.imports is not None:
@@ -236,6 +249,9 @@ def _list_files(client: ExecutorClient, options: argparse.Namespace, console: Co
     place = located(options.place)
     prefix, path = (place.session, place.path) if place is not None else (options.place, "")
     listed = find_session(client, prefix).files.list(path)
+    if options.json:
+        console.show_json(list(listed))
+        return EXIT_SUCCEEDED
     console.show_lines(aligned([("SIZE", "MODIFIED", "PATH"), *(_file_row(file) for file in listed)]))
     if listed.truncated:
         console.remark("there are more files than are listed")
@@ -276,7 +292,10 @@ def _rename_session(client: ExecutorClient, options: argparse.Namespace, console
 
 
 def _show_policy(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
-    console.show_lines(policy_lines(client.get_policy()))
+    if options.json:
+        console.show_json(client.get_policy())
+    else:
+        console.show_lines(policy_lines(client.get_policy()))
     return EXIT_SUCCEEDED
 
 

@@ -7,11 +7,15 @@ terminal. A file, and a pipe in a script, get the text unchanged; with `raw`, ev
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from executor_client._core.terminal import encodable, shown
 from executor_client._core.value_text import value_text
@@ -44,6 +48,10 @@ class Console:
         self._raw = raw
         self._images = 0
         self._progress = ProgressReport(self.remark)
+
+    def keep_images(self, directory: Path) -> None:
+        """Saves images there from now on."""
+        self._image_dir = directory
 
     def show_event(self, event: ExecutionEvent) -> None:
         """Writes an event of an execution. The `on_event` of `execute`."""
@@ -111,6 +119,10 @@ class Console:
         """Writes lines of our own."""
         self._write(sys.stdout, "".join(f"{line}\n" for line in lines))
 
+    def show_json(self, value: object) -> None:
+        """Writes dataclasses, and lists of them, as JSON."""
+        self.show_lines([json.dumps(value, default=_plain, indent=2)])
+
     def remark(self, text: str) -> None:
         """Writes a line of our own beside the program's output."""
         self._write(sys.stderr, f"[{text}]\n", _REMARK)
@@ -144,6 +156,14 @@ class Console:
 
             colours.print(Text(text, style=style), end="", soft_wrap=True)
         stream.flush()
+
+
+def _plain(value: Any) -> object:
+    if is_dataclass(value):
+        return vars(value)
+    if isinstance(value, Enum):
+        return value.value
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def may_reach_a_terminal(stream: TextIO) -> bool:

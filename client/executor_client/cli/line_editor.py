@@ -25,7 +25,7 @@ NO_EDITOR = "for history and completion: pip install 'remote-executor[cli]'"
 COMPLETION_TIMEOUT_S = 2.0
 """Seconds that the sandbox may take to list names, while a person waits for the completion."""
 NAMES_MAX = 2_000
-COMMANDS = ("%import", "%ls", "%put", "%get", "%session", "%help", "help", "exit()")
+COMMANDS = ("%import", "%ls", "%put", "%get", "%images", "%undo", "%session", "%help", "help", "exit()")
 
 # Names joined by dots. The dot in `f().x` does not match: completing it would mean calling f.
 _DOTTED = re.compile(r"(?<![\w.])(?:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.)?([A-Za-z_]\w*|)\Z")

@@ -18,9 +18,10 @@ from executor_client.results import SessionInfo
 _ID_DIGITS = 12
 _CELL_CHARS = 40
 _SESSION_HEADER: tuple[str, ...] = (
-    "SESSION", "NAME", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "MOVED", "PACKAGES",
+    "SESSION", "NAME", "STATE", "IMAGE", "EXPIRES", "BACKEND", "PYTHON", "GENERATION", "NETWORK", "MOVED", "PACKAGES",
     "LABELS",
 )  # fmt: skip
+_SESSION_COLUMNS = 5  # the others with --wide
 _PROCESS_HEADER = ("PROCESS", "PID", "STATE", "STARTED", "TERMINAL", "COMMAND")
 
 
@@ -30,11 +31,16 @@ def show(client: ExecutorClient, options: argparse.Namespace, console: Console) 
         sessions = sorted(client.list_sessions(), key=lambda info: info.create_time)
         ids = [info.session_id for info in sessions]
         table = [_SESSION_HEADER, *(_session_row(info, full=options.full) for info in sessions)]
+        if not (options.wide or options.full):
+            table = [row[:_SESSION_COLUMNS] for row in table]
     else:
         processes = sorted(find_session(client, options.session).processes.list(), key=lambda info: info.start_time)
         ids = [info.process_id for info in processes]
         table = [_PROCESS_HEADER, *(_process_row(info, full=options.full) for info in processes)]
-    console.show_lines(ids if options.quiet else aligned(table))
+    if options.json:
+        console.show_json(sessions if options.session is None else processes)
+    else:
+        console.show_lines(ids if options.quiet else aligned(table))
     return EXIT_SUCCEEDED
 
 
@@ -42,12 +48,13 @@ def _session_row(info: SessionInfo, *, full: bool) -> tuple[str, ...]:
     labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
     state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
     session_id = info.session_id if full else short_id(info.session_id, _ID_DIGITS)
-    cells = (session_id, info.name or "-", _cut(state, full=full), info.image, info.backend, info.python_version)
     left_s = max(0, int((info.expire_time - datetime.now(UTC)).total_seconds()))
+    cells = (session_id, info.name or "-", _cut(state, full=full), info.image, f"in {left_s} s", info.backend)
     network = _cut(", ".join(info.network) or "none", full=full)
     moved = f"{info.network_usage.sent_bytes + info.network_usage.received_bytes:,} B" if info.network else "-"
     packages = _cut(", ".join(info.packages) or "-", full=full)
-    return (*cells, str(info.generation), f"in {left_s} s", network, moved, packages, _cut(labels, full=full))
+    more = (info.python_version, str(info.generation), network, moved, packages)
+    return (*cells, *more, _cut(labels, full=full))
 
 
 def _process_row(info: ProcessInfo, *, full: bool) -> tuple[str, ...]:

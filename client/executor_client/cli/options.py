@@ -66,6 +66,10 @@ def add_imports(parser: argparse.ArgumentParser, *more_names: str, default: tupl
     )
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON, with all that is known")
+
+
 def add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--network",

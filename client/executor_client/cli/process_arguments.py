@@ -9,6 +9,7 @@ from executor_client.cli.detach_keys import DETACH_KEYS, parse_keys
 from executor_client.cli.options import (
     SESSION_HELP,
     add_imports,
+    add_json,
     add_limits,
     add_network,
     add_node_labels,
@@ -116,7 +117,9 @@ def _add_port_forward(commands: Any) -> None:
 def _add_ps(commands: Any) -> None:
     ps = make_command(commands, "ps", "list the sessions that are yours, or the processes of one")
     ps.add_argument("session", metavar="SESSION", nargs="?", help=f"list its processes: {SESSION_HELP}")
-    ps.add_argument("--full", action="store_true", help="whole ids, and nothing cut")
+    ps.add_argument("--wide", action="store_true", help="all columns")
+    ps.add_argument("--full", action="store_true", help="all columns, whole ids, and nothing cut")
+    add_json(ps)
     ps.add_argument("-q", "--quiet", action="store_true", help="whole ids only, one a line")
 
 

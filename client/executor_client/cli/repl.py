@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import codeop
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from executor_client._core.terminal import aligned
@@ -31,6 +32,8 @@ Python runs in the sandbox; what it defines stays until the session ends.
   %ls [PATH]         lists the files of the workspace
   %put FILE [PATH]   copies a file of this machine into the workspace
   %get PATH [FILE]   copies one back
+  _                  the last value
+  %images [DIR]      keeps figures and images in a directory of this machine
   %undo [N]          goes back to before the last statement, or the last N
   %session           tells which session this is, and its limits
   exit(), Ctrl-D     ends; Ctrl-C interrupts what runs, or drops what is typed
@@ -84,7 +87,9 @@ class _Repl:
         self._console = console
         self._takes_savepoints = True  # until the policy refuses them
         self._history = UndoHistory()
+        self._may_do_all = "*" in session.info.authorized_imports and not session.info.denied_imports
         self._commands: dict[str, Callable[[str], None]] = {
+            "images": self._keep_images,
             "import": self._import,
             "ls": self._list_files,
             "put": self._put,
@@ -103,7 +108,7 @@ class _Repl:
         if text.startswith("%"):
             self._run_command(text[1:])
             return True
-        return self._execute(_help_code(text) or source)
+        return self._execute(_help_code(text, whole=self._may_do_all) or _keeping_value(source))
 
     def _execute(self, source: str) -> bool:
         session, console = self._session, self._console
@@ -182,6 +187,9 @@ class _Repl:
         source, target = _two_names(argument, "%get PATH [FILE]")
         self._session.files.get(source, target)
 
+    def _keep_images(self, directory: str) -> None:
+        self._console.keep_images(Path(directory or "."))
+
     def _show_session(self, argument: str) -> None:
         info = self._session.refresh()
         limits = [(name, f"{value:,}") for name, value in vars(info.limits).items() if value is not None]
@@ -198,10 +206,24 @@ def _two_names(argument: str, form: str) -> tuple[str, str]:
     return names[0], names[-1] if len(names) == 2 else names[0].rstrip("/").rpartition("/")[2]
 
 
-def _help_code(text: str) -> str:
+def _keeping_value(source: str) -> str:
+    """Returns code that also keeps the value of the last expression as `_`, unless it is None."""
+    try:
+        last = ast.parse(source).body[-1]
+    except (SyntaxError, ValueError, RecursionError, MemoryError, IndexError):
+        return source
+    text = ast.get_source_segment(source, last) if isinstance(last, ast.Expr) else None
+    if text is None:
+        return source
+    before = source[: source.rindex(text)]
+    return f"{before}__ = {text}\nif __ is not None: _ = __\n__"
+
+
+def _help_code(text: str, *, whole: bool) -> str:
     """Returns code that prints the documentation of NAME, for `help(NAME)`; empty for any other text.
 
-    A sandbox has no `help`, because Python's site module, which defines it, is not loaded there.
+    A sandbox has no `help`, because Python's site module, which defines it, is not loaded there. Where not all may be
+    imported, this is the docstring alone.
     """
     try:
         call = ast.parse(text, mode="eval").body
@@ -216,6 +238,8 @@ def _help_code(text: str) -> str:
     ):
         return ""
     argument = ast.get_source_segment(text, call.args[0]) or ""
+    if whole:
+        return f"import pydoc\nprint(pydoc.render_doc({argument}, '%s', renderer=pydoc.plaintext))"
     return f"print(type({argument}), getattr({argument}, '__doc__', None) or 'It has no documentation.', sep='\\n')"
 
 

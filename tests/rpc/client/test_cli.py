@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -227,6 +229,10 @@ def test_ps_says_why_a_session_is_lost(daemon: FakeDaemon, capsys: Captured) -> 
     assert "s        -     lost (its container was removed\\n)" in capsys.readouterr().out
 
 
+def _kept(expression: str) -> str:
+    return f"__ = {expression}\nif __ is not None: _ = __\n__"
+
+
 def test_repl_executes_whole_statements_and_shows_values(
     daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +240,7 @@ def test_repl_executes_whole_statements_and_shows_values(
     daemon.journal = [result("a\x1b")]
     assert cli.main(["repl"]) == 0
     codes = [request.code for name, request in daemon.requests if name == "Execute"]
-    assert codes == ["for i in x:\n  f(i)\n", "1 +* 2", "await g()"]
+    assert codes == ["for i in x:\n  f(i)\n", "1 +* 2", _kept("await g()")]
     assert capsys.readouterr().out.count("'a\\x1b'\n") == 3
 
 
@@ -258,7 +264,7 @@ def test_interrupt_at_the_prompt_drops_the_input_only(
 
     monkeypatch.setattr(repl, "input", typed, raising=False)
     assert cli.main(["repl"]) == 0
-    assert [request.code for name, request in daemon.requests if name == "Execute"] == ["1"]
+    assert [request.code for name, request in daemon.requests if name == "Execute"] == [_kept("1")]
 
 
 def test_what_follows_the_program_is_its_own(daemon: FakeDaemon, capsys: Captured) -> None:
@@ -363,7 +369,7 @@ def test_repl_has_words_of_its_own(
     assert daemon.files == {"f": b"x"} and daemon.names().count("Execute") == 1
     out, err = capsys.readouterr()
     assert "%import A, B.*" in out and SESSION in out
-    assert "there is no %no; there are %import" in err and "write %put FILE [PATH]" in err
+    assert "there is no %no; there are %images, %import" in err and "write %put FILE [PATH]" in err
 
 
 def test_what_is_refused_in_the_repl_does_not_end_it(
@@ -385,15 +391,55 @@ def test_without_a_command_there_is_help(capsys: Captured) -> None:
 
 
 def test_ps_lists_sessions_one_a_line(daemon: FakeDaemon, capsys: Captured) -> None:
-    assert cli.main(["ps"]) == 0
+    assert cli.main(["ps", "--wide"]) == 0
     header, row = capsys.readouterr().out.splitlines()
-    assert header.split()[:5] == ["SESSION", "NAME", "STATE", "IMAGE", "BACKEND"]
+    assert header.split()[:6] == ["SESSION", "NAME", "STATE", "IMAGE", "EXPIRES", "BACKEND"]
     assert row[header.index("NETWORK") :].startswith("pypi.org:443  ")
     assert row[header.index("MOVED") :].startswith("1,234 B  ")
-    assert row.split()[:5] == [SESSION[:12], "-", "idle", "base", "fake"] and row.endswith("team=a\\x1b[31m")
+    assert row.split()[:5] == [SESSION[:12], "-", "idle", "base", "in"] and row.endswith("team=a\\x1b[31m")
 
 
 def test_version_is_the_distributions(capsys: Captured) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert capsys.readouterr().out.strip()[0].isdigit()
+
+
+@pytest.mark.parametrize("command", [["ps"], ["ls", SESSION], ["policy"]])
+def test_lists_come_as_json_with_all_that_is_known(daemon: FakeDaemon, capsys: Captured, command: list[str]) -> None:
+    daemon.policy.images.append("\x1b[2J")
+    assert cli.main([*command, "--json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out) and "\x1b" not in out
+
+
+def test_ps_shows_few_columns_unless_asked_for_all(daemon: FakeDaemon, capsys: Captured) -> None:
+    assert cli.main(["ps"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["SESSION", "NAME", "STATE", "IMAGE", "EXPIRES"]
+    assert cli.main(["ps", "--wide"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split()[-1] == "LABELS"
+
+
+def test_a_repl_with_a_name_leaves_its_session(
+    daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n"))
+    assert cli.main(["repl", "--imports", "math", "--name", "analysis"]) == 0
+    assert dict(daemon.requests)["CreateSession"].name == "analysis"
+    assert "DeleteSession" not in daemon.names()
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["executor", "rep"], ["repl"]),
+        (["executor", "run", "--save-s"], ["--save-state"]),
+        (["executor", "--to"], ["--token"]),
+    ],
+)
+def test_a_shell_completes_commands_and_their_options(capsys: Captured, words: list[str], found: list[str]) -> None:
+    assert cli.main(["completion"]) == 0
+    script = capsys.readouterr().out
+    ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _executor; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == found

@@ -28,7 +28,7 @@ def array(bench: Bench) -> Iterator[Figure]:
             assert session.get_variables(["sent"])["sent"].nbytes == _BYTES
 
         def output() -> None:
-            value = session.execute("sent").output
+            value = session.evaluate("sent")
             assert isinstance(value, np.ndarray)
             assert value.nbytes == _BYTES
 

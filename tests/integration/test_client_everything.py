@@ -100,9 +100,10 @@ def test_large_values_travel_both_ways_and_through_tools(client: Any) -> None:
     with client.create_session(authorized_imports=["numpy.*"]) as session:
         session.set_variables({"array": array, "text": "é" * 1_000_000})
         session.register_tools({"twice": lambda values: values * 2})
-        result = session.execute("doubled = twice(array)\n(doubled, text[-1])")
-        np.testing.assert_array_equal(result.output[0], array * 2)
-        assert result.output[1] == "é"
+        session.execute("doubled = twice(array)").raise_for_outcome()
+        doubled, last = session.evaluate("(doubled, text[-1])")
+        np.testing.assert_array_equal(doubled, array * 2)
+        assert last == "é"
         np.testing.assert_array_equal(session.get_variables(["doubled"])["doubled"], array * 2)
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 _CO_COROUTINE = 0x80
 # For the code of a step's value, which encoding runs: `__repr__`, properties.
 VALUE_TIME_S = 1.0
-VALUE_OPERATIONS = 10**7
-_PLAIN = (int, float, str, bool, bytes)  # without code of their own
 
 
 class Executions:
@@ -54,7 +52,6 @@ class Executions:
         self._send = send
         self._last_value = LastValue()
         self._output = b""
-        self._operations = 0
         self._in_agent_code = False
         self._stop_reported = False
         self._loop: Any = None
@@ -91,11 +88,10 @@ class Executions:
         self._enforcer.begin()
         display.begin()
         hold_headroom()
-        self._operations = 0
         outcome, detail = self._run(code, program, source, spans)
         give_headroom()
         self._enforcer.end()
-        operations = self._operations + self._meter.finish()
+        operations = self._meter.finish()
         self._last_value = LastValue()
         error = dumps(detail.head()) if detail else b""
         output, self._output = self._output, b""
@@ -143,6 +139,7 @@ class Executions:
                 self._in_agent_code = True
                 try:
                     self._evaluate(code)
+                    self._meter.finish()  # the code of its value is bounded by time
                     clear_timers()
                     self._send_output(program)
                 finally:
@@ -217,13 +214,13 @@ class Executions:
         value = self._last_value.value
         if value is None:
             return
-        parts = self._encode(value) if program.whole_output else self._encoded(value, program)
+        parts = self._encode(value) if program.whole_output else self._encoded(value)
         if len(parts) == 1 and len(parts[0]) <= link.INLINE_BYTES // 2:
             self._output = bytes(parts[0])
         else:
             self._send(Output(), parts)
 
-    def _encoded(self, value: object, program: RunProgram) -> Parts:
+    def _encoded(self, value: object) -> Parts:
         """Encodes the value of a step, or what stands for it: nothing of the value's own makes the step fail."""
         attempts: list[Callable[[], Parts]] = [
             lambda: self._encode_output(value),
@@ -233,23 +230,12 @@ class Executions:
         failure: BaseException
         for attempt in attempts:
             try:
-                if type(value) in _PLAIN:
-                    return attempt()
-                self._set_budget(program, VALUE_OPERATIONS)
-                try:
-                    return within(VALUE_TIME_S, attempt)  # type: ignore[no-any-return]
-                finally:
-                    self._set_budget(program, program.operations)
+                return within(VALUE_TIME_S, attempt)  # type: ignore[no-any-return]
             except (ExecutionInterrupted, FinalAnswerGiven, Refusal):
                 raise
             except BaseException as error:  # noqa: BLE001 (the value's own code)
                 failure = error
         raise failure
-
-    def _set_budget(self, program: RunProgram, operations: int) -> None:
-        """Sets the operations for what comes next, at most those that the program has left."""
-        self._operations += self._meter.finish()
-        self._meter.start(min(operations, program.operations - self._operations))
 
     def _classify(
         self, error: BaseException, filename: str, source: str, spans: list[list[int]]

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from executor_client._core.arguments import checks_fields
+from executor_client._core.arguments import checks_calls
 from executor_client.errors import ExecutionFailed
 from executor_client.file_results import FileInfo
 from executor_client.process_results import NO_PORTS, NO_RULES, PortRules, ProcessRules
@@ -57,7 +57,7 @@ class SessionState(enum.Enum):
     PAUSED = "paused"  # its sandbox is frozen; the next request resumes it
 
 
-@checks_fields
+@checks_calls
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits of a session or an execution. None: not asked for, so the policy's default holds."""

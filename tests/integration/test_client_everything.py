@@ -53,7 +53,7 @@ def test_the_designs_example_works_as_it_stands(client: Any) -> None:
         assert [(file.path, file.size_bytes) for file in session.list_files()] == [("a.csv", len(data))]
     with pytest.raises(NotFoundError) as gone:
         session.execute("1")
-    assert gone.value.reason == "SESSION_NOT_FOUND"
+    assert gone.value.reason == "SESSION_CLOSED"
 
 
 def test_files_and_directories_go_back_and_forth_and_artifacts_are_told(client: Any, tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ from executor_client._core.waiting import Awaited, Waits
 from executor_client.errors import (
     ExecutorClientError,
     NotFoundError,
-    PreconditionError,
     ProtocolError,
     UnavailableError,
 )
@@ -280,14 +279,14 @@ class AsyncSessionTransport:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise PreconditionError(
+            raise NotFoundError(
                 "this session was closed, by its close() or at the end of its `with` block; make another one "
                 "(create_session)",
                 reason="SESSION_CLOSED",
             )
 
     def check(self) -> None:
-        """Raises SessionLost when the front has said that the session is lost, and PreconditionError when it was
+        """Raises SessionLost when the front has said that the session is lost, and NotFoundError when it was
         closed here."""
         self._require_open()
         if self._loss is not None:

@@ -32,9 +32,11 @@ _FORMS: dict[Any, str] = {bool: "True", int: "1", float: "1.5", str: '"..."', by
 
 
 def checks_calls(kind: type[R]) -> type[R]:
-    """Decorates a class so that its constructor and its public methods check their arguments."""
+    """Decorates a class, a dataclass too, so that its constructor and its public methods check their arguments."""
     for name, member in list(vars(kind).items()):
-        if inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
+        if isinstance(member, classmethod):
+            type.__setattr__(kind, name, classmethod(checks_arguments(member.__func__)))
+        elif inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
             type.__setattr__(kind, name, checks_arguments(member))
     return kind
 
@@ -102,12 +104,6 @@ def _drop_our_frames(error: ExecutorClientError) -> None:
     error.__traceback__ = shortened
 
 
-def checks_fields(kind: type[R]) -> type[R]:
-    """Decorates a class, mostly a dataclass, so that its constructor checks its arguments."""
-    type.__setattr__(kind, "__init__", checks_arguments(kind.__init__))
-    return kind
-
-
 def _test_of(hint: Any) -> Test | None:
     """Returns a test for a type; None for one that takes, or may take, any value."""
     kind, parts = typing.get_origin(hint) or hint, [_test_of(each) for each in typing.get_args(hint)]
@@ -159,6 +155,6 @@ def _form_of(hint: Any) -> str:
     if kind in (typing.Union, types.UnionType):
         forms = map(_form_of, typing.get_args(hint))
         return " or ".join(dict.fromkeys(form for form in forms if form != "None"))
-    if isinstance(kind, type) and parts:
+    if isinstance(kind, type) and issubclass(kind, Iterable) and parts:
         return f"{{{': '.join(parts)}}}" if issubclass(kind, Mapping) else f"[{parts[0]}]"
     return _FORMS.get(kind) or ("..." if kind in (Any, object) else f"{getattr(kind, '__name__', kind)}(...)")

@@ -17,7 +17,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from executor_client._core.arguments import checks_fields
+from executor_client._core.arguments import checks_calls
 from executor_client._core.limits import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -56,7 +56,7 @@ _KEEPALIVE_OF_NODE = (
 )
 
 
-@checks_fields
+@checks_calls
 @dataclass(frozen=True)
 class TlsConfig:
     """PEM files. `ca`: the authorities to trust, None for the public ones. `cert` and `key`: the client's certificate.

@@ -244,7 +244,7 @@ def test_a_closed_session_is_not_one_that_never_was(client: Any) -> None:
     session = client.create_session()
     session.close()
     for call in (lambda: session.execute("1"), session.refresh, lambda: session.files.read("a"), session.export_state):
-        with pytest.raises(PreconditionError, match="this session was closed") as refused:
+        with pytest.raises(NotFoundError, match="this session was closed") as refused:
             call()
         assert refused.value.reason == "SESSION_CLOSED"
     session.close()

@@ -224,5 +224,8 @@ def test_a_script_that_waits_for_input_gets_it_when_it_comes(environment: dict[s
 
 def test_what_the_policy_denies_stays_denied(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import json, os, csv\nprint(1)")
+    (tmp_path / "plain.py").write_text("import json, sys\nprint(json.dumps(sys.argv))")
+    plain = by_executor(environment, tmp_path, "run", "--imports", "json", "plain.py", "--a", stdin=b"")
+    assert plain[:2] == (0, b'["plain.py", "--a"]\n')
     assert by_executor(environment, tmp_path, "run", "--imports", "json", "script.py", stdin=b"")[0] == 1
     assert executor(environment, "run", str(tmp_path / "script.py"))[:2] == (0, "1\n")

@@ -453,6 +453,7 @@ def _session() -> types.Session:
     session.labels["team"] = "a\x1b[31m"
     session.policy.CopyFrom(types.PolicyRef(profile="strict", version="7", fingerprint="abc"))
     session.denied_imports.append("os")
+    session.workspace_imports = True
     session.refused_language.append("dynamic_code")
     session.network.append("pypi.org:443")
     session.denied_network.append("gist.github.com")

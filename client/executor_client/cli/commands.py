@@ -58,6 +58,8 @@ def _tls(options: argparse.Namespace) -> TlsConfig | None:
 
 def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
     script = _script(options)
+    if options.imports is not None and script.argv[1:]:
+        options.imports = (*options.imports, "sys")
     header = _read_header(script.argv[0], script.source, options, console)
     with _session(client, options, console) as session:
         header.check_python(session.info.python_version, session.info.image)

@@ -3,7 +3,7 @@ that runs it there.
 
 That code reads the program, gives it `sys.argv`, `__file__` and standard input, and ends as `python` does: it waits for
 threads, calls what `atexit` has, and prints the traceback without its own frames. Where the policy refuses code what
-this needs, the program runs by itself, without these.
+this needs, the program runs by itself, with `sys.argv` alone.
 """
 
 from __future__ import annotations
@@ -103,12 +103,13 @@ class Script:
             return _cells(self.source, self.argv[0])
         self.launches = _may_launch(session.info)
         if not self.launches:
-            return [self.source]
+            arguments = [f"import sys\nsys.argv = {self.argv!r}"] if self.argv[1:] else []
+            return [*arguments, self.source]
         has_input = is_last and self.argv[0] != "-" and _serve_input(session)
         filename = f"{WORKSPACE}/{self.path}" if self.path else "<stdin>" if self.argv[0] == "-" else "<string>"
         directory = filename.rpartition("/")[0] if self.path else ""
-        arguments = (filename, None if self.path else self.source, self.argv, directory, has_input, is_last)
-        return [_LAUNCHER.replace("{arguments}", repr(arguments))]
+        given = (filename, None if self.path else self.source, self.argv, directory, has_input, is_last)
+        return [_LAUNCHER.replace("{arguments}", repr(given))]
 
     def described(self, result: ExecutionResult) -> ExecutionResult:
         """Returns the result of an execution without the launcher's frames in its traceback."""

@@ -79,7 +79,7 @@ def test_nothing_is_called_to_complete_a_name(daemon: FakeDaemon, session: Sessi
 
 
 def test_own_commands_are_completed_without_the_sandbox(daemon: FakeDaemon, session: Session) -> None:
-    assert [name for name, _ in completions(session, "%im")] == ["%import"]
+    assert [name for name, _ in completions(session, "%im")] == ["%import", "%images"]
     assert "Execute" not in daemon.names()
 
 

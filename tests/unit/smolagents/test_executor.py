@@ -97,8 +97,21 @@ def test_what_is_authorized_and_missing_is_said_before_the_model_is_asked(daemon
         assert str(refused.value) == (
             "Non-installed authorized modules: sklearn, PIL. The image 'base' does not have them: "
             f'{advice}ask for packages=["pillow", "scikit-learn"], which the policy must allow, '
-            "or remove them from the authorized imports"
+            "or remove them from the authorized imports; modules that the agent writes itself need not be in them"
         )
+
+
+def test_where_modules_of_the_workspace_must_be_named_they_are_named_once_they_are_there(daemon: FakeDaemon) -> None:
+    """The daemon is not asked for them before, since it would look for them in the image, and for packages."""
+    daemon.session.workspace_imports = False
+    daemon.session.missing_modules.append("later")  # a step may write it
+    files = {"helper.py": b"", "pack/__init__.py": b""}
+    with RemoteExecutor(["helper", "pack.*", "later"], address=daemon.address, token=TOKEN, files=files) as executor:
+        executor.send_tools({})
+    requests = dict(daemon.requests)
+    assert list(requests["CreateSession"].authorized_imports) == ["later"]
+    assert list(requests["AuthorizeImports"].authorized_imports) == ["helper", "pack.*"]
+    assert daemon.names().index("PutFile") < daemon.names().index("AuthorizeImports")
 
 
 def test_packages_that_can_not_be_had_stop_the_run_before_the_model_is_asked(daemon: FakeDaemon) -> None:

@@ -57,3 +57,34 @@ def test_descriptors_in_flight_of_one_sandbox_cost_the_others_nothing(client: Ex
         again = other.execute("kept + 1")
         assert (again.output, again.generation) == (42, 1), again.error
         assert attacker.execute("sent").output > 4000
+
+
+# Holds as many as the kernel gives, of which the machine, or a user of it, has few.
+_HOLD_ALL = """
+import ctypes, os
+libc, watchers, terminals = ctypes.CDLL(None), [], []
+while len(watchers) < 200 and (fd := libc.inotify_init()) >= 0:
+    watchers.append(fd)
+try:
+    while len(terminals) < 200:
+        terminals.append(os.openpty())
+except OSError:
+    pass
+[len(watchers), len(terminals)]
+"""
+
+
+def hold_all(client: ExecutorClient) -> list[int]:
+    """Returns what a sandbox could hold; checks that another one has some meanwhile."""
+    with (
+        client.create_session(authorized_imports=["*"]) as attacker,
+        client.create_session(authorized_imports=["*"]) as other,
+    ):
+        held: list[int] = attacker.execute(_HOLD_ALL).output
+        assert other.execute(_HOLD_ALL.replace("200", "2")).output == [2, 2]
+    return held
+
+
+def test_terminals_and_watchers_of_one_sandbox_leave_others_theirs(client: ExecutorClient) -> None:
+    watchers, terminals = hold_all(client)
+    assert 0 < watchers <= 32 and 0 < terminals <= 64

@@ -1,5 +1,6 @@
-"""Limits the files that a sandbox can make, once it is made: their number, for which bubblewrap has no option, and the
-size of its shared memory.
+"""Limits what a sandbox can make, once it is made, and bubblewrap has no option for: files, by their number, and the
+size of its shared memory; terminals, of which the machine has some thousand; under an ordinary user's daemon, whose
+sandboxes share that user, also instances of inotify.
 
 Each file, directory or link in a file system in memory takes kernel memory besides its content, which a limit of size
 does not count. tmpfs accepts a number of inodes, also after it is mounted. So a sandbox's file systems are reconfigured
@@ -19,6 +20,9 @@ import subprocess
 import sys
 
 _FILE_SYSTEMS = ("workspace", "tmp", "dev/shm")
+# Options that a reconfiguration does not name get the kernel's default: those of bubblewrap again.
+_TERMINALS = {b"max": "64", b"mode": "620", b"ptmxmode": "0666"}
+_WATCHERS, _MAX_WATCHERS = "user/max_inotify_instances", b"32"
 _TIMEOUT_S = 10.0
 # System calls; the numbers are the same on every architecture.
 _FSCONFIG, _FSPICK = 431, 433
@@ -50,22 +54,24 @@ def limit_files(pid: int, max_files: int) -> None:
 
 def limit_shared_memory(pid: int, size_bytes: int) -> None:
     """Gives /dev/shm another size in the sandbox whose first process is `pid`; only root can. Raises OSError."""
-    _reconfigure(f"/proc/{pid}/root/dev/shm", b"size", size_bytes)
+    _reconfigure(f"/proc/{pid}/root/dev/shm", {b"size": str(size_bytes)})
 
 
 def _limit_below(root: str, max_files: int) -> None:
     for file_system in _FILE_SYSTEMS:
-        _reconfigure(f"{root}/{file_system}", b"nr_inodes", max_files + 1)  # its own directory takes one
+        _reconfigure(f"{root}/{file_system}", {b"nr_inodes": str(max_files + 1)})  # its own directory takes one
+    _reconfigure(f"{root}/dev/pts", _TERMINALS)
 
 
-def _reconfigure(path: str, option: bytes, value: int) -> None:
+def _reconfigure(path: str, options: dict[bytes, str]) -> None:
     directory = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         context = _call(_FSPICK, ctypes.c_int(directory), b"", ctypes.c_uint(_FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH))
     finally:
         os.close(directory)
     try:
-        _call(_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_SET_STRING), option, str(value).encode(), 0)
+        for option, value in options.items():
+            _call(_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_SET_STRING), option, value.encode(), 0)
         _call(_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_CMD_RECONFIGURE), None, None, 0)
     finally:
         os.close(context)
@@ -80,11 +86,16 @@ def _call(number: int, *arguments: object) -> int:
 
 def _enter(pid: int) -> None:
     """Enters the mount namespace of a process, after the user namespace that owns it."""
+    settings = os.open("/proc/sys", os.O_PATH | os.O_CLOEXEC)  # the sandbox's own are read-only
     mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     users = fcntl.ioctl(mounts, _NS_GET_USERNS)
     for namespace, kind in ((users, _CLONE_NEWUSER), (mounts, _CLONE_NEWNS)):
         if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    # The kernel shows a process the limits of its own user namespace there, which hold for those below, too.
+    watchers = os.open(_WATCHERS, os.O_WRONLY | os.O_CLOEXEC, dir_fd=settings)
+    os.write(watchers, _MAX_WATCHERS)
+    os.close(watchers)
 
 
 if __name__ == "__main__":

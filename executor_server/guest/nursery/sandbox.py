@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _HOSTNAME = "sandbox"
-_DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620"
+_DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=64"
+# Instances of inotify, which the kernel counts for the owner of the nursery's namespaces; no namespaces below this one.
+_OWN_MAXIMA = (("max_inotify_instances", b"32"), ("max_user_namespaces", b"0"))
 # An empty directory of the nursery's root, on which the sandbox's own is mounted later.
 _EMPTY = "/workspace"
 _READ_ONLY_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus")
@@ -99,6 +101,7 @@ class _Child:
         self.plan: dict[str, Any] = {}
         self.fds: dict[str, int] = {}
         self.groups: list[int] = []
+        self.settings = -1  # /proc/sys, while it can be written to
 
     @property
     def guest(self) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def _bring_up(_child: _Child) -> None:
     socket.sethostname(_HOSTNAME)
 
 
-def _mount_proc(_child: _Child) -> None:
+def _mount_proc(child: _Child) -> None:
     """Mounts what shows the sandbox's own processes and terminals over the nursery's files, which are read-only.
 
     By the first process of the pid namespace: /proc shows the namespace of its mounter. The nursery's /proc is removed,
@@ -167,6 +170,7 @@ def _mount_proc(_child: _Child) -> None:
     /proc only where it sees another one in full. As the nursery's user 0, so before `_become_user`.
     """
     kernel.mount("proc", _EMPTY, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    child.settings = os.open(f"{_EMPTY}/sys", os.O_PATH | os.O_CLOEXEC)
     kernel.unmount("/proc")
     kernel.mount(_EMPTY, "/proc", flags=MS_MOVE)
     for name in _READ_ONLY_IN_PROC:
@@ -232,6 +236,11 @@ def _become_user(child: _Child) -> None:
         finally:
             os.close(fd)
     os.close(own)
+    for name, most in _OWN_MAXIMA:  # those of its own namespace
+        fd = os.open(f"user/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=child.settings)
+        os.write(fd, most)
+        os.close(fd)
+    os.close(child.settings)
     privileges.hide_memory()
     privileges.drop_bounding_set()
     privileges.drop_capabilities()

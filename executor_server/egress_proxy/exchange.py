@@ -157,9 +157,8 @@ class Exchange:
     # Both directions
 
     async def _relay(self, request: h11.Request, outgoing: h11.Request, server: Server) -> bool:
-        loop = asyncio.get_running_loop()
-        upload = loop.create_task(self._upload(outgoing, server))
-        download = loop.create_task(self._download(request, server))
+        upload = self._tunnel.create_task(self._upload(outgoing, server))
+        download = self._tunnel.create_task(self._download(request, server))
         try:
             # A server may answer before it has read the request, and then the rest of it is not waited for.
             await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)
@@ -291,8 +290,8 @@ class Exchange:
         await server.stream.send(client.machine.trailing_data[0])
         await client.stream.send(server.machine.trailing_data[0])
         directions = {
-            asyncio.ensure_future(_copy(client.stream, server.stream)),
-            asyncio.ensure_future(_copy(server.stream, client.stream)),
+            self._tunnel.create_task(_copy(client.stream, server.stream)),
+            self._tunnel.create_task(_copy(server.stream, client.stream)),
         }
         try:
             done, _ = await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)

@@ -66,6 +66,7 @@ class TlsStream:
 
     async def receive(self, deadline: float | None = None) -> bytes:
         """Returns what there is; nothing at the end, which peers that just close are allowed to leave unannounced."""
+        await self._share.step()
         while True:
             try:
                 return self.ssl.read(CHUNK_BYTES)

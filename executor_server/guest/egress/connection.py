@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
+from typing import TYPE_CHECKING, Any, Callable, Coroutine, Dict, Optional, TypeVar
 
 from . import reasons
+from .accounts import WorkShare
 from .endpoint import DeadlinePassed, Endpoint
 from .first_bytes import HTTPS_PORT, check_for
 from .forward import Exchange
@@ -20,6 +21,8 @@ from .splice import Splice
 
 if TYPE_CHECKING:
     from .session import Session
+
+T = TypeVar("T")
 
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
@@ -55,7 +58,7 @@ class Connection:
     # Called by its session
 
     def start(self) -> asyncio.Task[None]:
-        self._task = self._loop.create_task(self.run())
+        self._task = self.create_task(self.run())
         return self._task
 
     def end(self, reason: str) -> None:
@@ -253,6 +256,13 @@ class Connection:
     def upstream(self) -> socket.socket:
         assert self._upstream is not None
         return self._upstream.sock
+
+    @property
+    def share(self) -> WorkShare:
+        return self._session.share
+
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return self._loop.create_task(self.share.run(work))
 
     def send_room(self) -> int:
         return self._session.account.send_room()

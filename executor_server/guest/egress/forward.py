@@ -119,8 +119,8 @@ class Exchange:
 
     async def run(self) -> None:
         """Returns when the response has been sent. Raises Refusal, as long as nothing was answered; Ended; OSError."""
-        upload = asyncio.get_running_loop().create_task(self._upload())
-        download = asyncio.get_running_loop().create_task(self._download())
+        upload = self._meter.create_task(self._upload())
+        download = self._meter.create_task(self._download())
         try:
             # A server may answer before it has read the request, and then the rest of it is not waited for.
             await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)

@@ -6,13 +6,19 @@ where secrets are set, their terminator of TLS. Nothing here does anything.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Coroutine, Dict, NamedTuple, Optional, Protocol, Sequence, TypeVar
 
 from .names import Target
 from .refusals import Refusal
 from .rules import Allowed
+
+if TYPE_CHECKING:
+    from .accounts import WorkShare
+
+T = TypeVar("T")
 
 
 class Unresolved(Exception):
@@ -105,6 +111,13 @@ class Meter(Protocol):
     Room is asked for directly before bytes are read, and they are counted directly after: connections of a session
     share its bounds, and nothing may come between. Bytes that are not read are not lost, they wait at their sender.
     """
+
+    @property
+    def share(self) -> WorkShare:
+        """Counts the work of the session, and says when it has to wait."""
+
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Creates a task that takes part in the share."""
 
     def send_room(self) -> int:
         """Bytes of the client that may be read now; 0 while the session's window is shut. Raises Ended when the session

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from typing import Dict, Optional, Set
 
 from . import reasons
 from .accepting import AcceptInterrupted, Acceptor
-from .accounts import AcceptPace, ByteAccount, MinuteCount, Room
+from .accounts import AcceptPace, ByteAccount, MinuteCount, Room, WorkShare
 from .connection import Connection
 from .dial import Dialer
 from .names import Target
@@ -61,6 +62,7 @@ class Session:
         self._waiting: Set[Connection] = set()  # accepted, and neither made nor closed
         self._places = 0  # connections that have one of the session's places: they are dialled, or made
         self._accepted = 0
+        self.share = WorkShare()
         self._minute = MinuteCount()
         self._pace = AcceptPace(limits, self._loop.time())
         self._pace.at_least(rules.max_new_connections_per_minute)
@@ -187,6 +189,15 @@ class Session:
 
     def _accept(self) -> None:
         """Accepts one connection: the loop serves all listeners in turn."""
+        if self.share.is_spent:
+            return  # the loop calls again in its next turn
+        since = time.perf_counter()
+        try:
+            self._accept_one()
+        finally:
+            self.share.charge(since)
+
+    def _accept_one(self) -> None:
         if not self._room.has_place(len(self._connections)):
             self._pause(_EXHAUSTED_PAUSE_S)
             return

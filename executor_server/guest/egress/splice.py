@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Callable, Optional
 
 from . import reasons
@@ -183,6 +184,15 @@ class _Pump:
             self._pass_end_on()
 
     def _readable(self) -> None:
+        if self._meter.share.is_spent:
+            return  # the loop calls again in its next turn
+        since = time.perf_counter()
+        try:
+            self._read_some()
+        finally:
+            self._meter.share.charge(since)
+
+    def _read_some(self) -> None:
         try:
             size = self._room()
             if not size:  # the session's window is shut; whatever is unread stays with its sender

@@ -290,4 +290,6 @@ def test_the_repl_keeps_the_last_value_and_figures(environment: dict[str, str], 
     drawn = f"%images {tmp_path}\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\nhelp(len)\n"
     code, out, err = executor(environment, "repl", stdin=drawn)
     assert "Return the number of items in a container." in out
+    code, out, err = executor(environment, "repl", stdin="!echo out; echo err >&2\n!exit 3\n1 + 1\n")
+    assert (code, out.replace(">>> ", ""), "err\n" in err) == (0, "out\n2\n", True)
     assert (tmp_path / "image-1.png").exists(), err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import codeop
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +34,7 @@ Python runs in the sandbox; what it defines stays until the session ends.
   %put FILE [PATH]   copies a file of this machine into the workspace
   %get PATH [FILE]   copies one back
   _                  the last value
+  !COMMAND           runs a command in the workspace
   %images [DIR]      keeps figures and images in a directory of this machine
   %undo [N]          goes back to before the last statement, or the last N
   %session           tells which session this is, and its limits
@@ -95,6 +97,7 @@ class _Repl:
             "put": self._put,
             "get": self._get,
             "undo": self._undo,
+            "sh": self._run_shell,
             "session": self._show_session,
             "help": lambda _: console.show_lines(_HELP.splitlines()),
         }
@@ -105,6 +108,8 @@ class _Repl:
         if text in ("help", "help()"):
             self._commands["help"]("")
             return True
+        if text.startswith("!"):
+            text = f"%sh {text[1:]}"
         if text.startswith("%"):
             self._run_command(text[1:])
             return True
@@ -186,6 +191,11 @@ class _Repl:
     def _get(self, argument: str) -> None:
         source, target = _two_names(argument, "%get PATH [FILE]")
         self._session.files.get(source, target)
+
+    def _run_shell(self, command: str) -> None:
+        done = self._session.processes.run(command)
+        self._console.show_output(sys.stdout, done.stdout)
+        self._console.show_output(sys.stderr, done.stderr)
 
     def _keep_images(self, directory: str) -> None:
         self._console.keep_images(Path(directory or "."))

@@ -35,6 +35,12 @@ sent
 
 
 @pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=DAEMON_PREFIX) as made:
+        yield Path(made)
+
+
+@pytest.fixture
 def client() -> Iterator[ExecutorClient]:
     require("local")
     _require_nobody()
@@ -87,4 +93,11 @@ def hold_all(client: ExecutorClient) -> list[int]:
 
 def test_terminals_and_watchers_of_one_sandbox_leave_others_theirs(client: ExecutorClient) -> None:
     watchers, terminals = hold_all(client)
+    assert 0 < watchers <= 32 and 0 < terminals <= 64
+
+
+def test_they_leave_others_theirs_under_a_daemon_of_root(directory: Path) -> None:
+    require("local")
+    with running_daemon(directory) as daemon, daemon.client() as connected:
+        watchers, terminals = hold_all(connected)
     assert 0 < watchers <= 32 and 0 < terminals <= 64

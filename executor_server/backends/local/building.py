@@ -229,10 +229,7 @@ async def _limit_files(process: BwrapProcess, spec: SandboxSpec) -> None:
     """Limits the files before anything is sent to the guest. A host that does not allow it serves all the same."""
     assert process.init_pid is not None
     try:
-        if os.geteuid() == 0:  # a few system calls
-            limit_files(process.init_pid, spec.max_files)
-        else:
-            await asyncio.to_thread(limit_files, process.init_pid, spec.max_files)
+        await asyncio.to_thread(limit_files, process.init_pid, spec.max_files)
     except OSError as error:
         _warn_of_files(str(error))
 

@@ -1,6 +1,6 @@
 """Limits what a sandbox can make, once it is made, and bubblewrap has no option for: files, by their number, and the
-size of its shared memory; terminals, of which the machine has some thousand; under an ordinary user's daemon, whose
-sandboxes share that user, also instances of inotify.
+size of its shared memory; terminals, of which the machine has some thousand; instances of inotify, which
+the kernel counts for the owner of the sandbox's namespaces, the daemon's user.
 
 Each file, directory or link in a file system in memory takes kernel memory besides its content, which a limit of size
 does not count. tmpfs accepts a number of inodes, also after it is mounted. So a sandbox's file systems are reconfigured
@@ -40,11 +40,20 @@ def limit_files(pid: int, max_files: int) -> None:
     """Limits each file system of the sandbox whose first process is `pid`. Blocks for a moment; raises OSError."""
     if os.geteuid() == 0:
         _limit_below(f"/proc/{pid}/root", max_files)
-        return
-    command = [sys.executable, "-I", "-S", __file__, str(pid), str(max_files)]
+        # Only the user namespace has to be entered, which a smaller program than Python does sooner.
+        enter = ["nsenter", f"--user=/proc/{pid}/ns/user", "--", "/bin/sh", "-c"]
+        command = [*enter, f"echo {_MAX_WATCHERS.decode()} > /proc/sys/{_WATCHERS}"]
+    else:
+        command = [sys.executable, "-I", "-S", __file__, str(pid), str(max_files)]
     try:
         ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}, timeout=_TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={"PATH": os.defpath},
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise OSError(f"it took longer than {_TIMEOUT_S:g} s") from error

@@ -236,3 +236,21 @@ def _report_limits(found: Examination, resources: Resources) -> None:
     else:
         detail = "limits.cpus is not enforced: a sandbox may use all processors."
         found.add("processor limit", False, detail, _CPU_GROUPS_REMEDY, required=False)
+    _report_shared_counters(found)
+
+
+def _report_shared_counters(found: Examination) -> None:
+    """Says what the kernel counts for one user over all sandboxes; docs/backends.md says where each is limited."""
+    if os.geteuid() == 0:
+        detail = (
+            "Sandboxes have users of their own, but their namespaces are root's: instances and watches of inotify "
+            "(fs.inotify) and queued signals count for root, too."
+        )
+        remedy = "Raise fs.inotify.max_user_instances where programs watch files: 128 are few."
+    else:
+        detail = (
+            "All sandboxes share the daemon's user, for which the kernel counts inotify (fs.inotify), epoll watches "
+            "(fs.epoll.max_user_watches), descriptors in flight, large pipes and queued signals."
+        )
+        remedy = "Run the daemon as root, so that each sandbox has a user, or a daemon for each tenant."
+    found.add("counters of a user", False, detail, remedy, required=False)

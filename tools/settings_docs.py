@@ -27,6 +27,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES: dict[str, type[Section]] = {"policy": PolicyFile, "configuration": Config}
 # Defaults that depend on the host or the user, in words.
 MADE_DEFAULTS = {
+    "sessions.max_sessions": "*by memory*",
     "server.state_dir": "`$EXECUTOR_STATE_DIR`, else `~/.local/state/remote-executor`",
     "local.images": "`base`: the environment that the daemon runs in",
     "docker.images": "`base`, `data`, `browser`: those of `make images`",

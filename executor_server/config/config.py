@@ -8,6 +8,7 @@ is frozen, is the configuration in effect.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,6 +42,9 @@ from executor_server.config.toml_file import read_toml
 from executor_server.core import secret_names
 
 DEFAULT_TCP_ADDRESS = "127.0.0.1:50051"
+
+_BYTES_PER_SESSION = 24 * MIB
+_FEWEST_SESSIONS, _MOST_SESSIONS = 64, 1000
 
 
 class ServerSection(Section):
@@ -144,11 +148,20 @@ class PoolSection(Section):
     """The longest such wait, in seconds."""
 
 
+def sessions_for(memory_bytes: int) -> int:
+    """Returns how many sessions a host with this memory takes: an idle one of a local sandbox needs some 13 MiB."""
+    return max(_FEWEST_SESSIONS, min(_MOST_SESSIONS, memory_bytes // _BYTES_PER_SESSION))
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class SessionsSection(Section):
     """The number of sessions, and the resources that the daemon keeps for them."""
 
-    max_sessions: Count = 64
-    """Sessions of all tenants at a time."""
+    max_sessions: Count = Field(default_factory=lambda: sessions_for(_memory_bytes()))
+    """Sessions of all tenants at a time. Not set: one for each 24 MiB of the host's memory, from 64 to 1,000."""
     creations: Annotated[int, Field(strict=True, gt=0, le=64)] = 4
     """Sandboxes that are created at a time for sessions that wait for one. Tenants take turns."""
     max_queued_executions: CountOrZero = 16

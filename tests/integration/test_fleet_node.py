@@ -156,7 +156,7 @@ async def test_reports_name_sessions_as_they_come_and_go(shared: NodeDaemon) -> 
         assert [(backend.name, backend.ready, backend.images) for backend in last.backends] == [
             ("local", True, ("base",))
         ]
-        assert last.max_sessions == 64 and not last.draining
+        assert last.max_sessions >= 64 and not last.draining
 
 
 async def test_a_session_that_comes_and_goes_between_two_reports_is_named_as_ended(shared: NodeDaemon) -> None:

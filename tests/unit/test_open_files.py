@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from executor_server.app import open_files
+from executor_server.config.config import sessions_for
 
 Limits = tuple[int, int]
 
@@ -68,3 +69,8 @@ def test_check_host_says_when_the_limit_is_too_low_for_the_sessions(
     assert not finding.ok and not finding.required
     assert "about 154 sessions. sessions.max_sessions is 1,000." in finding.detail
     assert "LimitNOFILE" in finding.remedy
+
+
+@pytest.mark.parametrize(("gib", "sessions"), [(1, 64), (4, 170), (16, 682), (24, 1000), (512, 1000)])
+def test_the_number_of_sessions_follows_from_the_hosts_memory(gib: int, sessions: int) -> None:
+    assert sessions_for(gib * 2**30) == sessions

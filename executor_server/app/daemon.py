@@ -282,6 +282,7 @@ def _bind(stack: AsyncExitStack, parts: Parts, watchers: Watchers, node: Node | 
         quotas=parts.quotas,
         interceptors=parts.interceptors(),
         guards=() if node is None else node.guards(parts.sessions),
+        require_known=None if node is None else node.require_lease,
     )
     if watchers.trail is not None:
         stack.callback(watchers.trail.daemon_stopped)

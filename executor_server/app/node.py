@@ -147,12 +147,13 @@ class Node:
         self._client_guard.cut()
         self._front_guard.cut()
 
-    def _require_lease(self) -> None:
+    def require_lease(self) -> None:
+        """Raises Unavailable while the node serves nobody: one that has just begun may not know its clients yet."""
         if not self._serves():
             raise fenced()
 
     def admission(self, admission: AdmissionController) -> AdmissionController:
-        return LeasedAdmission(admission, self._require_lease)
+        return LeasedAdmission(admission, self.require_lease)
 
     def guards(self, sessions: SessionManager) -> Sequence[Around]:
         """Returns the guards of the listener for clients."""

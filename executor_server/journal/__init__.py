@@ -7,7 +7,7 @@ sessions. It must not know who reads the events, nor how a session is driven.
 from executor_server.journal.execution import Execution, ExecutionRequest, ToolFailure
 from executor_server.journal.journal import Journal, JournalLimits
 from executor_server.journal.memory import JournalMemory
-from executor_server.journal.process_journal import ProcessJournal
+from executor_server.journal.process_journal import MAX_FINISHED_PROCESSES, MAX_UNREAD_PROCESSES, ProcessJournal
 from executor_server.journal.process_log import ProcessLog
 from executor_server.journal.records import SegmentError
 from executor_server.journal.registry import Registry, RegistryError, SessionRecord, SessionUse

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 
 from executor_server.channel import read_process_event
@@ -44,11 +44,14 @@ from executor_server.journal.segments import RecordKind, Segments
 from executor_server.journal.spans import SegmentSpans
 
 MAX_FINISHED_PROCESSES = 64
-"""Processes of a session that have ended and are kept; the oldest is forgotten first."""
+"""Processes of a session whose end was read, and that are kept; the oldest is forgotten first."""
+MAX_UNREAD_PROCESSES = 512
+"""Processes of a session that have ended and are kept, also without a reader: a client may be on its way back."""
 
-# Bytes that the events of all finished processes of a session may take.
+# Bytes that the events and the arguments of all finished processes of a session may take.
 _MAX_FINISHED_BYTES = 2 * PROCESS_JOURNAL_BYTES
 _MAX_PROCESSES = 1024
+_MAX_FORGOTTEN = 1024  # ids of processes that were forgotten
 _MAX_ARGUMENTS = 1024
 _MAX_TEXT_CHARS = 256 * 1024
 
@@ -85,6 +88,7 @@ class ProcessJournal:
         self._spans = SegmentSpans()
         self._begun = False
         self.taken_seq = 0
+        self._forgotten: dict[str, None] = {}  # the oldest first
         self.processes: dict[str, ProcessLog] = {}
 
     def share_memory(self, memory: TenantMemory) -> None:
@@ -183,12 +187,19 @@ class ProcessJournal:
         self.processes[description.process_id] = log
         return log
 
+    def was_forgotten(self, process_id: str) -> bool:
+        """True for a process that has ended, as far as its id is still known."""
+        return process_id in self._forgotten
+
     def _forget_old(self) -> None:
         finished = [log for log in self.processes.values() if log.done]
-        while len(finished) > 1 and (
-            len(finished) > MAX_FINISHED_PROCESSES or sum(log.journal_size for log in finished) > _MAX_FINISHED_BYTES
-        ):
-            oldest = next((log for log in finished[:-1] if not log.followed), None)
+        while len(finished) > 1:
+            is_full = len(finished) > MAX_UNREAD_PROCESSES or sum(map(_kept_bytes, finished)) > _MAX_FINISHED_BYTES
+            candidates = [log for log in finished[:-1] if not log.followed]
+            read = [log for log in candidates if log.end_was_read]
+            if not is_full and len(read) < MAX_FINISHED_PROCESSES:
+                return
+            oldest = next(iter(read or candidates), None)
             if oldest is None:
                 return
             finished.remove(oldest)
@@ -199,7 +210,14 @@ class ProcessJournal:
         log = self.processes.pop(process_id, None)
         if log is not None:
             log.leave()
+            if log.pid:
+                self._note_forgotten([process_id])
         self._spans.forget(process_id)
+
+    def _note_forgotten(self, process_ids: Iterable[str]) -> None:
+        self._forgotten.update(dict.fromkeys(process_ids))
+        while len(self._forgotten) > _MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
 
     # -- segments ------------------------------------------------------------------------------------------------
 
@@ -231,7 +249,8 @@ class ProcessJournal:
             }
             for log in self.processes.values()
         ]
-        return json.dumps({"taken": self.taken_seq, "processes": known}, separators=(",", ":")).encode()
+        snapshot = {"taken": self.taken_seq, "processes": known, "forgotten": [*self._forgotten]}
+        return json.dumps(snapshot, separators=(",", ":")).encode()
 
     # -- after another daemon ------------------------------------------------------------------------------------
 
@@ -274,6 +293,7 @@ class ProcessJournal:
     def _restore(self, snapshot: bytes) -> None:
         known = Fields(json.loads(snapshot))
         self.taken_seq = known.integer("taken")
+        self._note_forgotten(known.texts("forgotten", _MAX_FORGOTTEN, 64) if "forgotten" in known.values else ())
         listed = {}
         for fields in known.objects("processes", _MAX_PROCESSES):
             description = _decoded(fields.values["what"])
@@ -294,6 +314,10 @@ class ProcessJournal:
             )
             if fields.boolean("done") and not log.done:
                 raise FrameError("the end of a process is missing")
+
+
+def _kept_bytes(log: ProcessLog) -> int:
+    return log.journal_size + sum(map(len, log.description.argv))
 
 
 def _encoded(description: ProcessDescription) -> bytes:

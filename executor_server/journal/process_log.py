@@ -123,6 +123,7 @@ class ProcessLog(EventLog[ProcessEvent]):
         self._dropped_bytes = 0
         self._read_number = 0  # the last event that any reader got, and the output bytes up to it
         self._read_bytes = 0
+        self.end_was_read = False  # a reader has asked for what comes after its last event
         self._unread_since_s = now_s()
         self._short = False
 
@@ -227,6 +228,7 @@ class ProcessLog(EventLog[ProcessEvent]):
                 self._read_number = event.number
                 self._read_bytes += _output_of(event.kind)
             yield event
+        self.end_was_read = True
 
     def _on_reader_left(self) -> None:
         if not self._readers:

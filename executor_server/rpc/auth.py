@@ -37,6 +37,7 @@ from executor_server.core import (
     Principal,
     Reason,
     ResourceExhausted,
+    Unauthenticated,
 )
 from executor_server.rpc.callers import CallerSource, unauthenticated
 from executor_server.rpc.errors import refuse
@@ -100,10 +101,13 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         *,
         on_denial: Callable[[str, ExecutorError], None],
         admit_call: Callable[[str, str], Awaitable[None]],
+        require_known: Callable[[], None] | None = None,
     ) -> None:
+        """`require_known` raises an ExecutorError while this daemon can't know its callers yet: they get that."""
         self._callers = callers
         self._checks_connections = callers.checks_connections
         self._on_denial = on_denial
+        self._require_known = require_known
         self._admit_call = admit_call
         self._streams: dict[asyncio.Task[Any], _Stream] = {}
         self._probes = 0
@@ -127,8 +131,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     principal = self._admit(method, self._callers.shown_by(named, None))
                     await self._admit_call(principal.tenant, method)
         except ExecutorError as denial:
-            self._on_denial(method, denial)
-            return _denying(denial)
+            return _denying(self._denied(method, denial))
         serving = self._handlers.get(method)
         if serving is None:
             handler = cast("Handler | None", await continuation(handler_call_details))
@@ -159,8 +162,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     principal = self._admit(method, shown)
                     await self._admit_call(principal.tenant, method)
                 except ExecutorError as denial:
-                    self._on_denial(method, denial)
-                    await refuse(context, denial)
+                    await refuse(context, self._denied(method, denial))
             else:  # it was admitted before its handler was looked for, in the same task
                 shown, principal = self._callers.shown_by(_named.get(), None), current_principal.get()
             task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -178,10 +180,19 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 ended = missing.refusal
             finally:
                 del self._streams[task]
-            self._on_denial(method, ended)
-            return await refuse(context, ended)
+            return await refuse(context, self._denied(method, ended))
 
         return serve
+
+    def _denied(self, method: str, denial: ExecutorError) -> ExecutorError:
+        """Reports a denial, and returns the refusal for the caller."""
+        self._on_denial(method, denial)
+        if self._require_known is not None and isinstance(denial, Unauthenticated):
+            try:
+                self._require_known()
+            except ExecutorError as unready:
+                return unready
+        return denial
 
     async def admit_message(self, stream: _Stream, method: str) -> None:
         """Admits a message of a call as a call of this method, in the task that serves it. Raises ExecutorError."""

@@ -105,12 +105,13 @@ class RpcServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         handlers: Mapping[str, Mapping[str, Handler]] | None = None,
+        require_known: Callable[[], None] | None = None,
     ) -> None:
         """Opens nothing yet.
 
         `quotas` limits the calls of a tenant; `observer` is notified of refused calls; `interceptors` come after
         authentication. `guards` are the last, and may raise an ExecutorError. `handlers` serve methods instead of the
-        services, by the names of both.
+        services, by the names of both. `require_known`: see `Authentication`.
         """
         ignore_lost_callers()
         on_refusal = refusals_to(observer or Observer())
@@ -128,6 +129,7 @@ class RpcServer:
             callers,
             on_denial=on_refusal,
             admit_call=_admission(quotas, settings),
+            require_known=require_known,
         )
         self.unserved: list[str] = []
         """After `bind`: a sentence for each default address that could not be bound."""

@@ -41,7 +41,14 @@ from executor_server.guest.wire.process_messages import (
     StartProcess,
     WriteProcess,
 )
-from executor_server.journal import JournalMemory, ProcessJournal, ProcessLog, Registry
+from executor_server.journal import (
+    MAX_FINISHED_PROCESSES,
+    MAX_UNREAD_PROCESSES,
+    JournalMemory,
+    ProcessJournal,
+    ProcessLog,
+    Registry,
+)
 from executor_server.policy import check_process
 from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionServices
@@ -161,6 +168,12 @@ class Processes:
     def process(self, process_id: str) -> ProcessLog:
         """Returns a process of this session. Raises NotFound when there is none, or it was forgotten."""
         log = self._journal.processes.get(process_id)
+        if log is None and self._journal.was_forgotten(process_id):
+            raise NotFound(
+                Reason.PROCESS_NOT_FOUND,
+                f"process {process_id!r} has ended and is forgotten: a session keeps the last {MAX_FINISHED_PROCESSES} "
+                f"whose end was read, and at most {MAX_UNREAD_PROCESSES}; read the end of each command before that",
+            )
         if log is None:
             raise NotFound(Reason.PROCESS_NOT_FOUND, f"there is no process {process_id!r} in this session")
         self._session.touch()

@@ -21,7 +21,7 @@ from executor_server.core import (
 from executor_server.guest.wire import process_messages as wire
 from executor_server.guest.wire.frames import Frame, FrameDecoder, FrameError, encode_frame
 from executor_server.guest.wire.schema import Message
-from executor_server.journal.process_journal import MAX_FINISHED_PROCESSES, ProcessJournal
+from executor_server.journal.process_journal import MAX_FINISHED_PROCESSES, MAX_UNREAD_PROCESSES, ProcessJournal
 from executor_server.journal.process_log import UNREAD_TIME_S, ProcessLog
 from executor_server.journal.records import SegmentError
 from executor_server.journal.segments import Segments
@@ -187,14 +187,29 @@ def test_a_process_that_was_never_started_is_dropped_unless_it_is_being_started(
     following.journal.close()
 
 
-def test_the_oldest_finished_processes_are_forgotten(daemon: Daemon, directory: Path) -> None:
+async def test_the_oldest_finished_processes_are_forgotten_once_their_end_was_read(
+    daemon: Daemon, directory: Path
+) -> None:
+    """Without a reader they stay: a client that lost its connection may be on its way back."""
     names = [f"p{number}" for number in range(MAX_FINISHED_PROCESSES + 3)]
-    for name in names:
+    for name in ("unread", *names):
         daemon.start(name)
         daemon.end(name)
-    assert list(daemon.journal.processes) == names[3:]
+    assert list(daemon.journal.processes) == ["unread", *names]
+    for name in names:
+        await read(daemon.journal.processes[name])
+    daemon.start("last")
+    daemon.end("last")
+    kept = ["unread", *names[4:], "last"]
+    assert list(daemon.journal.processes) == kept
+    for number in range(MAX_UNREAD_PROCESSES + 1):
+        daemon.start(f"q{number}")
+        daemon.end(f"q{number}")
+    assert len(daemon.journal.processes) == MAX_UNREAD_PROCESSES, "the session's bound holds for the unread, too"
     following = next_daemon(directory)
-    assert list(following.journal.processes) == names[3:]
+    for journal in (daemon.journal, following.journal):
+        assert "unread" not in journal.processes
+        assert journal.was_forgotten("unread") and not journal.was_forgotten("unknown")
     following.journal.close()
 
 

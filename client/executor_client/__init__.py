@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         Violation,
     )
     from executor_client.events import (
+        DisplayEvent,
         ExecutionEvent,
         ImageEvent,
         LimitWarningEvent,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     )
     from executor_client.processes import SessionProcesses
     from executor_client.results import (
+        Display,
         EnvironmentInfo,
         ErrorDetail,
         ExecutionResult,
@@ -121,6 +123,8 @@ __all__ = [
     "ConnectionLost",
     "DaemonError",
     "DecodeError",
+    "Display",
+    "DisplayEvent",
     "EncodeError",
     "EnumValue",
     "EnvironmentFailed",
@@ -222,7 +226,7 @@ _HOMES = {
         "ResourceExhaustedError ToolNotShippable UnavailableError Violation"
     ),
     "executor_client.events": (
-        "ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"
+        "DisplayEvent ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"
     ),
     "executor_client.file_results": "FileChange FileChanges FileInfo FileList",
     "executor_client.files": "SessionFiles",
@@ -234,7 +238,7 @@ _HOMES = {
     "executor_client.process": "Process",
     "executor_client.processes": "SessionProcesses",
     "executor_client.results": (
-        "EnvironmentInfo ErrorDetail ExecutionResult FileLimits Image Limits "
+        "Display EnvironmentInfo ErrorDetail ExecutionResult FileLimits Image Limits "
         "NetworkRules NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo "
         "SessionState "
         "StateManifest StateRules Usage VariablesState"

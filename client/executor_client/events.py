@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from executor_client.results import Image
+from executor_client.results import Display, Image
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,14 @@ class ImageEvent:
 
 
 @dataclass(frozen=True)
+class DisplayEvent:
+    """The program displayed an object that shows itself by more than an image."""
+
+    number: int
+    display: Display
+
+
+@dataclass(frozen=True)
 class ToolCallEvent:
     """The program called a host tool, which now runs."""
 
@@ -60,4 +68,4 @@ class LimitWarningEvent:
     budget: int
 
 
-ExecutionEvent = QueuedEvent | LogEvent | OutputCutEvent | ImageEvent | ToolCallEvent | LimitWarningEvent
+ExecutionEvent = QueuedEvent | LogEvent | OutputCutEvent | ImageEvent | DisplayEvent | ToolCallEvent | LimitWarningEvent

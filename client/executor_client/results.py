@@ -147,6 +147,19 @@ class Image:
         return decode(self)
 
 
+@dataclass(frozen=True)
+class Display:
+    """The texts by which an object that the program displayed shows itself, by MIME type, such as "text/html".
+
+    Its plain text is in the logs, behind `log_offset` characters of which this comes. The texts are the program's: show
+    HTML only where its scripts can do no harm. `problem` says why there are none.
+    """
+
+    data: Mapping[str, str] = field(repr=False)
+    log_offset: int = 0
+    problem: str = ""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExecutionResult:
     """The outcome of one execution, and all its outputs.
@@ -171,6 +184,7 @@ class ExecutionResult:
     stderr: str = ""
     omitted_output_bytes: int = 0
     image_entries: tuple[Image, ...] = ()
+    displays: tuple[Display, ...] = ()
     error: ErrorDetail | None = None
     usage: Usage = Usage()
     artifacts: tuple[FileInfo, ...] = ()

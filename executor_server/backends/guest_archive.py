@@ -40,7 +40,7 @@ _MAX_KEPT_BYTES = 2**26
 # Seconds to compile an archive's sources, on a machine that has much else to do.
 _COMPILE_TIME_S = 60.0
 _COMPILER = Path(executor_server.__file__).parent / "guest" / "bytecode.py"
-_API = ("__init__.py", "limits.py", "strict_json.py", "tar.py")
+_API = ("__init__.py", "displays.py", "limits.py", "strict_json.py", "tar.py")
 # The oldest date a zip can hold.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 

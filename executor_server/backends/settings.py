@@ -73,6 +73,7 @@ def sandbox_environment(processes: int) -> dict[str, str]:
         "XDG_CONFIG_HOME": "/tmp/.config",
         "MPLBACKEND": "module://executor_guest.interpreter.mpl_backend",
         "MPLCONFIGDIR": "/tmp/.matplotlib",
+        "PLOTLY_RENDERER": "plotly_mimetype",
         "PYTHONDONTWRITEBYTECODE": "1",
         # A BLAS starts a thread for each processor of the host, and on a large one reaches the limit of processes.
         "OMP_NUM_THREADS": threads,

@@ -12,6 +12,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from executor_api.displays import DISPLAY_TYPE
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
@@ -115,6 +116,8 @@ def event_to(event: Event) -> pb.Event:
             return pb.Event(number=event.number, tool_call=call)
         case BlobChunk():
             return pb.Event(number=event.number, blob_chunk=blob_chunk_to(kind))
+        case Image(mime_type=mime_type) if mime_type == DISPLAY_TYPE:
+            return pb.Event(number=event.number, display=pb.DisplayEvent(data=_payload_to(kind.data)))
         case Image():
             image = pb.ImageEvent(
                 data=_payload_to(kind.data), mime_type=_text(kind.mime_type), source=_text(kind.source)

@@ -45,8 +45,11 @@ IMAGES_MAX = 64
 IMAGE_BYTES_MAX = 32 * _MIB
 IMAGES_BYTES_MAX = 256 * _MIB
 """Bytes of all images together; the client holds them until the result arrives."""
-DRAWING_TIME_S = 10.0
-"""Seconds that drawing figures may take in one execution, in addition to its wall time and CPU time."""
+DISPLAYS_MAX = 256
+"""Objects that an execution shows by display data, whose bytes are counted with those of images."""
+DISPLAY_BYTES_MAX = 8 * _MIB
+DISPLAY_TYPES_MAX = 16
+"""MIME types of the display data of one object."""
 TOOL_CALLS_OPEN_MAX = 64
 TOOL_ARGUMENTS_BYTES_MAX = 256 * _MIB
 """Bytes of the arguments of all calls that are open at one time."""

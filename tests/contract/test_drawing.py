@@ -85,3 +85,11 @@ async def test_a_step_shows_what_it_drew_however_it_ended(harness: Harness, outc
     assert (failed.outcome, len(failed.images), failed.state) == (outcome, 1, "kept")
     later = await harness.run(session, "print('x')")
     assert (later.stdout, later.images) == ("x\n", [])
+
+
+@promise("stream-images")
+async def test_figures_are_drawn_where_the_program_may_start_no_process_and_write_no_file(harness: Harness) -> None:
+    session = await harness.session_under("language.dangerous_functions = false\nlanguage.file_writing = false")
+    run = await harness.run(session, _PLOT + "fig = plt.gcf()\nfig")
+    assert (run.outcome, len(run.images), run.stderr) == ("succeeded", 1, "")
+    assert run.output.width > 100

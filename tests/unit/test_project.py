@@ -30,7 +30,13 @@ OF_THE_IMAGE = {"IPython", "PIL", "cloudpickle", "matplotlib", "numpy", "pandas"
 # Runs beside sandboxes and not in them: in a process of the daemon, or in the root part of a machine in the cloud.
 PROXY = GUEST / "egress"
 OF_THE_PROXY = {"h11"}
-SHARED = ("executor_api.values", "executor_api.limits", "executor_api.strict_json", "executor_api.tar")
+SHARED = (
+    "executor_api.values",
+    "executor_api.displays",
+    "executor_api.limits",
+    "executor_api.strict_json",
+    "executor_api.tar",
+)
 LOADED_BY_MATPLOTLIB = GUEST / "interpreter/mpl_backend.py"
 # Compiles the source of the user's own tools to find the names it uses, and runs none of it.
 LOOKS_INTO_TOOLS = CLIENT / "_shipping"

@@ -10,7 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from executor_api.limits import ARTIFACTS_MAX, EXECUTION_BLOBS_BYTES_MAX, EXECUTION_BLOBS_OPEN_MAX, IMAGES_MAX
+from executor_api.displays import unpack
+from executor_api.limits import (
+    ARTIFACTS_MAX,
+    DISPLAYS_MAX,
+    EXECUTION_BLOBS_BYTES_MAX,
+    EXECUTION_BLOBS_OPEN_MAX,
+    IMAGES_MAX,
+)
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core import convert
 from executor_client._core.blobs import IncomingBlobs
@@ -19,6 +26,7 @@ from executor_client._core.limits import IMAGES_PIXELS_MAX, LOG_CHARS_MAX, MESSA
 from executor_client._core.values import unpack_or_opaque
 from executor_client.errors import ProtocolError
 from executor_client.events import (
+    DisplayEvent,
     ExecutionEvent,
     ImageEvent,
     LimitWarningEvent,
@@ -27,7 +35,7 @@ from executor_client.events import (
     QueuedEvent,
     ToolCallEvent,
 )
-from executor_client.results import ExecutionResult, Image
+from executor_client.results import Display, ExecutionResult, Image
 from executor_client.savepoint import branch_from
 
 
@@ -73,6 +81,7 @@ class Assembler:
         self._output = _Output()
         self._blobs = IncomingBlobs(bytes_max=EXECUTION_BLOBS_BYTES_MAX, open_max=EXECUTION_BLOBS_OPEN_MAX)
         self._images: list[Image] = []
+        self._displays: list[Display] = []
         self._pixels_left = IMAGES_PIXELS_MAX
         self._messages = 0
 
@@ -107,6 +116,8 @@ class Assembler:
             return None
         if kind == "image":
             return self._image(event)
+        if kind == "display":
+            return self._display(event)
         if kind == "output_cut":
             return self._output_cut(event)
         if kind == "queued":
@@ -156,6 +167,17 @@ class Assembler:
         self._images.append(image)
         return ImageEvent(event.number, image)
 
+    def _display(self, event: pb.Event) -> DisplayEvent:
+        if len(self._displays) >= DISPLAYS_MAX:
+            raise ProtocolError(f"more than {DISPLAYS_MAX} displays in one execution")
+        packed, log_offset = self._blobs.take(event.display.data), self._output.chars
+        try:
+            display = Display(unpack(packed), log_offset)
+        except ValueError as error:  # the program may have sent anything
+            display = Display({}, log_offset, str(error))
+        self._displays.append(display)
+        return DisplayEvent(event.number, display)
+
     def _tool_call(self, event: pb.Event) -> ToolRequest:
         call = event.tool_call
         if not call.call_id:
@@ -197,6 +219,7 @@ class Assembler:
             stderr="".join(self._output.stderr),
             omitted_output_bytes=self._output.omitted_bytes,
             image_entries=tuple(self._images),
+            displays=tuple(self._displays),
             error=convert.error_from_wire(wire.error) if wire.HasField("error") else None,
             usage=convert.usage_from_wire(wire.usage),
             artifacts=tuple(map(convert.file_from_wire, wire.artifacts)),

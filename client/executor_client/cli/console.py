@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 from executor_client._core.terminal import encodable, shown
 from executor_client._core.value_text import value_text
 from executor_client.cli.progress import ProgressReport
-from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent, QueuedEvent
+from executor_client.events import (
+    DisplayEvent,
+    ExecutionEvent,
+    ImageEvent,
+    LimitWarningEvent,
+    LogEvent,
+    OutputCutEvent,
+    QueuedEvent,
+)
 from executor_client.results import ExecutionResult, Image, VariablesState
 from executor_client.waits import Wait
 
@@ -66,6 +74,8 @@ class Console:
                 self.remark(f"waiting for {event.ahead} other executions")
             case ImageEvent():
                 self._show_image(event.image)
+            case DisplayEvent() if page := event.display.data.get("text/html"):
+                self._keep("display-{}.html", page.encode("utf-8", "replace"), "an object with a page of HTML")
             case LimitWarningEvent():
                 self.remark(f"warning: {event.used:,} of {event.budget:,} {event.limit} are used up")
 
@@ -134,14 +144,19 @@ class Console:
     def _show_image(self, image: Image) -> None:
         if image.problem:
             self.remark(f"an image was refused: {image.problem}")
-        elif self._image_dir is None:
-            self.remark(f"an image of {image.width}x{image.height} pixels; --save-images DIR keeps them")
         else:
-            self._images += 1
-            self._image_dir.mkdir(parents=True, exist_ok=True)
-            path = self._image_dir / f"image-{self._images}{_IMAGE_SUFFIXES[image.mime_type]}"
-            path.write_bytes(image.data)
-            self.remark(f"saved {path}")
+            name = "image-{}" + _IMAGE_SUFFIXES[image.mime_type]
+            self._keep(name, image.data, f"an image of {image.width}x{image.height} pixels")
+
+    def _keep(self, name: str, data: bytes, what: str) -> None:
+        if self._image_dir is None:
+            self.remark(f"{what}; --save-images DIR keeps them")
+            return
+        self._images += 1
+        self._image_dir.mkdir(parents=True, exist_ok=True)
+        path = self._image_dir / name.format(self._images)
+        path.write_bytes(data)
+        self.remark(f"saved {path}")
 
     def _write(self, stream: TextIO, text: str, style: str = "") -> None:
         self._progress.close()

@@ -12,15 +12,17 @@ import os
 import select
 import time
 
-from executor_api.limits import DRAWING_TIME_S, IMAGE_BYTES_MAX
+from executor_api.limits import IMAGE_BYTES_MAX
 
 from ..checks.failures import text_of
 from ..wire.lean import signal
-from ..wire.link_messages import Drawing
+from ..wire.link_messages import DRAWING_TIME_S, Drawing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Callable
+
+    from .runtime import Runtime
 
 _OOM_SCORE = b"1000"  # before the interpreter
 _MAX_REASON_CHARS = 300
@@ -39,9 +41,9 @@ class NotDrawn(Exception):
 class Drawer:
     """Draws for one execution after the other, each within DRAWING_TIME_S in all."""
 
-    def __init__(self, send: Callable[[Drawing], None], guarded: Callable[..., Any]) -> None:
+    def __init__(self, send: Callable[[Drawing], None], runtime: Runtime) -> None:
         self._send = send
-        self._guarded = guarded
+        self._runtime = runtime
         self._left_s = DRAWING_TIME_S
 
     def begin(self) -> None:
@@ -56,7 +58,8 @@ class Drawer:
         try:
             self._send(Drawing(begins=True))
             try:
-                child = _fork()
+                with self._runtime.audit.off():  # rules on the program's processes
+                    child = _fork()
             except OSError as error:
                 raise NotDrawn(f"no process could be made to draw it: {error.strerror}") from None
             if not child:
@@ -84,7 +87,7 @@ class Drawer:
             with open("/proc/self/oom_score_adj", "wb", 0) as file:
                 file.write(_OOM_SCORE)
             gc.disable()  # else a collection copies what the two share
-            answer = memoryview(_DRAWN + self._guarded(paint))
+            answer = memoryview(_DRAWN + self._runtime.guarded(paint))
         except BaseException as error:  # noqa: BLE001 (the border of agent code)
             answer = memoryview(_FAILED + one_line(error).encode("utf-8", "replace"))
         try:

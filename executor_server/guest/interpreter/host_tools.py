@@ -20,6 +20,7 @@ from ..checks.control import ControlException, ExecutionInterrupted, FinalAnswer
 from ..checks.failures import text_of
 from ..wire import link
 from ..wire.link_messages import CalledTool, ImageReply, LinkMessage, ShownImage, ToolReply, message_of
+from .display import StandIns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -237,13 +238,15 @@ class ToolBox:
         call_id = self._next_call_id(f"{name}()")
         return self._answer(name, self._ask(call_id, CalledTool(call=call_id, name=name), packed))
 
-    def show(self, mime: str, source: str, data: bytes) -> None:
-        """Sends an image, and waits until it is taken: what is printed after it then comes after it."""
+    def show(self, mime: str, source: str, data: bytes) -> str:
+        """Sends an image, and waits until it is taken: what is printed after it then comes after it.
+
+        Returns the reason when it is left out.
+        """
         call_id = self._next_call_id("display()")
         reply = message_of(self._ask(call_id, ShownImage(call=call_id, mime=mime, source=source), data))
         assert isinstance(reply, ImageReply)
-        if reply.left_out:
-            print(f"[an image of {len(data)} bytes is not shown: {reply.left_out}]", file=sys.stderr)
+        return reply.left_out
 
     def _next_call_id(self, what: str) -> str:
         if not self._process.is_here():
@@ -307,7 +310,7 @@ def packed_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *
     A final answer may hold code: its reader is shown the type and the repr.
     """
     try:
-        return encode_value((args, kwargs), None if final else _refuse_code)
+        return encode_value((args, kwargs), None if final else _refuse_code, saves=final)
     except _CodeGiven as given:
         what = given.what
     given_by = dict([*((f"argument {number}", each) for number, each in enumerate(args, 1)), *kwargs.items()])
@@ -351,18 +354,20 @@ _CODE: tuple[tuple[tuple[type, ...], str], ...] = (
 )
 
 
-def encode_value(value: object, fallback: Optional[Callable[[object], Optional[bytes]]] = None) -> bytes:
+def encode_value(
+    value: object, fallback: Optional[Callable[[object], Optional[bytes]]] = None, *, saves: bool = False
+) -> bytes:
     """Encodes a value for the client. Of the exceptions in a value's own code, only control exceptions pass."""
     from executor_api.values import encode
 
-    return encode(value, fallback=fallback, passing=(ControlException,))
+    return encode(value, fallback=fallback, passing=(ControlException,), stand_in=StandIns(saves=saves))
 
 
 def encode_in_parts(value: object) -> Parts:
     """As `encode_value`, without a copy of what is large, to be sent at once."""
     from executor_api.values import encode_in_parts as encoded
 
-    return encoded(value, passing=(ControlException,))
+    return encoded(value, passing=(ControlException,), stand_in=StandIns())
 
 
 def encode_output(value: object) -> Parts:
@@ -371,7 +376,7 @@ def encode_output(value: object) -> Parts:
     from executor_api.values import encode_in_parts as encoded
 
     sizes = {"nodes": OUTPUT_NODES_MAX, "total_bytes": OUTPUT_VALUE_BYTES_MAX, "image_pixels": OUTPUT_PIXELS_MAX}
-    return encoded(value, ValueLimits(**sizes), passing=(ControlException,))
+    return encoded(value, ValueLimits(**sizes), passing=(ControlException,), stand_in=StandIns(saves=True))
 
 
 def encode_description(value: object, why: BaseException, *, shown: bool) -> Parts:

@@ -102,7 +102,7 @@ class Interpreter:
         self._process = OwnProcess()
         self._tools = ToolBox(sock, self._inbox, self._process)
         self._runtime = runtime = Runtime(config)
-        display.connect(self._tools.show, Drawer(self._send, runtime.guarded))
+        display.connect(self._tools.show, Drawer(self._send, runtime), config.workspace)
         self._session_tools = SessionTools(self._tools.stub, runtime.guarded, runtime.builtins, runtime.main)
         self._streams = Streams()
         self._executions = Executions(runtime, self._streams, self._process, self._inbox, self._send)

@@ -66,6 +66,7 @@ class Runtime:
     def _on_import(self, module: str) -> None:
         self._import_functions.guard(module)
         adapt(module)
+        display.show_windows()
         if self._has_network:
             heed_proxy()
 

@@ -54,7 +54,7 @@ class ProgramReports:
     def on_image(self, shown: ShownImage, packet: link.Packet) -> None:
         run = self._runner.run
         left_out = ""
-        if run is not None and run.visible and not (left_out := run.take_image(packet.size)):
+        if run is not None and run.visible and not (left_out := run.take_image(packet.size, shown.mime)):
             self._output.drain(run)
             image = Image(id=run.execution_id, mime=shown.mime, source=shown.source)
             self._channel.send_payload(image, _data(packet), packet.size)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import time
 
+from executor_api.displays import DISPLAY_TYPE
 from executor_api.limits import (
-    DRAWING_TIME_S,
+    DISPLAYS_MAX,
     IMAGE_BYTES_MAX,
     IMAGES_BYTES_MAX,
     IMAGES_MAX,
@@ -22,7 +23,7 @@ from executor_api.limits import (
 from ..files.artifacts import Artifacts
 from ..processes.pipe import Pipe
 from ..wire.channel import Channel
-from ..wire.link_messages import RunProgram
+from ..wire.link_messages import DRAWING_TIME_S, RunProgram
 from ..wire.messages import Execute
 from ..wire.session_rules import ExecutionMax
 from .log_relay import LogRelay
@@ -132,7 +133,7 @@ class Run:
         self.calls: dict[str, Call] = {}  # open tool calls, by the id in the client's answer
         self.calls_made = 0
         self.final_call_id = ""
-        self.images = 0
+        self.images = self.displays = 0
         self.images_bytes = 0
         self.output: Union[bytes, int, None] = None  # packed, or a sealed memory file
         self.output_size = 0
@@ -164,15 +165,19 @@ class Run:
         warning = self.warnings.get(limit)
         return warning.mark if warning is not None and 0 < warning.mark <= self.budget else None
 
-    def take_image(self, size: int) -> str:
-        """Counts an image to be sent; returns the reason when it must be left out instead."""
-        if self.images >= IMAGES_MAX:
+    def take_image(self, size: int, mime: str) -> str:
+        """Counts an image or display data to be sent; returns the reason when it must be left out instead."""
+        if mime == DISPLAY_TYPE:
+            if self.displays >= DISPLAYS_MAX:
+                return f"an execution shows at most {DISPLAYS_MAX} objects by display data"
+        elif self.images >= IMAGES_MAX:
             return f"an execution shows at most {IMAGES_MAX} images"
         if size > IMAGE_BYTES_MAX:
             return f"an image has at most {IMAGE_BYTES_MAX} bytes"
         if self.images_bytes + size > IMAGES_BYTES_MAX:
             return f"the images of an execution have at most {IMAGES_BYTES_MAX} bytes together"
-        self.images += 1
+        self.displays += mime == DISPLAY_TYPE
+        self.images += mime != DISPLAY_TYPE
         self.images_bytes += size
         return ""
 

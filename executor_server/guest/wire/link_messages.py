@@ -35,6 +35,7 @@ STOPS = ("import_denied", "policy_denied", "operation_limit")
 """Outcomes of a program that the interpreter itself stops."""
 LIMITS_WITH_WARNINGS = ("operations", "session_operations")
 TOOL_PARTS = ("source", "bindings", "value")
+DRAWING_TIME_S = 10.0  # Seconds for drawing figures in one execution, in addition to its limits.
 _CALL_CHARS = 64
 _MAX_PID = 2**31 - 1
 _FILENAME_CHARS = 64
@@ -312,7 +313,7 @@ class Output(LinkMessage, kind="output"):
 
 
 class ShownImage(LinkMessage, kind="image"):
-    """Payload: the image."""
+    """Payload: the image, or display data."""
 
     call: str = text(_CALL_CHARS)
     mime: str = one_of(*IMAGE_TYPES)

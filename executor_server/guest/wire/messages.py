@@ -12,6 +12,7 @@ check that needs more than one field, or the body, is made where the message is 
 
 from __future__ import annotations
 
+from executor_api.displays import DISPLAY_TYPE
 from executor_api.limits import (
     BLOB_BYTES_MAX,
     IDENTIFIER_CHARS_MAX,
@@ -42,7 +43,7 @@ _MAX_GENERATION = 2**31
 MIN_TIME_S, MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0  # years 1 and 9999, the bounds of a wire timestamp
 
 
-IMAGE_TYPES = ("image/png", "image/jpeg")
+IMAGE_TYPES = ("image/png", "image/jpeg", DISPLAY_TYPE)
 IMAGE_SOURCES = ("figure", "display")
 
 
@@ -308,7 +309,7 @@ class OutputCut(Message, kind=Kind.OUTPUT_CUT):
 
 
 class Image(Message, kind=Kind.IMAGE):
-    """Payload: the image."""
+    """Payload: the image, or display data."""
 
     id: str = text(_ID_CHARS)
     mime: str = one_of(*IMAGE_TYPES)

@@ -373,6 +373,12 @@ class ImageEvent(_message.Message):
     source: str
     def __init__(self, data: _Optional[_Union[Payload, _Mapping]] = ..., mime_type: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
+class DisplayEvent(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: Payload
+    def __init__(self, data: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+
 class ToolCallEvent(_message.Message):
     __slots__ = ("call_id", "name", "arguments")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -498,7 +504,7 @@ class Changes(_message.Message):
     def __init__(self, added: _Optional[_Iterable[str]] = ..., changed: _Optional[_Iterable[str]] = ..., removed: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ..., truncated: bool = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("number", "queued", "log", "output_cut", "image", "tool_call", "blob_chunk", "result", "limit_warning")
+    __slots__ = ("number", "queued", "log", "output_cut", "image", "tool_call", "blob_chunk", "result", "limit_warning", "display")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
@@ -508,6 +514,7 @@ class Event(_message.Message):
     BLOB_CHUNK_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     LIMIT_WARNING_FIELD_NUMBER: _ClassVar[int]
+    DISPLAY_FIELD_NUMBER: _ClassVar[int]
     number: int
     queued: QueuedEvent
     log: LogEvent
@@ -517,7 +524,8 @@ class Event(_message.Message):
     blob_chunk: BlobChunk
     result: ExecutionResult
     limit_warning: LimitWarningEvent
-    def __init__(self, number: _Optional[int] = ..., queued: _Optional[_Union[QueuedEvent, _Mapping]] = ..., log: _Optional[_Union[LogEvent, _Mapping]] = ..., output_cut: _Optional[_Union[OutputCutEvent, _Mapping]] = ..., image: _Optional[_Union[ImageEvent, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallEvent, _Mapping]] = ..., blob_chunk: _Optional[_Union[BlobChunk, _Mapping]] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ..., limit_warning: _Optional[_Union[LimitWarningEvent, _Mapping]] = ...) -> None: ...
+    display: DisplayEvent
+    def __init__(self, number: _Optional[int] = ..., queued: _Optional[_Union[QueuedEvent, _Mapping]] = ..., log: _Optional[_Union[LogEvent, _Mapping]] = ..., output_cut: _Optional[_Union[OutputCutEvent, _Mapping]] = ..., image: _Optional[_Union[ImageEvent, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallEvent, _Mapping]] = ..., blob_chunk: _Optional[_Union[BlobChunk, _Mapping]] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ..., limit_warning: _Optional[_Union[LimitWarningEvent, _Mapping]] = ..., display: _Optional[_Union[DisplayEvent, _Mapping]] = ...) -> None: ...
 
 class TerminalSize(_message.Message):
     __slots__ = ("columns", "rows")

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from executor_api.values.packing import Parts
 
     Fallback = Callable[[object], "bytes | None"]
+    StandIn = Callable[[object], Any]
 
 DEFAULT_LIMITS = ValueLimits()
 _DIGEST_BYTES = 16
@@ -52,6 +53,7 @@ def encode(
     limits: ValueLimits = DEFAULT_LIMITS,
     fallback: Fallback | None = None,
     passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+    stand_in: StandIn | None = None,
 ) -> bytes:
     """Packs a value.
 
@@ -59,12 +61,15 @@ def encode(
     instances of other classes, subclasses of builtins) and for containers beyond the limits; None, or no fallback,
     means the generic form or an OpaqueValue. Its exceptions pass through.
 
+    `stand_in` returns what is sent of a value that would be an OpaqueValue: display data (a dict) with its texts, or a
+    value without children, such as an image, in its place; None for no more than the texts.
+
     The code of a value (its `__repr__`, its properties) may raise anything, `SystemExit` too: that becomes part of the
     value's text, and no reason to lose other values. Exceptions of the types in `passing` pass through.
 
     Raises EncodeError when the packed value is larger than `limits.total_bytes`.
     """
-    return b"".join(encode_in_parts(obj, limits, fallback, passing))
+    return b"".join(encode_in_parts(obj, limits, fallback, passing, stand_in))
 
 
 def encode_in_parts(
@@ -72,12 +77,13 @@ def encode_in_parts(
     limits: ValueLimits = DEFAULT_LIMITS,
     fallback: Fallback | None = None,
     passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+    stand_in: StandIn | None = None,
 ) -> Parts:
     """As `encode`, without a copy of what is large in the value: it must not change until the parts have been used."""
-    encoder = _Encoder(limits, fallback, passing, trust_keys=True)
+    encoder = _Encoder(limits, fallback, passing, stand_in, trust_keys=True)
     parts = encoder.run(obj)
     if encoder.has_doubtful_keys and not _is_decodable(b"".join(parts), limits):
-        parts = _Encoder(limits, fallback, passing, trust_keys=False).run(obj)
+        parts = _Encoder(limits, fallback, passing, stand_in, trust_keys=False).run(obj)
     return parts
 
 
@@ -110,6 +116,7 @@ class _Encoder:
         limits: ValueLimits,
         fallback: Fallback | None,
         passing: tuple[type[BaseException], ...],
+        stand_in: StandIn | None = None,
         *,
         trust_keys: bool,
     ) -> None:
@@ -117,6 +124,7 @@ class _Encoder:
         self.passing = passing
         self.has_doubtful_keys = False
         self._fallback = fallback
+        self._stand_in: StandIn = stand_in or (lambda value: None)
         self._trust_keys = trust_keys
         self._buffers: list[bytes | memoryview] = []
         self._total_bytes = HEAD_BYTES
@@ -299,7 +307,7 @@ class _Encoder:
                     return foreign
             lowered = self._lowered_by(lower_inexact, value, kind)
         if lowered is None:
-            return self._opaque(value)
+            return self._shown(value)
         node, children, _ = lowered
         if type(node) is not list:
             return lowered
@@ -341,8 +349,15 @@ class _Encoder:
     def _inexact(self, value: object) -> Lowered:
         return self._foreign(value) or self._opaque(value)
 
-    def _opaque(self, value: object, reason: str = "") -> Lowered:
-        node = objects.make_opaque_node(value, self.limits.repr_chars, self.passing, reason)
+    def _shown(self, value: object) -> Lowered:
+        data: Any = self._lowered_by(lambda value, *_: self._stand_in(value), value, type(value))
+        if data is None or type(data) is dict:
+            return self._opaque(value, display=data)
+        return self._lowered_by(lower_exact, data, type(data)) or self._opaque(value)
+
+    def _opaque(self, value: object, reason: str = "", display: dict[str, str] | None = None) -> Lowered:
+        opaque = objects.make_opaque(value, self.limits.repr_chars, self.passing, reason, display)
+        node = objects.lower_opaque(opaque, self)[0]
         self._count_text(_measure(node)[1])
         return node, (), False
 

@@ -22,25 +22,35 @@ if TYPE_CHECKING:
 class OpaqueValue(Frozen):
     """A value that was not sent: only the name of its type and its texts were.
 
-    `repr` and `str` are the results of these two functions at the sender, cut; `str(value)` returns `str`.
+    `repr` and `str` are the results of these two functions at the sender, cut; `str(value)` returns `str`. `display`
+    has the texts by which the value shows itself in notebooks, by MIME type: a figure of plotly, for example.
     """
 
-    __slots__ = ("type_name", "repr", "str")  # noqa: RUF023 - in the order of __init__
+    __slots__ = ("type_name", "repr", "str", "display")  # noqa: RUF023 - in the order of __init__
     type_name: Text
     repr: Text
     str: Text
 
-    def __init__(self, type_name: Text, repr: Text, str: Text | None = None) -> None:
+    display: Mapping[Text, Text]
+
+    def __init__(
+        self, type_name: Text, repr: Text, str: Text | None = None, display: Mapping[Text, Text] | None = None
+    ) -> None:
         object.__setattr__(self, "type_name", type_name)
         object.__setattr__(self, "repr", repr)
         object.__setattr__(self, "str", repr if str is None else str)
+        object.__setattr__(self, "display", dict(display or ()))
+
+    def __hash__(self) -> int:
+        return hash((self.type_name, self.repr, self.str))
 
     def __str__(self) -> Text:
         return self.str
 
     def __repr__(self) -> Text:
         text = "" if self.str == self.repr else f", str={self.str!r}"
-        return f"OpaqueValue(type_name={self.type_name!r}, repr={self.repr!r}{text})"
+        types = f", display={list(self.display)}" if self.display else ""
+        return f"OpaqueValue(type_name={self.type_name!r}, repr={self.repr!r}{text}{types})"
 
 
 class EnumValue(Frozen):

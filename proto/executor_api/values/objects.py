@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from itertools import islice
 from reprlib import Repr
 
+from executor_api.displays import pack, unpack
 from executor_api.values import containers, scalars
 from executor_api.values.generic import EnumValue, OpaqueValue, Record, TupleRecord, is_field_name
 from executor_api.values.kinds import ANY_NUMBER, Kind
@@ -154,25 +155,26 @@ _BASES: tuple[tuple[type, Any, Any], ...] = (
 )
 
 
-def _lower_opaque(value: OpaqueValue, writer: Writer) -> Lowered:
+def lower_opaque(value: OpaqueValue, writer: Writer) -> Lowered:
     limit_chars = writer.limits.repr_chars
-    return _opaque_node(_own_name(value.type_name), _cut(value.repr, limit_chars), _cut(value.str, limit_chars))
-
-
-def make_opaque_node(
-    value: object, limit_chars: int, passing: tuple[type[BaseException], ...], reason: str = ""
-) -> list[Any]:
-    """Returns the node of a value that is represented by its texts alone; each of them begins with the reason."""
-    shown = _cut(reason + bounded_repr(value, limit_chars, passing), limit_chars)
-    text = bounded_str(value, limit_chars, passing)
-    text = shown if text is None else _cut(reason + text, limit_chars)
-    node: list[Any] = _opaque_node(type_name_of(type(value)), shown, text)[0]
-    return node
-
-
-def _opaque_node(type_name: str, shown: str, text: str) -> Lowered:
+    name, shown, text = _own_name(value.type_name), _cut(value.repr, limit_chars), _cut(value.str, limit_chars)
+    if value.display:
+        return ["opaque-display", name, shown, text, writer.add_buffer(pack(value.display))], (), False
     # Earlier receivers know only the shorter form.
-    return (["opaque", type_name, shown] if text == shown else ["opaque-str", type_name, shown, text]), (), False
+    return (["opaque", name, shown] if text == shown else ["opaque-str", name, shown, text]), (), False
+
+
+def make_opaque(
+    value: object,
+    limit_chars: int,
+    passing: tuple[type[BaseException], ...],
+    reason: str,
+    display: dict[str, str] | None,
+) -> OpaqueValue:
+    """Returns what stands for a value that is represented by its texts alone; each of them begins with the reason."""
+    shown = reason + bounded_repr(value, limit_chars, passing)
+    text = bounded_str(value, limit_chars, passing)
+    return OpaqueValue(type_name_of(type(value)), shown, None if text is None else reason + text, display)
 
 
 def _own_name(type_name: str) -> str:
@@ -203,6 +205,17 @@ def _make_opaque(reader: Reader, children: list[Any], type_name: str, text: str)
 def _make_opaque_str(reader: Reader, children: list[Any], type_name: str, shown: str, text: str) -> OpaqueValue:
     limit_chars = reader.limits.repr_chars
     return OpaqueValue(type_name[:MAX_TYPE_NAME_CHARS], shown[:limit_chars], text[:limit_chars])
+
+
+def _make_opaque_display(
+    reader: Reader, children: list[Any], type_name: str, shown: str, text: str, number: int
+) -> OpaqueValue:
+    try:
+        display = unpack(reader.take_buffer(number))
+    except ValueError as error:
+        raise DecodeError(str(error)) from error
+    limit_chars = reader.limits.repr_chars
+    return OpaqueValue(type_name[:MAX_TYPE_NAME_CHARS], shown[:limit_chars], text[:limit_chars], display)
 
 
 def _make_enum_value(reader: Reader, children: list[Any], type_name: str) -> EnumValue:
@@ -241,7 +254,7 @@ def _make_foreign(reader: Reader, children: list[Any], number: int) -> object:
 
 
 LOWER = {
-    OpaqueValue: _lower_opaque,
+    OpaqueValue: lower_opaque,
     EnumValue: _lower_enum_value,
     Record: _lower_record,
     TupleRecord: _lower_tuple_record,
@@ -249,6 +262,7 @@ LOWER = {
 KINDS = {
     "opaque": Kind(_make_opaque, header=(str, str)),
     "opaque-str": Kind(_make_opaque_str, header=(str, str, str)),
+    "opaque-display": Kind(_make_opaque_display, header=(str, str, str, int)),
     "enum": Kind(_make_enum_value, header=(str,), children=2),
     "record": Kind(_fill_record, header=(str, list), children=ANY_NUMBER, open=_open_record),
     "namedtuple": Kind(_make_tuple_record, header=(str, list), children=ANY_NUMBER),

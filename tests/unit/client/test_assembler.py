@@ -140,3 +140,16 @@ def test_image_limit_is_below_the_librarys_own() -> None:
     """Pillow warns, and later refuses, above its own limit: ours must speak first."""
     assert PIL.Image.MAX_IMAGE_PIXELS is not None
     assert limits.IMAGE_PIXELS_MAX < PIL.Image.MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [b"", b"[]", b"{}", b'{"text/html": 1}', b'{"no type": "x"}', b'{"text/html": "x"', b"\xff", b'{"a/b": "\\ud8"}'],
+)
+def test_display_data_that_a_program_has_broken_says_why_and_fails_nothing(packed: bytes) -> None:
+    shown = pb.Event(display=pb.DisplayEvent(data=pb.Payload(inline=b'{"text/html": "<b>"}')))
+    broken = pb.Event(display=pb.DisplayEvent(data=pb.Payload(inline=packed)))
+    got = feed(log("abc"), shown, broken, result()).result
+    assert got is not None
+    assert [(each.data, each.log_offset) for each in got.displays] == [({"text/html": "<b>"}, 3), ({}, 3)]
+    assert got.displays[1].problem

@@ -124,3 +124,24 @@ def test_a_receiver_with_a_lower_limit_of_digits_gets_what_it_can_show() -> None
 def test_towards_a_sandbox_a_large_integer_goes_whole() -> None:
     packed = encode(10**5_000, fallback=lambda value: f"{value:x}".encode())
     assert decode(packed, foreign=lambda data: int(bytes(data), 16)) == 10**5_000
+
+
+class Plot:
+    def __repr__(self) -> str:
+        return "a plot"
+
+
+def test_an_opaque_value_keeps_the_texts_by_which_it_shows_itself() -> None:
+    texts = {"text/html": "<p>ü</p>", "application/vnd.x+json": "{}"}
+    packed = encode([Plot(), 1], stand_in=lambda value: texts if isinstance(value, Plot) else None)
+    shown = decode(packed)[0]
+    assert (shown.repr, shown.display) == ("a plot", texts)
+    assert decode(encode(shown)) == shown and hash(shown) == hash(decode(encode(shown)))
+    assert "<p>" not in repr(shown)
+
+
+def test_a_stand_in_that_raises_leaves_the_text() -> None:
+    def broken(value: object) -> None:
+        raise ValueError
+
+    assert decode(encode(Plot(), stand_in=broken)) == OpaqueValue(f"{__name__}.Plot", "a plot")

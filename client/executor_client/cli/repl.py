@@ -113,9 +113,9 @@ class _Repl:
         if text.startswith("%"):
             self._run_command(text[1:])
             return True
-        return self._execute(_help_code(text, whole=self._may_do_all) or _keeping_value(source))
+        return self._execute(source, _help_code(text, whole=self._may_do_all) or _keeping_value(source))
 
-    def _execute(self, source: str) -> bool:
+    def _execute(self, typed: str, source: str) -> bool:
         session, console = self._session, self._console
         generation = session.generation
         try:
@@ -123,7 +123,7 @@ class _Repl:
         except KeyboardInterrupt:
             console.fail("cancelled")
             savepoints = session.savepoints() if self._takes_savepoints else []
-            has_savepoint = self._history.note_interrupted(source, savepoints)
+            has_savepoint = self._history.note_interrupted(typed, savepoints)
             if session.refresh().generation != generation:
                 if has_savepoint:
                     self._history.undone(1)
@@ -133,7 +133,7 @@ class _Repl:
         except InvalidRequest as error:
             console.fail(str(error))
             return True
-        self._history.note(source, result)
+        self._history.note(typed, result)
         show_end(console, session, result, "%import {}")
         if result.succeeded:
             console.show_value(result.output)

@@ -73,7 +73,7 @@ def egress() -> None:
 
 @egress.command()
 @click.argument("target", metavar="HOST:PORT")
-@click.option("--tenant", required=True, help="Whose session it would be.")
+@click.option("--tenant", default="local", show_default=True, help="Whose session it would be.")
 @click.option("--policy", "file", type=click.Path(path_type=Path), help="Default: the configuration's.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 @placed

@@ -9,11 +9,13 @@ otherwise: a normalised one would be a third reading.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from urllib.parse import unquote_to_bytes
 
 from executor_server.guest.egress.rules import SecretRule
 
+_SIGN = re.compile(rb"[^a-z0-9]")
 _ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")
 # By these some servers and frameworks take another method or path than the request line's.
 _METHOD_OVERRIDES = {b"x-http-method", b"x-http-method-override", b"x-method-override"}
@@ -91,6 +93,8 @@ def plain_path(target: bytes) -> str:
         path = decoded.decode("utf-8")
     except UnicodeDecodeError:
         raise Ambiguous("is not UTF-8") from None
+    if unicodedata.normalize("NFKC", path) != path:
+        raise Ambiguous("has characters that some servers replace by others, as a full-width dot by a dot")
     if not path.isprintable():
         raise Ambiguous("has control characters or separators")
     if any(segment.partition(";")[0].strip() in (".", "..") for segment in path.split("/")):
@@ -100,11 +104,15 @@ def plain_path(target: bytes) -> str:
 
 def _check_overrides(rule: SecretRule, header_names: Sequence[bytes]) -> None:
     for limited, overrides in ((rule.methods, _METHOD_OVERRIDES), (rule.paths, _PATH_OVERRIDES)):
-        found = overrides.intersection(name.replace(b"_", b"-") for name in header_names)
+        found = overrides.intersection(_folded(name) for name in header_names)
         if limited and found:
             raise Ambiguous(f"has the header {min(found).decode('ascii')}, which may change what the request asks for")
 
 
 def is_spelling_of(name: bytes, header: str) -> bool:
-    """True for each name that a server might take for the header: gateways make one of `-` and `_`."""
-    return name.lower().replace(b"_", b"-") == header.lower().replace("_", "-").encode("ascii")
+    """True for each name that a server might take for the header: CGI and its heirs make `_` of each other sign."""
+    return _folded(name) == _folded(header.encode("ascii"))
+
+
+def _folded(name: bytes) -> bytes:
+    return _SIGN.sub(b"-", name.lower())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from executor_server.backends import Workshop, Workshops
-from executor_server.core import EnvironmentFailed, ImageNotReady, NetworkRules, SandboxSpec
+from executor_server.core import EgressDenial, EnvironmentFailed, ImageNotReady, NetworkRules, SandboxSpec
 from executor_server.egress import Egress
 from executor_server.environments import tree
 from executor_server.environments.building import OnProgress
@@ -161,7 +161,7 @@ class UvWorkshops:
             for each in (running, watching):
                 each.cancel()
             await asyncio.gather(running, watching, return_exceptions=True)
-        return run.end(bench, was_denied=any(denial.reason == reasons.NOT_ALLOWED for denial in workshop.denials))
+        return run.end(bench, workshop.denials)
 
     async def _watch_volume(self) -> None:
         """Ends with an error when more is written than the builds that run may write."""
@@ -206,6 +206,23 @@ def _task(task: UvTask) -> dict[str, Any]:
     }
 
 
+_KEYS = {
+    reasons.REFUSED_ADDRESS: "internal in [egress] opens ranges of private addresses",
+    reasons.UNRESOLVED: "check index_url in [environments] and resolver in [egress]",
+    reasons.RESOLVER_TIMEOUT: "check resolver in [egress]",
+    reasons.UNREACHED: "check index_url in [environments] and upstream_proxy in [egress]",
+    reasons.UPSTREAM_CERTIFICATE: "ca_file in [egress] names further authorities",
+    reasons.SECRET_MISSING: "check secrets in [egress]",
+}
+
+
+def _refused(denial: EgressDenial) -> str:
+    """Returns the proxy's reason without the host, which only the daemon's log names, and the key to change."""
+    why = denial.message.replace(f"{denial.host}:{denial.port}", "it").replace(denial.host, "it")
+    key = _KEYS.get(denial.reason, "the administrator's log has more")
+    return f"the packages can't be had: the proxy refused the index, or a host of its files: {why}; {key}"
+
+
 @dataclass
 class _Run:
     """One run of uv, as its program reports it."""
@@ -228,7 +245,7 @@ class _Run:
             case {"unusable": str(why)}:
                 self.unusable = "".join(each for each in why[:200] if each.isprintable())
 
-    def end(self, bench: Bench, *, was_denied: bool) -> Python:
+    def end(self, bench: Bench, denials: Sequence[EgressDenial]) -> Python:
         if self.unusable:
             raise EnvironmentFailed(
                 f"uv can't run in the image {bench.image!r} ({self.unusable}): its C library or processor is another "
@@ -237,11 +254,16 @@ class _Run:
         python = self._python()
         if self.exit_code is None or python is None:
             raise ImageNotReady("the program that makes environments did not report its end", RETRY_S)
-        if self.exit_code and was_denied:
+        if self.exit_code < 0:
+            why = f"uv was ended by signal {-self.exit_code}, as the kernel does where memory is short"
+            raise ImageNotReady(f"the packages can't be had now: {why}; try again", RETRY_S)
+        if self.exit_code and any(each.reason == reasons.NOT_ALLOWED for each in denials):
             raise ImageNotReady(
                 "the packages can't be had: the index, or its files, are on a host or port that is not allowed to be "
                 "reached; the daemon's log names it, and index_hosts in [environments] allows it"
             )
+        if self.exit_code and denials and self.listener.may_pass:
+            raise ImageNotReady(_refused(denials[-1]), RETRY_S)
         if self.exit_code:
             explanation = self.listener.explanation or "uv ended without an explanation"
             if self.listener.may_pass:

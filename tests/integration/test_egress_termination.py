@@ -28,6 +28,7 @@ from tests.support.egress_termination import (
 
 BEARER = f"Bearer {TOKEN}".encode()
 MIB = 2**20
+SIGNS = "!#$%&'*+-.^_`|~"
 
 
 class Server:
@@ -108,7 +109,9 @@ async def test_header_of_the_program_does_not_stay_beside_the_secret(tmp_path: P
 async def test_spellings_that_gateways_fold_into_the_header_are_removed(tmp_path: Path) -> None:
     server = Server()
     async with termination(tmp_path, server, secret={"header": "X-Api-Key", "value": "${bot}"}) as running:
-        await (await running.connect()).get("/", "X_Api_Key: mine", "x-api_key: mine", "X-Api-Keys: other")
+        await (await running.connect()).get(
+            "/", *(f"X{a}Api{b}Key: mine" for a in SIGNS for b in SIGNS), "X-Api-Keys: other"
+        )
         assert server.values(b"x-api-key") == [TOKEN.encode()]
         assert b"mine" not in server.heads[0]
         assert server.values(b"x-api-keys") == [b"other"]

@@ -155,3 +155,9 @@ def test_path_that_is_accepted_means_the_same_after_more_decoding_and_normalisin
     for reading in (target, unquote(target), unquote(unquote(target)), unquote(target).replace("\\", "/")):
         resolved = normpath(reading) if reading.strip("/") else "/"
         assert unquote(resolved).strip("/") == normpath(path).strip("/.")
+
+
+@pytest.mark.parametrize("sign", ["%EF%BC%8E", "%EF%BC%8F", "%E2%80%A5", "%EF%BC%85", "%E2%84%80"])
+def test_characters_that_servers_replace_make_a_path_ambiguous(sign: str) -> None:
+    with pytest.raises(Ambiguous):
+        plain_path(f"/repos/acme/{sign}{sign}/other".encode())

@@ -7,7 +7,6 @@ import time
 
 from executor_client._aio import AsyncSessionTransport, AsyncToolCalls, OnEvent, notify
 from executor_client._core.assembler import EventGap, ToolRequest
-from executor_client._core.conversation import UseAnotherStream
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CANCEL_GRACE_S
 from executor_client._core.quiet_grpc import grpc
@@ -27,9 +26,8 @@ async def drive(
 
     `generation` is that of the session's interpreter, for a result that says that it is lost.
     """
-    plain = False
     while True:
-        stream = await transport.follow_execution(execution.opening(), execution.trace, plain=plain)
+        stream = transport.open(execution.opening(), execution.trace)
         calls.watch(stream)
         cause: grpc.RpcError | EventGap | None = None
         try:
@@ -44,9 +42,6 @@ async def drive(
                     fed = fed.event
                 if fed is not None and on_event is not None:
                     await notify(on_event, fed)
-        except UseAnotherStream as other:
-            plain = other.plain
-            continue
         except (grpc.RpcError, EventGap) as error:
             cause = error
         finally:

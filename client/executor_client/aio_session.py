@@ -348,7 +348,6 @@ class AsyncSession(AsyncSessionUndo):
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
                 await self._transport.delete(request, within_s, self._turn("to end"))
-            self._transport.end_conversation()
             self._transport.closed()
             self._closed = True
         await self._tool_pool.close()

@@ -7,7 +7,6 @@ import contextlib
 import time
 
 from executor_client._core.assembler import EventGap, ToolRequest
-from executor_client._core.conversation import UseAnotherStream
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CANCEL_GRACE_S
 from executor_client._core.quiet_grpc import grpc
@@ -28,9 +27,8 @@ def drive(
 
     `generation` is that of the session's interpreter, for a result that says that it is lost.
     """
-    plain = False
     while True:
-        stream = transport.follow_execution(execution.opening(), execution.trace, plain=plain)
+        stream = transport.open(execution.opening(), execution.trace)
         calls.watch(stream)
         cause: grpc.RpcError | EventGap | None = None
         try:
@@ -45,9 +43,6 @@ def drive(
                     fed = fed.event
                 if fed is not None and on_event is not None:
                     notify(on_event, fed)
-        except UseAnotherStream as other:
-            plain = other.plain
-            continue
         except (grpc.RpcError, EventGap) as error:
             cause = error
         finally:

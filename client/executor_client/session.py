@@ -346,7 +346,6 @@ class Session(SessionUndo):
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
                 self._transport.delete(request, within_s, self._turn("to end"))
-            self._transport.end_conversation()
             self._transport.closed()
             self._closed = True
         self._tool_pool.close()

@@ -47,7 +47,7 @@ from executor_server.journal import Registry
 from executor_server.lifecycle import AdmissionController, Observers
 from executor_server.policy import Policy, PolicyStore
 from executor_server.pool import BackendSet, WarmPool
-from executor_server.rpc import AdminService, Conversations, ExecutorService, RpcServer
+from executor_server.rpc import AdminService, ExecutorService, RpcServer
 from executor_server.sessions import SessionHooks, SessionIds, SessionManager, StateArchives
 from executor_server.telemetry import Sources, TimedAdmission
 
@@ -173,9 +173,8 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     await environments.start(control.watchers.environment_observers())
     watchers, policies, quotas = control.watchers, control.policies, control.quotas
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
-    conversations = Conversations()
     of_node = [] if node is None else [node.ended]
-    observer = Observers([quotas, *watchers.observers(), shares, conversations, *of_node])
+    observer = Observers([quotas, *watchers.observers(), shares, *of_node])
     pool = WarmPool(backend, pool_settings(config))
     stack.push_async_callback(pool.close)
     ids = node.ids if node is not None else SessionIds()
@@ -193,7 +192,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         policies=policies,
         tokens=tokens,
         archives=archives,
-        service=ExecutorService(lambda: policies.current, sessions, archives, conversations, in_fleet=node is not None),
+        service=ExecutorService(lambda: policies.current, sessions, archives, in_fleet=node is not None),
         admin=_admin(control, egress, environments, sessions),
         observer=observer,
         settings=settings,
@@ -288,7 +287,6 @@ def _bind(stack: AsyncExitStack, parts: Parts, watchers: Watchers, node: Node | 
         stack.callback(watchers.trail.daemon_stopped)
     # The sessions end before the server does: their executions end as cancelled, and the callers still hear of it.
     stack.push_async_callback(server.stop, STOP_GRACE_S)
-    stack.callback(parts.service.conversations.close)
     if node is not None:
         node.bind(stack, parts)
     stack.push_async_callback(parts.sessions.close)

@@ -7,7 +7,6 @@ from executor_server.rpc.admin import AdminService
 from executor_server.rpc.admin_client import AdminClient, AdminEndpoint, AdminError, admin_client, is_own
 from executor_server.rpc.auth import MAX_PROBES
 from executor_server.rpc.calls import held_calls
-from executor_server.rpc.conversations import Conversations
 from executor_server.rpc.handlers import OWN_METHODS, Around
 from executor_server.rpc.meter import metering
 from executor_server.rpc.peer_socket import PeerSocket

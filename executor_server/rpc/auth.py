@@ -41,7 +41,7 @@ from executor_server.core import (
 )
 from executor_server.rpc.callers import CallerSource, unauthenticated
 from executor_server.rpc.errors import refuse
-from executor_server.rpc.handlers import CONVERSE, Behaviour, Context, Handler, behaviour_of
+from executor_server.rpc.handlers import Behaviour, Context, Handler, behaviour_of
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 CHECK_INTERVAL_S = 1.0
@@ -60,9 +60,6 @@ current_principal: ContextVar[Principal] = ContextVar("current_principal")
 Other interceptors must not read it: a caller without a token is known only when the handler runs.
 """
 
-current_caller: ContextVar[Caller] = ContextVar("current_caller")
-"""The caller of a call that goes on, for handlers that admit its messages one by one."""
-
 _named: ContextVar[Any] = ContextVar("named")  # from `CallerSource.named_in`
 
 _log = structlog.get_logger(__name__)
@@ -73,19 +70,6 @@ class _Stream:
     shown: Hashable
     principal: Principal
     cut_off: bool = False
-
-
-class Caller:
-    """The caller of one call, who is looked at again for each of its messages."""
-
-    def __init__(self, authentication: Authentication, stream: _Stream) -> None:
-        self._authentication = authentication
-        self._stream = stream
-        self.note_refused = authentication.note_refused
-
-    async def admit(self, method: str) -> None:
-        """Admits one message. Raises ExecutorError."""
-        await self._authentication.admit_message(self._stream, method)
 
 
 class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -167,8 +151,6 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 shown, principal = self._callers.shown_by(_named.get(), None), current_principal.get()
             task = cast("asyncio.Task[Any]", asyncio.current_task())
             stream = self._streams[task] = _Stream(shown, principal)
-            if method == CONVERSE:
-                current_caller.set(Caller(self, stream))
             try:
                 return await _serve(handler, behaviour, requests, context, FIRST_MESSAGE_TIME_S)
             except asyncio.CancelledError:
@@ -193,21 +175,6 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             except ExecutorError as unready:
                 return unready
         return denial
-
-    async def admit_message(self, stream: _Stream, method: str) -> None:
-        """Admits a message of a call as a call of this method, in the task that serves it. Raises ExecutorError."""
-        try:
-            principal = self._callers.principal_of(stream.shown)
-            if principal is not stream.principal and principal != stream.principal:
-                raise unauthenticated()
-            await self._admit_call(stream.principal.tenant, method)
-        except ExecutorError as denial:
-            self._on_denial(method, denial)
-            raise
-
-    def note_refused(self, method: str, refusal: ExecutorError) -> None:
-        """Reports the refusal of a message that was admitted and is not served."""
-        self._on_denial(method, refusal)
 
     def _serving_probes(self, handler: Handler | None) -> _Serve:
         """Serves any caller, a few at a time: unknown callers must not be able to use up the calls of the server."""

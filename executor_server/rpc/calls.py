@@ -16,9 +16,6 @@ A refusal has a cost, too, and a careless client asks again at once, thousands o
 after a pause in which the caller can do nothing with that stream. The number of refusals that are held like this is
 limited over all tenants; beyond it, a refusal is sent at once.
 
-A stream of Converse counts as no open call. Each of its messages does, as the call that it stands for, for as long as
-it is served; conversations.py bounds the number of streams.
-
 A call counts until its task ends: grpc.aio runs all of a call in one task, which also ends when the caller leaves in
 the middle of its request. Its place among the calls of the server is released then, since no task ends without having
 sent a status (auth.py).
@@ -31,7 +28,7 @@ from dataclasses import dataclass
 
 from executor_server.admission import Quotas
 from executor_server.core import Reason, ResourceExhausted
-from executor_server.rpc.handlers import CONVERSE, EXECUTOR_METHODS
+from executor_server.rpc.handlers import EXECUTOR_METHODS
 
 # Seconds whose unused calls a tenant may make at once.
 BURST_S = 1.0
@@ -73,7 +70,7 @@ class CallLimits:
     async def admit(self, tenant: str, method: str) -> None:
         """Returns when the call may go on; must be awaited in the call's task. Raises ResourceExhausted."""
         try:
-            await self._admit(tenant, renews_lease=method in _LEASE_METHODS, is_stream=method == CONVERSE)
+            await self._admit(tenant, renews_lease=method in _LEASE_METHODS)
         except ResourceExhausted:
             if self._held_refusals < self._max_held:
                 self._held_refusals += 1
@@ -83,7 +80,7 @@ class CallLimits:
                     self._held_refusals -= 1
             raise
 
-    async def _admit(self, tenant: str, *, renews_lease: bool, is_stream: bool) -> None:
+    async def _admit(self, tenant: str, *, renews_lease: bool) -> None:
         release = self._quotas.reserve_call(tenant, beyond=LEASE_CALLS if renews_lease else 0)
         rate = self._quotas.calls_per_second(tenant)
         try:
@@ -94,9 +91,6 @@ class CallLimits:
         except BaseException:
             release()
             raise
-        if is_stream:
-            release()  # its messages are counted, each as the call that it stands for
-            return
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(lambda _task: release())

@@ -42,7 +42,7 @@ from executor_server.core import (
     Violation,
     ViolationKind,
 )
-from executor_server.rpc.handlers import CONVERSE, Behaviour, Context, Handler, behaviour_of, with_behaviour
+from executor_server.rpc.handlers import Behaviour, Context, Handler, behaviour_of, with_behaviour
 
 DOMAIN = "remote-executor"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -99,11 +99,6 @@ class PassedOn(Exception):
 async def refuse(context: Context, error: ExecutorError) -> NoReturn:
     """Ends the call with the status of `error`."""
     await _end_with(context, *_status_of(error))
-
-
-def passed_on(error: ExecutorError) -> PassedOn:
-    """Returns what ends a call with the status of `error`, for an end that is no refusal of the call."""
-    return PassedOn(*_status_of(error))
 
 
 def _status_of(error: ExecutorError) -> tuple[grpc.StatusCode, str, bytes]:
@@ -165,7 +160,7 @@ class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _guard(method: str, handler: Handler, on_refusal: Callable[[str, ExecutorError], None]) -> Handler:
-    request_in = _as_it_is if method in _CHECK_THEMSELVES else _checked_stream if handler.request_streaming else checked
+    request_in = _checked_stream if handler.request_streaming else checked
     behaviour = behaviour_of(handler)
 
     async def end(context: Context, error: Exception) -> NoReturn:
@@ -327,14 +322,6 @@ def checked(request: Any) -> Any:
     if request.ByteSize() != size_bytes:
         raise InvalidRequest(Reason.INVALID_FIELD, "the message has fields that this daemon does not know")
     return request
-
-
-# A message of these that is refused does not end their stream.
-_CHECK_THEMSELVES = frozenset({CONVERSE})
-
-
-def _as_it_is(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    return requests
 
 
 async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:

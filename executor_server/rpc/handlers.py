@@ -29,7 +29,6 @@ OWN_METHODS = frozenset(
 
 EXECUTOR_METHODS = f"/{executor_service_pb2.DESCRIPTOR.services_by_name['ExecutorService'].full_name}/"
 """The beginning of the paths of all methods of ExecutorService."""
-CONVERSE = f"{EXECUTOR_METHODS}Converse"
 
 # By (request_streaming, response_streaming), as grpc's cython layer chooses.
 _CONSTRUCTORS: dict[tuple[bool, bool], Any] = {

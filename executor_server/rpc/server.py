@@ -28,7 +28,6 @@ from executor_server.rpc.callers import ClientCallers
 from executor_server.rpc.calls import CallLimits, held_calls
 from executor_server.rpc.errors import ErrorBorder, ignore_lost_callers
 from executor_server.rpc.handlers import OWN_METHODS, Handler, MethodTable
-from executor_server.rpc.messages import MessageCalls
 from executor_server.rpc.peer_socket import PeerRelay, PeerSocket
 
 SERVICE_NAME = service_pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
@@ -39,7 +38,6 @@ BY_THEMSELVES = frozenset(
         "CreateSession",
         "DeleteSession",
         "Execute",
-        "Converse",
         "AttachExecution",
         "CancelExecution",
         "SubmitToolResult",
@@ -136,11 +134,10 @@ class RpcServer:
         self._bound: list[Address] = []
         self._inner: list[Address] = []  # not announced
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
-        around = (*interceptors, ErrorBorder(on_refusal), *guards)
         # The order matters: an unknown caller's call must not reach the handlers at all, and a denial is made outside
         # the error border, whose handlers are kept per method.
         self._server = grpc.aio.server(
-            interceptors=(self._authentication, *around, MessageCalls(around)),
+            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal), *guards),
             options=server_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_calls,
         )

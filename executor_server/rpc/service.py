@@ -23,7 +23,6 @@ from executor_server.journal import Execution
 from executor_server.policy import Policy, check_tools
 from executor_server.rpc import checks, from_wire, processes_wire, to_wire
 from executor_server.rpc.auth import current_principal
-from executor_server.rpc.conversations import Conversations
 from executor_server.rpc.file_watching import watch_files
 from executor_server.rpc.handlers import Context
 from executor_server.rpc.port_forwarding import forward_port
@@ -42,7 +41,6 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         policy: Callable[[], Policy],
         sessions: SessionManager,
         states: StateArchives,
-        conversations: Conversations,
         *,
         in_fleet: bool = False,
     ) -> None:
@@ -51,7 +49,6 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self._sessions = sessions
         self._states = states
         self._in_fleet = in_fleet
-        self.conversations = conversations
 
     # -- sessions
 
@@ -183,9 +180,6 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         call_id = checks.identifier(request.call_id, "call_id")
         await session.submit_tool_result(execution_id, call_id, from_wire.answer_from(request))
         return service_pb.SubmitToolResultResponse()
-
-    async def Converse(self, requests: AsyncIterator[service_pb.ConverseRequest], context: Context) -> None:
-        await self.conversations.serve(requests, context)
 
     # -- processes
 
@@ -369,15 +363,11 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
 
 async def _follow(execution: Execution, after: int, response: Callable[..., Any], context: Context) -> None:
-    """Sends the events of an execution after a number: those that are there together, or one in each response."""
-    in_batches = getattr(context, "takes_batches", False)
+    """Sends the events of an execution after a number."""
     async with aclosing(execution.batches(after)) as batches:
         async for batch in batches:
-            if in_batches:
-                await context.write([to_wire.event_to(event) for event in batch])
-            else:
-                for event in batch:
-                    await context.write(response(event=to_wire.event_to(event)))
+            for event in batch:
+                await context.write(response(event=to_wire.event_to(event)))
 
 
 def _process_id(request: Any) -> str:

@@ -44,7 +44,6 @@ from executor_server.fleet import (
 )
 from executor_server.identity import Identities
 from executor_server.policy import Policy, QuotasTable
-from executor_server.rpc.conversations import Conversations
 from executor_server.rpc.fleet.choice import NodeChoice
 from executor_server.rpc.fleet.creations import FrontCreations
 from executor_server.rpc.fleet.dialing import Dialers
@@ -184,7 +183,7 @@ def _node(
     current_policy: Callable[[], Policy],
     admin: admin_grpc.AdminServiceServicer,
 ) -> NodeServer:
-    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None), Conversations())
+    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None))
     return NodeServer(
         TcpAddress("127.0.0.1", 0),
         certificates,

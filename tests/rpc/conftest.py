@@ -20,7 +20,6 @@ NOT_BEHIND_A_FRONT = {
     "test_edge_requests.py::test_a_field_of_a_wrong_form_is_named[CreateSession-CreateSessionRequest-node_labels]": (
         "the labels of nodes are a wrong field for a daemon only: tests/rpc/fleet/test_nodes_that_fail.py"
     ),
-    "test_edge_converse.py": "a front has plain calls only: tests/rpc/fleet/test_proxy.py",
     "test_admin.py::test_bytes_of_the_network_are_reported_beside_their_quota": (
         "a front adds up what its nodes report: tests/unit/fleet/test_shares.py"
     ),

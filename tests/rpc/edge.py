@@ -43,7 +43,6 @@ from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.profile import ImportsTable, Profile
 from executor_server.policy.requests import RequestedLimits
 from executor_server.policy.session_rules import execution_limits
-from executor_server.rpc.conversations import Conversations
 from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
@@ -230,7 +229,6 @@ class FakeSessions:
     held: dict[str, str] = field(default_factory=dict)
     environment: Environment | Exception = ENVIRONMENT
     requests: list[SessionRequest] = field(default_factory=list)
-    conversations: Conversations = field(default_factory=Conversations)
 
     async def create(self, principal: Principal, request: SessionRequest) -> FakeSession:
         self.requests.append(request)
@@ -330,7 +328,7 @@ def make_server(
     identities = Identities(tokens or Tokens(TOKEN), current_policy)
     if wanted() == "proxy":
         return FrontedServer(sessions, server_settings, identities, current_policy, reload=front_reload, **more)
-    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None), sessions.conversations)
+    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None))
     return RpcServer(service, identities, server_settings, **more)
 
 

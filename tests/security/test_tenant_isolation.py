@@ -25,7 +25,6 @@ from executor_server.identity.token_file import TokenFile
 from executor_server.journal.registry import Registry
 from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.rpc.auth import current_principal
-from executor_server.rpc.conversations import Conversations
 from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionManager, SessionRequest, SessionSettings
 from tests.support.daemon import Daemon
@@ -54,9 +53,6 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "SubmitToolResult": lambda s: pb.SubmitToolResultRequest(
         session_id=s, execution_id=EXECUTION, call_id=CALL, value=VALUE
     ),
-    "Converse": lambda s: [
-        pb.ConverseRequest(message_id=1, execute=pb.ExecuteRequest(session_id=s, execution_id=EXECUTION, code="1"))
-    ],
     "RegisterTools": lambda s: pb.RegisterToolsRequest(session_id=s, tools=[types.ToolSpec(name="tool")]),
     "SetVariables": lambda s: pb.SetVariablesRequest(session_id=s, variables=[types.NamedValue(name="x", value=VALUE)]),
     "GetVariables": lambda s: pb.GetVariablesRequest(session_id=s, names=["x"]),
@@ -246,11 +242,11 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 
 
 # A message goes the way of the call that it stands for.
-@pytest.mark.parametrize("method", [method for method in CALLS if method != "Converse"])
+@pytest.mark.parametrize("method", list(CALLS))
 async def test_the_way_to_no_is_the_same_line_by_line(manager: SessionManager, method: str) -> None:
     """Timing reveals nothing where the same lines run on values of the same form."""
     session = await manager.create(Principal("victim", "x"), SessionRequest("r", session_spec(SPEC)))
-    service = ExecutorService(cast("Any", None), manager, cast("Any", None), Conversations())
+    service = ExecutorService(cast("Any", None), manager, cast("Any", None))
     current_principal.set(Principal("stranger", "x"))
     ways = [
         await way_to_refusal(service, method, CALLS[method](session_id))

@@ -5,7 +5,6 @@ For what a real daemon cannot be made to do: cut streams at a chosen event, numb
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -151,10 +150,6 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.renewed_sessions = 1
         self.cancelled = threading.Event()
         self._answered: dict[str, threading.Event] = defaultdict(threading.Event)
-        self.has_streams = False  # True when it knows Converse
-        self.streams = 0  # opened so far
-        self.stream_refusals: deque[Refusal] = deque()
-        self.ends_streams = 0  # streams that end with OK when a message comes, which is not read
 
     def names(self) -> list[str]:
         """Returns the names of the received calls, in order."""
@@ -225,64 +220,6 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.answers[request.call_id].append(request)
         self._answered[request.call_id].set()
         return pb.SubmitToolResultResponse()
-
-    # Executions, in a stream
-
-    def Converse(self, requests: Iterator[pb.ConverseRequest], context: Any) -> Iterator[pb.ConverseResponse]:
-        """Serves each message by the method of its name, in a thread of its own; `breaks` cuts streams."""
-        if not self.has_streams:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        self.streams += 1
-        if self.stream_refusals:
-            _abort(context, self.stream_refusals.popleft())
-        responses: queue.SimpleQueue[pb.ConverseResponse | Refusal | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(requests, responses, context), daemon=True).start()
-        while (response := responses.get()) is not None:
-            if isinstance(response, Refusal):
-                _abort(context, response)
-            else:
-                yield response
-
-    def _read(self, requests: Iterator[pb.ConverseRequest], responses: Any, context: Any) -> None:
-        serving: list[threading.Thread] = []
-        try:
-            for request in requests:
-                if self.ends_streams:
-                    self.ends_streams -= 1
-                    responses.put(None)  # it crosses the message, which is not read
-                    return
-                thread = threading.Thread(target=self._serve, args=(request, responses, context), daemon=True)
-                thread.start()
-                serving.append(thread)
-        except grpc.RpcError:
-            pass
-        for thread in serving:
-            thread.join(WAIT_S)
-        responses.put(None)
-
-    def _serve(self, request: pb.ConverseRequest, responses: Any, context: Any) -> None:
-        method, of_message = {
-            "execute": (self.Execute, request.execute),
-            "attach": (self.AttachExecution, request.attach),
-            "cancel": (self.CancelExecution, request.cancel),
-            "tool_result": (self.SubmitToolResult, request.tool_result),
-        }[request.WhichOneof("message") or ""]
-        try:
-            answer: Any = method(of_message, _MessageContext(request, context))
-            if request.WhichOneof("message") in ("execute", "attach"):
-                is_whole = False
-                for each in answer:
-                    responses.put(pb.ConverseResponse(message_id=request.message_id, events=[each.event]))
-                    is_whole = each.event.HasField("result")
-                if not is_whole:
-                    responses.put(None)
-            else:
-                responses.put(pb.ConverseResponse(done=[request.message_id]))
-        except _Refused as refused:
-            if refused.breaks:
-                responses.put(Refusal(refused.code, message="cut") if refused.code else None)
-            else:
-                responses.put(pb.ConverseResponse(message_id=request.message_id, refusal=refused.refusal()))
 
     # Everything else
 
@@ -378,37 +315,6 @@ class FakeDaemon(services.ExecutorServiceServicer):
     def GetPolicy(self, request: Any, context: Any) -> pb.GetPolicyResponse:
         self._enter("GetPolicy", request, context)
         return pb.GetPolicyResponse(policy=self.policy)
-
-
-class _Refused(Exception):
-    """The refusal of a message, or with `breaks` a break of its stream."""
-
-    def __init__(self, code: Any, message: str, details: bytes) -> None:
-        super().__init__(message)
-        self.code, self.message, self.details = code, message, details
-        self.breaks = not details
-
-    def refusal(self) -> pb.Refusal:
-        return pb.Refusal.FromString(self.details)
-
-
-class _MessageContext:
-    """The context of one message, which the methods of plain calls are given."""
-
-    def __init__(self, request: pb.ConverseRequest, context: Any) -> None:
-        self._trace = {key: getattr(request, key) for key in ("traceparent", "tracestate")}
-        self._context = context
-        self._details = b""
-
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        given = [(key, value) for key, value in self._trace.items() if value]
-        return [*self._context.invocation_metadata(), *given]
-
-    def set_trailing_metadata(self, metadata: Any) -> None:
-        self._details = metadata[0][1]
-
-    def abort(self, code: Any, message: str) -> None:
-        raise _Refused(code, message, self._details)
 
 
 @contextmanager

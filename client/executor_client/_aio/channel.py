@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
-from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio.conversation import AsyncConversations
 from executor_client._aio.runtime import is_cancelling
 from executor_client._core.channel import ChannelBase, EventsRequest, closed
 from executor_client._core.endpoint import Endpoint
@@ -29,7 +27,6 @@ class AsyncChannel(ChannelBase):
             else grpc.aio.secure_channel(endpoint.address, credentials, endpoint.options)
         )
         super().__init__(endpoint, self._channel)
-        self.conversations = AsyncConversations(self)
 
     def check_caller(self) -> None:
         """gRPC would wait on one loop for what arrives on the other: for ever, or with an error that says neither."""
@@ -44,7 +41,6 @@ class AsyncChannel(ChannelBase):
         return AsyncEventStream(self, self.start_events(request, trace, timeout_s))
 
     async def close(self) -> None:
-        await self.conversations.close()
         await self._channel.close(None)
 
     @contextmanager
@@ -103,10 +99,6 @@ class AsyncEventStream:
         """Ends the stream early. Idempotent."""
         self._is_cancelled = True
         self._stream.cancel()
-
-    async def answer(self, _request: pb.SubmitToolResultRequest, _on_lost: Callable[[], None]) -> bool:
-        """Gives no answer to a tool call: a stream of one execution takes none."""
-        return False
 
     async def finish(self) -> None:
         """Drops what follows the result. Waiting for the end of the stream would only take time."""

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_client._aio.channel import AsyncEventStream
-from executor_client._aio.conversation import AsyncConversedEvents
 from executor_client._core import tools as host_tools
 from executor_client._core.assembler import ToolRequest
 from executor_client._core.execution import Execution
@@ -82,9 +81,9 @@ class AsyncToolCalls:
         self._submit = submit
         self._seen: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stream: AsyncEventStream | AsyncConversedEvents | None = None
+        self._stream: AsyncEventStream | None = None
 
-    def watch(self, stream: AsyncEventStream | AsyncConversedEvents) -> None:
+    def watch(self, stream: AsyncEventStream) -> None:
         """Names the stream to cancel on a failure. Cancels it at once if a call has failed already."""
         self._stream = stream
         if self.failure is not None:
@@ -111,8 +110,7 @@ class AsyncToolCalls:
                 # Recorded before the answer is sent: the result may arrive before its confirmation.
                 self._execution.assembler.final_answers[call_id] = answer.value
             try:
-                if not await self._answer_in_stream(call_id, answer):
-                    await self._submit(self._execution.execution_id, call_id, answer)
+                await self._submit(self._execution.execution_id, call_id, answer)
             finally:  # the execution may end, and cancel this task, before the answer is confirmed
                 if given is not None:
                     self._pool.arguments.look(request.event.name, given)
@@ -125,29 +123,6 @@ class AsyncToolCalls:
         self.failure = self.failure or error
         if self._stream is not None:
             self._stream.cancel()
-
-    async def _answer_in_stream(self, call_id: str, answer: Answer) -> bool:
-        """Gives the answer in the stream that the call came in; False when it must be given by a plain call.
-
-        The daemon confirms it later. Where it does not, the plain call is made then.
-        """
-        request, stream = self._execution.answering(call_id, answer), self._stream
-        if request is None or stream is None:
-            return False
-        return await stream.answer(request, lambda: self._lost(call_id, answer))
-
-    def _lost(self, call_id: str, answer: Answer) -> None:
-        task = asyncio.create_task(self._submit_again(call_id, answer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _submit_again(self, call_id: str, answer: Answer) -> None:
-        try:
-            await self._submit(self._execution.execution_id, call_id, answer)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - as in `_answer`
-            self._fail(error)
 
     async def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:
         """Returns the answer and, if the tool has returned and they are small enough, the arguments to compare."""

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from executor_api.limits import PIECE_BYTES
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client._core.assembler import Assembler, ToolRequest
 from executor_client._core.followed import Followed
 from executor_client._core.limits import TOOL_NAME_SHOWN_MAX
 from executor_client._core.retry import Retries
-from executor_client._core.tools import Answer
 from executor_client._core.tracing import Metadata
 from executor_client._core.waiting import Awaited, Waits
 from executor_client.events import ExecutionEvent, QueuedEvent
@@ -62,19 +60,6 @@ class Execution(Followed):
 
     def cancellation(self) -> pb.CancelExecutionRequest:
         return pb.CancelExecutionRequest(session_id=self.session_id, execution_id=self.execution_id)
-
-    def answering(self, call_id: str, answer: Answer) -> pb.SubmitToolResultRequest | None:
-        """Returns the request with the answer to a tool call; None for a value that must be uploaded before."""
-        if answer.packed is None:
-            return pb.SubmitToolResultRequest(
-                session_id=self.session_id, execution_id=self.execution_id, call_id=call_id, error=answer.error
-            )
-        if len(answer.packed) > PIECE_BYTES:
-            return None
-        value = types_pb2.Value(packed=types_pb2.Payload(inline=answer.packed))
-        return pb.SubmitToolResultRequest(
-            session_id=self.session_id, execution_id=self.execution_id, call_id=call_id, value=value
-        )
 
     def feed(
         self, message: types_pb2.Event | pb.ExecuteResponse | pb.AttachExecutionResponse

@@ -22,10 +22,6 @@ IMAGES_PIXELS_MAX = 192_000_000
 REATTACH_FOR_GAPS_MAX = 1
 """Times that an execution is attached to again because an event was missing."""
 
-INBOX_BYTES_MAX = 8 << 20
-"""Bytes of one execution's events that have come and that its caller has not taken, while others of its stream take
-theirs. Past it, the execution is followed by a plain call."""
-
 # Names of sessions.
 NAME_RACES_MAX = 4
 """Times that a named session is looked for, which others end and make meanwhile."""

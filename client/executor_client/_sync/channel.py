@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core.channel import ChannelBase, EventsRequest
 from executor_client._core.endpoint import Endpoint
 from executor_client._core.quiet_grpc import ChannelOptions, grpc
 from executor_client._core.tracing import Metadata
-from executor_client._sync.conversation import Conversations
 
 
 class Channel(ChannelBase):
@@ -28,14 +26,12 @@ class Channel(ChannelBase):
         )
         super().__init__(endpoint, self._channel)
         self.channel = self._channel
-        self.conversations = Conversations(self)
 
     def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> EventStream:
         """Starts a stream of events. Its reader gets gRPC's errors, for `Followed` to decide on."""
         return EventStream(self.start_events(request, trace, timeout_s))
 
     def close(self) -> None:
-        self.conversations.close()
         self._channel.close()
 
 
@@ -51,10 +47,6 @@ class EventStream:
     def cancel(self) -> None:
         """Ends the stream early. Idempotent."""
         self._stream.cancel()
-
-    def answer(self, _request: pb.SubmitToolResultRequest, _on_lost: Callable[[], None]) -> bool:
-        """Gives no answer to a tool call: a stream of one execution takes none."""
-        return False
 
     def finish(self) -> None:
         """Reads what follows the result: of a stream that is not read to its end, gRPC keeps all memory, and the

@@ -20,7 +20,6 @@ from executor_client._core.limits import TOOL_CALLS_WAITING_MAX, TOOL_THREAD_RES
 from executor_client._core.shared_arguments import Arguments, ArgumentWatch
 from executor_client._core.tools import Answer, Tool
 from executor_client._sync.channel import EventStream
-from executor_client._sync.conversation import ConversedEvents
 from executor_client.errors import ProtocolError
 
 
@@ -99,10 +98,10 @@ class ToolCalls:
         self._submit = submit
         self._seen: set[str] = set()
         self._lock = threading.Lock()
-        self._stream: EventStream | ConversedEvents | None = None
+        self._stream: EventStream | None = None
         self._over = False
 
-    def watch(self, stream: EventStream | ConversedEvents) -> None:
+    def watch(self, stream: EventStream) -> None:
         """Names the stream to cancel on a failure. Cancels it at once if a call has failed already."""
         with self._lock:
             self._stream = stream
@@ -128,35 +127,10 @@ class ToolCalls:
             if answer.is_final:
                 # Recorded before the answer is sent: the result may arrive before its confirmation.
                 self._execution.assembler.final_answers[call_id] = answer.value
-            if not self._answer_in_stream(call_id, answer):
-                self._submit(self._execution.execution_id, call_id, answer)
+            self._submit(self._execution.execution_id, call_id, answer)
             if given is not None:
                 self._pool.arguments.look(request.event.name, given)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in execute, and raised there
-            self._fail(error)
-
-    def _answer_in_stream(self, call_id: str, answer: Answer) -> bool:
-        """Gives the answer in the stream that the call came in; False when it must be given by a plain call.
-
-        The daemon confirms it later. Where it does not, the plain call is made then.
-        """
-        request, stream = self._execution.answering(call_id, answer), self._stream
-        if request is None or stream is None:
-            return False
-        return stream.answer(request, lambda: self._lost(call_id, answer))
-
-    def _lost(self, call_id: str, answer: Answer) -> None:
-        try:
-            self._pool.submit(lambda: self._submit_again(call_id, answer))
-        except Exception as error:  # noqa: BLE001 - of a thread that can't be started, too: the reader is another's
-            self._fail(error)
-
-    def _submit_again(self, call_id: str, answer: Answer) -> None:
-        if self._over:
-            return
-        try:
-            self._submit(self._execution.execution_id, call_id, answer)
-        except BaseException as error:  # noqa: BLE001 - as in `_answer`
             self._fail(error)
 
     def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import convert
 from executor_client._core.channel import EventsRequest, closed
-from executor_client._core.conversation import FollowRequest
 from executor_client._core.endpoint import Endpoint
 from executor_client._core.execution import Execution
 from executor_client._core.limits import FRONT_ASK_EVERY_S, FRONT_ASK_TIMEOUT_S, NODES_MAX, REDIRECTS_MAX
@@ -32,7 +31,6 @@ from executor_client._core.tracing import Metadata
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited, Waits
 from executor_client._sync.channel import EventStream
-from executor_client._sync.conversation import ConversedEvents, SessionConversation
 from executor_client._sync.runtime import sleep
 from executor_client._sync.transport import Transport
 from executor_client.errors import (
@@ -95,7 +93,6 @@ class SessionTransport:
         self._unreached_s = math.inf
         self._loss: SessionLost | None = None
         self._is_closed = False
-        self._conversation = SessionConversation()
         self.current = transports.at(info.address)
         """The transport that calls use now."""
         self.held: Held | None = None
@@ -173,20 +170,6 @@ class SessionTransport:
     def open(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> EventStream:
         """Starts a stream of the events of an execution or a process, which all belong to the trace of the first."""
         return self.current.open(request, trace, timeout_s)
-
-    def follow_execution(
-        self, request: FollowRequest, trace: Metadata, *, plain: bool = False
-    ) -> EventStream | ConversedEvents:
-        """Starts to follow an execution: in the session's stream, or in one of its own with `plain` and where the
-        daemon has plain calls only."""
-        channel = self.current.channel
-        if plain or not channel.conversations.are_served:
-            return self.open(request, trace)
-        return self._conversation.follow(channel, request, trace)
-
-    def end_conversation(self) -> None:
-        """Ends the session's stream, as soon as no execution is followed in it."""
-        self._conversation.close()
 
     # The node
 

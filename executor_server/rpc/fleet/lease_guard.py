@@ -8,14 +8,14 @@ lost long ago. `cut` ends the calls that wait for something when the lease lapse
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, cast
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_server.core import ExecutorError, PreconditionFailed, Principal, Reason, Unavailable
 from executor_server.rpc import checks
 from executor_server.rpc.auth import current_principal
-from executor_server.rpc.handlers import CONVERSE, EXECUTOR_METHODS, Around, Behaviour, Context
+from executor_server.rpc.handlers import EXECUTOR_METHODS, Around, Behaviour, Context
 
 RETRY_S = 1.0
 """Seconds after which a client may ask a node again that has no lease."""
@@ -48,12 +48,6 @@ class LeaseGuard(Around):
         if not self._serves():
             raise fenced()
 
-    async def _each(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Passes messages on that come while the lease holds: each may begin something."""
-        async for request in requests:
-            self._require()
-            yield request
-
     def _guarded(self, method: str, behaviour: Behaviour) -> Behaviour:
         if not method.startswith(EXECUTOR_METHODS):
             return behaviour
@@ -63,8 +57,7 @@ class LeaseGuard(Around):
             task = cast("asyncio.Task[Any]", asyncio.current_task())
             self._running.add(task)
             try:
-                guarded_request = self._each(request) if method == CONVERSE else request
-                answer = await behaviour(guarded_request, cast("Context", _GuardedContext(context, self._require)))
+                answer = await behaviour(request, cast("Context", _GuardedContext(context, self._require)))
             except asyncio.CancelledError:
                 if task not in self._cut:
                     raise

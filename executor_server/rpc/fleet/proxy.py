@@ -25,7 +25,7 @@ from executor_server.core import InvalidRequest, Principal, Reason
 from executor_server.rpc import checks
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.fleet.node_calls import Metadata, answer_of, metadata_for, time_left_s, translated
-from executor_server.rpc.handlers import CONVERSE, Context, Handler
+from executor_server.rpc.handlers import Context, Handler
 from executor_server.rpc.upload import PIECE_TIMEOUT_S
 
 _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"]
@@ -117,13 +117,6 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
         call = way.channel.stream_stream(path)(metadata=metadata, timeout=time_left_s(context))
         await _both(_send(call, first, pieces), _receive(call, way.node, context))
 
-    async def plain_calls_only(pieces: AsyncIterator[bytes], context: Context) -> None:
-        route(await _first(pieces, first_parts), context)
-        # The front admits calls, and would have to read all messages of both sides to admit each as one.
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a front that passes calls on has plain calls only")
-
-    if path == CONVERSE:
-        return grpc.stream_stream_rpc_method_handler(cast("Any", plain_calls_only))
     if method.client_streaming and method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(cast("Any", both))
     if method.client_streaming:

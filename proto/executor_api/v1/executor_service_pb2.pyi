@@ -1,7 +1,6 @@
 import datetime
 
 from executor_api.v1 import types_pb2 as _types_pb2
-from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -263,46 +262,6 @@ class SubmitToolResultRequest(_message.Message):
 class SubmitToolResultResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class ConverseRequest(_message.Message):
-    __slots__ = ("message_id", "execute", "attach", "cancel", "tool_result", "traceparent", "tracestate")
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    EXECUTE_FIELD_NUMBER: _ClassVar[int]
-    ATTACH_FIELD_NUMBER: _ClassVar[int]
-    CANCEL_FIELD_NUMBER: _ClassVar[int]
-    TOOL_RESULT_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
-    message_id: int
-    execute: ExecuteRequest
-    attach: AttachExecutionRequest
-    cancel: CancelExecutionRequest
-    tool_result: SubmitToolResultRequest
-    traceparent: str
-    tracestate: str
-    def __init__(self, message_id: _Optional[int] = ..., execute: _Optional[_Union[ExecuteRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachExecutionRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelExecutionRequest, _Mapping]] = ..., tool_result: _Optional[_Union[SubmitToolResultRequest, _Mapping]] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
-
-class ConverseResponse(_message.Message):
-    __slots__ = ("message_id", "events", "refusal", "done")
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    EVENTS_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    DONE_FIELD_NUMBER: _ClassVar[int]
-    message_id: int
-    events: _containers.RepeatedCompositeFieldContainer[_types_pb2.Event]
-    refusal: Refusal
-    done: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, message_id: _Optional[int] = ..., events: _Optional[_Iterable[_Union[_types_pb2.Event, _Mapping]]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Refusal(_message.Message):
-    __slots__ = ("code", "message", "details")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    DETAILS_FIELD_NUMBER: _ClassVar[int]
-    code: int
-    message: str
-    details: _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ...) -> None: ...
 
 class RegisterToolsRequest(_message.Message):
     __slots__ = ("session_id", "tools")

@@ -106,11 +106,6 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.SubmitToolResultRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.SubmitToolResultResponse.FromString,
                 _registered_method=True)
-        self.Converse = channel.stream_stream(
-                '/executor_api.v1.ExecutorService/Converse',
-                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ConverseRequest.SerializeToString,
-                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ConverseResponse.FromString,
-                _registered_method=True)
         self.RegisterTools = channel.unary_unary(
                 '/executor_api.v1.ExecutorService/RegisterTools',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.RegisterToolsRequest.SerializeToString,
@@ -346,20 +341,6 @@ class ExecutorServiceServicer(object):
     def SubmitToolResult(self, request, context):
         """Answers a tool call. NOT_FOUND (no such execution or call), FAILED_PRECONDITION (answered already, or the
         execution ended). An answer counts once.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Converse(self, request_iterator, context):
-        """One stream for the executions of a session: each message does what the call of its name does, is checked as that
-        call is, and is answered by events, by `done`, or by a refusal, which concerns no other message. What one of both
-        forms began, the other finds. Ends with OK when the caller has sent all and has all events, or after a time without
-        a message or an event; then open another. Repeated: another stream.
-        INVALID_ARGUMENT (the first message does not come in time, one is malformed, their ids do not rise), NOT_FOUND (the
-        session; when it ends later, too), FAILED_PRECONDITION (the session is lost; or with reason NODE_ELSEWHERE),
-        RESOURCE_EXHAUSTED (too many streams), UNIMPLEMENTED (a front that passes calls on, or a daemon of an older version,
-        has plain calls only).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -638,11 +619,6 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.SubmitToolResult,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.SubmitToolResultRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.SubmitToolResultResponse.SerializeToString,
-            ),
-            'Converse': grpc.stream_stream_rpc_method_handler(
-                    servicer.Converse,
-                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ConverseRequest.FromString,
-                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ConverseResponse.SerializeToString,
             ),
             'RegisterTools': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterTools,
@@ -1113,33 +1089,6 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/SubmitToolResult',
             executor__api_dot_v1_dot_executor__service__pb2.SubmitToolResultRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.SubmitToolResultResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Converse(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/executor_api.v1.ExecutorService/Converse',
-            executor__api_dot_v1_dot_executor__service__pb2.ConverseRequest.SerializeToString,
-            executor__api_dot_v1_dot_executor__service__pb2.ConverseResponse.FromString,
             options,
             channel_credentials,
             insecure,

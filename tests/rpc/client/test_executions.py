@@ -29,12 +29,6 @@ from executor_client import (
 from tests.support.fake_daemon import Cut, FakeDaemon, Numbered, Refusal, blob, busy, chunks, log, result, value
 
 
-@pytest.fixture(params=["plain-calls", "stream"], autouse=True)
-def streams(request: pytest.FixtureRequest, daemon: FakeDaemon) -> None:
-    """Lets the daemon serve Converse, or plain calls only."""
-    daemon.has_streams = request.param == "stream"
-
-
 def test_usage_has_what_went_out_of_the_sandbox(session: Any, daemon: FakeDaemon) -> None:
     network = types.NetworkUsage(connections=2, denied=1, sent_bytes=300, received_bytes=4_000)
     daemon.journal = [result(usage=types.Usage(operations=5, network=network))]

@@ -19,12 +19,6 @@ from tests.support.polling import eventually
 CANCELLED = result(outcome=types.OUTCOME_CANCELLED)
 
 
-@pytest.fixture(params=["plain-calls", "stream"], autouse=True)
-def streams(request: pytest.FixtureRequest, daemon: FakeDaemon) -> None:
-    """Lets the daemon serve Converse, or plain calls only."""
-    daemon.has_streams = request.param == "stream"
-
-
 def interrupt(event: object) -> None:
     """As the user would: while the client waits for the next event."""
     threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()

@@ -20,14 +20,8 @@ NOTE: contextvars.ContextVar[str] = contextvars.ContextVar("NOTE", default="unse
 
 
 def refuse_answer(daemon: FakeDaemon, refusal: Refusal) -> None:
-    """Refuses the next answer; one in a stream also when the plain call repeats it, to learn what is to be done."""
-    daemon.refusals["SubmitToolResult"].extend([refusal] * (2 if daemon.has_streams else 1))
-
-
-@pytest.fixture(params=["plain-calls", "stream"], autouse=True)
-def streams(request: pytest.FixtureRequest, daemon: FakeDaemon) -> None:
-    """Lets the daemon serve Converse, or plain calls only."""
-    daemon.has_streams = request.param == "stream"
+    """Refuses the next answer."""
+    daemon.refusals["SubmitToolResult"].append(refusal)
 
 
 def answer(daemon: FakeDaemon, call_id: str = "call-1") -> Any:

@@ -16,12 +16,6 @@ from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 from tests.support.fake_daemon import Answered, Cut, FakeDaemon, log, result, tool_call
 
 
-@pytest.fixture(params=["plain-calls", "stream"], autouse=True)
-def streams(request: pytest.FixtureRequest, daemon: FakeDaemon) -> None:
-    """Lets the daemon serve Converse, or plain calls only."""
-    daemon.has_streams = request.param == "stream"
-
-
 @pytest.fixture
 def tracer() -> Iterator[trace.Tracer]:
     provider = TracerProvider()

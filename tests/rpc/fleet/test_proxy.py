@@ -223,15 +223,3 @@ async def test_a_node_whose_connection_breaks_is_unavailable_until_it_comes_back
 async def _each(*messages: bytes) -> AsyncIterator[bytes]:
     for message in messages:
         yield message
-
-
-async def test_a_front_has_plain_calls_only(fleet: Fleet) -> None:
-    """It admits calls, and could not admit the messages of a stream without reading all of them."""
-    front = await fleet.front(await fleet.node("alpha"), proxy=True)
-    session = await front.create()
-
-    async def messages() -> AsyncIterator[service_pb.ConverseRequest]:
-        attach = service_pb.AttachExecutionRequest(session_id=session.session_id, execution_id="e")
-        yield service_pb.ConverseRequest(message_id=1, attach=attach)
-
-    assert await refused(front.service.Converse(messages(), metadata=front.auth)) == ("UNIMPLEMENTED", "")

@@ -6,7 +6,7 @@ when its front may have reported the session lost. No await lies between the con
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from executor_server.core import ExecutionLimits, Principal, ProcessFacts, SessionFacts, SessionSpec, ToolCall, ToolSpec
@@ -83,6 +83,14 @@ class LeasedAdmission(AdmissionController):
 
     async def file_get(self, session: SessionFacts, path: str, *, tar: bool) -> None:
         await self._admission.file_get(session, path, tar=tar)
+        self._require()
+
+    async def process_input(self, session: SessionFacts, process_id: str, offset: int, data: bytes) -> None:
+        await self._admission.process_input(session, process_id, offset, data)
+        self._require()
+
+    async def action(self, session: SessionFacts, kind: str, facts: Mapping[str, str | int | bool]) -> None:
+        await self._admission.action(session, kind, facts)
         self._require()
 
     async def process(self, session: SessionFacts, process: ProcessFacts) -> None:

@@ -70,6 +70,7 @@ def test_member_is_there_twice_and_the_same(blocking: type, asynchronous: type, 
     one, other = vars(blocking).get(name), vars(asynchronous).get(name)
     assert one is not None and other is not None
     assert isinstance(one, property) is isinstance(other, property)
+    one, other = getattr(one, "__func__", one), getattr(other, "__func__", other)
     if not isinstance(one, property):
         waits = (asynchronous, name) not in AT_ONCE
         assert inspect.iscoroutinefunction(other) is waits and not inspect.iscoroutinefunction(one)

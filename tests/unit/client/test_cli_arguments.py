@@ -30,7 +30,7 @@ def test_a_command_is_all_that_follows_the_first_dashes(written: list[str], argv
 
 
 def test_arguments_of_a_program_are_still_its_own() -> None:
-    assert make_parser().parse_args(["run", "p.py", "7", "--", "--fast"]).arguments == ["7", "--fast"]
+    assert make_parser().parse_args(["run", "p.py", "7", "--", "--fast"]).program == ["p.py", "7", "--", "--fast"]
 
 
 def test_a_variable_may_contain_the_sign_and_its_value_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

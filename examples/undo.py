@@ -39,7 +39,7 @@ print(len(table), "orders left")
     ),
     Reply(
         thought="The table is as it was before. Now with a number for each price.",
-        expects=["The last step is undone"],
+        expects=["Note: Undone"],
         code="""
 table["price"] = pd.to_numeric(table["price"], errors="coerce")
 print(len(table), "orders,", table["price"].count(), "with a price,", f"{table['price'].sum():.2f} in all")

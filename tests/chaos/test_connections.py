@@ -167,7 +167,7 @@ client._transport.once(client._transport.stub.UploadBlob, pieces())
     "in a download larger than the journal": """
 from executor_client._core import execution
 execution.Execution.feed = hang
-session.execute('b"x" * 10**7')
+session.execute('b"x" * 4_000_000')
 """,
 }
 

@@ -80,7 +80,7 @@ def test_quiet_sandbox_is_no_orphan_while_its_daemon_lives(start: StartDaemon) -
     with daemon.client() as client:
         idle, full = client.create_session(), client.create_session()
         idle.execute("x = 1")
-        large = "b'x' * 10**7"
+        large = "b'x' * 4_000_000"
         leave_after_the_first_event(full, large)
         assert eventually(lambda: len(sandboxes(daemon)) == 3)
         before = sandboxes(daemon)
@@ -89,7 +89,7 @@ def test_quiet_sandbox_is_no_orphan_while_its_daemon_lives(start: StartDaemon) -
             lambda: any(sandbox.is_gone() for sandbox in before), timeout_s=more_than_twice_an_orphans_time_s
         )
         assert idle.execute("x").output == 1
-        assert full.execute(f"print(1)\n{large}", execution_id="full").output == b"x" * 10**7
+        assert full.execute(f"print(1)\n{large}", execution_id="full").output == b"x" * 4_000_000
         idle.close()
         full.close()
 

@@ -34,7 +34,7 @@ LINES = 60
 MID_PRINT = f"import time\nfor i in range({LINES}):\n    print('line', i, flush=True)\n    time.sleep(0.005)\n'printed'"
 ALL_LINES = "".join(f"line {i}\n" for i in range(LINES))
 IN_A_TOOL_CALL = "print('asking', flush=True)\nanswer = ask(len('four'))\nprint('answered')\nanswer"
-LARGE = "import time\nprint('making', flush=True)\ntime.sleep(0.05)\nb'x' * 10**7"
+LARGE = "import time\nprint('making', flush=True)\ntime.sleep(0.05)\nb'x' * 4_000_000"
 
 
 @pytest.fixture(params=BACKENDS)
@@ -122,7 +122,7 @@ def test_eight_sessions_survive_any_number_of_kills(restart: Callable[..., Daemo
             assert ended(waits).output == 6
             for result in map(ended, answers):
                 assert (result.logs, result.output) == ("asking\nanswered\n", 40)
-            assert ended(made).output == b"x" * 10**7
+            assert ended(made).output == b"x" * 4_000_000
             for number, session in enumerate(idle):
                 assert ended(threads.submit(session.execute, f"mine.append({kill})\nmine")).output == [
                     number,
@@ -255,14 +255,14 @@ def connections(daemon: Daemon) -> int:
 def test_full_journal_that_nobody_reads_is_delivered_by_the_next_daemon(restart: Callable[..., Daemon]) -> None:
     config = "sessions.journal_bytes = 100_000"
     daemon = restart(config)
-    code = "b'x' * 10**7"
+    code = "b'x' * 4_000_000"
     with daemon.client() as client, client.create_session() as session:
         leave_after_the_first_event(session, code)
         assert eventually(lambda: segment_bytes(daemon, session) > 100_000)
         for _ in range(rounds(3, 1)):
             daemon.kill()
             daemon = restart(config)
-        assert session.execute(f"print(1)\n{code}", execution_id="full").output == b"x" * 10**7
+        assert session.execute(f"print(1)\n{code}", execution_id="full").output == b"x" * 4_000_000
         assert session.execute("1 + 1").output == 2
         assert segment_bytes(daemon, session) < 3 * 10**7
 

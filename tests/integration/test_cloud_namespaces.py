@@ -229,7 +229,7 @@ for path in ("/proc/sys/kernel/hostname", "/proc/sysrq-trigger", "/dev/null/x", 
 found
 """
     found = await ask(harness, session, code)
-    assert sorted(found) == ["/dev/shm", "/tmp", "/workspace"]
+    assert sorted(found) == ["/dev/shm", "/tmp", "/tmp/.config", "/tmp/.config/git", "/workspace"]
 
 
 async def test_only_the_machine_s_system_is_visible(harness: Harness, session: Session) -> None:
@@ -251,7 +251,9 @@ import os
     )
     assert all(name.startswith(("/dev/null", "pipe:")) for name in seen.pop("descriptors"))
     assert (seen.pop("run"), seen.pop("ours")) == (["executor"], ["guest.pyz", "hosts"])
-    # An environment below /tmp is shown there, and nothing beside it.
+    # git's default author is there; an environment below /tmp is shown there, too.
+    assert ".config" in seen["tmp"]
+    seen["tmp"].remove(".config")
     below_tmp = [Path(sys.prefix).parts[2]] if Path(sys.prefix).is_relative_to("/tmp") else []
     assert seen == {"sys": [], "tmp": below_tmp, "root": False, "files": [], "first": 1, "interrupts": ""}
     assert "CLOUD_SECRET" not in variables

@@ -132,7 +132,8 @@ async def test_the_engine_applies_the_strictest_options_to_a_container(backend: 
     options = host["SecurityOpt"]
     assert options[0] == "no-new-privileges" and options[1].startswith('seccomp={"defaultAction":"SCMP_ACT_ERRNO"')
     assert "/sys" in host["MaskedPaths"] and "/proc/sys" in host["ReadonlyPaths"]
-    assert {limit["Name"] for limit in host["Ulimits"]} == {"nproc", "nofile", "core", "fsize", "memlock"}
+    limited = {"core", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc", "rtprio", "sigpending"}
+    assert {limit["Name"] for limit in host["Ulimits"]} == limited
     assert set(host["Tmpfs"]) == {"/tmp", "/workspace"}
     writable = [mount["Destination"] for mount in found["Mounts"] if mount["RW"]]
     assert writable == ["/run/executor/socket"]

@@ -106,9 +106,9 @@ def test_files_can_be_named_and_be_bytes(daemon: Daemon, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ("one.csv", "files is a list of local paths"),
+        ("one.csv", "files is of type str; write files="),
         (["/no/such/file"], "there is no file or directory '/no/such/file' here"),
-        ([b"bytes"], "bytes need a name"),
+        ([b"bytes"], "files is of type list and holds bytes; write files="),
         ({"../out": b""}, "'../out' is no path in the workspace"),
         ({"/etc/x": b""}, "'/etc/x' is no path in the workspace"),
         ({"": b""}, "'' is no path in the workspace"),

@@ -88,7 +88,7 @@ def test_a_recursion_without_end_is_short() -> None:
     [
         "import requests\nrequests.get('https://refused.example', timeout=5)",
         "import httpx\nhttpx.get('https://refused.example')",
-        "import urllib.request\nurllib.request.urlopen('https://refused.example')",
+        "import urllib.request\nurllib.request.build_opener().open('https://refused.example')",
     ],
 )
 def test_a_refused_host_costs_a_few_lines(call: str, monkeypatch: pytest.MonkeyPatch) -> None:

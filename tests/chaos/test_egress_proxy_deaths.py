@@ -192,7 +192,10 @@ def _proxies() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         try:
-            if any("egress_proxy" in word or "no_imports" in word for word in child.cmdline()) and "authority" not in child.cmdline():
+            if (
+                any("egress_proxy" in word or "no_imports" in word for word in child.cmdline())
+                and "authority" not in child.cmdline()
+            ):
                 found.append(child)
         except psutil.NoSuchProcess:
             continue

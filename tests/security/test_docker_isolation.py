@@ -143,7 +143,13 @@ def test_code_runs_as_a_user_of_its_own_and_never_as_root(seen: dict[str, Any]) 
 
 
 def test_code_writes_to_its_own_directories_only(seen: dict[str, Any]) -> None:
-    assert set(seen["writable"]) - {"/dev/mqueue"} == {"/dev/shm", "/tmp", "/tmp/.config", "/tmp/.config/git", "/workspace"}
+    assert set(seen["writable"]) - {"/dev/mqueue"} == {
+        "/dev/shm",
+        "/tmp",
+        "/tmp/.config",
+        "/tmp/.config/git",
+        "/workspace",
+    }
     assert seen["guest"] == []
 
 

@@ -62,7 +62,7 @@ def test_every_limit_of_the_table_is_used_at_both_ends() -> None:
         "OUTPUT_VALUE_BYTES_MAX",
         "OUTPUT_NODES_MAX",
         "OUTPUT_PIXELS_MAX",
-    }  # what a guest leaves out of a step
+    }  # the guest alone bounds a step's value
     everything -= {"DISPLAY_BYTES_MAX", "DISPLAY_TYPES_MAX"}  # executor_api.displays holds both ends to them
     assert _used("client/executor_client") >= everything - summed - checked_by_the_daemon
 

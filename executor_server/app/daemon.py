@@ -367,7 +367,8 @@ def _local(backend: Backend) -> LocalBackend | None:
 async def _preload(config: Config, backend: LocalBackend | None, pool: WarmPool, policies: PolicyStore) -> None:
     """Has the usual libraries imported for the first kind of sandboxes that the pool keeps, and makes those again.
 
-    Not at once: a daemon that lives for seconds, as a program's own may, would spend most of its time on it; and not where the pool keeps no sandboxes.
+    Not at once: a daemon that lives for seconds, as a program's own may, would spend most of its time on it. Not where
+    the pool keeps no sandboxes.
     """
     await asyncio.sleep(_PRELOAD_AFTER_S)
     kinds = [kind for kind in policies.current.warm_sandboxes(config.pool) if kind.size]

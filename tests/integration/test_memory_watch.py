@@ -15,7 +15,7 @@ from tests.contract.harness import MIB, Harness
 from tests.support.backends import make_backend, require
 from tests.support.forked_backend import ForkedBackend
 
-MEMORY_BYTES = 512 * MIB
+MEMORY_BYTES = 1024 * MIB
 # More than the memory when each is counted with all that it shares, and little of its own.
 CHILDREN = """
 import os, time, numpy, pandas
@@ -32,7 +32,7 @@ HOGS = f"""
 import os, time
 for _ in range(3):
     if os.fork() == 0:
-        held = b"x" * {200 * MIB}
+        held = b"x" * {400 * MIB}
         time.sleep(1000)
 time.sleep(1000)
 """

@@ -30,9 +30,9 @@ for _ in range(10):
 """
 HOGS = f"""
 import os, time
-for _ in range(3):
+for _ in range(6):
     if os.fork() == 0:
-        held = b"x" * {400 * MIB}
+        held = b"x" * {200 * MIB}
         time.sleep(1000)
 time.sleep(1000)
 """

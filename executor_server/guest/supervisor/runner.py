@@ -243,12 +243,12 @@ class Runner:
         return False
 
     def _lacks_memory(self) -> bool:
-        """True when the sandbox has more than its limit, also without the savepoints that can be dropped."""
+        """True when the sandbox has more than its limit, and no savepoint that can be dropped before the next look."""
         limit = self._config.memory_bytes
         exceeds = self._memory.exceeds(limit)
         for pid in self._memory.closed - self._child_processes.closed:
             self._end_closed(pid)
-        return exceeds and (not self._undo.make_room(limit) or self._memory.exceeds(limit))
+        return exceeds and not self._undo.make_room()
 
     def _end_closed(self, pid: int) -> None:
         """Ends a process that hides what it holds: no other limit of this sandbox would count it."""

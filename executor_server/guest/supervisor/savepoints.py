@@ -211,21 +211,18 @@ class Savepoints:
         of_kind = [taken for taken in self._kept if taken.entry.branch is is_branch]
         for taken in of_kind[: max(0, len(of_kind) - most)]:
             self._drop(taken)
-        self._make_room(int(self._config.memory_bytes * _MEMORY_PART), spared=0)
+        while self._kept and self._memory.exceeds(int(self._config.memory_bytes * _MEMORY_PART)):
+            self._drop(self._kept[0], _FREE_TIME_S)
 
-    def make_room(self, limit_bytes: int) -> int:
-        """Drops the oldest while the sandbox has more memory, and returns how many that were.
+    def make_room(self) -> int:
+        """Drops the oldest of a sandbox that has too much memory, and returns how many that were.
 
         Spares the newest: a program that takes all memory must leave a savepoint to go back to.
         """
-        return self._make_room(limit_bytes, spared=1)
-
-    def _make_room(self, limit_bytes: int, spared: int) -> int:
-        dropped = 0
-        while len(self._kept) > spared and self._memory.exceeds(limit_bytes):
-            self._drop(self._kept[0], _FREE_TIME_S)
-            dropped += 1
-        return dropped
+        if len(self._kept) < 2:
+            return 0
+        self._drop(self._kept[0], _FREE_TIME_S)
+        return 1
 
     # -- going back ----------------------------------------------------------------------------------------------
 

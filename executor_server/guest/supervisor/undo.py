@@ -88,9 +88,9 @@ class Undo:
         if self._savepoints is not None and now >= self._savepoints.successor_due:
             self._savepoints.on_successor_due()
 
-    def make_room(self, limit_bytes: int) -> bool:
+    def make_room(self) -> bool:
         """Drops old savepoints while the sandbox has more memory; false when there are none. The result says so."""
-        dropped = 0 if self._savepoints is None else self._savepoints.make_room(limit_bytes)
+        dropped = 0 if self._savepoints is None else self._savepoints.make_room()
         if dropped:
             self._results.notify(f"the oldest savepoints were dropped, since memory was short: {dropped}\n")
         return dropped > 0

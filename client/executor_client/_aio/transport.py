@@ -42,10 +42,6 @@ class AsyncTransport(TransportBase):
         transport._timer = self._timer
         return transport
 
-    @property
-    def channel(self) -> AsyncChannel:
-        return self._channel
-
     def check_caller(self) -> None:
         """Raises ConfigurationError where this transport cannot be used."""
         self._channel.check_caller()

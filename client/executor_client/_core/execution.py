@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_api.v1 import types_pb2
 from executor_client._core.assembler import Assembler, ToolRequest
 from executor_client._core.followed import Followed
 from executor_client._core.limits import TOOL_NAME_SHOWN_MAX
@@ -61,11 +60,9 @@ class Execution(Followed):
     def cancellation(self) -> pb.CancelExecutionRequest:
         return pb.CancelExecutionRequest(session_id=self.session_id, execution_id=self.execution_id)
 
-    def feed(
-        self, message: types_pb2.Event | pb.ExecuteResponse | pb.AttachExecutionResponse
-    ) -> ExecutionEvent | ToolRequest | None:
-        """Takes an event, or the message with one. Raises ProtocolError; an EventGap can be given to `interrupted`."""
-        fed = self.assembler.feed(message if isinstance(message, types_pb2.Event) else message.event)
+    def feed(self, message: pb.ExecuteResponse | pb.AttachExecutionResponse) -> ExecutionEvent | ToolRequest | None:
+        """Takes the message with an event. Raises ProtocolError; an EventGap can be given to `interrupted`."""
+        fed = self.assembler.feed(message.event)
         self._retries.heard()
         self.waits.over("trouble", "turn")
         if isinstance(fed, QueuedEvent) and fed.ahead:

@@ -25,7 +25,6 @@ class Channel(ChannelBase):
             else grpc.secure_channel(endpoint.address, credentials, options)
         )
         super().__init__(endpoint, self._channel)
-        self.channel = self._channel
 
     def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> EventStream:
         """Starts a stream of events. Its reader gets gRPC's errors, for `Followed` to decide on."""

@@ -43,10 +43,6 @@ class Transport(TransportBase):
         transport._timer = self._timer
         return transport
 
-    @property
-    def channel(self) -> Channel:
-        return self._channel
-
     def check_caller(self) -> None:
         """Raises ConfigurationError where this transport cannot be used."""
         self._channel.check_caller()

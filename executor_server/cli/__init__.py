@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 LATE_GROUPS = {
     "audit": "Verifies and shows the audit log.",
-    "egress": "Checks which connections sessions may make.",
+    "egress": "Checks connections of sessions.",
     "env": "Lists, shows and removes environments of packages.",
-    "fleet": "Makes the certificates of a fleet, and shows its nodes.",
-    "policy": "Checks policy files, explains what they refuse, and compares them.",
-    "ray": "Makes a fleet on Ray, shows it, and ends it.",
+    "fleet": "Creates the certificates of a fleet, and shows its nodes.",
+    "policy": "Checks, explains and compares policy files.",
+    "ray": "Starts, shows and stops a fleet on Ray.",
     "token": "Makes, lists and revokes the tokens of tenants.",
 }
 """Groups of commands that are imported when one of their commands runs: the module of each, and its help."""
@@ -102,7 +102,7 @@ main.add_command(images)
 )
 @click.option("--for-process", "owner_pid", type=int, hidden=True)
 def serve(owner_pid: int | None, **options: Any) -> None:
-    """Runs the daemon until SIGTERM or SIGINT; the first drains, a second hurries."""
+    """Runs the daemon until SIGTERM or SIGINT; the first signal drains, a second one stops at once."""
     config = load_config(**options)
     if config.fleet.role == "front":
         fail(EXIT_CONFIG, "The configuration is that of a front; run: executor-server front")
@@ -126,7 +126,7 @@ def serve(owner_pid: int | None, **options: Any) -> None:
 @main.command()
 @fronting
 def front(**options: Any) -> None:
-    """Runs the front of a fleet: it places sessions on the nodes that [fleet] names, and makes none itself."""
+    """Runs the front of a fleet, which places sessions on the nodes in [fleet]."""
     options["fleet"] = {"role": "front"}
     config = load_config(**options)
     # Imported here, as above.
@@ -147,7 +147,7 @@ def front(**options: Any) -> None:
 @main.command("check-host")
 @configured
 def check_host(**options: Any) -> None:
-    """Says of each backend that is configured what it can and can't isolate here, and how to mend it."""
+    """Reports what each configured backend can isolate on this host, and how to fix what it can't."""
     config = load_config(**options)
     from executor_server.app import daemon
 
@@ -173,7 +173,7 @@ def _report(backend: str, findings: Sequence[HostFinding]) -> bool:
 @main.command("print-config")
 @configured
 def print_config(**options: Any) -> None:
-    """Prints the configuration that is in effect, as TOML."""
+    """Prints the effective configuration as TOML."""
     click.echo(to_toml(load_config(**options)), nl=False)
 
 

@@ -14,7 +14,7 @@ import click
 from executor_server.cli.calling import asked, number_of, print_json, reached, time_of
 from executor_server.cli.shared import print_table, printable
 
-_TENANT = click.option("--tenant", default="", help="Of this tenant only.")
+_TENANT = click.option("--tenant", default="", help="Only of this tenant.")
 # Names of quotas, and of the fields of GetUsage that hold their use.
 _USED = {
     "sessions": "sessions",
@@ -29,7 +29,7 @@ _USED = {
 
 @click.group()
 def admin() -> None:
-    """Lists and ends sessions of all tenants, drains, reloads, and shows what is used."""
+    """Lists and ends sessions of all tenants, drains, reloads, and shows usage."""
 
 
 @admin.command("sessions")
@@ -67,7 +67,7 @@ def list_sessions(tenant: str, as_json: bool, **access: Any) -> None:
 @click.argument("session_id", metavar="SESSION")
 @reached
 def kill(session_id: str, as_json: bool, **access: Any) -> None:
-    """Ends a session of any tenant; returns when its sandbox is destroyed."""
+    """Ends a session of any tenant, and waits until its sandbox is destroyed."""
     answer = asked(access, lambda client: client.kill(session_id))
     if as_json:
         print_json(answer)
@@ -79,7 +79,7 @@ def kill(session_id: str, as_json: bool, **access: Any) -> None:
 @click.argument("session_id", metavar="SESSION")
 @reached
 def egress(session_id: str, as_json: bool, **access: Any) -> None:
-    """Shows what a session of any tenant may reach, what it has open, and what it was refused last."""
+    """Shows a session's allowed hosts, open connections and last refusals, for any tenant."""
     answer = asked(access, lambda client: client.network(session_id))
     if as_json:
         print_json(answer)
@@ -95,7 +95,7 @@ _NODE = click.argument("node", metavar="[NODE]", default="")
 @click.option("--move", is_flag=True, help="Move the node's idle sessions to others, with variables and files.")
 @reached
 def drain(node: str, move: bool, as_json: bool, **access: Any) -> None:
-    """Has the daemon take no new sessions; existing sessions go on. At the front of a fleet: the NODE."""
+    """Stops the daemon from accepting new sessions; existing sessions continue. Through a front: the NODE."""
     if move and not node:
         raise click.UsageError("--move needs the NODE whose sessions are to be moved")
     _drain(access, as_json=as_json, resume=False, node=node, move=move)
@@ -105,7 +105,7 @@ def drain(node: str, move: bool, as_json: bool, **access: Any) -> None:
 @_NODE
 @reached
 def resume(node: str, as_json: bool, **access: Any) -> None:
-    """Has a drained daemon take new sessions again; at the front of a fleet, the NODE."""
+    """Lets a drained daemon accept new sessions again. Through a front: the NODE."""
     _drain(access, as_json=as_json, resume=True, node=node, move=False)
 
 
@@ -127,7 +127,7 @@ def _drain(access: Mapping[str, Any], *, as_json: bool, resume: bool, node: str,
 @admin.command()
 @reached
 def reload(as_json: bool, **access: Any) -> None:
-    """Has the daemon read the policy file and the tokens again."""
+    """Reloads the policy file and the tokens."""
     answer = asked(access, lambda client: client.reload())
     if as_json:
         print_json(answer)
@@ -142,7 +142,7 @@ def reload(as_json: bool, **access: Any) -> None:
 @_TENANT
 @reached
 def usage(tenant: str, as_json: bool, **access: Any) -> None:
-    """Shows what tenants have and have used, and their quotas."""
+    """Shows the usage and the quotas of tenants."""
     answer = asked(access, lambda client: client.usage(tenant))
     if as_json:
         print_json(answer)

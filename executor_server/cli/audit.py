@@ -79,11 +79,11 @@ def _moment(_context: click.Context, _option: click.Parameter, value: str | None
     "expected",
     metavar="SEQ:HASH",
     callback=_position,
-    help="A record that is known to have been in the log, from an earlier `audit verify` or from elsewhere.",
+    help="A record known to be in the log, from an earlier `audit verify` or from elsewhere.",
 )
 @placed
 def verify_log(directory: Path | None, expected: Position | None, **options: Any) -> None:
-    """Finds whatever was changed, removed, added or moved in the log in DIRECTORY (default: the daemon's)."""
+    """Detects changed, removed, added or moved records in the log in DIRECTORY (default: the daemon's)."""
     place = directory or load_config(**options).audit_directory
     try:
         verdict = verify(place, expected)
@@ -135,13 +135,13 @@ class _Filter:
 
 @audit.command("show")
 @click.argument("directory", required=False, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--tenant", help="Of this tenant only.")
-@click.option("--session", help="Of this session only; the beginning of its id will do.")
+@click.option("--tenant", help="Only of this tenant.")
+@click.option("--session", help="Only of this session; the beginning of its id is enough.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice([kind.value for kind in AuditKind]), metavar="KIND")
 @click.option("--since", metavar="TIME", callback=_moment, help="2h, 7d, or 2026-01-31T12:00 (UTC).")
 @click.option("--until", metavar="TIME", callback=_moment, help="The same.")
-@click.option("--json", "as_json", is_flag=True, help="The records as they are, one a line.")
-@click.option("-n", "last", type=click.IntRange(1, 1_000_000), help="The last so many of them.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records themselves, one per line.")
+@click.option("-n", "last", type=click.IntRange(1, 1_000_000), help="Only the last N records.")
 @placed
 def show_log(
     directory: Path | None,
@@ -154,7 +154,7 @@ def show_log(
     last: int | None,
     **options: Any,
 ) -> None:
-    """Shows what is in the log in DIRECTORY (default: the daemon's). Whether it is true, `audit verify` says."""
+    """Shows the records of the log in DIRECTORY (default: the daemon's). `audit verify` checks them."""
     place = directory or load_config(**options).audit_directory
     wanted = _Filter(tenant, session, kinds, since, until)
     try:

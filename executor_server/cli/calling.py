@@ -34,19 +34,19 @@ def reached(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--token",
             envvar="EXECUTOR_TOKEN",
-            help="Of an admin; better in $EXECUTOR_TOKEN, which others can't see. Default: the state directory's, "
+            help="An admin's token; better in $EXECUTOR_TOKEN, which others can't see. Default: the state directory's, "
             "for a daemon of ours on this machine.",
         ),
-        click.option("--tls", is_flag=True, help="Use TLS; implied by those below."),
-        click.option("--tls-ca", type=_FILE, help="Whom to trust. Default: the public authorities."),
-        click.option("--tls-cert", type=_FILE, help="Our own certificate, and"),
-        click.option("--tls-key", type=_FILE, help="its key; a token may not be needed then."),
+        click.option("--tls", is_flag=True, help="Use TLS; implied by the --tls options below."),
+        click.option("--tls-ca", type=_FILE, help="CA file. Default: the system's CAs."),
+        click.option("--tls-cert", type=_FILE, help="Client certificate; can replace the token."),
+        click.option("--tls-key", type=_FILE, help="Key of the client certificate."),
         click.option(
             "--state-dir",
             type=click.Path(path_type=Path, file_okay=False),
             help="Default: $EXECUTOR_STATE_DIR, else ~/.local/state/remote-executor.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON."),
+        click.option("--json", "as_json", is_flag=True, help="Print the response as JSON."),
     )
     for option in reversed(options):
         command = option(command)

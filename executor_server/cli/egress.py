@@ -68,17 +68,17 @@ class Checked:
 
 @click.group()
 def egress() -> None:
-    """Checks which connections sessions may make."""
+    """Checks connections of sessions."""
 
 
 @egress.command()
 @click.argument("target", metavar="HOST:PORT")
-@click.option("--tenant", default="local", show_default=True, help="Whose session it would be.")
+@click.option("--tenant", default="local", show_default=True, help="The session's tenant.")
 @click.option("--policy", "file", type=click.Path(path_type=Path), help="Default: the configuration's.")
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @placed
 def check(target: str, tenant: str, file: Path | None, as_json: bool, **options: Any) -> None:
-    """Says whether a tenant's sessions may connect to HOST:PORT, by which rule, and to which addresses.
+    """Shows whether a tenant's sessions may connect to HOST:PORT, by which rule, and to which addresses.
 
     The name is resolved as [egress] of the configuration says, and each address is classified. Nothing is connected to.
     """

@@ -26,7 +26,7 @@ def env() -> None:
 @env.command("list")
 @reached
 def list_environments(as_json: bool, **access: Any) -> None:
-    """Lists the environments, the last used first, and what is being made."""
+    """Lists the environments, the last used first, and running builds."""
     answer = asked(access, lambda client: client.environments())
     if as_json:
         print_json(answer)
@@ -50,7 +50,7 @@ def list_environments(as_json: bool, **access: Any) -> None:
 @click.argument("environment_id", metavar="ID")
 @reached
 def show(environment_id: str, as_json: bool, **access: Any) -> None:
-    """Shows one environment: who uses it, and what is in it. With --json the lock has its hashes."""
+    """Shows the users and the packages of an environment; --json adds the hashes of its lock."""
     answer = asked(access, lambda client: client.environment(environment_id))
     if as_json:
         print_json(answer)
@@ -80,10 +80,10 @@ def show(environment_id: str, as_json: bool, **access: Any) -> None:
 
 
 @env.command()
-@click.option("--max-bytes", default="0", metavar="SIZE", help="Bytes that may be left, such as 2GB. Default: 0.")
+@click.option("--max-bytes", default="0", metavar="SIZE", help="Bytes to keep, such as 2GB. Default: 0.")
 @reached
 def gc(max_bytes: str, as_json: bool, **access: Any) -> None:
-    """Removes environments that no sandbox has, the least recently used first.
+    """Removes unused environments, the least recently used first.
 
     Packages whose environment could not be made may be tried again from then on.
     """

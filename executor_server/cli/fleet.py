@@ -31,20 +31,20 @@ _VALID_DAYS = click.option(
     type=click.IntRange(1, MAX_DAYS),
     default=DAYS,
     show_default=True,
-    help="Days for which the certificates are valid, at most until the authority's end.",
+    help="Validity of the certificates in days, at most until the CA expires.",
 )
 
 
 @click.group()
 def fleet() -> None:
-    """Makes the certificates of a fleet, and shows its nodes."""
+    """Creates the certificates of a fleet, and shows its nodes."""
 
 
 @fleet.command()
 @_DIRECTORY
 @_VALID_DAYS
 def init(directory: Path, days: int) -> None:
-    """Makes the authority of a fleet in DIR, and the certificate of its front; run again, renews the latter."""
+    """Creates the CA of a fleet in DIR, and the certificate of its front; a second run renews the latter."""
     try:
         issued = issue_front(directory, days)
         ends = authority_expire_time(directory)
@@ -59,7 +59,7 @@ def init(directory: Path, days: int) -> None:
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
 @_VALID_DAYS
 def add(directory: Path, nodes: tuple[str, ...], days: int) -> None:
-    """Makes the certificates of nodes; run again, renews them."""
+    """Creates the certificates of nodes; a second run renews them."""
     for node in nodes:
         try:
             _show(issue_node(directory, node, days))

@@ -22,10 +22,10 @@ def images() -> None:
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where downloads are kept for the next build. Default: $XDG_CACHE_HOME/remote-executor/images.",
+    help="Cache of downloads. Default: $XDG_CACHE_HOME/remote-executor/images.",
 )
 def build(names: tuple[str, ...], base: str, cache: Path | None) -> None:
-    """Builds base, data and browser, or those that are named, and tries each in a sandbox.
+    """Builds base, data and browser, or the named images, and tests each in a sandbox.
 
     Further names: daemon, the daemon itself; demo, an agent that tries it.
     """
@@ -41,7 +41,7 @@ def build(names: tuple[str, ...], base: str, cache: Path | None) -> None:
 
     known = (*SANDBOX_IMAGES, *DAEMON_IMAGES)
     if unknown := sorted(set(names) - set(known)):
-        raise click.UsageError(f"no such image: {', '.join(unknown)}; there are {', '.join(known)}")
+        raise click.UsageError(f"no image {', '.join(unknown)}; available: {', '.join(known)}")
     wanted = set(names or SANDBOX_IMAGES)
     place = (cache or _default_cache()).absolute()
     try:

@@ -40,14 +40,14 @@ _FILE = click.argument("file", required=False, type=click.Path(path_type=Path))
 
 @click.group()
 def policy() -> None:
-    """Checks policy files, explains what they refuse, and compares them."""
+    """Checks, explains and compares policy files."""
 
 
 @policy.command()
 @_FILE
 @configured
 def check(file: Path | None, **options: Any) -> None:
-    """Says everything that is wrong with a policy FILE (default: the configuration's).
+    """Lists all errors of a policy FILE (default: the configuration's).
 
     With --config, or $EXECUTOR_CONFIG, that includes what such a daemon could not serve.
     """
@@ -66,12 +66,12 @@ def check(file: Path | None, **options: Any) -> None:
 
 @policy.command("explain")
 @_FILE
-@click.option("--tenant", required=True, help="Who asks.")
-@click.option("--request", "request_", required=True, metavar="JSON|@FILE|-", help="What is asked for.")
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@click.option("--tenant", required=True, help="The tenant of the request.")
+@click.option("--request", "request_", required=True, metavar="JSON|@FILE|-", help="The request.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @configured
 def explain_(file: Path | None, tenant: str, request_: str, as_json: bool, **options: Any) -> None:
-    """Says whether a tenant would get what it asks for, and which lines of FILE say no.
+    """Shows whether a tenant's request would be granted, and which lines of FILE refuse it.
 
     \b
     The request is JSON with some of these keys:
@@ -104,9 +104,9 @@ def explain_(file: Path | None, tenant: str, request_: str, as_json: bool, **opt
 @policy.command()
 @click.argument("old", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diff(old: Path, new: Path, as_json: bool) -> None:
-    """Says what changes from policy OLD to NEW, and which changes loosen or tighten it."""
+    """Shows what changes from policy OLD to NEW, and whether each change loosens or tightens it."""
     changes = differences(parsed_policy(old), parsed_policy(new))
     if as_json:
         click.echo(json.dumps([asdict(change) for change in changes], indent=2))

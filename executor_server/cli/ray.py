@@ -1,4 +1,4 @@
-"""`executor-server ray`: a fleet on a cluster of Ray, or on one that is made on this machine. Needs the extra `ray`."""
+"""`executor-server ray`: a fleet on a Ray cluster, or on one started on this machine. Needs the extra `ray`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _labels(_context: click.Context, _option: click.Parameter, values: tuple[str
 
 @click.group()
 def ray() -> None:
-    """Makes a fleet on Ray, shows it, and ends it."""
+    """Starts, shows and stops a fleet on Ray."""
 
 
 @ray.command("up")
@@ -91,7 +91,7 @@ def start(
 @ray.command("status")
 @_ADDRESS
 @_STATE_DIR
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(address: str | None, state_dir: Path | None, as_json: bool) -> None:
     """Shows the front, and the daemon on each of Ray's nodes."""
     found = _done(lambda: status(_files(state_dir), address))

@@ -37,7 +37,7 @@ _LISTEN = click.option(
 _BACKEND = click.option(
     "--backend",
     type=click.Choice(get_args(BackendName)),
-    help="What makes the sandboxes; replaces server.backend, and no other runs beside it.",
+    help="Sandbox backend; overrides server.backend and other_backends.",
 )
 _STATE_DIR = click.option(
     "--state-dir",

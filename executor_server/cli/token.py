@@ -43,17 +43,15 @@ def token() -> None:
 
 
 @token.command()
-@click.option("--tenant", required=True, callback=_name, help="Whose sessions the token gives access to.")
-@click.option(
-    "--name", default=DEFAULT_NAME, callback=_name, help="What it is for; shown in lists and in the audit log."
-)
+@click.option("--tenant", required=True, callback=_name, help="The tenant of the token.")
+@click.option("--name", default=DEFAULT_NAME, callback=_name, help="Purpose; shown in lists and in the audit log.")
 @click.option(
     "--expires",
     metavar="TIME",
     callback=_lifetime,
-    help="For how long it holds: 90m, 12h, 30d, 8w. Default: until revoked.",
+    help="Validity: 90m, 12h, 30d, 8w. Default: until revoked.",
 )
-@click.option("--admin", is_flag=True, help="Whether it may make admin calls, which concern all tenants.")
+@click.option("--admin", is_flag=True, help="Allow admin calls, which concern all tenants.")
 @placed
 def new(tenant: str, name: str, expires: timedelta | None, admin: bool, **place: Any) -> None:
     """Makes a token and prints it, once."""
@@ -71,7 +69,7 @@ def new(tenant: str, name: str, expires: timedelta | None, admin: bool, **place:
 
 
 @token.command("list")
-@click.option("--tenant", callback=_name, help="Of this tenant only.")
+@click.option("--tenant", callback=_name, help="Only of this tenant.")
 @placed
 def list_tokens(tenant: str | None, **place: Any) -> None:
     """Lists the tokens, without their secrets."""

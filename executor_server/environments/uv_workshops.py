@@ -256,7 +256,7 @@ class _Run:
             raise ImageNotReady("the program that makes environments did not report its end", RETRY_S)
         if self.exit_code < 0:
             why = f"uv was ended by signal {-self.exit_code}, as the kernel does where memory is short"
-            raise ImageNotReady(f"the packages can't be had now: {why}; try again", RETRY_S)
+            raise ImageNotReady(f"could not install the packages: {why}; try again", RETRY_S)
         if self.exit_code and any(each.reason == reasons.NOT_ALLOWED for each in denials):
             raise ImageNotReady(
                 "the packages can't be had: the index, or its files, are on a host or port that is not allowed to be "
@@ -267,7 +267,7 @@ class _Run:
         if self.exit_code:
             explanation = self.listener.explanation or "uv ended without an explanation"
             if self.listener.may_pass:
-                raise ImageNotReady(f"the packages can't be had now: {explanation}", RETRY_S)
+                raise ImageNotReady(f"could not install the packages: {explanation}", RETRY_S)
             raise EnvironmentFailed(f"the packages can't be installed: {explanation}")
         return python
 

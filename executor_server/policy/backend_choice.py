@@ -55,10 +55,10 @@ class BackendChoice:
         image, backend = request.image, request.backend
         if image and image not in self._known_to(self._images):
             allowed = listed(self.images_of(profile), "none")
-            raise InvalidRequest(Reason.UNKNOWN_IMAGE, f"no such image; there are {allowed}", "image")
+            raise InvalidRequest(Reason.UNKNOWN_IMAGE, f"no image {image!r:.100}; available: {allowed}", "image")
         if image and backend in self.backends_of(profile) and image not in self._images[backend]:
             allowed = listed(self.images_of(profile, backend), "none")
-            text = f"the {backend} backend has no such image; there are {allowed}"
+            text = f"the {backend} backend has no image {image!r:.100}; available: {allowed}"
             raise InvalidRequest(Reason.UNKNOWN_IMAGE, text, "image")
 
     def violations(self, name: str, profile: Profile, request: RequestedSession) -> Iterator[Violation]:

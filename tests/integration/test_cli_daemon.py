@@ -85,7 +85,7 @@ def test_a_pool_of_what_no_session_could_get_is_a_wrong_configuration(tmp_path: 
     code, out, err = server("serve", "--config", str(config))
     assert (code, out) == (3, "")
     _, unknown, greedy = err.splitlines()
-    assert unknown == "  pool.warm.0: no such image; there are base (it is 'nope')"
+    assert unknown == "  pool.warm.0: no image 'nope'; available: base (it is 'nope')"
     assert greedy.startswith("  pool.warm.1: the policy refuses this: limits.memory_bytes")
 
 

@@ -103,7 +103,7 @@ def test_run_refuses_in_one_line(environment: dict[str, str], tmp_path: Path) ->
     missing = str(tmp_path / "missing.py")
     refusals = {
         ("run", missing): "cannot be read",
-        ("run", "--image", "nonsense", "-"): "no such image; there are base",
+        ("run", "--image", "nonsense", "-"): "no image 'nonsense'; available: base",
         ("run", "--timeout", "1e9", "-"): "the policy refuses this",
         ("--token", "x" * 43, "ps"): "token",
         ("--address", f"unix:{tmp_path}/none", "ps"): "no daemon answers at unix:",

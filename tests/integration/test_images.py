@@ -103,7 +103,7 @@ def test_every_package_is_pinned_by_its_hash() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonsense"], "no such image: nonsense"),
+        (["nonsense"], "no image nonsense; available: "),
         (["base", "--base", "localhost:1/no/such"], "localhost:1/no/such is no base"),
     ],
 )

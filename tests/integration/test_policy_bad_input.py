@@ -208,8 +208,8 @@ def test_a_storm_of_signals_costs_no_call(served: Served) -> None:
         ({"limits": {"operations": 0}}, InvalidRequest, "limits.operations must be a finite number above 0"),
         ({"authorized_imports": ["a"] * 10**6}, InvalidRequest, "authorized_imports has more than 256 patterns"),
         ({"authorized_imports": ["a" * 10**6]}, InvalidRequest, "authorized_imports[0] must be"),
-        ({"image": "nope"}, InvalidRequest, "no such image; there are base"),
-        ({"image": "../../etc"}, InvalidRequest, "no such image; there are base"),
+        ({"image": "nope"}, InvalidRequest, "no image 'nope'; available: base"),
+        ({"image": "../../etc"}, InvalidRequest, "no image '../../etc'; available: base"),
     ],
 )
 def test_a_request_that_means_nothing_or_too_much_is_refused(

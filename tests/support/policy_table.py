@@ -171,7 +171,7 @@ CASES = [
         {"image": "web"},
         (("image", "NOT_ALLOWED", "web", "base, data", "sandbox.images"),),
     ),
-    Case("an image of nobody", "research", {"image": "nothing"}, invalid="there are base, data"),
+    Case("an image of nobody", "research", {"image": "nothing"}, invalid="available: base, data"),
     Case("the daemon's backend", "research", {"backend": "{backend}"}),
     Case(
         "a backend that the daemon has not",

@@ -160,7 +160,7 @@ def _why_not_trusted(place: _Place, tls: TlsConfig, error: ssl.SSLCertVerificati
     if error.verify_code == _NOT_YET_VALID:
         return "its certificate is not valid yet; compare the clocks of both machines"
     if tls.ca is None:
-        return f"its certificate is of no authority that this client trusts; name the authority: {_USE_CA}"
+        return f"its certificate is not signed by a CA that this client trusts; name the CA: {_USE_CA}"
     return f"its certificate is not of the authority in {tls.ca}; give the file of the right one: {_USE_CA}"
 
 

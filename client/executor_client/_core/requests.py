@@ -184,7 +184,7 @@ def evaluate(session: SessionInfo, expression: str, timeout_s: float | None, *, 
     try:
         ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise InvalidRequest(f"this is no expression: {error}") from error
+        raise InvalidRequest(f"not an expression: {error}") from error
     if busy:
         # It would wait until that execution has ended.
         raise EvaluationError("the session is running an execution: only an idle one can evaluate an expression")
@@ -225,7 +225,7 @@ def pack_variables(variables: Mapping[str, object]) -> dict[str, bytes]:
     packed = {}
     for name, value in variables.items():
         if not str(name).isidentifier():
-            raise InvalidRequest(f"{name!r} is no name for a variable")
+            raise InvalidRequest(f"{name!r} is not a valid variable name")
         try:
             packed[name] = pack(value)
         except EncodeError as error:

@@ -90,10 +90,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=importlib.metadata.version("remote-executor"))
     parser.add_argument("--address", help="the daemon: host:port or unix:PATH (default: this user's own)")
     parser.add_argument("--token", help="the daemon's token (better: EXECUTOR_TOKEN, which others cannot see)")
-    parser.add_argument("--tls", action="store_true", help="use TLS; implied by those below")
-    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="whom to trust (default: the public authorities)")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="our own certificate, and")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key; a token may not be needed then")
+    parser.add_argument("--tls", action="store_true", help="use TLS; implied by the --tls options below")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="CA file (default: the system's CAs)")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="client certificate; can replace the token")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="key of the client certificate")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
     _add_run(commands)
@@ -103,8 +103,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_cp(commands)
     _add_rm(commands)
     _add_rename(commands)
-    add_json(make_command(commands, "policy", "tell what may be asked for"))
-    completion = make_command(commands, "completion", "print what makes a shell complete commands and options")
+    add_json(make_command(commands, "policy", "show what the policy allows"))
+    completion = make_command(commands, "completion", "print the completion script of a shell")
     completion.epilog = 'bash, zsh:  eval "$(executor completion)"'
     _add_env(commands)
     _add_mcp(commands)
@@ -112,10 +112,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_run(commands: Any) -> None:
-    run = make_command(commands, "run", "run a program; its output comes as it is printed", _RUN_EXAMPLES)
+    run = make_command(commands, "run", "run a program; output is shown as it is printed", _RUN_EXAMPLES)
     rest = argparse.REMAINDER
     run.add_argument("-c", dest="code", metavar="CODE", nargs=rest, help="the program itself, instead of a file")
-    run.add_argument("program", metavar="FILE", nargs=rest, help="a Python file or a notebook, - for standard input")
+    run.add_argument("program", metavar="FILE", nargs=rest, help="a Python file or a notebook; - for standard input")
     run.add_argument(
         "--put",
         type=Path,
@@ -129,7 +129,7 @@ def _add_run(commands: Any) -> None:
         "--get-artifacts",
         type=Path,
         metavar="DIR",
-        help="save the files here that the program made or changed, over others of the same names",
+        help="save the files that the program created or changed here; overwrites",
     )
     add_output_options(run)
     _add_session_options(run)
@@ -156,21 +156,21 @@ def _add_cp(commands: Any) -> None:
 def _add_rm(commands: Any) -> None:
     rm = make_command(commands, "rm", "end sessions, with their variables and files", _RM_EXAMPLES)
     rm.add_argument("sessions", metavar="SESSION", nargs="*", help=SESSION_HELP)
-    rm.add_argument("--all", action="store_true", help="all sessions that are yours")
+    rm.add_argument("--all", action="store_true", help="all your sessions")
 
 
 def _add_rename(commands: Any) -> None:
-    rename = make_command(commands, "rename", "give a session a name, or another one")
+    rename = make_command(commands, "rename", "name or rename a session")
     rename.add_argument("session", metavar="SESSION", help=SESSION_HELP)
-    rename.add_argument("name", metavar="NAME", help="unique among your sessions; '' takes its name away")
+    rename.add_argument("name", metavar="NAME", help="unique among your sessions; '' removes the name")
 
 
 def _add_env(commands: Any) -> None:
-    env = make_command(commands, "env", "have environments of packages made", _ENV_EXAMPLES)
+    env = make_command(commands, "env", "build package environments ahead of time", _ENV_EXAMPLES)
     actions = env.add_subparsers(metavar="ACTION", parser_class=Parser, required=True)
     build = actions.add_parser(
         "build",
-        help="have an environment made, and wait for it",
+        help="build an environment and wait for it",
         description="Have an environment made, and wait for it.",
         epilog=_ENV_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -180,8 +180,8 @@ def _add_env(commands: Any) -> None:
         "files", metavar="FILE", nargs="*", help="requirements.txt, pylock.toml, a script, or - for stdin"
     )
     add_packages(build)
-    build.add_argument("--image", help="the image that it is for (default: the policy's)")
-    build.add_argument("--backend", help="the backend that it is for (default: the policy's first)")
+    build.add_argument("--image", help="the image to build for (default: the policy's)")
+    build.add_argument("--backend", help="the backend to build for (default: the policy's first)")
 
 
 def _add_mcp(commands: Any) -> None:
@@ -200,7 +200,7 @@ def _add_mcp(commands: Any) -> None:
         type=positive,
         default=4,
         metavar="N",
-        help="how many sessions the host may have at a time (default: %(default)s)",
+        help="sessions that the host may have at a time (default: %(default)s)",
     )
 
 
@@ -212,7 +212,7 @@ def _add_session_options(parser: argparse.ArgumentParser) -> None:
     add_node_labels(parser)
     add_limits(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="the same as --limit wall_time_s=S")
-    parser.add_argument("--name", help="the new session's name; it stays at the end")
-    parser.add_argument("--session", metavar="SESSION", help="go on in this session, which stays: " + SESSION_HELP)
-    parser.add_argument("--state", type=Path, metavar="FILE", help="begin with the variables and files saved there")
+    parser.add_argument("--name", help="name of the new session, which is kept")
+    parser.add_argument("--session", metavar="SESSION", help="continue in this session, which is kept: " + SESSION_HELP)
+    parser.add_argument("--state", type=Path, metavar="FILE", help="start with the variables and files saved there")
     parser.add_argument("--save-state", type=Path, metavar="FILE", help="save variables and files there at the end")

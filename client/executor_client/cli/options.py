@@ -45,11 +45,11 @@ def make_command(commands: Any, name: str, summary: str, examples: str = "") -> 
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--save-images", type=Path, metavar="DIR", help="keep displayed images and figures here")
+    parser.add_argument("--save-images", type=Path, metavar="DIR", help="save displayed images and figures here")
     parser.add_argument(
         "--raw",
         action="store_true",
-        help="pass control characters of the program on, also where a terminal may act on them",
+        help="print control characters unfiltered",
     )
 
 
@@ -67,7 +67,7 @@ def add_imports(parser: argparse.ArgumentParser, *more_names: str, default: tupl
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="as JSON, with all that is known")
+    parser.add_argument("--json", action="store_true", help="as JSON, with every field")
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def add_packages(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PACKAGE",
-        help="a package to have, such as polars or 'polars>=1'; can be repeated",
+        help="a package to install, such as polars or 'polars>=1'; can be repeated",
     )
 
 
@@ -100,7 +100,7 @@ def add_node_labels(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a label that the node of a fleet must have, such as zone=a; can be repeated",
+        help="a label that the fleet's node must have, such as zone=a; can be repeated",
     )
 
 

@@ -24,7 +24,7 @@ _SHELL_EXAMPLES = """\
 examples:
   executor shell                            in a sandbox of its own, which ends with the shell
   executor shell --name analysis            in one that stays, under this name
-  executor shell analysis                   in a session there is
+  executor shell analysis                   in an existing session
 Ctrl-] leaves the shell running; `executor attach SESSION` comes back to it. Every other key is the shell's.
 """
 
@@ -67,7 +67,7 @@ def add_commands(commands: Any) -> None:
 def _add_shell(commands: Any) -> None:
     shell = make_command(commands, "shell", "a terminal in a session", _SHELL_EXAMPLES)
     shell.add_argument("session", metavar="SESSION", nargs="?", help=f"{SESSION_HELP} (default: a new session)")
-    shell.add_argument("--name", help="the new session's name; it stays when the shell ends")
+    shell.add_argument("--name", help="name of the new session, which is kept")
     shell.add_argument("--shell", metavar="PATH", help="the program (default: bash, else sh)")
     _add_surroundings(shell)
     _add_detach_keys(shell)
@@ -80,51 +80,49 @@ def _add_shell(commands: Any) -> None:
 
 
 def _add_exec(commands: Any) -> None:
-    summary = "run a command, or Python code, in a session there is"
+    summary = "run a command, or Python code, in an existing session"
     execute = make_command(commands, "exec", summary, _EXEC_EXAMPLES)
     execute.takes_argv = True
     execute.usage = "%(prog)s [OPTIONS] SESSION (-- COMMAND [ARG...] | CODE)"
     execute.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     execute.add_argument("code", metavar="CODE", nargs="?", help="Python, - for standard input")
-    execute.add_argument("--timeout", type=float, metavar="S", help="seconds that it may take")
+    execute.add_argument("--timeout", type=float, metavar="S", help="time limit in seconds")
     execute.add_argument("-t", "--tty", action="store_true", help="give the command a terminal: this one")
     execute.add_argument("-d", "--detach", action="store_true", help="start the command, print its id and leave it")
-    execute.add_argument("-n", "--no-stdin", action="store_true", help="leave standard input to others")
+    execute.add_argument("-n", "--no-stdin", action="store_true", help="do not read standard input")
     _add_surroundings(execute)
     _add_detach_keys(execute)
     add_output_options(execute)
 
 
 def _add_attach(commands: Any) -> None:
-    attach = make_command(commands, "attach", "come back to a process of a session", _ATTACH_EXAMPLES)
+    attach = make_command(commands, "attach", "reattach to a process of a session", _ATTACH_EXAMPLES)
     attach.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     attach.add_argument("process", metavar="PROCESS", nargs="?", help="its id, or the beginning of its id")
     _add_detach_keys(attach)
-    attach.add_argument(
-        "--raw", action="store_true", help="pass control characters of a process without a terminal on, too"
-    )
+    attach.add_argument("--raw", action="store_true", help="print control characters unfiltered")
 
 
 def _add_port_forward(commands: Any) -> None:
-    summary = "lead ports of this machine to ports of a session, until Ctrl-C"
+    summary = "forward local ports to ports of a session, until Ctrl-C"
     forward = make_command(commands, "port-forward", summary, _FORWARD_EXAMPLES)
     forward.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     forward.add_argument(
-        "ports", metavar="[[HOST:]PORT:]PORT", nargs="+", type=parse_forward, help="this machine's, and the session's"
+        "ports", metavar="[[HOST:]PORT:]PORT", nargs="+", type=parse_forward, help="the local port, and the session's"
     )
 
 
 def _add_ps(commands: Any) -> None:
-    ps = make_command(commands, "ps", "list the sessions that are yours, or the processes of one")
+    ps = make_command(commands, "ps", "list your sessions, or the processes of one")
     ps.add_argument("session", metavar="SESSION", nargs="?", help=f"list its processes: {SESSION_HELP}")
     ps.add_argument("--wide", action="store_true", help="all columns")
-    ps.add_argument("--full", action="store_true", help="all columns, whole ids, and nothing cut")
+    ps.add_argument("--full", action="store_true", help="all columns, whole ids, nothing truncated")
     add_json(ps)
     ps.add_argument("-q", "--quiet", action="store_true", help="whole ids only, one a line")
 
 
 def _add_surroundings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cwd", default="", metavar="DIR", help="where it begins (default: the workspace)")
+    parser.add_argument("--cwd", default="", metavar="DIR", help="working directory (default: the workspace)")
     parser.add_argument(
         "--env",
         dest="variables",
@@ -142,7 +140,7 @@ def _add_detach_keys(parser: argparse.ArgumentParser) -> None:
         type=_keys,
         default=parse_keys(DETACH_KEYS),
         metavar="KEYS",
-        help=f"the keys that leave a terminal, such as ctrl-p,ctrl-q, or none (default: {DETACH_KEYS})",
+        help=f"the keys that detach from a terminal, such as ctrl-p,ctrl-q, or none (default: {DETACH_KEYS})",
     )
 
 

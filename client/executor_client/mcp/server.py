@@ -98,7 +98,7 @@ async def run_python(
     session: SessionName = DEFAULT_NAME,
     timeout_s: Annotated[
         float | None,
-        Field(gt=0, allow_inf_nan=False, description="seconds that it may take; the policy's if not given"),
+        Field(gt=0, allow_inf_nan=False, description="time limit in seconds; the policy's if not given"),
     ] = None,
 ) -> CallToolResult:
     """Run Python code in a sandbox.

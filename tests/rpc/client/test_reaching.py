@@ -199,7 +199,7 @@ def test_an_authority_that_is_not_trusted(fails: Fails, authority: Authority, tm
     with tls_daemon(authority, tmp_path) as daemon:
         public = fails(daemon.address, tls=True)
         wrong = fails(daemon.address, tls=TlsConfig(other.cert))
-    assert "its certificate is of no authority that this client trusts" in public
+    assert "its certificate is not signed by a CA that this client trusts" in public
     assert f"its certificate is not of the authority in {other.cert}" in wrong
     assert "tls=TlsConfig(ca=FILE), or --tls-ca FILE" in public and "--tls-ca FILE" in wrong
 

@@ -118,8 +118,8 @@ def test_a_host_with_a_secret_passes_over_backends_that_set_no_headers() -> None
 @pytest.mark.parametrize(
     ("image", "backend", "message"),
     [
-        ("nowhere", "", "no such image; there are base, data, gpu"),
-        ("gpu", "docker", "the docker backend has no such image; there are base, data"),
+        ("nowhere", "", "no image 'nowhere'; available: base, data, gpu"),
+        ("gpu", "docker", "the docker backend has no image 'gpu'; available: base, data"),
     ],
 )
 def test_an_image_that_none_of_those_in_question_has_is_unknown(image: str, backend: str, message: str) -> None:

@@ -35,5 +35,5 @@ async def report_fork_server(found: Findings, resources: Resources, users: tuple
         remedy = "It needs Linux 5.12, user namespaces, and a /proc that nothing covers."
         found.add(_SUBJECT, False, f"No nursery can be made ({problem}): {_WITHOUT}.", remedy, required=False)
     else:
-        detail = "A nursery can be made: sandboxes are forked, except where the policy says otherwise."
+        detail = "Fork server available; the policy can turn it off."
         found.add(_SUBJECT, True, detail)

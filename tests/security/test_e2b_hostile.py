@@ -6,6 +6,7 @@ same that it makes in a machine of the cloud.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import shutil
 import tempfile
@@ -69,6 +70,14 @@ ours = [line for pid in os.listdir("/proc") if pid.isdigit() and pid not in ("1"
     for line in [open(f"/proc/{{pid}}/cmdline").read()] if "relay" in line or "envd" in line]
 (ports, sockets, ours, os.access("/opt/executor", os.W_OK))
 """
+LISTEN = f"""
+import socket, time
+servers = [socket.create_server(("127.0.0.1", port)) for port in ({ENVD}, {INTERPRETER})]
+for server in servers:
+    socket.create_connection(server.getsockname()).close()
+print("reached", flush=True)
+time.sleep(1e6)
+"""
 FILL_DISK = """
 import errno, itertools, os, shutil
 refused = {}
@@ -122,8 +131,15 @@ async def test_a_program_finds_the_key_nowhere(harness: Harness) -> None:
     assert run.output == (True, [], []), run.ended
 
 
-async def test_neither_the_cloud_s_agent_nor_the_relay_can_be_reached(harness: Harness) -> None:
-    run = await harness.run(await harness.session(), REACH)
+async def test_neither_the_cloud_s_agent_nor_the_relay_can_be_reached(harness: Harness, cloud: Double) -> None:
+    """Its ports are taken in the machine, where the cloud has its agent: a sandbox in the machine's network finds them."""
+    session = await harness.session()
+    (sandbox,) = (each for each in cloud.sandboxes.values() if each.state == "running")
+    asked = {"cmd": "python3", "args": ["-c", LISTEN], "envs": {}, "stdin": False, "user": "root"}
+    _, output = await sandbox.machine.start_command(**asked)
+    first = await output.events.get()
+    assert first is not None and base64.b64decode(first.get("stdout", "")) == b"reached\n", first
+    run = await harness.run(session, REACH)
     assert run.output == (["ECONNREFUSED", "ECONNREFUSED"], [], [], False), run.ended
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from executor_server.core.errors import InvalidRequest
 from executor_server.core.model import ShippedTool, ToolSource, ToolSpec
+from executor_server.guest.supervisor import run as guest_run
 from executor_server.sessions import Session
 from tests.contract.harness import MIB, Harness
 from tests.contract.marks import instead
 from tests.contract.promises import BY_ID, PROMISES, Keeping
-from tests.support.in_memory import guest
 from tests.support.polling import eventually_async
 
 # The promises that it does not keep need an operating system, a kernel with limits, or a wall.
@@ -66,7 +66,7 @@ async def test_a_thread_that_ignores_the_interrupt_is_timed_out_and_left_behind(
     """It is in a function of a library, which returns when the test says so."""
     over = threading.Event()
     monkeypatch.setattr(hashlib, "pbkdf2_hmac", lambda *_: over.wait())
-    monkeypatch.setattr(guest, "GRACE_S", 0.05)
+    monkeypatch.setattr(guest_run, "GRACE_S", 0.05)
     session = await harness.session()
     await harness.run(session, "kept = 1")
     try:

@@ -318,11 +318,13 @@ class FakeDaemon(services.ExecutorServiceServicer):
 
 
 @contextmanager
-def serve(directory: Path, credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeDaemon]:
-    """Runs a fake daemon on a Unix socket in the directory; with credentials, on a port of this machine."""
+def serve(
+    directory: Path, credentials: grpc.ServerCredentials | None = None, address: str = ""
+) -> Iterator[FakeDaemon]:
+    """Runs a fake daemon at an address, else on a Unix socket in the directory; with credentials, on a port."""
     daemon = FakeDaemon()
     if credentials is None:
-        daemon.address = f"unix:{directory / 'd.sock'}"
+        daemon.address = address or f"unix:{directory / 'd.sock'}"
     with ThreadPoolExecutor(8) as threads:
         server = start(daemon, threads, credentials)
         try:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -152,33 +151,42 @@ def killed_in_the_first_call(listener: socket.socket) -> Iterator[None]:
     thread.join()
 
 
-@pytest.mark.parametrize("timeouts", [{}, {"connect_timeout_s": 0.01}])
+def ask(address: str, **options: Any) -> None:
+    with ExecutorClient(address, token="t", **options) as client:
+        client.get_policy()
+
+
+def ask_on_a_loop(address: str, **options: Any) -> None:
+    async def asynchronous() -> None:
+        async with AsyncExecutorClient(address, token="t", **options) as client:
+            await client.get_policy()
+
+    asyncio.run(asynchronous())
+
+
+@pytest.mark.parametrize("timeouts", [{}, {"connect_timeout_s": 0.01}], ids=["default", "impatient"])
+@pytest.mark.parametrize("asks", [ask, ask_on_a_loop], ids=["sync", "asyncio"])
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET], ids=["socket", "port"])
 def test_a_daemon_killed_in_the_first_call_is_waited_for_as_in_later_ones(
-    tmp_path: Path, timeouts: dict[str, float]
+    tmp_path: Path, timeouts: dict[str, float], asks: Callable[..., None], family: socket.AddressFamily
 ) -> None:
-    path, began = tmp_path / "d.sock", threading.Event()
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    with (
-        ExecutorClient(f"unix:{path}", token="t", on_wait=lambda _: began.set(), **timeouts) as client,  # type: ignore[arg-type]
-        ThreadPoolExecutor(1) as threads,
-    ):
+    path, port, began = tmp_path / "d.sock", free_port(), threading.Event()
+    listener = socket.socket(family)
+    if family is socket.AF_UNIX:
+        listener.bind(str(path))
+        address = f"unix:{path}"
+    else:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        address = f"127.0.0.1:{port}"
+    with ThreadPoolExecutor(1) as threads:
         with killed_in_the_first_call(listener):
-            asking = threads.submit(client.get_policy)
+            asking = threads.submit(asks, address, on_wait=lambda _: began.set(), **timeouts)
             assert began.wait(10)
-        path.unlink()
-        with serve(tmp_path) as daemon:
+        path.unlink(missing_ok=True)
+        with serve(tmp_path, address=address) as daemon:
             daemon.token = None
             asking.result(10)
-
-
-def test_the_same_at_a_port(fails: Fails) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    began = time.monotonic()
-    with killed_in_the_first_call(listener):
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert "nothing listens there" in fails(address, connect_timeout_s=0.01, reconnect_timeout_s=1)
-    assert time.monotonic() - began > 0.5
 
 
 # -- a process of another protocol listens

@@ -283,7 +283,7 @@ class Front:
         def back(session_id: str, problem: str) -> None:
             self.world.send(connection, self.process, lambda: answer(session_id, problem))
 
-        self.world.send(connection, daemon.process, lambda: daemon.create(tenant, request_id, back))
+        self.world.send(connection, daemon.process, lambda: daemon.create(tenant, request_id, back), is_call=True)
         if silent is not None:
             self.world.after(CALL_TIME_S, self.process, silent)
         return True

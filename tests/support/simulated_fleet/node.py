@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from executor_server.fleet.ids import epoch_of, new_session_id
+from executor_server.fleet.ids import epoch_of
 from executor_server.fleet.messages import (
     FrontHello,
     NodeBackend,
@@ -238,7 +238,7 @@ class Daemon:
         answers = self.creating.pop(request, None)
         if answers is None or epoch != self.lease.epoch:
             return
-        session_id = new_session_id(self.machine.name, epoch)
+        session_id = self.world.new_session_id(self.machine.name, epoch)
         self.machine.sandboxes[session_id] = Sandbox(session_id, *request)
         self.world.check_sessions(request[0])
         for answer in answers:

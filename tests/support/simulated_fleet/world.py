@@ -79,6 +79,10 @@ class World:
         self._events: list[tuple[float, int, Process | None, Action]] = []
         self._numbers = itertools.count()
 
+    def new_session_id(self, node: str, epoch: int) -> str:
+        """Returns an id that is the same in each run, because the order of ids is that of some messages."""
+        return f"{node}-{epoch:08x}{next(self._numbers):024x}"
+
     # -- time ------------------------------------------------------------------------------------------------------
 
     def after(self, delay_s: float, process: Process | None, action: Action) -> None:
@@ -109,9 +113,14 @@ class World:
 
     # -- network ---------------------------------------------------------------------------------------------------
 
-    def send(self, connection: Connection, receiver: Process, deliver: Action) -> None:
-        """Sends a message, which may be lost, delayed and repeated."""
-        copies = 1 + (self.draws.random() < self.network.repetition)
+    def send(self, connection: Connection, receiver: Process, deliver: Action, *, is_call: bool = False) -> None:
+        """Sends a message, which may be lost, delayed and repeated. A call arrives once at most, as gRPC's do.
+
+        Otherwise a node that has refused a creation would get it again, and make a session that the front does not
+        count.
+        """
+        is_repeated = self.draws.random() < self.network.repetition
+        copies = 2 if is_repeated and not is_call else 1
         for _ in range(copies):
             if connection.node in self.network.cut or self.draws.random() < self.network.loss:
                 continue

@@ -251,3 +251,35 @@ def test_no_trouble_lets_two_nodes_serve_a_session_or_a_lost_one_come_back(part:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )
     run_state_machine_as_test(Fleet, settings=limits)
+
+
+def test_a_creation_that_a_node_has_refused_does_not_come_to_it_again() -> None:
+    """A node refused a creation for want of a lease, and made it when a copy of the call came: a fifth session of b.
+
+    The real front calls over gRPC, which delivers a call once; and it withdraws one that may still be on its way.
+    """
+    fleet = Fleet()
+    try:
+        fleet.begin(seed=934, node_rates=[0.97, 1.0, 0.97, 1.1], front_rate=0.97)
+        fleet.stop_or_continue_daemon(pick=0, wait_s=0.02)
+        fleet.replace_machine(pick=1)
+        fleet.replace_machine(pick=3)
+        fleet.change_network(delay_s=0.6, loss=0, repetition=0)
+        fleet.kill_daemon(pick=1, wait_s=0.3)
+        fleet.replace_machine(pick=2)
+        fleet.create(tenant="a", wait_s=15.0)
+        fleet.stop_or_continue_daemon(pick=2, wait_s=0.02)
+        fleet.change_network(delay_s=2.0, loss=0, repetition=0)
+        fleet.kill_daemon(pick=1, wait_s=4.5)
+        fleet.replace_machine(pick=0)
+        fleet.stop_or_continue_daemon(pick=2, wait_s=0.02)
+        fleet.replace_machine(pick=1)
+        fleet.stop_or_continue_daemon(pick=1, wait_s=0.02)
+        fleet.create(tenant="b", wait_s=3.2)
+        fleet.replace_machine(pick=3)
+        fleet.create(tenant="a", wait_s=0.02)
+        fleet.change_network(delay_s=0.6, loss=0, repetition=0.2)
+        for tenant, wait_s in (("b", 0.02), ("b", 0.3), ("b", 0.02), ("a", 4.5)):
+            fleet.create(tenant=tenant, wait_s=wait_s)
+    finally:
+        fleet.teardown()

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 LogFormat = Literal["auto", "console", "json"]
 
@@ -67,8 +67,20 @@ def _rendering(log_format: LogFormat) -> list[Processor]:
         console = structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
-        return [console]
+        return [structlog.processors.format_exc_info, _escaped, console]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
+
+
+def _escaped(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    # A terminal obeys the control characters of a text that a client chose. Only tracebacks have lines.
+    return {
+        key: "".join(
+            each if each.isprintable() or (each, key) == ("\n", "exception") else ascii(each)[1:-1] for each in value
+        )
+        if isinstance(value, str)
+        else value
+        for key, value in event.items()
+    }
 
 
 def _to_json(event: Any, default: Callable[[Any], Any] | None = None) -> str:

@@ -322,7 +322,7 @@ def load(path: Path | None = None, overrides: Mapping[str, Mapping[str, object]]
         found = sections.setdefault(section, {})
         if isinstance(found, dict):  # else `validated` reports it
             found.update(keys)
-    return validated(Config, sections)
+    return validated(Config, sections, None if path is None else path.absolute().parent)
 
 
 def to_toml(config: Config) -> str:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -49,9 +50,12 @@ class Problem:
         return f"{dotted(self.path)}: {self.text}" if self.path else self.text
 
 
-def validated(model: type[Model], tables: Mapping[str, Any]) -> Model:
-    """Returns the settings in these tables. Raises ConfigError with every problem."""
-    settings, problems = examined(model, tables)
+def validated(model: type[Model], tables: Mapping[str, Any], directory: Path | None = None) -> Model:
+    """Returns the settings in these tables. Raises ConfigError with every problem.
+
+    Relative paths begin at `directory`, that of the file; without one they are refused.
+    """
+    settings, problems = examined(model, tables, directory)
     if settings is None:
         raise config_error(problems)
     return settings
@@ -63,7 +67,9 @@ def config_error(problems: Sequence[Problem]) -> ConfigError:
     return ConfigError([*listed, f"and {left:,} more"] if left else listed)
 
 
-def examined(model: type[Model], tables: Mapping[str, Any]) -> tuple[Model | None, list[Problem]]:
+def examined(
+    model: type[Model], tables: Mapping[str, Any], directory: Path | None = None
+) -> tuple[Model | None, list[Problem]]:
     """Returns the settings in these tables, or every problem.
 
     pydantic compares values that could contradict each other only when each is right by itself. So wrong values are
@@ -73,7 +79,7 @@ def examined(model: type[Model], tables: Mapping[str, Any]) -> tuple[Model | Non
     removed: set[KeyPath] = set()
     for _ in range(_MAX_ROUNDS):
         try:
-            settings = model.model_validate(tables)
+            settings = model.model_validate(tables, context=directory)
         except ValidationError as error:
             found = [_problem(model, details) for details in error.errors()]
         else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from executor_api.sizes import bytes_of
 from executor_server.core import PATTERN_FORM, is_pattern
@@ -94,6 +95,15 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=365 * DAY_S, allow_inf_na
 Name = Annotated[str, AfterValidator(Form(NAME_FORM, is_name))]
 ImportPattern = Annotated[str, AfterValidator(Form(PATTERN_FORM, is_pattern))]
 ImageName = Annotated[str, AfterValidator(Form(IMAGE_NAME_FORM, lambda text: _IMAGE_NAME.fullmatch(text) is not None))]
+
+
+def _from_file(path: Path, info: ValidationInfo) -> Path:
+    found = Path(info.context or "", os.path.expanduser(path))  # noqa: PTH111 (leaves the name of no user as it is)
+    if not found.is_absolute():
+        raise ValueError("must be an absolute path: no file says where a relative one begins")
+    return found
+
+
 AbsolutePath = Annotated[
-    Path, AfterValidator(Form("an absolute path", lambda path: path.is_absolute() and "\0" not in str(path)))
+    Path, AfterValidator(Form("a path", lambda path: "\0" not in str(path))), AfterValidator(_from_file)
 ]

@@ -59,7 +59,7 @@ def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
         [pool]
         size = "many"
         [policy]
-        file = "here"
+        file = 3
         watch_interval_s = inf
         [log]
         level = "loud"
@@ -85,7 +85,7 @@ def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
     [
         ('[server]\ntls_cert = "/c.pem"', "server: tls_cert and tls_key must be given together"),
         ('[server]\ntls_client_ca = "/c.pem"', "server: tls_client_ca needs tls_cert and tls_key"),
-        ('[server]\nstate_dir = "here"', "server.state_dir: must be an absolute path (it is 'here')"),
+        ('[server]\nstate_dir = "a\\u0000b"', "server.state_dir: must be a path"),
         ("[sessions]\norphan_time_s = 20.0", "sessions: orphan_time_s must be at least 3 times ping_interval_s"),
         ("[local]\nimages = {}", "local.images: "),
         ('[local.images]\n"../x" = "/usr/bin/python3"', 'local.images."../x": must be 1 to 64'),
@@ -122,3 +122,19 @@ def test_what_is_printed_reads_back_as_the_same(tmp_path: Path) -> None:
     printed = to_toml(config)
     assert load(write(tmp_path, printed)) == config
     assert tomllib.loads(printed)["sessions"]["drain_s"] == 30.0
+
+
+def test_relative_paths_begin_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "etc/executor.toml"
+    file.parent.mkdir()
+    file.write_text('policy.file = "policy.toml"\naudit.directory = "~/audit"\n[local.images]\nown = "../envs/own"\n')
+    config = load(Path("etc/executor.toml"))
+    assert config.policy.file == tmp_path / "etc/policy.toml"
+    assert config.audit.directory == Path.home() / "audit"
+    assert config.local.images["own"].python == tmp_path / "etc/../envs/own"
+
+
+def test_without_a_file_a_relative_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"server\.state_dir: must be an absolute path.*'here'"):
+        load(None, {"server": {"state_dir": "here"}})

@@ -14,7 +14,7 @@ _SECRET_NAME = re.compile(r"\$\{([A-Za-z0-9][A-Za-z0-9._-]{0,63})\}")
 class NetworkSecret:
     """A header that the egress proxy sets in requests to one host. The value names secrets, and holds none."""
 
-    host: str  # as in NetworkRules.allowed, without a port
+    host: str  # as in NetworkRules.allowed; without a port it stands for all but 80
     header: str
     value: str  # "Bearer ${github-bot}"
     methods: tuple[str, ...] = ()  # empty: every method

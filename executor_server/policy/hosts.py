@@ -69,6 +69,14 @@ def meetings(some: tuple[str, ...], others: tuple[str, ...]) -> Iterator[tuple[H
             yield one, other, host
 
 
+def reaches(secret_hosts: tuple[str, ...], granted: tuple[str, ...]) -> Iterator[tuple[str, HostPattern]]:
+    """Yields the hosts of secrets, each with the granted hosts that it covers, by port: without a port, on all."""
+    for one, other, host in meetings(secret_hosts, granted):
+        for port in other.ports:
+            if one.port in (None, port):
+                yield one.text, replace(host, port=port)
+
+
 def _common_host(one: HostPattern, other: HostPattern) -> HostPattern | None:
     return one if is_within(one, other) else other if is_within(other, one) else None
 

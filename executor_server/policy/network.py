@@ -15,6 +15,7 @@ from executor_server.policy.hosts import (
     is_denied_host,
     meetings,
     pattern_of,
+    reaches,
     undenied,
 )
 from executor_server.policy.profile import Profile
@@ -73,7 +74,7 @@ def _hosts(profile: Profile, asked: Iterable[str]) -> tuple[str, ...]:
 
 
 def _secrets_for(hosts: tuple[str, ...], secrets: tuple[NetworkSecret, ...]) -> tuple[NetworkSecret, ...]:
-    reached = {secret.text for secret, _, _ in meetings(tuple(secret.host for secret in secrets), hosts)}
+    reached = {text for text, _ in reaches(tuple(secret.host for secret in secrets), hosts)}
     return tuple(secret for secret in secrets if secret.host in reached)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -14,7 +13,7 @@ from pydantic_core import InitErrorDetails
 from executor_server.config import GIB, MIB, Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
 from executor_server.core import secret_names
 from executor_server.guest.egress.rules import FRAMING_HEADERS
-from executor_server.policy.hosts import is_denied_host, meetings, pattern_of, undenied
+from executor_server.policy.hosts import is_denied_host, pattern_of, reaches, undenied
 
 MAX_HOSTS = 256
 MAX_SECRETS = 64
@@ -35,13 +34,6 @@ _VALUE = re.compile(r"[!-~]+(?: +[!-~]+)*")
 def host_of(text: str) -> str:
     """Returns the canonical form of a pattern of hosts. Raises ValueError with a clause."""
     return pattern_of(text).text
-
-
-def _host_of_secret(text: str) -> str:
-    host = host_of(text)
-    if pattern_of(text).port is not None:
-        raise ValueError("has a port")
-    return host
 
 
 def _is_method(text: str) -> bool:
@@ -85,7 +77,6 @@ def _path_of(text: str) -> str:
 _HOST_FORM = ReadForm(
     'a host by name ("api.example.com", "*.example.com"), with a port where it is not 443 or 80', host_of
 )
-_SECRET_HOST_FORM = ReadForm('a host without a port ("api.example.com", "*.example.com")', _host_of_secret)
 _METHOD_FORM = Form('a method in capitals, such as "GET"', _is_method)
 _HEADER_FORM = ReadForm('the name of a header that requests may have, such as "Authorization"', _header_of)
 _VALUE_FORM = ReadForm('text with the name of a secret of `egress.secrets`: "Bearer ${github-bot}"', _value_of)
@@ -103,8 +94,8 @@ class NetworkSecretTable(Section):
     of what the sandbox has sent. It terminates TLS to that host. A request whose method or path is not covered goes
     out without the header."""
 
-    host: Annotated[str, AfterValidator(_SECRET_HOST_FORM)]
-    """The host, which `default` or `allowed` must cover."""
+    host: Annotated[str, AfterValidator(_HOST_FORM)]
+    """The host, which `default` or `allowed` must cover. Without a port, each port that they cover, but 80."""
     methods: Methods = ()
     """Methods of the requests. Empty: all."""
     paths: Paths = ()
@@ -160,8 +151,7 @@ class NetworkTable(Section):
         seen: set[tuple[object, ...]] = set()
         for index, secret in enumerate(self.secrets):
             path = ("secrets", index, "host")
-            found = meetings((secret.host,), granted)
-            reached = [replace(host, port=port) for _, each, host in found for port in each.ports]
+            reached = [host for _, host in reaches((secret.host,), granted)]
             if not reached:
                 text = "is covered neither by network.default nor by network.allowed"
                 yield contradiction(path, text, secret.host, also=[("default",), ("allowed",)])

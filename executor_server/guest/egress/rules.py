@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 from . import reasons
-from .names import WEB_PORTS, BadName, HostPattern, Target
+from .names import BadName, HostPattern, Target
 
 MAX_PATTERNS = 4096  # in one list
 MAX_SECRETS = 256
@@ -56,7 +56,7 @@ FRAMING_HEADERS = frozenset(
 class SecretRule:
     """A header that the proxy sets in requests to a host. The value names secrets, and holds none."""
 
-    host: HostPattern  # without a port
+    host: HostPattern  # without a port: all but 80
     header: str
     value: str
     methods: Tuple[str, ...] = ()  # empty: every method
@@ -67,8 +67,6 @@ class SecretRule:
         """Raises ValueError."""
         _check_keys("a secret", values, {field.name for field in fields(cls)})
         host = _pattern("a secret's host", values.get("host"))
-        if host.port is not None:
-            raise ValueError(f"a secret's host must have no port: {host.text}")
         header = _text("a secret's header", values.get("header"), _TOKEN, MAX_HEADER_CHARACTERS)
         if header.lower() in FRAMING_HEADERS:
             raise ValueError(f"a secret's header must not be one that frames or routes a request: {header}")
@@ -152,8 +150,8 @@ class Rules:
         # Port 80 is spoken to without TLS, where a secret must not go.
         if target.port == 80:
             return ()
-        on_web = Target(target.host, WEB_PORTS[0])
-        return tuple(secret for secret in self.secrets if secret.host.covers(on_web))
+        hosts = ((secret, secret.host) for secret in self.secrets if secret.host.port in (None, target.port))
+        return tuple(secret for secret, host in hosts if host.covers(Target(target.host, host.ports[0])))
 
     def _refusal(self, target: Target) -> str:
         """A sentence that says the nearest things which are allowed, ports of the same host before all."""

@@ -15,7 +15,7 @@ from executor_server.core.model import Principal, SessionSpec
 from executor_server.policy.check import policy_for, unserved
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, parse_policy
-from executor_server.policy.network import covered_by_both, narrowed
+from executor_server.policy.network import covered_by_both, narrowed, network_rules
 from executor_server.policy.requests import MAX_REQUESTED_HOSTS, RequestedSession
 
 ALICE = Principal("local", "token")
@@ -172,9 +172,9 @@ def secret_problems(*secrets: dict[str, Any], **network: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("host", "api.example.com:443", "has a port"),
-        ("host", "*", "it must be a host without a port"),
-        ("host", "https://api.example.com", "it must be a host without a port"),
+        ("host", "api.example.com:0", "has a port of 0"),
+        ("host", "*", "it must be a host by name"),
+        ("host", "https://api.example.com", "it must be a host by name"),
         ("methods", ["get"], 'must be a method in capitals, such as "GET"'),
         ("methods", ["CONNECT"], "must be a method in capitals"),
         ("methods", ["GET POST"], "must be a method in capitals"),
@@ -240,6 +240,27 @@ def test_a_secret_s_rule_is_whole(key: str) -> None:
 def test_a_secret_for_a_host_that_can_t_be_reached_is_a_mistake(network: dict[str, Any], said: str) -> None:
     (problem,) = secret_problems(SECRET, **network)
     assert problem.startswith("secrets.0.host: ") and said in problem
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "said"),
+    [
+        ("api.example.com:8443", ["api.example.com"], "is covered neither by"),
+        ("api.example.com:80", ["api.example.com"], "is covered on port 80 only"),
+    ],
+)
+def test_a_secret_for_a_port_needs_that_port(host: str, allowed: list[str], said: str) -> None:
+    (problem,) = secret_problems({**SECRET, "host": host}, allowed=allowed)
+    assert problem.startswith("secrets.0.host: ") and said in problem
+
+
+def test_a_session_has_the_secrets_of_the_ports_that_it_was_granted() -> None:
+    secret = {**SECRET, "host": "api.example.com:8443"}
+    table = {"default": ["api.example.com:443"], "allowed": ["*.example.com:8443"], "secrets": [secret]}
+    profile = validated(PolicyFile, {"profiles": {"a": {"network": table}}}).profiles["a"]
+    assert network_rules(profile, []).secrets == ()
+    (granted,) = network_rules(profile, ["api.example.com:8443"]).secrets
+    assert granted.host == "api.example.com:8443"
 
 
 def test_two_rules_for_the_same_requests_are_a_mistake() -> None:

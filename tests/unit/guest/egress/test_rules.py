@@ -98,6 +98,21 @@ def test_a_listed_address_is_allowed_as_such_and_no_other() -> None:
         assert decision.reason == reasons.ADDRESS_LITERAL
 
 
+def test_a_secret_with_a_port_goes_to_that_port_alone() -> None:
+    secrets = [{**SECRET, "host": host} for host in ("x.org:8443", "*.x.org:443", "x.org:80", "x.org")]
+    rules = Rules.read({"allowed": ["x.org", "x.org:8443", "*.x.org", "*.x.org:8443"], "secrets": secrets})
+    eight, below, _, every = rules.secrets
+    for target, found in (
+        ("x.org:8443", (eight, every)),
+        ("x.org:443", (every,)),
+        ("a.x.org:443", (below,)),
+        ("a.x.org:8443", ()),
+        ("x.org:80", ()),
+    ):
+        decision = rules.decide(parse_authority(target))
+        assert isinstance(decision, Allowed) and decision.secrets == found, target
+
+
 def test_a_secret_goes_to_its_host_and_never_where_there_is_no_tls() -> None:
     rules = Rules.read(
         {"allowed": ["api.github.com", "pypi.org", "*.x.org"], "secrets": [SECRET, {**SECRET, "host": "*.x.org"}]}
@@ -167,7 +182,7 @@ def test_fields_that_are_missing_have_the_figures_of_the_daemon() -> None:
         ({"audit": []}, "audit must be one of connections, denials"),
         ({"secrets": [1]}, "a secret must be an object"),
         ({"secrets": [{}]}, "a secret's host must be text"),
-        ({"secrets": [{**SECRET, "host": "a.org:443"}]}, "a secret's host must have no port"),
+        ({"secrets": [{**SECRET, "host": "a.org:0"}]}, "has a port of 0"),
         ({"secrets": [{**SECRET, "host": "*"}]}, "covers every host"),
         ({"secrets": [{**SECRET, "header": "A B"}]}, "a secret's header must be"),
         ({"secrets": [{**SECRET, "header": "Host"}]}, "frames or routes"),

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "images/README.md"]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "images/README")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
 # Directories that a page leaves out of the path of a file, as its section names the package.
 ABOVE = [
     "",

@@ -178,9 +178,8 @@ format: $(STAMP)  ## Format the sources and sort their imports
 	@$(BIN)/ruff format .
 
 .PHONY: lint
-lint: $(STAMP)  ## Lint the sources, and the words that they use (tools/words.py lists them)
+lint: $(STAMP)  ## Lint the sources
 	@$(BIN)/ruff check .
-	@$(BIN)/python tools/words.py
 
 .PHONY: types
 types: $(STAMP)  ## Check types
@@ -205,13 +204,12 @@ check-unasync: $(STAMP)
 	@$(BIN)/python tools/unasync.py --check
 
 .PHONY: docs
-docs: $(STAMP)  ## Write what the pages of docs/ list, from what they describe, and draw their pictures
+docs: $(STAMP)  ## Write the parts of docs/ that are generated
 	@$(BIN)/python tools/settings_docs.py
 	@$(BIN)/python tools/client_docs.py
 	@$(BIN)/python tools/metrics_docs.py
 	@$(BIN)/python tools/features_docs.py
 	@$(BIN)/python tools/backends_docs.py
-	@$(BIN)/python tools/pictures.py
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The wire

@@ -1,4 +1,4 @@
-"""Writes or checks the pages and pictures of docs/ that are made, wholly or between two marks, from their sources."""
+"""Writes or checks the pages of docs/ that are made, wholly or between two marks, from their sources."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ async def test_a_probe_needs_no_token_and_sees_the_daemon_going(edge: Edge) -> N
     assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
     await edge.server.announce_end()
     assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    assert await refused(health.Watch(request)) == DENIED  # words-ok: the health service's method
+    assert await refused(health.Watch(request)) == DENIED
 
 
 async def test_reflection_lists_the_services_to_those_who_have_the_token(edge: Edge) -> None:

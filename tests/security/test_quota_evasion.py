@@ -138,7 +138,6 @@ def test_streams_that_stay_open_are_as_many_as_the_quota_of_calls(
 ) -> None:
     """A tenant without a profile too: its token holds, so it could fill the daemon with health watches."""
     tenant = tenant_named(name)
-    # words-ok: Watch is a method of the gRPC health service.
     watch = health_pb2_grpc.HealthStub(tenant.channel).Watch
     streams = [watch(health_pb2.HealthCheckRequest(), metadata=tenant.metadata) for _ in range(STREAMS)]
     open_ones = [stream for stream in streams if code_of(partial(next, stream)) == "OK"]

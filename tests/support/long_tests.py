@@ -156,7 +156,6 @@ LONG = (
     Long(_RESTARTS, "test_sandbox_that_ended", _LOCAL_TOO, _DOCKER),
     Long(_RESTARTS, "test_second_daemon", _LOCAL_TOO, _DOCKER),
     Long("tests/chaos/test_process_kills.py", "test_", "tests/chaos/test_process_restarts.py, on both", _OTHERS),
-    Long("tests/unit/test_words.py", "test_what_is_configured", "`make lint` runs the same over the same files"),
     Long(
         "tests/integration/fleet_ray/test_local_cluster.py",
         "test_a_node_that_fails",

@@ -148,7 +148,7 @@ class _ViewFile:
         self._position = max(0, base + offset)
         return self._position
 
-    def tell(self) -> int:  # words-ok: a method of files
+    def tell(self) -> int:
         return self._position
 
 

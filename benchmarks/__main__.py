@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.bench import running_bench
+from benchmarks.bench import Effort, running_bench
 from benchmarks.measuring import Row, measure
 from benchmarks.page import write_section
 from benchmarks.rows import MEASUREMENTS
@@ -20,10 +20,11 @@ _APART = ("flood", "egress", "packages", "fleet-", "docker-flood")
 
 @click.command()
 @click.option("--only", type=click.Choice(list(MEASUREMENTS)), multiple=True, help="Measure this alone; repeatable.")
+@click.option("--all", "with_all", is_flag=True, help="Hold 1,000 live sessions in the row `live`, not 600.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all samples there.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as docs/performance.md has it.")
 @click.option("--write", is_flag=True, help="Write it there, of all rows but those that have sections of their own.")
-def main(only: tuple[str, ...], json_path: Path | None, as_markdown: bool, write: bool) -> None:
+def main(only: tuple[str, ...], with_all: bool, json_path: Path | None, as_markdown: bool, write: bool) -> None:
     """Measures the executor beside its references.
 
     A row that can't be measured is named below the table with the reason. Fails when a row failed.
@@ -33,7 +34,7 @@ def main(only: tuple[str, ...], json_path: Path | None, as_markdown: bool, write
     load = os.getloadavg()[0]
     rows: list[Row] = []
     try:
-        with running_bench() as bench:
+        with running_bench(Effort(sessions=1_000) if with_all else Effort()) as bench:
             for name in MEASUREMENTS:
                 if name in only or (not only and not (write and name.startswith(_APART))):
                     print(f"measuring: {name}", file=sys.stderr, flush=True)

@@ -62,10 +62,11 @@ class Served:
 
 @dataclass(frozen=True)
 class Effort:
-    """The part that is taken of the usual number of samples, and of the usual size of the programs that are run."""
+    """Parts taken of the usual number of samples and of the usual size of programs, and the sessions of a crowd."""
 
     samples: float = 1.0
     programs: float = 1.0
+    sessions: int = 600
 
 
 class Bench:

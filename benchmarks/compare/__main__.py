@@ -22,7 +22,7 @@ QUICK = ("execute", "tool", "session", "lines", "array", "mixed", "memory")
 """Rows of the quick comparison: about a minute and a quarter with both sides."""
 
 _LEFT_OUT = ("local", "flood", "egress", "packages", "fleet", "docker-executor", "docker-burst", "docker-flood")
-_SLOW = ("journal", "recovery", "docker-recovery", "docker-preload", "idle-300")
+_SLOW = ("journal", "recovery", "docker-recovery", "docker-preload", "live")
 USUAL = tuple(name for name in MEASUREMENTS if not name.startswith(_LEFT_OUT) and name not in _SLOW)
 """Rows of the full one: ours alone, and those that say something in a few samples. `--only` takes any."""
 

@@ -35,7 +35,7 @@ MEASUREMENTS: dict[str, str] = {
     "throughput": "sessions:throughput",
     "memory": "memory:idle",
     "crowd": "memory:crowd",
-    "idle-300": "crowds:beside_idle",
+    "live": "crowds:live",
     "local": "local_agent:local_executor",
     "local-programs": "local_agent:programs",
     "journal": "journals:journals",

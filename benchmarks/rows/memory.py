@@ -67,7 +67,7 @@ def _grown_mib(
         with served.cold_session(*imports, less_memory_bytes=less_bytes) as session:
             assert session.execute(program).output is not None
         time.sleep(_FIRST_S)
-    before_bytes = _all_bytes(served)
+    before_bytes = all_bytes(served)
     with ExitStack() as stack:
         for _ in range(count):
             session = stack.enter_context(served.cold_session(*imports, less_memory_bytes=less_bytes))
@@ -75,11 +75,11 @@ def _grown_mib(
         grown: list[float] = []
         for wait_s in waits_s:
             time.sleep(wait_s)
-            grown.append((_all_bytes(served) - before_bytes) / MIB)
+            grown.append((all_bytes(served) - before_bytes) / MIB)
         return grown
 
 
-def _all_bytes(served: Served) -> int:
+def all_bytes(served: Served) -> int:
     daemon = psutil.Process(served.daemon.pid)
     return pss_bytes([daemon, *daemon.children(recursive=True)])
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from benchmarks import __main__ as command_line
 from benchmarks import measuring, rows
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, Effort
 from benchmarks.figures import (
     AtLeast,
     AtMost,
@@ -68,11 +68,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """The command line over rows that are made up, without a daemon."""
     monkeypatch.setattr(measuring, "measurement", _MADE_UP.__getitem__)
     monkeypatch.setattr(command_line, "MEASUREMENTS", _MADE_UP)
-    _use(monkeypatch, lambda: nullcontext(_NoBench()))
+    _use(monkeypatch, lambda _effort: nullcontext(_NoBench()))
     return lambda *arguments: CliRunner().invoke(command_line.main, arguments)
 
 
-def _use(monkeypatch: pytest.MonkeyPatch, bench: Callable[[], AbstractContextManager[object]]) -> None:
+def _use(monkeypatch: pytest.MonkeyPatch, bench: Callable[[Effort], AbstractContextManager[object]]) -> None:
     monkeypatch.setattr(command_line, "running_bench", bench)
 
 
@@ -101,7 +101,7 @@ def test_figures_are_printed_when_a_daemon_does_not_stop_as_it_should(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def breaks_at_the_end() -> Iterator[_NoBench]:
+    def breaks_at_the_end(_effort: Effort) -> Iterator[_NoBench]:
         yield _NoBench()
         raise RuntimeError("the daemon ended with exit code -9")
 

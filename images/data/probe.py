@@ -12,6 +12,8 @@ import matplotlib.pyplot as plt
 import networkx
 import openpyxl
 import pandas as pd
+import plotly.express
+import polars
 import pyarrow.parquet
 import pypdf
 import requests
@@ -34,6 +36,9 @@ for write, read in ((table.to_parquet, pd.read_parquet), (table.to_excel, pd.rea
     assert read(file).equals(table)
 assert table.to_markdown(index=False).startswith("| region")
 assert pd.read_html(io.StringIO(table.to_html(index=False)))[0].equals(table)
+sums = polars.from_pandas(table).group_by("region").agg(polars.col("units").sum()).sort("region")
+assert sums.to_pandas()["units"].to_list() == [10.5, 13.5]
+assert "Plotly" in plotly.express.bar(sums, x="region", y="units").to_html()
 assert pd.Timestamp("2025-07-01", tz="Europe/Zurich").utcoffset().total_seconds() == 7200
 
 model = sklearn.linear_model.LinearRegression().fit([[1.0], [2.0]], [2.0, 4.0])

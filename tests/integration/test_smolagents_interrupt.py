@@ -15,7 +15,7 @@ from smolagents.utils import AgentError
 
 from executor_client import ExecutorClient
 from executor_client.smolagents import RemoteExecutor
-from tests.support.agents import agent_on, scripted
+from tests.support.agents import agent_on, scripted, takes_executor
 from tests.support.daemon import Daemon
 
 SOON_S = 15.0
@@ -54,7 +54,7 @@ def signalling(begun: threading.Event) -> Any:
 CODE = "import time\nkept = 7\nbegin()\ntime.sleep(600)"
 
 
-@pytest.mark.parametrize("kind", ["ours", "given"])
+@pytest.mark.parametrize("kind", ["ours", pytest.param("given", marks=takes_executor)])
 def test_an_interrupt_ends_the_running_step_and_keeps_the_variables(daemon: Daemon, kind: str) -> None:
     begun = threading.Event()
     tools = [signalling(begun)]

@@ -250,7 +250,8 @@ def _make_foreign(reader: Reader, children: list[Any], number: int) -> object:
     try:
         return reader.foreign(reader.take_buffer(number))
     except Exception as error:  # runs code of the value's author: its exception is the reason that is reported
-        raise DecodeError(f"a foreign value cannot be made: {type_name_of(type(error))}: {error}") from error
+        advice = ". Use an image that has it, or send what is in the value" if isinstance(error, ImportError) else ""
+        raise DecodeError(f"a foreign value cannot be made: {type_name_of(type(error))}: {error}{advice}") from error
 
 
 LOWER = {

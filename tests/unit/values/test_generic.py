@@ -216,6 +216,12 @@ def test_a_foreign_value_that_cannot_be_made_is_a_decode_error_that_says_why() -
     with pytest.raises(DecodeError, match=r"cannot be made: .*UnpicklingError"):
         decode(packed, foreign=pickle.loads)
 
+    def absent(packed: memoryview) -> object:
+        raise ModuleNotFoundError("No module named 'polars'")
+
+    with pytest.raises(DecodeError, match=r"No module named 'polars'\. Use an image that has it"):
+        decode(packed, foreign=absent)
+
 
 def test_a_fallback_without_an_answer_leaves_the_generic_form() -> None:
     assert decode(encode(Color.RED, fallback=lambda value: None)).name == "RED"

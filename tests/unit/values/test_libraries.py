@@ -12,6 +12,8 @@ from types import ModuleType
 import dateutil.tz  # type: ignore[import-untyped]  # comes with pandas, without types
 import numpy as np
 import pandas as pd
+import polars
+import pyarrow
 import pytest
 from PIL import Image
 
@@ -275,6 +277,33 @@ def test_without_the_libraries_their_values_arrive_opaque_and_the_rest_as_it_was
     done = subprocess.run([sys.executable, "-c", program], input=packed, capture_output=True, timeout=60, check=True)
     names = ["numpy.ndarray", "numpy.generic", "pandas.DataFrame", "PIL.Image.Image", "numpy.ndarray"]
     assert done.stdout.decode().strip() == repr(names)
+
+
+def test_a_table_goes_to_a_python_without_arrow_and_polars_and_comes_back() -> None:
+    """A sandbox's image and its client's environment seldom have the same libraries."""
+    table = pd.DataFrame(
+        {
+            "text": pd.array(["a", None], "string[pyarrow]"),
+            "usual": ["x", None],
+            "label": pd.Series(pd.array(["u", "v"], "string[pyarrow]")).astype("category"),
+            "number": pd.array([1, None], "int64[pyarrow]"),
+        },
+        index=pd.Index(["p", "q"], dtype="string[pyarrow]"),
+    )
+    packed = encode([table, pyarrow.table({"a": [1]}), polars.DataFrame({"a": [1]})])
+    program = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['pyarrow', 'polars']))\n"
+        "from executor_api.values import decode, encode\n"
+        "value = decode(sys.stdin.buffer.read())\n"
+        "assert not value[0].empty and value[0].dtypes['text'].storage == 'python', repr(value)\n"
+        "sys.stdout.buffer.write(encode(value))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=packed, capture_output=True, timeout=60, check=True)
+    received, *others = decode(done.stdout)
+    assert received.astype(object).fillna("-").equals(table.astype(object).fillna("-"))
+    assert received["text"].dtype == "string" and list(received["label"].cat.categories) == ["u", "v"]
+    assert [other.type_name for other in others] == ["pyarrow.lib.Table", "polars.dataframe.frame.DataFrame"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,7 @@ from executor_client.results import SessionInfo
 
 _PIECE_BYTES = 256 * 1024
 _PORT_MAX = 65_535
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class AsyncPortForward:
@@ -118,7 +120,7 @@ class AsyncSessionPorts:
     async def connected_socket(self, port: int) -> tuple[socket.socket, asyncio.Task[None]]:
         """Connects to a port of the sandbox; returns a local socket, and the task that passes on what goes over it."""
         call = await _opened(self._transport, self._session_id, _checked(port))
-        ours, theirs = socket.socketpair()
+        ours, theirs = _connected_pair()
         reader, writer = await asyncio.open_connection(sock=ours)
         passing = asyncio.create_task(_pass_on(self._transport, call, reader, writer))
         self._passing.add(passing)
@@ -129,6 +131,25 @@ class AsyncSessionPorts:
         self._passing.discard(task)
         if not task.cancelled():
             task.exception()  # the reader of the connection sees its end
+
+
+def _connected_pair() -> tuple[socket.socket, socket.socket]:
+    """Returns both ends of a connection over the loopback: unlike one of socketpair(), an end can reset the other."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, peer = listener.accept()
+        while peer != theirs.getsockname():  # another process has found the listener
+            ours.close()
+            ours, peer = listener.accept()
+    theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return ours, theirs
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Resets a local connection: its reader must not take what it got for all that there was."""
+    with contextlib.suppress(OSError):  # it is closed already
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    writer.transport.abort()
 
 
 def _checked(port: int) -> int:
@@ -148,7 +169,7 @@ async def pass_on(
     try:
         call = await _opened(transport, session_id, port)
     except BaseException:
-        writer.transport.abort()
+        _reset(writer)
         raise
     await _pass_on(transport, call, reader, writer)
 
@@ -194,8 +215,8 @@ async def _pass_on(
                     await writer.drain()
                 elif writer.can_write_eof():
                     writer.write_eof()
-    except (ConnectionError, ExecutorClientError, asyncio.CancelledError):
-        writer.transport.abort()  # the other side sees that it was cut off
+    except BaseException:
+        _reset(writer)
         raise
     finally:
         opened.call.cancel()

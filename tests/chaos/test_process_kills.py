@@ -96,12 +96,17 @@ def test_a_forwarded_connection_ends_with_the_daemon_and_the_listener_finds_the_
         for _ in session.processes.start(["python3", "-u", "-c", ECHO]):
             break  # it listens
         with session.ports.forward(9000) as forward:
-            with socket.create_connection(forward.address, WAIT_S) as connection:
-                connection.sendall(b"first")
-                assert connection.recv(5) == b"first"
+            with (
+                socket.create_connection(forward.address, WAIT_S) as forwarded,
+                session.ports.connect(9000) as connected,
+            ):
+                for connection in (forwarded, connected):
+                    connection.sendall(b"first")
+                    assert connection.recv(5) == b"first"
                 daemon.kill()
-                with contextlib.suppress(ConnectionError):
-                    assert connection.recv(1) == b""
+                for connection in (forwarded, connected):
+                    with pytest.raises(ConnectionResetError):
+                        connection.recv(1)
             daemon = restart_on_each()
 
             def served() -> bool:

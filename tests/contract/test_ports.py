@@ -61,6 +61,9 @@ def serve(connection):
             print("ended", flush=True)
         except ConnectionError:
             print("cut off", flush=True)
+    elif kind == b"m":
+        connection.sendall(bytes(100_000))
+        connection.recv(1, socket.MSG_PEEK)
     elif kind == b"r":
         connection.recv(1, socket.MSG_PEEK)  # data that came and was not read makes a reset of the end
     elif kind == b"x":
@@ -178,11 +181,11 @@ async def test_a_port_that_nothing_listens_on_is_told(harness: Harness) -> None:
 
 
 @promise("ports")
-@pytest.mark.parametrize("kind", [b"r", b"x"], ids=["reset", "the end of the process"])
+@pytest.mark.parametrize("kind", [b"r", b"m", b"x"], ids=["reset", "in the middle", "the end of the process"])
 async def test_a_connection_that_breaks_is_told_as_broken_and_not_as_ended(harness: Harness, kind: bytes) -> None:
     session = await harness.session()
     await serve(session)
-    if kind == b"r":
+    if kind != b"x":
         with pytest.raises(Unavailable) as broken:
             await asked(session, kind, b"unread")
         assert broken.value.reason is Reason.PORT_RESET
@@ -243,12 +246,13 @@ async def test_the_policy_decides_which_ports(harness: Harness) -> None:
 
 
 @promise("ports")
-async def test_the_end_of_the_session_is_the_end_of_its_connections(harness: Harness) -> None:
+@pytest.mark.parametrize("kind", [b"e!", b"f"], ids=["echo", "flood"])
+async def test_the_end_of_the_session_is_the_end_of_its_connections(harness: Harness, kind: bytes) -> None:
     session = await harness.session()
     await serve(session)
     async with session.ports.open(9000) as connection:
-        await connection.write(b"e!")
-        assert await connection.read() == b"!"
+        await connection.write(kind)
+        assert await connection.read()
         await harness.end_sessions()
         with pytest.raises(ExecutorError):
             await rest(connection)

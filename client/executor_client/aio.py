@@ -25,6 +25,7 @@ from executor_client._core.limits import (
 from executor_client._core.local import LocalPath
 from executor_client._core.local_daemon import LocalDaemon
 from executor_client._core.requests import LimitsLike
+from executor_client._core.short_repr import ShortRepr
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
 from executor_client._sync import ClientLease
@@ -35,7 +36,7 @@ from executor_client.waits import OnWait, WaitKind
 
 
 @checks_calls
-class AsyncExecutorClient:
+class AsyncExecutorClient(ShortRepr):
     """A connection to a daemon, opened on first use. It belongs to the event loop that runs when it is made, and so do
     its sessions.
 
@@ -65,6 +66,8 @@ class AsyncExecutorClient:
 
     Raises ConfigurationError.
     """
+
+    _shows = ("address",)
 
     def __init__(
         self,

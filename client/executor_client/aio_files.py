@@ -23,14 +23,17 @@ from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.local import Content, LocalPath, NewFile, content_of
 from executor_client._core.requests import Upload
+from executor_client._core.short_repr import ShortRepr
 from executor_client.aio_watch import AsyncFileWatch
 from executor_client.errors import ExecutorClientError
 from executor_client.file_results import FileInfo, FileList
 
 
 @checks_calls
-class AsyncSessionFiles:
+class AsyncSessionFiles(ShortRepr):
     """The files of one session's workspace. The disk's work is done in threads."""
+
+    _shows = ("_session_id",)
 
     def __init__(self, transport: AsyncSessionTransport, session_id: str, session: object = None) -> None:
         """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""

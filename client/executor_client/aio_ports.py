@@ -18,6 +18,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncSessionTransport
 from executor_client._core.arguments import checks_calls
 from executor_client._core.quiet_grpc import grpc
+from executor_client._core.short_repr import ShortRepr
 from executor_client.errors import ExecutorClientError, InvalidRequest, ProtocolError
 from executor_client.results import SessionInfo
 
@@ -26,8 +27,10 @@ _PORT_MAX = 65_535
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
-class AsyncPortForward:
+class AsyncPortForward(ShortRepr):
     """A local listener whose connections lead to a port of the sandbox. Closed as a context manager, or by `close`."""
+
+    _shows = ("port", "url", "connections", "last_error")
 
     def __init__(self, transport: AsyncSessionTransport, session_id: str, port: int) -> None:
         self._transport = transport
@@ -92,8 +95,10 @@ class AsyncPortForward:
 
 
 @checks_calls
-class AsyncSessionPorts:
+class AsyncSessionPorts(ShortRepr):
     """The ports of one session."""
+
+    _shows = ("_session_id",)
 
     def __init__(self, transport: AsyncSessionTransport, info: SessionInfo, session: object = None) -> None:
         """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""

@@ -11,6 +11,7 @@ from executor_client._core import process as core
 from executor_client._core.arguments import checks_calls
 from executor_client._core.process import HeadAndTail
 from executor_client._core.quiet_grpc import grpc
+from executor_client._core.short_repr import ShortRepr
 from executor_client._core.tracing import current_trace
 from executor_client._core.waiting import Waits
 from executor_client.aio_process import AsyncProcess
@@ -37,8 +38,10 @@ Command = str | Sequence[str]
 
 
 @checks_calls
-class AsyncSessionProcesses:
+class AsyncSessionProcesses(ShortRepr):
     """The processes of one session. They run beside its executions, as the same user and under the same limits."""
+
+    _shows = ("_session_id",)
 
     def __init__(self, transport: AsyncSessionTransport, session_id: str, session: object) -> None:
         self._session = session

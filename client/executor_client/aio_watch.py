@@ -9,17 +9,20 @@ from typing import Any, Self
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncEventStream, AsyncSessionTransport
 from executor_client._core.convert import changes_from_wire
+from executor_client._core.short_repr import ShortRepr
 from executor_client._core.tracing import current_trace
 from executor_client.errors import ExecutorClientError, ProtocolError, UnavailableError
 from executor_client.file_results import FileChanges
 
 
-class AsyncFileWatch:
+class AsyncFileWatch(ShortRepr):
     """Changes of files below a directory. Iterating yields them, from the moment on when `watch` returned.
 
     Made by `session.files.watch`, and ended as a context manager or by `close`. Changes gather in the sandbox, one for
     each path, while the last ones are not taken.
     """
+
+    _shows = ("_request.session_id", "_request.path")
 
     def __init__(self, transport: AsyncSessionTransport, request: pb.WatchFilesRequest, session: object = None) -> None:
         """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""

@@ -25,6 +25,7 @@ from executor_client._core.limits import (
 from executor_client._core.local import LocalPath
 from executor_client._core.local_daemon import LocalDaemon
 from executor_client._core.requests import LimitsLike
+from executor_client._core.short_repr import ShortRepr
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
 from executor_client._sync import ClientLease, SessionTransport, Transports, run_blocking, wait_for
@@ -35,7 +36,7 @@ from executor_client.waits import OnWait, WaitKind
 
 
 @checks_calls
-class ExecutorClient:
+class ExecutorClient(ShortRepr):
     """A connection to a daemon, opened on first use. Thread-safe.
 
     `address` is a gRPC target ("host:port", "unix:PATH"); by default $EXECUTOR_ADDRESS, else the local daemon of this
@@ -64,6 +65,8 @@ class ExecutorClient:
 
     Raises ConfigurationError.
     """
+
+    _shows = ("address",)
 
     def __init__(
         self,

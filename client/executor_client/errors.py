@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from executor_client._core.short_repr import ShortRepr
+
 if TYPE_CHECKING:
     from executor_client.process_results import CompletedProcess
     from executor_client.results import ExecutionResult, Outcome
@@ -63,7 +65,7 @@ class ToolNotShippable(InvalidRequest):
 
 
 @dataclass(frozen=True)
-class Violation:
+class Violation(ShortRepr):
     """A part of a request that the policy does not grant.
 
     `kind` is from the closed list in docs/protocol.md; `rule` is the key of the daemon's policy that refuses it.

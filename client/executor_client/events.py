@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from executor_client._core.short_repr import ShortRepr
 from executor_client.results import Display, Image
 
 
 @dataclass(frozen=True)
-class QueuedEvent:
+class QueuedEvent(ShortRepr):
     """The execution waits for `ahead` others of its session."""
 
     number: int
@@ -17,7 +18,7 @@ class QueuedEvent:
 
 
 @dataclass(frozen=True)
-class LogEvent:
+class LogEvent(ShortRepr):
     """The program printed."""
 
     number: int
@@ -26,7 +27,7 @@ class LogEvent:
 
 
 @dataclass(frozen=True)
-class OutputCutEvent:
+class OutputCutEvent(ShortRepr):
     """Output was left out here: the program printed more than `output_bytes`."""
 
     number: int
@@ -34,7 +35,7 @@ class OutputCutEvent:
 
 
 @dataclass(frozen=True)
-class ImageEvent:
+class ImageEvent(ShortRepr):
     """The program displayed an image."""
 
     number: int
@@ -42,7 +43,7 @@ class ImageEvent:
 
 
 @dataclass(frozen=True)
-class DisplayEvent:
+class DisplayEvent(ShortRepr):
     """The program displayed an object that shows itself by more than an image."""
 
     number: int
@@ -50,7 +51,7 @@ class DisplayEvent:
 
 
 @dataclass(frozen=True)
-class ToolCallEvent:
+class ToolCallEvent(ShortRepr):
     """The program called a host tool, which now runs."""
 
     number: int
@@ -59,7 +60,7 @@ class ToolCallEvent:
 
 
 @dataclass(frozen=True)
-class LimitWarningEvent:
+class LimitWarningEvent(ShortRepr):
     """A limit is nearly spent. `limit` is the name of a field of `Limits`."""
 
     number: int

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from executor_client._core.short_repr import ShortRepr
+
 
 @dataclass(frozen=True)
-class FileInfo:
+class FileInfo(ShortRepr):
     """An entry of the workspace; `path` is relative to it."""
 
     path: str
@@ -19,7 +21,7 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
-class FileList:
+class FileList(ShortRepr):
     """Entries of the workspace; `truncated` if there are more than the daemon lists."""
 
     files: tuple[FileInfo, ...]
@@ -33,7 +35,7 @@ class FileList:
 
 
 @dataclass(frozen=True)
-class FileChange:
+class FileChange(ShortRepr):
     """A change in the workspace; `path` is relative to it. A rename is a deletion and a creation."""
 
     path: str
@@ -42,7 +44,7 @@ class FileChange:
 
 
 @dataclass(frozen=True)
-class FileChanges:
+class FileChanges(ShortRepr):
     """Changes that came together: one for each path, however often it has changed."""
 
     changes: tuple[FileChange, ...] = ()

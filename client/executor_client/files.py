@@ -23,6 +23,7 @@ from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.local import Content, LocalPath, NewFile, content_of
 from executor_client._core.requests import Upload
+from executor_client._core.short_repr import ShortRepr
 from executor_client._sync import SessionTransport, blocking_items, run_blocking
 from executor_client.errors import ExecutorClientError
 from executor_client.file_results import FileInfo, FileList
@@ -30,8 +31,10 @@ from executor_client.watch import FileWatch
 
 
 @checks_calls
-class SessionFiles:
+class SessionFiles(ShortRepr):
     """The files of one session's workspace. Thread-safe."""
+
+    _shows = ("_session_id",)
 
     def __init__(self, transport: SessionTransport, session_id: str, session: object = None) -> None:
         """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""

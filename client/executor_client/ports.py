@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from executor_client._aio import AsyncSessionTransport, AsyncTransports
+from executor_client._core.short_repr import ShortRepr
 from executor_client._sync import SessionTransport
 from executor_client.aio_ports import AsyncPortForward, AsyncSessionPorts
 from executor_client.errors import ExecutorClientError
@@ -24,8 +25,10 @@ T = TypeVar("T")
 _START_TIMEOUT_S = 60.0
 
 
-class PortForward:
+class PortForward(ShortRepr):
     """A local listener whose connections lead to a port of the sandbox. Closed as a context manager, or by `close`."""
+
+    _shows = ("port", "url", "connections", "last_error")
 
     def __init__(self, loop: _Loop, forward: AsyncPortForward, session: object) -> None:
         self._loop: _Loop | None = loop
@@ -77,8 +80,10 @@ class PortForward:
         self.close()
 
 
-class SessionPorts:
+class SessionPorts(ShortRepr):
     """The ports of one session. Thread-safe."""
+
+    _shows = ("_info.session_id",)
 
     def __init__(self, transport: SessionTransport, info: SessionInfo, session: object) -> None:
         """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""

@@ -22,6 +22,7 @@ from executor_client._core.assembler import EventGap
 from executor_client._core.limits import CANCEL_GRACE_S, INTERRUPT_GRACE_S
 from executor_client._core.process import FollowedProcess
 from executor_client._core.quiet_grpc import grpc
+from executor_client._core.short_repr import ShortRepr
 from executor_client._core.status import SessionElsewhere
 from executor_client._sync import EventStream, Lock, SessionTransport
 from executor_client.errors import (
@@ -44,11 +45,13 @@ _SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 
 
 @checks_calls
-class Process:
+class Process(ShortRepr):
     """A process of a session, made by `start` and `attach`. Iterating yields its output, once.
 
     One reader at a time. As a context manager it stops following at the end; the process goes on.
     """
+
+    _shows = ("process_id", "pid", "result")
 
     def __init__(
         self, transport: SessionTransport, followed: FollowedProcess, session: object, written_bytes: int = 0

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Self
 
+from executor_client._core.short_repr import ShortRepr
 from executor_client.errors import ProcessFailed
 
 
 @dataclass(frozen=True)
-class TerminalSize:
+class TerminalSize(ShortRepr):
     """The size of a terminal in characters, each from 1 to 1,000."""
 
     columns: int = 80
@@ -18,7 +19,7 @@ class TerminalSize:
 
 
 @dataclass(frozen=True)
-class ProcessOutput:
+class ProcessOutput(ShortRepr):
     """A piece of output, as the process wrote it: neither text nor safe to print on a terminal."""
 
     number: int
@@ -29,7 +30,7 @@ class ProcessOutput:
 
 
 @dataclass(frozen=True)
-class ProcessOutputCut:
+class ProcessOutputCut(ShortRepr):
     """Output was left out here: more than the policy lets one process print, or than is kept while no client reads."""
 
     number: int
@@ -41,7 +42,7 @@ ProcessEvent = ProcessOutput | ProcessOutputCut
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessResult:
+class ProcessResult(ShortRepr):
     """The end of a process."""
 
     outcome: Literal["exited", "signalled", "timeout", "lost"]
@@ -65,7 +66,7 @@ class ProcessResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessInfo:
+class ProcessInfo(ShortRepr):
     """A process of a session, as the daemon describes it."""
 
     process_id: str
@@ -91,7 +92,7 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessUsage:
+class ProcessUsage(ShortRepr):
     """The resources that a process and the children that it waited for used."""
 
     wall_time_s: float = 0.0
@@ -102,7 +103,7 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessRules:
+class ProcessRules(ShortRepr):
     """Rules for the processes of a session."""
 
     allowed: bool = True
@@ -115,7 +116,7 @@ class ProcessRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PortRules:
+class PortRules(ShortRepr):
     """Rules for the ports of a session that may be forwarded."""
 
     allowed: tuple[str, ...] = ()
@@ -129,7 +130,7 @@ NO_RULES, NO_PORTS = ProcessRules(), PortRules()
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletedProcess:
+class CompletedProcess(ShortRepr):
     """A command that has ended, with its output."""
 
     process_id: str

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from executor_client._core.arguments import checks_calls
+from executor_client._core.short_repr import ShortRepr, images_of, page_of, png_of
 from executor_client.errors import ExecutionFailed
 from executor_client.file_results import FileInfo
 from executor_client.process_results import NO_PORTS, NO_RULES, PortRules, ProcessRules
@@ -59,7 +60,7 @@ class SessionState(enum.Enum):
 
 @checks_calls
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(ShortRepr):
     """Limits of a session or an execution. None: not asked for, so the policy's default holds."""
 
     wall_time_s: float | None = None
@@ -77,7 +78,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class ErrorDetail:
+class ErrorDetail(ShortRepr):
     """The error of a program that failed.
 
     `line` is 0 if there is none; `statement` is the top-level statement that failed; `exit_code` is the program's own
@@ -86,14 +87,14 @@ class ErrorDetail:
 
     type: str
     message: str
-    traceback: str = ""
+    traceback: str = field(default="", repr=False)
     line: int = 0
     statement: str = ""
     exit_code: int | None = None
 
 
 @dataclass(frozen=True)
-class NetworkUsage:
+class NetworkUsage(ShortRepr):
     """Connections out of a sandbox that were made, and that were refused; bytes that the sandbox sent and received."""
 
     connections: int = 0
@@ -103,7 +104,7 @@ class NetworkUsage:
 
 
 @dataclass(frozen=True)
-class Usage:
+class Usage(ShortRepr):
     """The resources that an execution used."""
 
     operations: int = 0
@@ -115,7 +116,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Image:
+class Image(ShortRepr):
     """An image that the program displayed, behind `log_offset` characters of `ExecutionResult.logs`.
 
     It is decoded when `pil` or `problem` is first read. That can take a second; with an event loop, use a thread.
@@ -146,9 +147,12 @@ class Image:
 
         return decode(self)
 
+    def _repr_png_(self) -> bytes | None:
+        return None if self.pil is None else png_of(self.pil)
+
 
 @dataclass(frozen=True)
-class Display:
+class Display(ShortRepr):
     """The texts by which an object that the program displayed shows itself, by MIME type, such as "text/html".
 
     Its plain text is in the logs, behind `log_offset` characters of which this comes. The texts are the program's: show
@@ -161,7 +165,7 @@ class Display:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ExecutionResult:
+class ExecutionResult(ShortRepr):
     """The outcome of one execution, and all its outputs.
 
     `output` is the value of the trailing expression, or the host's own object when a final-answer tool was called
@@ -173,23 +177,23 @@ class ExecutionResult:
     that was executed.
     """
 
-    execution_id: str
+    execution_id: str = field(repr=False)
     outcome: Outcome
     state: VariablesState
-    generation: int
+    generation: int = field(repr=False)
     output: Any = None
     is_final_answer: bool = False
     logs: str = ""
-    stdout: str = ""
-    stderr: str = ""
+    stdout: str = field(default="", repr=False)
+    stderr: str = field(default="", repr=False)
     omitted_output_bytes: int = 0
     image_entries: tuple[Image, ...] = ()
     displays: tuple[Display, ...] = ()
     error: ErrorDetail | None = None
-    usage: Usage = Usage()
+    usage: Usage = field(default=Usage(), repr=False)
     artifacts: tuple[FileInfo, ...] = ()
     artifacts_truncated: bool = False
-    policy_fingerprint: str = ""
+    policy_fingerprint: str = field(default="", repr=False)
     savepoint: int = 0
     savepoint_refused: str = ""
     branch: Branch | None = None
@@ -210,9 +214,16 @@ class ExecutionResult:
         what = f": {self.error.type}: {self.error.message}" if self.error else ""
         raise ExecutionFailed(f"the execution ended as {self.outcome.name}{what}", self)
 
+    def _repr_png_(self) -> bytes | None:
+        images = images_of(self)
+        return png_of(images[-1]) if images else None
+
+    def _repr_html_(self) -> str:
+        return page_of(self)
+
 
 @dataclass(frozen=True)
-class PolicyRef:
+class PolicyRef(ShortRepr):
     """Identifies a policy; policies with different contents have different fingerprints."""
 
     profile: str
@@ -221,7 +232,7 @@ class PolicyRef:
 
 
 @dataclass(frozen=True)
-class SessionInfo:
+class SessionInfo(ShortRepr):
     """A session as the daemon described it at one moment. `limits` has every field set.
 
     `denied_imports` are never authorized, whatever `authorized_imports` says; with `workspace_imports` modules in the
@@ -268,7 +279,7 @@ class SessionInfo:
 
 
 @dataclass(frozen=True)
-class EnvironmentInfo:
+class EnvironmentInfo(ShortRepr):
     """An environment of packages that is ready: sessions that ask for the same packages and image have it."""
 
     environment_id: str
@@ -279,7 +290,7 @@ class EnvironmentInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateManifest:
+class StateManifest(ShortRepr):
     """The contents of an exported state, or the restored part of one; omitted things by name, with the reason.
 
     `files` and `file_bytes` count regular files of the workspace; `python_version` is the sandbox's.
@@ -294,7 +305,7 @@ class StateManifest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateRules:
+class StateRules(ShortRepr):
     """Rules for the state of a session: whether it may be exported or restored, also one of another daemon; how many
     savepoints it may have, how many bytes of the workspace one holds, and how many branches are kept."""
 
@@ -308,7 +319,7 @@ class StateRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileLimits:
+class FileLimits(ShortRepr):
     """Limits of the files that are put into a session and got out of it. None: no limit."""
 
     max_put_bytes: int
@@ -318,7 +329,7 @@ class FileLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quotas:
+class Quotas(ShortRepr):
     """Limits of a tenant over all its sessions. None: no quota."""
 
     sessions: int | None = None
@@ -332,7 +343,7 @@ class Quotas:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkSecret:
+class NetworkSecret(ShortRepr):
     """A header that the daemon sets in requests to a host, with a value that no sandbox sees.
 
     `methods` and `paths` are those of the requests that get it. Empty: all.
@@ -345,7 +356,7 @@ class NetworkSecret:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkRules:
+class NetworkRules(ShortRepr):
     """The hosts that sessions may reach, and the limits of one session.
 
     A session has the `default` hosts without a request and may ask for those that `allowed` covers; it never reaches
@@ -369,7 +380,7 @@ class NetworkRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackagesPolicy:
+class PackagesPolicy(ShortRepr):
     """The packages that sessions may ask for besides those of their image.
 
     `allowed` are names with bounds of the versions and the extras that may be asked for; "*" stands for every other
@@ -390,7 +401,7 @@ class PackagesPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(ShortRepr):
     """The policy for the caller: what a session may ask for.
 
     `default_imports` are authorized without a request, `allowed_imports` may be requested, `denied_imports` are

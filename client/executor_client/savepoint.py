@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from executor_api.limits import SAVEPOINT_NUMBER_MAX, SAVEPOINTS_MAX
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2
+from executor_client._core.short_repr import ShortRepr
 from executor_client.errors import InvalidRequest, ProtocolError
 
 _LEFT_OUT_MAX = 100
@@ -16,7 +17,7 @@ _CHANGED_MAX = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Savepoint:
+class Savepoint(ShortRepr):
     """A point of a session to go back to.
 
     `number` rises by one in a session. `files` and `file_bytes` are what it holds of the workspace. `left_out` says in
@@ -33,7 +34,7 @@ class Savepoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changes:
+class Changes(ShortRepr):
     """Names, sorted, at most 256 of each kind; with `truncated` there are more.
 
     `unknown` may have changed: it would have taken too long, or too much memory, to look.
@@ -47,7 +48,7 @@ class Changes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Branch:
+class Branch(ShortRepr):
     """The changes of a program that was tried, in a session that is as it was.
 
     `variables` and `files` (of the workspace) are None when the program has ended its interpreter. `number` is 0 when
@@ -69,7 +70,7 @@ class Branch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollback:
+class Rollback(ShortRepr):
     """The session went to `savepoint`, or to a branch. `dropped` counts the later savepoints, which are gone.
 
     `left_out` says in words what could not be restored, beside what the savepoint itself has not. `undone` has the

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from executor_client._core.short_repr import ShortRepr
+
 
 class WaitKind(enum.Enum):
     """The object of a wait."""
@@ -27,7 +29,7 @@ class WaitKind(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(ShortRepr):
     """The progress of something that the daemon makes.
 
     `step` and `unit` are texts for people that a daemon sent: "installing", "packages". `done` of `total` are complete;
@@ -45,7 +47,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Wait:
+class Wait(ShortRepr):
     """A wait that is not over yet, as far as the client knows.
 
     `what` and `reason` are texts for people. They may contain text of a daemon or a program, control characters

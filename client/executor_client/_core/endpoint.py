@@ -28,6 +28,7 @@ from executor_client._core.limits import (
     NODE_KEEPALIVE_TIMEOUT_S,
 )
 from executor_client._core.quiet_grpc import grpc
+from executor_client._core.short_repr import ShortRepr
 from executor_client.errors import ConfigurationError
 
 ADDRESS_VARIABLE = "EXECUTOR_ADDRESS"
@@ -58,7 +59,7 @@ _KEEPALIVE_OF_NODE = (
 
 @checks_calls
 @dataclass(frozen=True)
-class TlsConfig:
+class TlsConfig(ShortRepr):
     """PEM files. `ca`: the authorities to trust, None for the public ones. `cert` and `key`: the client's certificate.
 
     A daemon that maps the certificate to a tenant needs no token as well.

@@ -8,6 +8,7 @@ from typing import Protocol
 from executor_api.v1 import types_pb2
 from executor_client._core import convert
 from executor_client._core.endpoint import Endpoint
+from executor_client._core.short_repr import ShortRepr
 from executor_client._core.waiting import Awaited
 from executor_client.errors import PreconditionError
 from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
@@ -53,8 +54,10 @@ class Held(Protocol):
         """Notes that the session was deleted, or is lost."""
 
 
-class SessionBase:
+class SessionBase(ShortRepr):
     """The derived class passes on each new description by the daemon."""
+
+    _shows = ("session_id", "name", "generation")
 
     def __init__(self, info: SessionInfo) -> None:
         self._info = info
@@ -107,6 +110,3 @@ class SessionBase:
         self._info = convert.session_from_wire(wire)
         self._generation = self._info.generation
         return self._info
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.session_id} generation {self._generation}>"

@@ -24,6 +24,7 @@ from executor_api.values.objects import type_name_of
 from executor_client._core.assembler import ToolRequest
 from executor_client._core.limits import TOOL_ERROR_CHARS_MAX
 from executor_client._core.shared_arguments import Arguments
+from executor_client._core.short_repr import ShortRepr
 from executor_client._core.values import pack, unpack
 from executor_client.errors import (
     ExecutorClientError,
@@ -48,7 +49,7 @@ _DESCRIPTION_CHARS_MAX = 4_000
 
 
 @dataclass(frozen=True)
-class Tool:
+class Tool(ShortRepr):
     """A callable that the program may call by name.
 
     `parameters` names them in order for the sandbox's stub; empty means that the stub takes anything and the host
@@ -60,7 +61,7 @@ class Tool:
     its own parameters, and its result is no final answer.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Any] = field(repr=False)
     description: str = ""
     parameters: tuple[str, ...] = ()
     is_final_answer: bool = False

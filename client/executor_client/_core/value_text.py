@@ -9,6 +9,9 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
+from datetime import date
+from enum import Enum
 from typing import Any, cast
 
 from executor_api.values import EnumValue, OpaqueValue, Record, TupleRecord
@@ -31,11 +34,28 @@ class _Full(Exception):
 
 def value_text(value: object, chars_max: int) -> str:
     """Returns the `repr` of a value, cut after `chars_max` characters with a note."""
-    writer = _Writer(chars_max)
-    try:
+    text = _beginning(value, chars_max)
+    if len(text) > chars_max:
+        return f"{text[:chars_max]}{CUT} (only the first {chars_max:,} characters are shown)"
+    return text
+
+
+def cut_text(value: object, chars_max: int) -> str:
+    """Returns the `repr` of a value as one line: cut, and without characters that a terminal would obey."""
+    return one_line(str(value) if isinstance(value, Enum | date) else _beginning(value, chars_max), chars_max)
+
+
+def one_line(text: str, chars_max: int) -> str:
+    """Returns a text as one line: cut, and without characters that a terminal would obey."""
+    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[: chars_max + 1])
+    return line if len(line) <= chars_max else line[: chars_max - 1] + CUT
+
+
+def _beginning(value: object, chars_max: int) -> str:
+    """Returns the `repr` of a value, or at least `chars_max` characters and one of it."""
+    writer = _Writer(chars_max + 1)
+    with suppress(_Full):
         writer.write(value)
-    except _Full:
-        return f"{''.join(writer.parts)}{CUT} (only the first {chars_max:,} characters are shown)"
     return "".join(writer.parts)
 
 

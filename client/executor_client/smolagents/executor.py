@@ -42,6 +42,7 @@ from executor_client._core.arguments import checks_calls
 from executor_client._core.convert import limits_to_wire, named_limits
 from executor_client._core.local import LocalPath
 from executor_client._core.requests import environment, state_of
+from executor_client._core.short_repr import ShortRepr
 from executor_client.smolagents.code_output import RemoteCodeOutput, writable
 from executor_client.smolagents.console import LogStream, WaitLog, escape
 from executor_client.smolagents.failures import (
@@ -74,7 +75,7 @@ _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, Reso
 
 
 @checks_calls
-class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is untyped
+class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolagents is untyped
     """Runs an agent's code in a sandbox of the daemon.
 
     The first two parameters are those that smolagents passes to the executors it creates. `address` and `token` default
@@ -111,6 +112,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
 
     A call raises `CodeExecutionError` when the code failed, `DaemonLost` (not an `Exception`) when the daemon did.
     """
+
+    _shows = ("_address", "_request.image", "_lease.current")
 
     def __init__(
         self,

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     """The built-in `str`, for annotations in a class that has an attribute of that name."""
 
 
+# Characters of each text of an OpaqueValue in its own repr, which may be one of many in a list.
+SHOWN_CHARS = 300
+
+
 class OpaqueValue(Frozen):
     """A value that was not sent: only the name of its type and its texts were.
 
@@ -48,9 +52,9 @@ class OpaqueValue(Frozen):
         return self.str
 
     def __repr__(self) -> Text:
-        text = "" if self.str == self.repr else f", str={self.str!r}"
+        text = "" if self.str == self.repr else f", str={_cut(self.str)}"
         types = f", display={list(self.display)}" if self.display else ""
-        return f"OpaqueValue(type_name={self.type_name!r}, repr={self.repr!r}{text}{types})"
+        return f"OpaqueValue(type_name={self.type_name!r}, repr={_cut(self.repr)}{text}{types})"
 
 
 class EnumValue(Frozen):
@@ -161,6 +165,10 @@ class TupleRecord(tuple):  # type: ignore[type-arg]  # subscripting a builtin ne
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TupleRecord, (self._type_name, self._fields, tuple(self))
+
+
+def _cut(text: str) -> str:
+    return repr(text) if len(text) <= SHOWN_CHARS else repr(text[:SHOWN_CHARS] + "…")
 
 
 def short_name(type_name: str) -> str:

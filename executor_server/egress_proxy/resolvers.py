@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,16 +19,19 @@ if TYPE_CHECKING:
     from dns.asyncresolver import Resolver
     from dns.nameserver import Nameserver
 
-_DNS_TRY_S = 2.0
-_DNS_LIFETIME_S = 9.0
-_MAX_RUNNING = 256
+# A look-up is repeated after each of these pauses, with the next server first, while the earlier ones go on: a packet
+# may be lost, a server silent or slow. Their sum is a little less than the proxy waits.
+_PAUSES_S = (1.5, 3.0, 5.0)
+_MAX_RUNNING = 1024
 
 
 class DnsResolver:
-    """Asks DNS servers, in their order, for the addresses of both families at once."""
+    """Asks DNS servers for the addresses of both families at once."""
 
     def __init__(self, servers: Sequence[str]) -> None:
-        self._resolver = _dns_resolver(servers)
+        _import_dns()
+        names = [_name_server(server) for server in servers]
+        self._resolvers = [_dns_resolver(names[first:] + names[:first]) for first in range(len(names))]
         self._running = 0
 
     async def resolve(self, host: str) -> Sequence[str]:
@@ -46,21 +50,35 @@ class DnsResolver:
         return addresses
 
     async def _ask(self, host: str, kind: str) -> list[str]:
-        from dns.exception import DNSException, Timeout
-        from dns.resolver import NXDOMAIN
-
+        lookups: set[asyncio.Task[list[str]]] = set()
         try:
-            answer = await self._resolver.resolve(f"{host}.", kind, search=False, raise_on_no_answer=False)
-        except NXDOMAIN:
-            raise Unresolved("does not exist") from None
-        except Timeout:
-            raise TimeoutError("no DNS server answered") from None
-        except DNSException:
-            raise Unresolved("can't be resolved: the DNS servers refuse it or answer wrongly") from None
-        return [record.address for record in answer.rrset or ()][: MAX_ADDRESSES // 2]
+            for resolver, pause_s in zip(itertools.cycle(self._resolvers), _PAUSES_S, strict=False):
+                lookups.add(asyncio.create_task(_look_up(resolver, host, kind)))
+                done, _ = await asyncio.wait(lookups, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    return done.pop().result()
+            raise TimeoutError("no DNS server answered")
+        finally:
+            for each in lookups:
+                each.cancel()
+            await asyncio.gather(*lookups, return_exceptions=True)
 
 
-def _dns_resolver(servers: Sequence[str]) -> Resolver:
+async def _look_up(resolver: Resolver, host: str, kind: str) -> list[str]:
+    """Returns addresses by the first server that answers without an error."""
+    from dns.exception import DNSException
+    from dns.resolver import NXDOMAIN
+
+    try:
+        answer = await resolver.resolve(f"{host}.", kind, search=False, raise_on_no_answer=False)
+    except NXDOMAIN:
+        raise Unresolved("does not exist") from None
+    except DNSException:
+        raise Unresolved("can't be resolved: the DNS servers refuse it or answer wrongly") from None
+    return [record.address for record in answer.rrset or ()][: MAX_ADDRESSES // 2]
+
+
+def _import_dns() -> None:
     """Imports all that a resolution needs: once the process has dropped its privileges, it may not find its files."""
     # The package is worth 7 MB, and most hosts do without; its other transports would be 6 MB more where they are
     # installed. Names come here in their ASCII form.
@@ -75,10 +93,14 @@ def _dns_resolver(servers: Sequence[str]) -> Resolver:
     for module in ("ANY.CNAME", "ANY.NS", "ANY.OPT", "ANY.SOA", "IN.A", "IN.AAAA"):
         importlib.import_module(f"dns.rdtypes.{module}")
     dns.asyncbackend.get_backend("asyncio")
+
+
+def _dns_resolver(servers: list[Nameserver]) -> Resolver:
+    import dns.asyncresolver
+
     resolver = dns.asyncresolver.Resolver(configure=False)
-    resolver.nameservers = [_name_server(server) for server in servers]
-    resolver.timeout = _DNS_TRY_S
-    resolver.lifetime = _DNS_LIFETIME_S
+    resolver.nameservers = servers
+    resolver.timeout = resolver.lifetime = 2 * sum(_PAUSES_S)  # never reached: `_ask` ends it
     return resolver
 
 

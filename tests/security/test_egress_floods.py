@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from executor_server.guest.egress import reasons, splice
+from executor_server.guest.egress.dial import DirectConnector
 from executor_server.guest.egress.endpoint import CHUNK_BYTES
+from executor_server.guest.egress.names import Target
 from executor_server.guest.egress.rules import Rules
 from tests.support.egress_engine import SOON_S, client_hello, echo, engine
 from tests.support.egress_program import proxy_process
@@ -288,6 +290,45 @@ async def test_a_session_with_all_the_connections_it_can_get_leaves_others_their
         for _, writer in greedy[:8]:
             writer.close()
         await running.recorder.until(lambda: len(running.recorder.opened_connections) > opened)
+
+
+class Unanswered:
+    """As DirectConnector, but the host at 192.0.2.1 never answers."""
+
+    async def connect(self, target: Target, address: str, deadline: float) -> socket.socket:
+        if address == "192.0.2.1":
+            await asyncio.get_running_loop().create_future()
+        return await DirectConnector().connect(target, address, deadline)
+
+
+@pytest.mark.parametrize("kind", ["one name that hangs", "names that hang", "a host that hangs"])
+async def test_connections_that_wait_for_what_hangs_leave_others_their_turn(kind: str) -> None:
+    """Also where they are more than the session may have at one time, and more than may wait before they are made."""
+    async with engine(connector=Unanswered(), waiting=4) as running:
+        port = await running.start_server(echo)
+        count = 20 if kind == "a host that hangs" else 60
+        running.allow(f"a.example:{port}", "*.hangs.example", max_connections=32)
+        for number in range(count):
+            host = "one.hangs.example" if kind == "one name that hangs" else f"{number % 30}.hangs.example"
+            running.names.hanging.add(host)
+            if kind == "a host that hangs":
+                running.names.hanging.clear()
+                running.name(host, ("192.0.2.1",))
+            _, writer = await running.connect()
+            writer.write(f"CONNECT {host}:443 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await running.tunnel(f"a.example:{port}")
+        assert running.recorder.denials == []
+
+
+async def test_connections_that_wait_for_names_are_bounded() -> None:
+    async with engine(resolving=3) as running:
+        running.allow("a.hangs.example")
+        running.names.hanging.add("a.hangs.example")
+        for _ in range(4):
+            _, writer = await running.connect()
+            writer.write(b"CONNECT a.hangs.example:443 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await running.recorder.until(lambda: running.recorder.denials)
+        assert [each["reason"] for each in running.recorder.denials] == [reasons.TOO_MANY_CONNECTIONS]
 
 
 async def test_names_that_hang_take_nothing_from_names_that_do_not() -> None:

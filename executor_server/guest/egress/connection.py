@@ -110,9 +110,11 @@ class Connection:
             return
         self.target = head.target
         self._check_scheme(head)
-        self.allowed = self._session.admit(head.target)
-        self.decided = self.has_place = True
-        dialled = await self._session.dialer.dial(head.target)
+        self.allowed = self._session.admit(self, head.target)
+        self.decided = True
+        addresses = await self._session.dialer.find(head.target)
+        self._session.take_place(self)
+        dialled = await self._session.dialer.connect(head.target, addresses)
         self._open(dialled)
         if head.is_connect:
             self.buffered = head.take_rest()
@@ -157,7 +159,6 @@ class Connection:
         if self._ended_by:  # while it was dialled; a cancellation can be lost in asyncio.wait_for before CPython 3.12
             raise Ended(self._ended_by)
         self.limit_time(self._session.rules.max_connection_s)
-        self._session.opened(self)
 
     async def _tunnel(self, dialled: Dialled) -> None:
         await self._client.send(_ESTABLISHED, self._loop.time() + self._session.limits.head_s)
@@ -298,7 +299,8 @@ class Connection:
         self._session.account.count_received(count)
 
     async def dial(self) -> Dialled:
-        return await self._session.dialer.dial(self.target)
+        dialer = self._session.dialer
+        return await dialer.connect(self.target, await dialer.find(self.target))
 
     async def deny(self, refusal: Refusal) -> None:
         """Reports a refusal, and gives the report a moment: the step's log has it before the program knows."""

@@ -1,5 +1,8 @@
 """From a name to a connected socket: resolved once, each address classified, connected to an address that was.
 
+Connections that wait for the same name share one look-up, so that a name whose servers hang takes one of the session's
+permits, however many connections ask for it.
+
 The name is never handed to `connect`: between two resolutions it may change (DNS rebinding), so the address that was
 classified is the address that is connected to. A cache makes the second connection to a name as quick as a literal
 address; it is short, bounded, and each session's own, so that no session learns what another one asked for.
@@ -11,9 +14,10 @@ import asyncio
 import ipaddress
 import socket
 from collections import OrderedDict
-from typing import Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 from . import reasons
+from .accounts import WorkShare
 from .endpoint import DeadlinePassed, Endpoint
 from .names import Target
 from .protocols import (
@@ -46,6 +50,12 @@ class DirectConnector:
         return sock
 
 
+class _Lookup:
+    def __init__(self, task: "asyncio.Task[Sequence[str]]") -> None:
+        self.task = task
+        self.waiters = 0
+
+
 class Dialer:
     """Dials for one session. Without a resolver the connector is trusted with the name."""
 
@@ -58,17 +68,21 @@ class Dialer:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._permits = asyncio.Semaphore(limits.resolutions)
+        self._share = WorkShare()
+        self._lookups: Dict[str, _Lookup] = {}
         self._cache: "OrderedDict[str, Tuple[float, Sequence[str]]]" = OrderedDict()
 
-    async def dial(self, target: Target) -> Dialled:
-        """Raises Refusal."""
-        deadline = self._loop.time() + self._limits.dial_s
+    async def find(self, target: Target) -> Sequence[str]:
+        """The addresses that may be connected to. Raises Refusal."""
         if target.is_address:
-            addresses = self._classify(target, (target.host,))
-        elif self._resolver is None:
-            addresses = ("",)
-        else:
-            addresses = self._classify(target, await self._resolve(self._resolver, target))
+            return self._classify(target, (target.host,))
+        if self._resolver is None:
+            return ("",)
+        return self._classify(target, await self._resolve(self._resolver, target))
+
+    async def connect(self, target: Target, addresses: Sequence[str]) -> Dialled:
+        """Connects to the first of the addresses that `find` gave and that answers. Raises Refusal."""
+        deadline = self._loop.time() + self._limits.dial_s
         failure = "its addresses could not be tried in time"
         for address in addresses[: self._limits.addresses]:
             until = min(deadline, self._loop.time() + self._limits.connect_s)
@@ -98,7 +112,7 @@ class Dialer:
         if cached is not None and cached[0] > self._loop.time():
             return cached[1]
         try:
-            addresses = await asyncio.wait_for(self._ask(resolver, target.host), self._limits.resolve_s)
+            addresses = await self._look_up(resolver, target.host)
         except asyncio.TimeoutError:
             message = f"{target} could not be reached: its name could not be resolved in time"
             raise Refusal(reasons.RESOLVER_TIMEOUT, message) from None
@@ -113,6 +127,20 @@ class Dialer:
         while len(self._cache) > self._limits.cached_names:
             self._cache.popitem(last=False)
         return addresses
+
+    async def _look_up(self, resolver: Resolver, host: str) -> Sequence[str]:
+        lookup = self._lookups.get(host)
+        if lookup is None:
+            work = asyncio.wait_for(self._ask(resolver, host), self._limits.resolve_s)
+            lookup = self._lookups[host] = _Lookup(self._loop.create_task(self._share.run(work)))
+        lookup.waiters += 1
+        try:
+            return await asyncio.shield(lookup.task)
+        finally:
+            lookup.waiters -= 1
+            if not lookup.waiters:
+                lookup.task.cancel()
+                del self._lookups[host]
 
     async def _ask(self, resolver: Resolver, host: str) -> Sequence[str]:
         async with self._permits:

@@ -42,7 +42,7 @@ class Limits:
     linger_s: float = 2.0
     resolve_s: float = 10.0
     connect_s: float = 5.0  # to one address
-    dial_s: float = 15.0  # to all of them, with the resolution
+    dial_s: float = 15.0  # to all of them
     notice_s: float = 0.05  # for the record of a refusal to arrive before the answer leaves
     half_closed_s: float = 300.0  # without a byte, once one side has ended
     # Between two reports of bytes. What was not reported is lost with a proxy that is killed.
@@ -50,7 +50,8 @@ class Limits:
     report_bytes: int = 2**20
     close_s: float = 5.0  # for connections that are cut off to be closed
     addresses: int = 4  # tried of those that one name has
-    resolutions: int = 8  # in flight for one session
+    resolutions: int = 32  # names in flight for one session
+    resolving: int = 256  # connections of one session that wait for the addresses of their names
     cached_names: int = 64  # per session
     cache_s: float = 5.0
     # Connections of one session that are accepted and not made: head unfinished, or refused and lingering. Past it
@@ -66,7 +67,7 @@ class Limits:
 class Resolver(Protocol):
     async def resolve(self, host: str) -> Sequence[str]:
         """The addresses of a canonical name, best first. Raises Unresolved, asyncio.TimeoutError. It is called once for
-        a connection, and cancelled when it takes too long."""
+        the connections that wait for the name, and cancelled when it takes too long."""
 
 
 class Connector(Protocol):

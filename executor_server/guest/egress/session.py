@@ -59,8 +59,8 @@ class Session:
         self._accepting = False
         self._resume: Optional[asyncio.TimerHandle] = None
         self._connections: Dict[Connection, asyncio.Task[None]] = {}
-        self._waiting: Set[Connection] = set()  # accepted, and neither made nor closed
-        self._places = 0  # connections that have one of the session's places: they are dialled, or made
+        self._waiting: Set[Connection] = set()  # their head is not complete, or they wait for their client
+        self._places = 0  # taken: by connections that are dialled, or made
         self._accepted = 0
         self.share = WorkShare()
         self._minute = MinuteCount()
@@ -118,8 +118,9 @@ class Session:
     # ------------------------------------------------------------------------------------------------------------------
     # Called by its connections
 
-    def admit(self, target: Target) -> Allowed:
-        """Takes one of the session's places for a connection to `target`, until `finished`. Raises Refusal."""
+    def admit(self, connection: Connection, target: Target) -> Allowed:
+        """Decides whether a connection to `target` may be made. It no longer counts as waiting: one that waits for the
+        addresses of a name must not keep others from being accepted. Raises Refusal."""
         decision = self.rules.decide(target)
         if isinstance(decision, Refused):
             raise Refusal(decision.reason, decision.message)
@@ -127,22 +128,37 @@ class Session:
         if self._exhausted:
             raise Refusal(self._exhausted, f"{target} can't be reached now: the tenant has used up its network quota")
         self._check_bytes(target)
-        if self._places >= rules.max_connections:
-            message = f"the session has {self._places} connections at one time, and may have {rules.max_connections}"
+        self._check_places()
+        resolving = len(self._connections) - len(self._waiting) - self._places
+        if resolving >= self.limits.resolving:
+            message = f"{resolving} connections of the session wait for the addresses of their names"
             raise Refusal(reasons.TOO_MANY_CONNECTIONS, message)
         if not self._minute.take(self._loop.time(), rules.max_new_connections_per_minute):
             message = f"the session may make {rules.max_new_connections_per_minute} connections a minute, and has"
             raise Refusal(reasons.TOO_MANY_NEW, message)
-        self._places += 1
+        self._waiting.discard(connection)
+        self._accept_or_wait()
         return decision
+
+    def take_place(self, connection: Connection) -> None:
+        """Takes one of the session's places, until `leave`. Raises Refusal."""
+        self._check_places()
+        self._places += 1
+        connection.has_place = True
 
     def leave(self, connection: Connection) -> None:
         """Gives a place back. A connection that only waits for its client to read the answer counts as waiting."""
         if connection.has_place:
             connection.has_place = False
             self._places -= 1
-            self._waiting.add(connection)
-            self._accept_or_wait()
+        self._waiting.add(connection)
+        self._accept_or_wait()
+
+    def _check_places(self) -> None:
+        if self._places >= self.rules.max_connections:
+            most = self.rules.max_connections
+            message = f"the session has {self._places} connections at one time, and may have {most}"
+            raise Refusal(reasons.TOO_MANY_CONNECTIONS, message)
 
     def _check_bytes(self, target: Target) -> None:
         try:
@@ -156,10 +172,6 @@ class Session:
             )
             message = f"{target} can't be reached: the session has {moved} bytes"
             raise Refusal(ended.reason, message) from None
-
-    def opened(self, connection: Connection) -> None:
-        self._waiting.discard(connection)
-        self._accept_or_wait()
 
     def finished(self, connection: Connection) -> None:
         self.leave(connection)

@@ -18,6 +18,7 @@ from executor_server.guest.egress.protocols import Tunnel, Used
 from executor_server.guest.egress.refusals import Refusal
 from tests.support.certificates import Authority
 from tests.support.egress_engine import SESSION, SOON_S, Engine, Handler, Recorder, client_hello, echo, engine
+from tests.support.polling import eventually_async
 
 MIB = 2**20
 
@@ -554,7 +555,7 @@ async def test_connection_that_is_being_made_ends_with_its_rule() -> None:
             await running.names.hung.wait()
         running.change({"allowed": ["b.example"]})
         assert await _rest(reader) == b""
-        assert running.names.in_flight == 0
+        assert await eventually_async(lambda: running.names.in_flight == 0)
 
 
 async def test_exhausted_quota_ends_what_runs_refuses_what_comes_and_is_lifted_again() -> None:

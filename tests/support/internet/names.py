@@ -43,6 +43,7 @@ class NameServer:
     """Names and what the server does when it is asked for them. A later call for a name replaces an earlier one."""
 
     questions: list[Question] = field(default_factory=list)
+    delays_s: dict[str, float] = field(default_factory=dict)  # of answers over UDP, by names
     _behaviours: dict[str, Behaviour] = field(default_factory=dict)
 
     def address(self, name: str, *addresses: str, ttl_s: int = TTL_S) -> None:
@@ -73,6 +74,17 @@ class NameServer:
     def hang(self, name: str) -> None:
         """The server does not answer questions for the name."""
         self._behaviours[name] = lambda asked: []
+
+    def lose_first(self, name: str, *addresses: str) -> None:
+        """The first question of each kind is lost."""
+        seen = set()
+
+        def behave(asked: dns.message.Message) -> Sequence[bytes]:
+            is_first = _kind_of(asked) not in seen
+            seen.add(_kind_of(asked))
+            return [] if is_first else [_answer(asked, addresses, TTL_S)]
+
+        self._behaviours[name] = behave
 
     def fail(self, name: str, code: str) -> None:
         """The server answers with an error: "NXDOMAIN", "SERVFAIL", "REFUSED"."""
@@ -154,7 +166,8 @@ class _Datagrams(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         for answer in self._server.answers_to(data, over_tcp=False):
-            self._transport.sendto(answer, addr)
+            delay_s = self._server.delays_s.get(self._server.questions[-1].name, 0.0)
+            asyncio.get_running_loop().call_later(delay_s, self._transport.sendto, answer, addr)
 
 
 def _kind_of(asked: dns.message.Message) -> str:

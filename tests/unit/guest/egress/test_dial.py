@@ -16,9 +16,10 @@ from executor_server.guest.egress import reasons
 from executor_server.guest.egress.addresses import AddressRules
 from executor_server.guest.egress.dial import Dialer, DirectConnector
 from executor_server.guest.egress.names import Target
-from executor_server.guest.egress.protocols import Limits
+from executor_server.guest.egress.protocols import Dialled, Limits
 from executor_server.guest.egress.refusals import Refusal
 from tests.support.egress_engine import Addresses, Names
+from tests.support.polling import eventually_async
 
 
 class Unconnected:
@@ -39,18 +40,22 @@ def _dialer(names: Names | None, addresses: Addresses | None = None, **limits: f
     return Dialer(names, addresses or Addresses(), connector, Limits(**limits)), connector  # type: ignore[arg-type]
 
 
+async def _dial(dialer: Dialer, target: Target) -> Dialled:
+    return await dialer.connect(target, await dialer.find(target))
+
+
 async def test_cache_holds_the_last_names_only_and_for_a_short_time() -> None:
     names = Names()
     for number in range(5):
         names.answers[f"{number}.example"] = [[f"192.0.2.{number}"]]
     dialer, _ = _dialer(names, cached_names=2)
     for number in (0, 1, 0, 2, 3, 3, 0):
-        await dialer.dial(Target(f"{number}.example", 443))
+        await _dial(dialer, Target(f"{number}.example", 443))
     assert names.asked == ["0.example", "1.example", "2.example", "3.example", "0.example"]
     names.asked.clear()
     dialer, _ = _dialer(names, cache_s=-1)
-    await dialer.dial(Target("0.example", 443))
-    await dialer.dial(Target("0.example", 443))
+    await _dial(dialer, Target("0.example", 443))
+    await _dial(dialer, Target("0.example", 443))
     assert names.asked == ["0.example"] * 2
 
 
@@ -59,11 +64,29 @@ async def test_resolutions_in_flight_are_bounded_and_those_that_wait_count_their
     hosts = [f"{number}.hangs.example" for number in range(50)]
     names.hanging = set(hosts)
     dialer, _ = _dialer(names, resolutions=4, resolve_s=0.05)
-    results = await asyncio.gather(*(dialer.dial(Target(host, 443)) for host in hosts), return_exceptions=True)
+    results = await asyncio.gather(*(_dial(dialer, Target(host, 443)) for host in hosts), return_exceptions=True)
     assert {result.reason for result in results if isinstance(result, Refusal)} == {reasons.RESOLVER_TIMEOUT}
     assert len(results) == len(hosts)
     assert names.most_in_flight == 4
     assert names.in_flight == 0
+
+
+async def test_a_look_up_is_shared_by_all_who_wait_and_ends_with_the_last_of_them() -> None:
+    names = Names()
+    names.hanging = {"hangs.example"}
+    names.answers["quick.example"] = [["192.0.2.1"]]
+    dialer, _ = _dialer(names, resolutions=2)
+    waiting = [asyncio.create_task(_dial(dialer, Target("hangs.example", 443))) for _ in range(60)]
+    await names.hung.wait()
+    await _dial(dialer, Target("quick.example", 443))
+    assert names.asked == ["hangs.example", "quick.example"]
+    for each in waiting[1:]:
+        each.cancel()
+    await asyncio.gather(*waiting[1:], return_exceptions=True)
+    assert names.in_flight == 1
+    waiting[0].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert await eventually_async(lambda: names.in_flight == 0)
 
 
 async def test_no_more_addresses_of_a_name_are_tried_than_the_limit() -> None:
@@ -78,20 +101,20 @@ async def test_no_more_addresses_of_a_name_are_tried_than_the_limit() -> None:
     connector = Refusing()
     dialer = Dialer(names, Addresses(), connector, Limits(addresses=3))
     with pytest.raises(Refusal) as refused:
-        await dialer.dial(Target("a.example", 443))
+        await _dial(dialer, Target("a.example", 443))
     assert refused.value.reason == reasons.UNREACHED
     assert connector.addresses == ["192.0.2.0", "192.0.2.1", "192.0.2.2"]
 
 
 async def test_without_a_resolver_the_connector_gets_the_name_alone() -> None:
     dialer, connector = _dialer(None)
-    assert (await dialer.dial(Target("a.example", 443))).address == ""
+    assert (await _dial(dialer, Target("a.example", 443))).address == ""
     assert connector.addresses == [""]
     addresses = Addresses()
     addresses.refused["127.0.0.1"] = "is a loopback address"
     dialer, connector = _dialer(None, addresses)
     with pytest.raises(Refusal):
-        await dialer.dial(Target("127.0.0.1", 443))
+        await _dial(dialer, Target("127.0.0.1", 443))
     assert connector.addresses == []
 
 
@@ -113,7 +136,7 @@ async def test_resolver_that_lies_about_its_type_reaches_nothing() -> None:
 
     dialer, connector = _dialer(Lying(), Literal())
     with pytest.raises(Refusal):
-        await dialer.dial(Target("a.example", 443))
+        await _dial(dialer, Target("a.example", 443))
     assert connector.addresses == []
 
 
@@ -134,7 +157,7 @@ def test_no_byte_reaches_an_address_that_is_refused_whatever_a_resolver_says(ans
         dialer = Dialer(names, classifier, connector, Limits(cache_s=0))
         for _ in range(len(answers) + 1):
             with contextlib.suppress(Refusal):
-                await dialer.dial(Target("a.example", 443))
+                await _dial(dialer, Target("a.example", 443))
         return connector.addresses
 
     for address in asyncio.run(dial()):

@@ -97,11 +97,12 @@ class Index:
         try:
             self._database = _opened(path)
             self._load()
-        except (sqlite3.DatabaseError, OtherVersionError) as error:
+        except sqlite3.DatabaseError as error:
             with suppress(AttributeError, sqlite3.Error):
                 self._database.close()
-            aside = path.with_name(f"{path.name}.damaged")
-            _log.error("environment_index_damaged", path=str(path), put_aside=str(aside), error=str(error))
+            problem = "of_another_version" if isinstance(error, OtherVersionError) else "damaged"
+            aside = path.with_name(f"{path.name}.{problem}")
+            _log.error(f"environment_index_{problem}", path=str(path), put_aside=str(aside), error=str(error))
             put_aside(path, aside)
             self._database = _opened(path)
             self._load()

@@ -10,7 +10,7 @@ lose the last rows, but never damages the file.
 Each row has a checksum and is believed only if that fits. Neither a damaged row nor a damaged file stops the start: the
 file is put aside, rows that fit are taken over, and a client that asks for one of the other sessions learns that it is
 lost, and why, as far as its journal still shows that it existed. Their sandboxes are destroyed. A file of another
-version stops the start and says what to do: it is not damaged.
+version is not damaged: one that names sessions stops the start and says what to do, an empty one is replaced.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _DAMAGED = "what the registry said of it was damaged"
+_OTHER_VERSION = "a daemon of another version wrote what the registry says of it, which this one can't read"
 _UNKNOWN = "the daemon was killed, and its registry knows nothing of it any more"
 
 _log = structlog.get_logger(__name__)
@@ -144,7 +145,10 @@ class Registry:
     """Owns the database. Every call takes microseconds, so it runs in the event loop."""
 
     def __init__(self, state_dir: StateDir) -> None:
-        """Opens or creates the file; a damaged one is put aside. Raises StateDirError for one of another version."""
+        """Opens or creates the file; a damaged one is put aside.
+
+        Raises StateDirError for one of another version that names sessions.
+        """
         self._path = state_dir.registry_path
         self._journals = state_dir.journals_path
         self._unforgotten: set[str] = set()
@@ -155,10 +159,17 @@ class Registry:
         try:
             self._database = self._opened()
         except OtherVersionError as error:
-            raise StateDirError(
-                f"The registry of sessions {self._path} is of version {error.version}, and this daemon knows version "
-                f"{_VERSION}: start the daemon that made it and stop it in order, or move the file away."
-            ) from error
+            if _names_sessions(self._path):
+                raise StateDirError(
+                    f"The registry {self._path} is of version {error.version} and names sessions, and this daemon "
+                    f"knows version {_VERSION}. Start the daemon that made it and stop it with SIGTERM, or move the "
+                    "file away: both end these sessions."
+                ) from error
+            try:
+                put_aside(self._path, self._path.with_name(f"{self._path.name}.version-{error.version}"))
+                self._database = self._opened()
+            except (OSError, sqlite3.Error) as failure:
+                raise self._unusable(failure) from error
         except sqlite3.OperationalError as error:  # locked or unreadable, which does not mean damaged
             raise self._unusable(error) from error
         except sqlite3.DatabaseError as error:
@@ -214,7 +225,8 @@ class Registry:
                     raise ValueError("it does not fit its checksum")
                 records.append(_record(row))
             except (ValueError, KeyError, TypeError) as error:
-                self._disbelieve(row["session_id"], error)
+                self._is_damaged |= not fits
+                self._disbelieve(row["session_id"], _OTHER_VERSION if fits else _DAMAGED, error)
         known = {record.session_id for record in records}
         for journal in self._journals.iterdir():
             session_id = journal.name.removesuffix(_OF_PROCESSES)
@@ -225,7 +237,7 @@ class Registry:
             else:
                 # The daemon was killed while its session was made or ended; or its row was in the damaged part of the
                 # write-ahead log, from where on SQLite ignores the log without an error.
-                self.unbelieved[journal.name] = _DAMAGED if self._is_damaged else _UNKNOWN
+                self.unbelieved.setdefault(journal.name, _DAMAGED if self._is_damaged else _UNKNOWN)
                 _log.warning("journal_without_session", session_id=journal.name, is_registry_damaged=self._is_damaged)
                 segments.remove(journal)
         return records
@@ -236,10 +248,9 @@ class Registry:
         rows = self._database.execute(_SELECT).fetchall()
         return [(dict(zip(names, row, strict=True)), checksum == row_checksum(*row)) for *row, checksum in rows]
 
-    def _disbelieve(self, session_id: str, error: Exception) -> None:
-        """Removes a row that does not fit. Not even its owner is believed; only its id is remembered."""
-        self._is_damaged = True
-        self.unbelieved[session_id] = _DAMAGED
+    def _disbelieve(self, session_id: str, reason: str, error: Exception) -> None:
+        """Removes a row. Not even its owner is believed; only its id is remembered."""
+        self.unbelieved[session_id] = reason
         _log.error("session_not_believed", session_id=session_id, path=str(self._path), error=str(error))
         self._try("DELETE FROM sessions WHERE session_id = ?", [(session_id,)])
 
@@ -365,6 +376,15 @@ class Registry:
         except sqlite3.Error as error:
             _log.error("registry_not_written", path=str(self._path), error=str(error))
             return False
+        return True
+
+
+def _names_sessions(path: Path) -> bool:
+    """Returns False for a registry of any version without a session; True when that can't be read."""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            return database.execute("SELECT 1 FROM sessions").fetchone() is not None
+    except sqlite3.Error:
         return True
 
 

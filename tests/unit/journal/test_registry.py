@@ -228,10 +228,37 @@ def test_a_row_that_was_changed_past_us_is_not_changed_by_us(registry: Registry,
     assert list(registry.unbelieved) == ["s1"]
 
 
-def test_another_version_stops_the_start(registry: Registry, tmp_path: Path) -> None:
-    registry._database.execute("PRAGMA user_version = 99")
-    with pytest.raises(StateDirError, match="version 99"):
+@pytest.mark.parametrize("version", [1, 99])
+def test_another_version_that_names_sessions_stops_the_start(registry: Registry, tmp_path: Path, version: int) -> None:
+    registry.add(RECORD)
+    registry._database.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(StateDirError, match=rf"version {version} and names sessions.*knows version \d"):
         Registry(StateDir(tmp_path))
+
+
+@pytest.mark.parametrize("version", [1, 99])
+def test_an_empty_registry_of_another_version_is_replaced(registry: Registry, tmp_path: Path, version: int) -> None:
+    """A daemon that was stopped with SIGTERM, which the advice asks for, leaves it."""
+    registry.add(RECORD)
+    registry.forget("s1")
+    registry._database.execute(f"PRAGMA user_version = {version}")
+    registry._database.execute("ALTER TABLE sessions ADD COLUMN later TEXT")
+    registry.close()
+    after = Registry(StateDir(tmp_path))
+    after.add(RECORD)
+    assert reopened(after, tmp_path) == [RECORD]
+    after.close()
+
+
+def test_a_row_with_a_field_of_another_version_is_not_said_to_be_damaged(registry: Registry, tmp_path: Path) -> None:
+    registry.add(RECORD)
+    registry._database.execute("UPDATE sessions SET spec = json_insert(spec, '$.later', true)")
+    registry.close()
+    (tmp_path / "journals" / "s1").mkdir()
+    after = Registry(StateDir(tmp_path))
+    assert after.load() == []
+    assert "another version" in after.unbelieved["s1"]
+    after.close()
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from executor_server import guest
 from executor_server.backends.base import KnownSandbox
 from executor_server.backends.guest_archive import GuestArchive, pack_archive
 from executor_server.backends.local import LocalBackend, host, resources
+from executor_server.backends.local.backend import _FIRST_USER
 from executor_server.backends.local.bubblewrap import find_bwrap
 from executor_server.backends.local.cgroups import NoCgroups, discover_cgroups
 from executor_server.backends.local.sandbox import LocalSandbox
@@ -94,7 +96,10 @@ async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(directory: Path) -> GuestArchive:
-        return pack_archive({"executor_guest/__init__.py": b"raise RuntimeError('a broken guest')"}, directory)
+        root = Path(guest.__file__).parent
+        whole = ("__init__", "nursery/__init__", "nursery/owner", "wire/__init__", "wire/kernel", "wire/privileges")
+        files = {f"executor_guest/{name}.py": Path(root, f"{name}.py").read_bytes() for name in whole}
+        return pack_archive(files | {"executor_guest/main.py": b"raise RuntimeError('a broken guest')"}, directory)
 
     monkeypatch.setattr(resources, "pack_guest", broken)
     backend = LocalBackend(state_dir)
@@ -180,7 +185,7 @@ async def test_a_sandbox_that_a_killed_daemon_was_making_is_removed_with_its_gro
 async def test_the_user_of_an_adopted_sandbox_is_given_to_no_other(state_dir: Path, orphan: Orphan) -> None:
     """In a container there may be few users; here two, besides those of the examination, of workshops and nurseries."""
     assert orphan.host_uid is not None
-    uids = range(orphan.host_uid - 4, orphan.host_uid + 1)
+    uids = range(orphan.host_uid - _FIRST_USER - 1, orphan.host_uid + 1)
     async with _started(state_dir, uids=uids) as backend:
         await backend.adopt([orphan.known])
         assert (await backend.create(SPEC)).host_uid == orphan.host_uid - 1

@@ -79,6 +79,16 @@ import os, stat
 modes = {name: os.lstat(f"/dev/{name}").st_mode for name in os.listdir("/dev")}
 show([name for name, mode in modes.items() if stat.S_ISCHR(mode) or stat.S_ISBLK(mode)])
 """,
+    "terminals": """
+import os
+held = []
+try:
+    while len(held) < 200:
+        held.append(os.openpty())
+except OSError:
+    pass
+show(len(held))
+""",
     "owners": "import os; show(sorted({os.stat(f'/proc/{name}').st_uid for name in os.listdir('/proc') if name.isdigit()}))",
 }
 # Programs that fill something up come last.
@@ -193,6 +203,11 @@ def test_dangerous_system_calls_are_refused(seen: dict[str, Any]) -> None:
     # ENOSYS where the runtime's library does not know a call's name yet.
     assert {name: result for name, result in results.items() if result not in (errno.EPERM, errno.ENOSYS)} == {}
     assert results["unshare"] == results["mount"] == results["ptrace"] == errno.EPERM
+
+
+def test_a_sandbox_leaves_the_others_terminals(seen: dict[str, Any]) -> None:
+    """Of which the machine has 4,096."""
+    assert 0 < seen["terminals"] <= 64
 
 
 def test_no_input_can_be_injected_into_a_terminal(seen: dict[str, Any]) -> None:

@@ -1,9 +1,12 @@
-"""One sandbox uses up what the kernel counts for a user; under an ordinary user's daemon all sandboxes share that user."""
+"""One sandbox uses up what the kernel counts for a user; under an ordinary user's daemon all share that user."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
+import struct
 import sysconfig
 import tempfile
 from collections.abc import Iterator
@@ -12,10 +15,17 @@ from pathlib import Path
 import pytest
 
 from executor_client import ExecutorClient
+from executor_server.backends.local import LocalBackend
+from executor_server.backends.local.sandbox import LocalSandbox
+from executor_server.core import SandboxSpec
 from tests.security.test_local_isolation import NOBODY, REPOSITORY, _require_nobody
 from tests.support.backends import require
 from tests.support.daemon import running_daemon
+from tests.support.forked_backend import ForkedBackend
 from tests.support.leftovers import DAEMON_PREFIX
+
+SPEC = SandboxSpec("base", 2**28, 32, 2**24, 60.0, fork_server="off")
+_NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 
 # Sends descriptors to itself until the kernel refuses more, or so many are in flight.
 _SEND_ALL = """
@@ -93,11 +103,33 @@ def hold_all(client: ExecutorClient) -> list[int]:
 
 def test_terminals_and_watchers_of_one_sandbox_leave_others_theirs(client: ExecutorClient) -> None:
     watchers, terminals = hold_all(client)
-    assert 0 < watchers <= 32 and 0 < terminals <= 64
+    assert 0 < watchers <= 16 and 0 < terminals <= 64
 
 
-def test_they_leave_others_theirs_under_a_daemon_of_root(directory: Path) -> None:
+@pytest.mark.parametrize("kind", [LocalBackend, ForkedBackend])
+async def test_no_namespace_of_a_sandbox_is_of_the_host_s_root(directory: Path, kind: type[LocalBackend]) -> None:
+    """The kernel counts inotify, timers and queued signals of all that is in it for the owner, too: root had none."""
     require("local")
-    with running_daemon(directory) as daemon, daemon.client() as connected:
-        watchers, terminals = hold_all(connected)
-    assert 0 < watchers <= 32 and 0 < terminals <= 64
+    backend = kind(directory)
+    await backend.start()
+    try:
+        first = await owner_of_the_outermost_namespace(await backend.create(SPEC))
+        other = await owner_of_the_outermost_namespace(await backend.create(SPEC))
+    finally:
+        await backend.close()
+    assert 0 not in (first, other)
+    assert (first == other) == (kind is ForkedBackend)
+
+
+async def owner_of_the_outermost_namespace(sandbox: LocalSandbox) -> int:
+    assert sandbox.process is not None
+    owners: list[int] = []
+    with contextlib.ExitStack() as opened:
+        namespace = os.open(f"/proc/{sandbox.process.init_pid}/ns/user", os.O_RDONLY)
+        with contextlib.suppress(PermissionError):  # above is the host's own
+            while True:
+                opened.callback(os.close, namespace)
+                owners += struct.unpack("I", fcntl.ioctl(namespace, _NS_GET_OWNER_UID, bytes(4)))
+                namespace = fcntl.ioctl(namespace, _NS_GET_PARENT)
+    await sandbox.destroy()
+    return owners[-2]

@@ -315,6 +315,7 @@ def _facts(version: Mapping[str, Any], info: Mapping[str, Any]) -> EngineFacts:
             limits_processors=bool(info.get("CpuCfsQuota")),
             has_swappiness=cgroup_version == "1" and bool(info.get("MemoryLimit")),
             limits_sockets=cgroup_version == "1" and bool(info.get("KernelMemoryTCP")),
+            runtime=str(info.get("DefaultRuntime", "runc")),
         ),
         kernel=str(info.get("KernelVersion", "")),
         cgroup_version=cgroup_version,

@@ -29,6 +29,20 @@ _RUNTIME_PROCESSES = 32
 _TMPFS = "rw,exec,nosuid,nodev,mode=1777,uid={user},gid={user},size={size_bytes},nr_inodes={inodes}"
 _HIDDEN_VOLUME = "ro,noexec,nosuid,nodev,size=4k,mode=0555"
 _LOG_BYTES = 65_536
+# Others may have a kernel of their own, which could not show a file system of the host's.
+_HOST_KERNEL_RUNTIMES = ("runc", "crun", "youki")
+# A devpts of its own with few terminals; the Engine's own has all of the machine's. It goes with the container.
+_TERMINALS = {
+    "Type": "volume",
+    "Target": "/dev/pts",
+    "VolumeOptions": {
+        "NoCopy": True,
+        "DriverConfig": {
+            "Name": "local",
+            "Options": {"type": "devpts", "device": "devpts", "o": "newinstance,ptmxmode=0666,mode=620,max=64"},
+        },
+    },
+}
 
 # The Engine's own choice (moby `oci/defaults.go`), and all of /sys: it shows the host's devices and control groups,
 # and no program of an agent needs it.
@@ -58,6 +72,7 @@ class HostAbilities:
     limits_processors: bool
     has_swappiness: bool
     limits_sockets: bool = False  # by control groups of version 1, which count them apart
+    runtime: str = "runc"  # the Engine's default
 
 
 @dataclass(frozen=True)
@@ -106,7 +121,7 @@ def container_config(request: ContainerRequest, host: HostAbilities) -> dict[str
         "AttachStdin": False,
         "OpenStdin": False,
         "Tty": False,
-        "HostConfig": {**_isolation(request, host), **_files(request), **_limits(request, host)},
+        "HostConfig": {**_isolation(request, host), **_files(request, host), **_limits(request, host)},
     }
 
 
@@ -137,7 +152,7 @@ def _log_config(*, keeps_log: bool) -> dict[str, Any]:
     return {"Type": "json-file", "Config": {"max-size": str(_LOG_BYTES), "max-file": "1"}}
 
 
-def _files(request: ContainerRequest) -> dict[str, Any]:
+def _files(request: ContainerRequest, host: HostAbilities) -> dict[str, Any]:
     spec = request.spec
     # One inode more, for the file system's own directory.
     tmpfs = _TMPFS.format(user=request.user, size_bytes=spec.disk_bytes, inodes=spec.max_files + 1)
@@ -155,7 +170,8 @@ def _files(request: ContainerRequest) -> dict[str, Any]:
                 "BindOptions": {"Propagation": "rprivate"},
             }
             for bind in request.binds
-        ],
+        ]
+        + ([_TERMINALS] if (request.runtime or host.runtime) in _HOST_KERNEL_RUNTIMES else []),
     }
 
 

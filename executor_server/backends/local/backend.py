@@ -52,6 +52,8 @@ DEFAULT_IMAGE = "base"
 # Below the state directory: a directory for each sandbox, and the files that all of them mount.
 _SANDBOXES, _RUNTIME = "sandboxes", "runtime"
 _SWEEP_TIMEOUT_S = 30.0
+# Place of the first user of a sandbox in the range of host users.
+_FIRST_USER = 128
 
 _log = structlog.get_logger(__name__)
 
@@ -110,8 +112,8 @@ class LocalBackend:
             directory.release()
             raise
         # The first user is the examination's: at the next start it must not be that of an adopted sandbox. The second
-        # owns what workshops write, and so is the same for every daemon. The third is the nurseries'.
-        users, workshop_uid = (HostUsers(found.uids[3:]), found.uids[1]) if found.uids else (None, None)
+        # owns what workshops write, and so is the same for every daemon. The others until _FIRST_USER are nurseries'.
+        users, workshop_uid = (HostUsers(found.uids[_FIRST_USER:]), found.uids[1]) if found.uids else (None, None)
         images = dict(found.resources.images)
         nurseries = Nurseries(self._state_dir, _nursery_users(found.uids))
         self._capabilities = _HostCapabilities(found.resources, directory, users, workshop_uid, images, nurseries)
@@ -326,7 +328,7 @@ def _next_user(capabilities: _HostCapabilities) -> int | None:
 
 def _nursery_users(uids: range | None) -> tuple[int, int, int] | None:
     """Returns the users of nurseries, as `Nurseries` takes them."""
-    return (uids[2], uids[3], len(uids) - 3) if uids else None
+    return (uids[2], uids[_FIRST_USER], len(uids) - _FIRST_USER) if uids else None
 
 
 def _target(image: Image) -> Target:

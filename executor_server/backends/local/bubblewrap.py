@@ -14,7 +14,7 @@ from pathlib import Path
 
 from executor_server.core import SandboxFailure
 
-_NEEDED_OPTIONS = ("--as-pid-1", "--block-fd", "--info-fd", "--perms", "--seccomp", "--size", "--userns-block-fd")
+_NEEDED_OPTIONS = ("--as-pid-1", "--block-fd", "--info-fd", "--perms", "--seccomp", "--size")
 _ANSWER_TIMEOUT_S = 10.0
 
 

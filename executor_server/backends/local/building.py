@@ -206,16 +206,20 @@ async def _start_bwrap(sandbox: LocalSandbox, plan: Plan, listener: int, cpu_fd:
             command = [str(plan.image.python), "-I", "-S", "-c", GUEST_BOOT, json.dumps(config), str(ready_write)]
             pass_fds = (listener, ready_write, *(() if cpu_fd is None else (cpu_fd,)))
             process = resources.start(
-                plan.image, spec, command, cgroup=sandbox.cgroup, mounts=plan.mounts, pass_fds=pass_fds
+                plan.image,
+                spec,
+                command,
+                host_uid=sandbox.host_uid,
+                cgroup=sandbox.cgroup,
+                mounts=plan.mounts,
+                pass_fds=pass_fds,
             )
             sandbox.process = process
 
         def record(pid: int) -> None:
             write_record(sandbox.directory, _record_of(sandbox, pid, process.popen.pid))
 
-        await process.confine_and_release(
-            host_uid=sandbox.host_uid, rlimits=resources.rlimits(spec), on_held=record, deadline=deadline
-        )
+        await process.confine_and_release(rlimits=resources.rlimits(spec), on_held=record, deadline=deadline)
         answer = await read_within(ready_read, 1, deadline)
     if not answer:
         state = "does not start in time" if answer is None else "ended at once"

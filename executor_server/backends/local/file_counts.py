@@ -1,6 +1,6 @@
 """Limits what a sandbox can make, once it is made, and bubblewrap has no option for: files, by their number, and the
-size of its shared memory; terminals, of which the machine has some thousand; instances of inotify, which
-the kernel counts for the owner of the sandbox's namespaces, the daemon's user.
+size of its shared memory; terminals, of which the machine has some thousand; under an ordinary user's daemon,
+whose sandboxes share that user, also instances of inotify.
 
 Each file, directory or link in a file system in memory takes kernel memory besides its content, which a limit of size
 does not count. tmpfs accepts a number of inodes, also after it is mounted. So a sandbox's file systems are reconfigured
@@ -22,7 +22,7 @@ import sys
 _FILE_SYSTEMS = ("workspace", "tmp", "dev/shm")
 # Options that a reconfiguration does not name get the kernel's default: those of bubblewrap again.
 _TERMINALS = {b"max": "64", b"mode": "620", b"ptmxmode": "0666"}
-_WATCHERS, _MAX_WATCHERS = "user/max_inotify_instances", b"32"
+_WATCHERS = {"max_inotify_instances": b"16", "max_inotify_watches": b"8192"}
 _TIMEOUT_S = 10.0
 # System calls; the numbers are the same on every architecture.
 _FSCONFIG, _FSPICK = 431, 433
@@ -40,20 +40,11 @@ def limit_files(pid: int, max_files: int) -> None:
     """Limits each file system of the sandbox whose first process is `pid`. Blocks for a moment; raises OSError."""
     if os.geteuid() == 0:
         _limit_below(f"/proc/{pid}/root", max_files)
-        # Only the user namespace has to be entered, which a smaller program than Python does sooner.
-        enter = ["nsenter", f"--user=/proc/{pid}/ns/user", "--", "/bin/sh", "-c"]
-        command = [*enter, f"echo {_MAX_WATCHERS.decode()} > /proc/sys/{_WATCHERS}"]
-    else:
-        command = [sys.executable, "-I", "-S", __file__, str(pid), str(max_files)]
+        return
+    command = [sys.executable, "-I", "-S", __file__, str(pid), str(max_files)]
     try:
         ended = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env={"PATH": os.defpath},
-            timeout=_TIMEOUT_S,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise OSError(f"it took longer than {_TIMEOUT_S:g} s") from error
@@ -102,9 +93,10 @@ def _enter(pid: int) -> None:
         if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     # The kernel shows a process the limits of its own user namespace there, which hold for those below, too.
-    watchers = os.open(_WATCHERS, os.O_WRONLY | os.O_CLOEXEC, dir_fd=settings)
-    os.write(watchers, _MAX_WATCHERS)
-    os.close(watchers)
+    for name, most in _WATCHERS.items():
+        fd = os.open(f"user/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=settings)
+        os.write(fd, most)
+        os.close(fd)
 
 
 if __name__ == "__main__":

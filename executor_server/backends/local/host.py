@@ -23,6 +23,7 @@ from executor_server.backends.seccomp_program import UnsupportedArchitecture, fi
 from executor_server.backends.users import usable_uids
 from executor_server.config import LocalImage
 from executor_server.core import SandboxFailure, SandboxSpec
+from executor_server.guest.nursery.owner import has_rights
 
 _TRIAL_TIMEOUT_S = 15.0
 # Packages without bytecode that a finding names; it counts all of them.
@@ -241,12 +242,18 @@ def _report_limits(found: Examination, resources: Resources) -> None:
 
 def _report_shared_counters(found: Examination) -> None:
     """Says what the kernel counts for one user over all sandboxes; docs/backends.md says where each is limited."""
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and not has_rights():
         detail = (
             "Sandboxes have users of their own, but their namespaces are root's: instances and watches of inotify "
             "(fs.inotify) and queued signals count for root, too."
         )
-        remedy = "Raise fs.inotify.max_user_instances where programs watch files: 128 are few."
+        remedy = "Give the daemon's container the capabilities SYS_ADMIN, SYS_PTRACE and KILL."
+    elif os.geteuid() == 0:
+        detail = (
+            "Sandboxes and their namespaces have users of their own, but those that one process of the fork server "
+            "forks share its user for instances and watches of inotify (fs.inotify) and queued signals."
+        )
+        remedy = 'Set sandbox.fork_server = "tenant" or "off" in the policy, or raise fs.inotify.max_user_instances.'
     else:
         detail = (
             "All sandboxes share the daemon's user, for which the kernel counts inotify (fs.inotify), epoll watches "

@@ -151,7 +151,8 @@ def _as_arguments(entries: Iterable[Entry]) -> Iterator[str]:
 
 def _namespaces() -> Iterator[str]:
     # No --die-with-parent: a sandbox outlives the daemon, and its supervisor ends it when no daemon connects again.
-    yield from ("--unshare-all", "--unshare-user", "--as-pid-1", "--new-session", "--hostname", "sandbox")
+    yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+    yield from ("--as-pid-1", "--new-session", "--hostname", "sandbox")
 
 
 def environment_of(image: Image, spec: SandboxSpec) -> dict[str, str]:

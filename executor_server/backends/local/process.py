@@ -1,14 +1,13 @@
 """One bubblewrap process: starts it, confines the sandbox from outside while it waits, releases, kills and reaps it.
 
-Some steps must be taken from outside: setting the sandbox's limits, recording that it exists and, for root, giving it a
-user of its own. They must be complete before it runs anything, and bubblewrap waits for us at the right moment:
+Setting the sandbox's limits and recording that it exists is done from outside. It must be complete before it runs
+anything, so bubblewrap builds the file system and waits (--block-fd) before it executes the command. Who runs it?
 
-- As an ordinary user it maps our own user to the sandbox's by itself, builds the file system, and waits (--block-fd)
-  before it executes the command.
+- As an ordinary user it makes the user namespace, and maps our own user to the sandbox's.
 - As root it must not do so: the program would run as the host's user 0, who owns /proc/sys even without any capability.
-  It waits (--userns-block-fd) right after making its user namespace, and we write the map: 0 stays the host's root,
-  just to build the file system (the Python environment may lie in a directory that only root can enter), and the
-  sandbox's user is a host user that no other process has. The command starts as 0 with the capabilities to change user
+  It runs in a user namespace that belongs to the sandbox's user (guest/nursery/owner.py), a host user that no other
+  process has. There 0 stays the host's root, just to build the file system (the Python environment may lie in a
+  directory that only root can enter). The command starts as 0 with the capabilities to change user
   and no others; the supervisor's first act is to drop to the sandbox's user for good, before it accepts any connection.
   The two capabilities stay in its bounding set, which gives nothing away: no program gains any by being executed.
 
@@ -26,6 +25,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from executor_server.backends.local.descriptors import is_readable, kill, read_w
 from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.backends.local.stderr_file import open_stderr, read_stderr
 from executor_server.core import SandboxFailure
+from executor_server.guest.wire.nursery_messages import nursery_boot
 
 _INFO_BYTES = 4096
 
@@ -87,15 +88,13 @@ class BwrapProcess:
     async def confine_and_release(
         self,
         *,
-        host_uid: int | None,
         rlimits: Mapping[int, int],
         on_held: Callable[[int], None],
         deadline: float,
     ) -> None:
         """Learns the first process, confines it and releases it.
 
-        `host_uid` is the user that it becomes on the host, None for our own; `on_held` gets the first process's id.
-        Raises SandboxFailure; the caller then kills it.
+        `on_held` gets the first process's id. Raises SandboxFailure; the caller then kills it.
         """
         pid = self.init_pid = await self._first_process(deadline)
         try:
@@ -103,8 +102,6 @@ class BwrapProcess:
             for limit, value in rlimits.items():
                 resource.prlimit(pid, limit, (value, value))
             on_held(pid)
-            if host_uid is not None:
-                _map_users(pid, host_uid)
             os.write(self._release, b"1")
         except OSError as error:
             raise SandboxFailure(f"cannot confine a sandbox: {error}; {self.last_words()}") from error
@@ -173,12 +170,17 @@ def start_bwrap(
     arguments: Iterable[str],
     command: Sequence[str],
     *,
+    guest: Path,
+    host_uid: int | None,
     seccomp: bytes,
     cgroup: Cgroup | None,
     pass_fds: Sequence[int] = (),
     stdout: int = subprocess.DEVNULL,
 ) -> BwrapProcess:
-    """Starts bubblewrap, which then waits. The caller confines and releases it, or kills it."""
+    """Starts bubblewrap, which then waits. The caller confines and releases it, or kills it.
+
+    `host_uid` is the user that the sandbox gets on the host, None for our own.
+    """
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         info_read, info_write = _pipe(ours, theirs)
         block_read, block_write = _pipe(theirs, ours)
@@ -186,35 +188,28 @@ def start_bwrap(
         ours.callback(os.close, stderr)
         filter_fd = _memory_file("seccomp", seccomp)
         theirs.callback(os.close, filter_fd)
-        if os.geteuid() == 0:
-            # As standard input, which bubblewrap leaves open in the sandbox; there it is at its end by then.
-            stdin, held = block_read, ["--userns-block-fd", "0"]
-            held += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        held = ["--block-fd", str(block_read), "--info-fd", str(info_write), "--seccomp", str(filter_fd)]
+        if host_uid is None:
+            before = []
+            held += ["--unshare-user", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
         else:
-            stdin, held = subprocess.DEVNULL, ["--block-fd", str(block_read)]
-            held += ["--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
-            pass_fds = (*pass_fds, block_read)
-        held += ["--info-fd", str(info_write), "--seccomp", str(filter_fd)]
-        command_line = [str(bwrap), *held, *arguments, "--", *command]
+            boot = nursery_boot(str(guest), "owner")
+            before = [sys.executable, "-I", "-S", "-c", boot, str(host_uid), str(SANDBOX_ID)]
+            held += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        command_line = [*before, str(bwrap), *held, *arguments, "--", *command]
         popen = subprocess.Popen(
             cgroup.enter_and_run(command_line) if cgroup else command_line,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             env={},
-            pass_fds=(info_write, filter_fd, *pass_fds),
+            pass_fds=(block_read, info_write, filter_fd, *pass_fds),
             start_new_session=True,  # a Ctrl-C in the daemon's terminal is for the daemon
         )
         ours.callback(_abandon, popen)
         process = BwrapProcess(popen, os.pidfd_open(popen.pid), stderr, info_read, block_write)
         ours.pop_all()
     return process
-
-
-def _map_users(pid: int, host_uid: int) -> None:
-    mapping = f"0 0 1\n{SANDBOX_ID} {host_uid} 1\n"
-    Path(f"/proc/{pid}/uid_map").write_text(mapping)
-    Path(f"/proc/{pid}/gid_map").write_text(mapping)
 
 
 def _abandon(popen: subprocess.Popen[bytes]) -> None:

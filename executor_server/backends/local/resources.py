@@ -63,6 +63,7 @@ class Resources:
         spec: SandboxSpec,
         command: Sequence[str],
         *,
+        host_uid: int | None,
         cgroup: Cgroup | None,
         mounts: Sequence[Mount] = (),
         pass_fds: Sequence[int] = (),
@@ -71,7 +72,15 @@ class Resources:
         """Starts a sandbox that waits to be confined and released. `mounts` come on top of those of every one."""
         arguments = self.layout.arguments(image, spec, mounts)
         return start_bwrap(
-            self.bwrap.path, arguments, command, seccomp=self.seccomp, cgroup=cgroup, pass_fds=pass_fds, stdout=stdout
+            self.bwrap.path,
+            arguments,
+            command,
+            guest=self.layout.guest.path,
+            host_uid=host_uid,
+            seccomp=self.seccomp,
+            cgroup=cgroup,
+            pass_fds=pass_fds,
+            stdout=stdout,
         )
 
     def make_cgroup(self, daemon_id: str, sandbox_id: str, spec: SandboxSpec) -> Cgroup | None:

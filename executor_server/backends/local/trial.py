@@ -42,13 +42,17 @@ async def run_python(
     try:
         try:
             process = resources.start(
-                image, spec, [str(image.python), *options, "-c", source], cgroup=cgroup, stdout=write
+                image,
+                spec,
+                [str(image.python), *options, "-c", source],
+                host_uid=host_uid,
+                cgroup=cgroup,
+                stdout=write,
             )
         finally:
             os.close(write)
         try:
             await process.confine_and_release(
-                host_uid=host_uid,
                 rlimits=resources.rlimits(spec),
                 on_held=lambda pid: None,
                 deadline=deadline,

@@ -40,6 +40,7 @@ from ..wire.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, M
 from ..wire.lean import loads
 from ..wire.nursery_messages import PARENT_NAME, nursery_boot
 from ..wire.paths import GUEST_PATH
+from .owner import enter_namespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ _KEPT_CAPABILITIES = (6, 7, 8, 12, 21)
 # SETFCAP: since Linux 5.12 a map that has its parent's user 0 takes it, and under an ordinary user's daemon there is no
 # other user for sandboxes to be.
 _KEPT_WITHOUT_USERS = (31,)
-_NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.SANDBOX_NAMESPACES
+_NAMESPACES = kernel.CLONE_NEWPID | kernel.SANDBOX_NAMESPACES
 
 
 def main() -> None:
@@ -83,12 +84,12 @@ def main() -> None:
     users = config["users"]
     copies: list[int] = []
     if users is not None:
-        os.setgroups([])
+        own, first, count = (int(number) for number in users)
         copies = _copy_mounts(config["root"])
-        _enter_namespaces_as_root([int(number) for number in users])
+        enter_namespaces(own, f"0 {own} 1\n{first} {first} {count}\n", _NAMESPACES)
     else:
         uid, gid = os.getuid(), os.getgid()
-        kernel.unshare(_NAMESPACES)
+        kernel.unshare(kernel.CLONE_NEWUSER | _NAMESPACES)
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"0 {uid} 1")
         _write("/proc/self/gid_map", f"0 {gid} 1")
@@ -106,34 +107,6 @@ def main() -> None:
     kernel.close_descriptors_from(3)
     _, status = os.waitpid(child, 0)
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
-
-
-def _enter_namespaces_as_root(users: list[int]) -> None:
-    """Enters the namespaces, while a process outside of them writes the map of users."""
-    own, first, count = users
-    read, write = os.pipe()
-    done_read, done_write = os.pipe()
-    writer = os.fork()
-    if writer == 0:
-        try:
-            os.close(write)
-            if os.read(read, 1):
-                mapping = f"0 {own} 1\n{first} {first} {count}\n"
-                for name in ("uid_map", "gid_map"):
-                    _write(f"/proc/{os.getppid()}/{name}", mapping)
-                os.write(done_write, b"1")
-        finally:
-            os._exit(0)
-    os.close(done_write)
-    kernel.unshare(_NAMESPACES)
-    os.write(write, b"1")
-    if os.read(done_read, 1) != b"1":
-        raise SystemExit("the map of users can't be written")
-    os.waitpid(writer, 0)
-    for fd in (read, write, done_read):
-        os.close(fd)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
 
 
 def _copy_mounts(root: list[list[str]]) -> list[int]:

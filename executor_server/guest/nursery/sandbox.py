@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _HOSTNAME = "sandbox"
 _DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=64"
-# Instances of inotify, which the kernel counts for the owner of the nursery's namespaces; no namespaces below this one.
-_OWN_MAXIMA = (("max_inotify_instances", b"32"), ("max_user_namespaces", b"0"))
+# Of inotify, which the kernel counts for the owner of the nursery's namespaces, too; no namespaces below this one.
+_OWN_MAXIMA = (("max_inotify_instances", b"16"), ("max_inotify_watches", b"8192"), ("max_user_namespaces", b"0"))
 # An empty directory of the nursery's root, on which the sandbox's own is mounted later.
 _EMPTY = "/workspace"
 _READ_ONLY_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus")

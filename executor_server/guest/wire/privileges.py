@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15
-_PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 22, 24, 38
+_PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS, _PR_SET_NO_NEW_PRIVS = 22, 24, 28, 38
+_SECBIT_NO_SETUID_FIXUP = 4
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8  # struct sock_filter
 _MAX_INSTRUCTIONS = 4096  # BPF_MAXINSNS
@@ -59,6 +60,11 @@ def drop_capabilities(kept: Collection[int] = ()) -> None:
     # Twice: effective, permitted, inheritable.
     sets = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
     _check(_libc.capset(header, sets))
+
+
+def keep_capabilities() -> None:
+    """Lets this process change its user and keep its rights, until it enters another user namespace."""
+    _prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)
 
 
 def gain_no_privileges() -> None:

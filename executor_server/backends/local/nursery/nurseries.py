@@ -107,7 +107,7 @@ class Nurseries:
     """Owns them from `start` to `close`."""
 
     def __init__(self, state_dir: Path, users: tuple[int, int, int] | None) -> None:
-        """`users`: the nurseries' own host user, the first user of sandboxes and their number; None: the daemon's."""
+        """`users`: the first host user of nurseries, the first of sandboxes and their number; None: the daemon's."""
         self._records = NurseryRecords(state_dir)
         self._users = users
         self._serving: dict[Blueprint, Nursery] = {}

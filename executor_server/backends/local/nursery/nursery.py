@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -44,7 +45,8 @@ class Blueprint:
     python: Path
     environment: tuple[tuple[str, str], ...]
     modules: tuple[str, ...]
-    users: tuple[int, int, int] | None  # its own host user, the first of sandboxes, their number; None: the daemon's
+    # The first host user of nurseries, the first of sandboxes, the number of those; None: the daemon's.
+    users: tuple[int, int, int] | None
     owner: str = ""  # the tenant, where each has its own
 
 
@@ -195,8 +197,10 @@ def start_nursery(blueprint: Blueprint, nursery_id: str, on_init: Callable[[Nurs
         ours.callback(os.close, lifeline)
         stderr = open_stderr()
         ours.callback(os.close, stderr)
+        users = blueprint.users
         config = {
-            "users": blueprint.users,
+            # One for each nursery: the kernel counts for it what all its sandboxes have of some things.
+            "users": users and (users[0] + secrets.randbelow(users[1] - users[0]), *users[1:]),
             "root": blueprint.root,
             "python": str(blueprint.python),
             "environment": dict(blueprint.environment),

@@ -100,7 +100,7 @@ def test_a_volume_of_the_image_never_replaces_a_mount_of_ours(volume: str) -> No
 
 
 def test_binds_are_read_only_unless_requested_otherwise() -> None:
-    (mount,) = _host_config()["Mounts"]
+    mount, _terminals = _host_config()["Mounts"]
     assert (mount["Type"], mount["Source"], mount["ReadOnly"]) == ("bind", "/state/guest.pyz", True)
 
 

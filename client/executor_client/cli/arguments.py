@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_client.cli import process_arguments
+from executor_client.cli.completion import SHELLS
 from executor_client.cli.options import (
     SESSION_HELP,
     Parser,
@@ -105,7 +106,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_rename(commands)
     add_json(make_command(commands, "policy", "show what the policy allows"))
     completion = make_command(commands, "completion", "print the completion script of a shell")
-    completion.epilog = 'bash, zsh:  eval "$(executor completion)"'
+    completion.add_argument("shell", nargs="?", choices=SHELLS, default="bash", help="default: bash, and zsh as well")
+    completion.epilog = 'bash, zsh:  eval "$(executor completion)"\nfish:       executor completion fish | source'
     _add_env(commands)
     _add_mcp(commands)
     return parser

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Runs the command that the options name. Returns the exit code. Raises ExecutorClientError."""
     tls = _tls(options)
     if options.command == "completion":
-        console.show_lines([completion()])
+        console.show_lines([completion(options.shell)])
         return EXIT_SUCCEEDED
     if options.command == "mcp":  # it uses the asyncio client
         from executor_client.mcp.command import serve

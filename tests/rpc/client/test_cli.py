@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -435,6 +436,7 @@ def test_a_repl_with_a_name_leaves_its_session(
         (["executor", "rep"], ["repl"]),
         (["executor", "run", "--save-s"], ["--save-state"]),
         (["executor", "--to"], ["--token"]),
+        (["executor", "env", "b"], ["build"]),
     ],
 )
 def test_a_shell_completes_commands_and_their_options(capsys: Captured, words: list[str], found: list[str]) -> None:
@@ -443,3 +445,20 @@ def test_a_shell_completes_commands_and_their_options(capsys: Captured, words: l
     ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _executor; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == found
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_commands_and_their_options(capsys: Captured, tmp_path: Path) -> None:
+    assert cli.main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out
+    asks = "; ".join(f"complete -C 'executor {line}'" for line in ("rep", "run --save-s", "env b"))
+    command = ["fish", "-N", "-c", f"{script}\n{asks}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["repl", "--save-state", "build"]
+
+
+def test_fish_gets_each_command_and_option_with_its_help(capsys: Captured) -> None:
+    assert cli.main(["completion", "fish"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("complete -c executor -n '") and line.endswith("'") for line in lines)
+    assert "complete -c executor -n '__fish_seen_subcommand_from run' -l put -d '" in "\n".join(lines)

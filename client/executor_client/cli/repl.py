@@ -1,14 +1,13 @@
 """`executor repl`: an interactive Python whose interpreter is in a sandbox.
 
 Typed text is parsed here only to see whether a statement is complete, and for this program's own commands: `help`,
-`exit()` and those that begin with a percent sign. All other text runs in the sandbox.
+`exit()` and those of `%help`. All other text runs in the sandbox, magics of notebooks and `!COMMAND` included.
 """
 
 from __future__ import annotations
 
 import ast
 import codeop
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -34,7 +33,7 @@ Python runs in the sandbox; what it defines stays until the session ends.
   %put FILE [PATH]   copies a file of this machine into the workspace
   %get PATH [FILE]   copies one back
   _                  the last value
-  !COMMAND           runs a command in the workspace
+  !COMMAND           runs a command in the workspace; %time, %%bash and others are there, too
   %images [DIR]      keeps figures and images in a directory of this machine
   %undo [N]          goes back to before the last statement, or the last N
   %session           tells which session this is, and its limits
@@ -97,7 +96,6 @@ class _Repl:
             "put": self._put,
             "get": self._get,
             "undo": self._undo,
-            "sh": self._run_shell,
             "session": self._show_session,
             "help": lambda _: console.show_lines(_HELP.splitlines()),
         }
@@ -108,10 +106,9 @@ class _Repl:
         if text in ("help", "help()"):
             self._commands["help"]("")
             return True
-        if text.startswith("!"):
-            text = f"%sh {text[1:]}"
-        if text.startswith("%"):
-            self._run_command(text[1:])
+        name, _, argument = text[1:].partition(" ")
+        if text.startswith("%") and name in self._commands:
+            self._run_command(name, argument)
             return True
         return self._execute(source, _help_code(text, whole=self._may_do_all) or _keeping_value(source))
 
@@ -158,14 +155,9 @@ class _Repl:
         for line in (*back.savepoint.left_out, *back.left_out):
             self._console.remark(f"not restored: {line}")
 
-    def _run_command(self, text: str) -> None:
-        name, _, argument = text.partition(" ")
-        command = self._commands.get(name)
-        if command is None:
-            self._console.fail(f"there is no %{name}; there are {', '.join(f'%{each}' for each in self._commands)}")
-            return
+    def _run_command(self, name: str, argument: str) -> None:
         try:
-            command(argument.strip())
+            self._commands[name](argument.strip())
         except (InvalidRequest, OSError) as error:
             self._console.fail(str(error))
         except ExecutorClientError as error:
@@ -191,11 +183,6 @@ class _Repl:
     def _get(self, argument: str) -> None:
         source, target = _two_names(argument, "%get PATH [FILE]")
         self._session.files.get(source, target)
-
-    def _run_shell(self, command: str) -> None:
-        done = self._session.processes.run(command)
-        self._console.show_output(sys.stdout, done.stdout)
-        self._console.show_output(sys.stderr, done.stderr)
 
     def _keep_images(self, directory: str) -> None:
         self._console.keep_images(Path(directory or "."))
@@ -272,6 +259,8 @@ def _read_statement(console: Console, reader: Reader) -> str | None:
 
 def is_complete(source: str) -> bool:
     """Returns True when the source can be executed, or when no further line would make it valid."""
+    if source.lstrip().startswith("%%"):  # a magic of the sandbox for all lines up to an empty one
+        return source.endswith("\n")
     if source.lstrip().startswith("%"):
         return True
     compiler = codeop.CommandCompiler()

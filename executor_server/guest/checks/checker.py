@@ -14,7 +14,6 @@ import traceback
 import warnings
 
 from ..wire.messages import ErrorDetail
-from . import install_lines
 from .event_loop import run_in_loop
 from .imports import ImportDenied, Imports
 from .instrumentation import Sentinels, instrument, spans
@@ -23,7 +22,7 @@ from .own_modules import FoundFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional, Sequence
+    from typing import Any, Optional, Sequence
 
     from .control import Refusal
     from .rules import Rules
@@ -80,7 +79,7 @@ def _check(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = _parse(source, filename)
+            tree = _parse(source, filename, rules)
             imports = Imports(tree, rules, own)
             statements = spans(tree)
             refused = _first_refusal(imports, find_refused(tree, rules) if rules.refused else [], rules)
@@ -106,10 +105,33 @@ def _check(
     return Verdict(packed, imports=imports.reported)
 
 
-def _parse(source: str, filename: str) -> ast.Module:
+def _parse(source: str, filename: str, rules: Rules) -> ast.Module:
     nul = source.find("\0")
     if nul >= 0:  # a ValueError without a line in some versions
         raise _plain("source code cannot contain null bytes", filename, source.count("\n", 0, nul) + 1)
+    try:
+        return _compiled(source, filename)
+    except SyntaxError:
+        from . import magics  # not at the start: most sources are Python
+
+        installs = bool(rules.network) and rules.authorizes("subprocess")
+        python, changed = magics.translate(source, filename, installs=installs)
+        if not changed:
+            raise
+    try:
+        tree = _compiled(python, filename)
+    except SyntaxError as error:
+        if error.lineno in changed:
+            error.text, error.offset = _line_of(source, error.lineno or 1), None
+        raise
+    nodes: Any = ast.walk(tree)
+    for node in nodes:
+        if getattr(node, "lineno", 0) in changed:
+            node.col_offset = node.end_col_offset = -1  # none: a traceback shows the line as it was written
+    return tree
+
+
+def _compiled(source: str, filename: str) -> ast.Module:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree: ast.Module = compile(source, filename, "exec", flags, True)
     return tree
@@ -125,7 +147,9 @@ def _syntax_error(error: SyntaxError, source: str, filename: str) -> Verdict:
     if error.text is None and error.offset:
         error.text = text  # the compiler, unlike the parser, has no source at hand
     _narrow(error)
-    error.msg = (install_lines.explanation(text) or error.msg or "invalid syntax")[:MAX_MESSAGE_CHARS]
+    from .magics import explanation
+
+    error.msg = (explanation(text) or error.msg or "invalid syntax")[:MAX_MESSAGE_CHARS]
     error.__cause__ = error.__context__ = None
     detail = ErrorDetail(
         type=type(error).__name__,

@@ -18,7 +18,7 @@ _INSTALL = (
 )
 # A distribution with extras and bounds. What else stands on such a line is no name to repeat.
 _REQUIREMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?:\[[A-Za-z0-9._,-]{1,64}\])?(?:[<>=!~]=?[A-Za-z0-9.*+]+)?"
-_LINE_CHARS_MAX = 1_000
+LINE_CHARS_MAX = 1_000
 _NAMES_MAX = 8
 # Options of pip whose value is the next word.
 _WITH_VALUE = frozenset({"-r", "-c", "-i", "-f", "-t", "-e", "-n", "--index-url", "--extra-index-url", "--target"})
@@ -26,7 +26,7 @@ _WITH_VALUE = frozenset({"-r", "-c", "-i", "-f", "-t", "-e", "-n", "--index-url"
 
 def explanation(line: str) -> Optional[str]:
     """Returns the message for a source line that is no Python because it installs packages; None for any other."""
-    found = re.match(_INSTALL, line[:_LINE_CHARS_MAX])
+    found = re.match(_INSTALL, line[:LINE_CHARS_MAX])
     if found is None:
         return None
     command = " ".join(found.group("command").split())

@@ -38,12 +38,19 @@ class OwnModules(NoModules):
     """Makes the interpreter's loaders heed whose code it is that they load."""
 
     def __init__(
-        self, agent_builtins: dict[str, Any], enforcer: RuleEnforcer, make_code: Callable[..., Any], archive: str
+        self,
+        agent_builtins: dict[str, Any],
+        enforcer: RuleEnforcer,
+        make_code: Callable[..., Any],
+        archive: str,
+        notebook: object,
     ) -> None:
-        """`make_code(source, path, package)` checks and instruments; `archive` has the guest's own modules."""
+        """`make_code(source, path, package)` checks and instruments; `archive` has the guest's own modules, and
+        `notebook` loads those that a program may use as its own."""
         self._builtins = agent_builtins
         self._enforcer = enforcer
         self._make_code = make_code
+        self._notebook = notebook
         self._spaces: dict[int, dict[str, Any]] = {}  # names of loaded modules of the program's own
         known = [os.path.dirname(os.__file__), archive, *sys.path]
         self._libraries = tuple({f"{form(each).rstrip('/')}/" for each in known for form in (_abspath, _realpath)})
@@ -67,6 +74,8 @@ class OwnModules(NoModules):
         return id(names) in self._spaces
 
     def _is_own_spec(self, spec: Any, *, only_namespace: bool = False) -> bool:
+        if getattr(spec, "loader", None) is self._notebook:
+            return True
         if spec is None or (spec.has_location and only_namespace):
             return False
         places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Iterator, Sequence
 
+# Modules of the guest that stand for IPython's where it is not installed (interpreter/notebook.py). They give a program
+# nothing that it has not, so they are taken for its own.
+NOTEBOOK_MODULES = ("IPython", "IPython.core", "IPython.core.display", "IPython.display")
 # Directories in which the checker looks for a module before it refuses a source.
 _MAX_DIRECTORIES = 1_000
 
@@ -63,7 +66,7 @@ class FoundFiles(NoModules):
             self._names.update(re.findall(r"""(?<=['"/\s])\w+(?=\.py\b|/|['"])""", self._source))
             for below, files in self._listings():
                 self._names.update(below, (file.partition(".")[0] for file in files))
-            self._names.add("")
+            self._names.update(("", NOTEBOOK_MODULES[0]))
         return module.partition(".")[0] in self._names
 
     def _listings(self) -> Iterator[tuple[list[str], list[str]]]:

@@ -146,6 +146,7 @@ class Executions:
                     if self._process.is_here():
                         clear_timers()
                         display.show_open_figures()
+                        self._runtime.notebook.end_step()
                 self._streams.flush()
             except FinalAnswerGiven:
                 self._streams.flush()

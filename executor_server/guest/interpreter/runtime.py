@@ -20,6 +20,7 @@ from . import display
 from .audit import Audit
 from .guard import guard
 from .main_module import adapt
+from .notebook import Notebook
 from .proxy import heed_proxy
 
 TYPE_CHECKING = False
@@ -53,13 +54,14 @@ class Runtime:
             imported=self._on_import,
         )
         self.names["display"] = display.display
+        self.notebook = Notebook(self.names, self.enforcer)
         self.builtins = Builtins(self.names, self.enforcer, self._hooks)
         self.audit = Audit(self.names, self.enforcer, config.workspace)
         sys.modules["__main__"] = self.main
         self._import_functions = ImportFunctions(self.names, self.enforcer)
         self._constants = self._sentinels.constants(ticks=self.meter.ticks, guard=guard, hooks=self._hooks)
         make_code = Instrumenter(self.enforcer, self._sentinels, self._constants).of_module
-        self.enforcer.own = OwnModules(self.names, self.enforcer, make_code, GUEST_PATH)
+        self.enforcer.own = OwnModules(self.names, self.enforcer, make_code, GUEST_PATH, self.notebook)
         # Captured: agent code may replace these names in their modules.
         self._loads, self._bind = marshal.loads, bind
 

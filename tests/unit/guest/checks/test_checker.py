@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import marshal
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from executor_server.guest.checks.checker import MAX_STATEMENT_CHARS, Verdict, check
 from executor_server.guest.checks.instrumentation import TRAILING_EXPRESSION, Sentinels
+from executor_server.guest.checks.magics import translate
 from executor_server.guest.checks.rules import Rules
 from executor_server.guest.wire.messages import ErrorDetail
 
@@ -108,10 +110,63 @@ def test_a_line_that_installs_packages_is_answered_with_what_to_do(
     assert error.traceback.endswith(f"SyntaxError: {error.message}\n")
 
 
-@pytest.mark.parametrize("line", ["!ls", "pip installed x", "x = pip install y", "!pip list", "%matplotlib inline"])
+@pytest.mark.parametrize("line", ["pip installed x", "x = pip install y", "what is this?", "x = (!ls)"])
 def test_other_lines_that_are_no_python_are_answered_as_python_does(line: str) -> None:
     error = _check(f"{line}\n").error
     assert error is not None and error.message == "invalid syntax"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "%%capture",
+            "%%capture is a magic of IPython, which does not run here: leave the line out. There are !COMMAND",
+        ),
+        ("%foo bar", "%foo is a magic of IPython, which does not run here: write Python. There are !COMMAND"),
+        ("x = 1\n%%bash\nls", "%%bash is for a whole step: write it as the first line"),
+        ("%time x = = 1", "invalid syntax"),
+    ],
+)
+def test_a_magic_that_is_not_translated_is_answered_with_what_to_write(source: str, says: str) -> None:
+    error = _check(f"{source}\n# don't\n").error
+    assert error is not None and error.message.startswith(says)
+    assert source.split("\n")[error.line - 1] == error.statement and "get_ipython" not in error.traceback
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        's = """\n!ls\n%time\nx?\n"""',
+        "s = '''\n!ls '\n\\'''\n%time\n'''",
+        "s = 'a\\\n!ls'",
+        "x = (5\n% 3)",
+        "x = 5 \\\n% 3",
+        "x = [  # it's (\n1\n]",
+        "x = f'{y[\"a\"]}'  # '''",
+        "x = {'a': (1,\n 2)}",
+    ],
+)
+def test_python_between_magics_stays_as_it_is(source: str) -> None:
+    python, changed = translate(f"!a\n{source}\n%time f()\nif x:\n\t!b\n", "f")
+    lines = source.count("\n") + 1
+    assert changed == {1, lines + 2, lines + 4}
+    assert python.split("\n")[1 : lines + 1] == source.split("\n")
+    ast.parse(python)
+
+
+def test_many_magics_take_few_passes() -> None:
+    started_s = time.monotonic()
+    for source in (
+        "!x\n" * 20_000,
+        "%time x\n" * 5_000,
+        "!x\\\n" * 20_000,
+        "!x\n" + "x='" * 100_000,
+        "!x\nx = (5\n" + "% 3\n" * 20_000,
+        "%%bash\n" + "(" * 10**6,
+    ):
+        _check(source)
+    assert time.monotonic() - started_s < 30
 
 
 def test_a_hostile_line_that_installs_is_answered_shortly() -> None:

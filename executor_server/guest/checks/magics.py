@@ -1,0 +1,173 @@
+"""Translates what notebooks add to Python: magics (`%time f()`), shell commands (`!ls`) and help (`f?`).
+
+Only a source that Python's parser refuses comes here. One pass finds its logical lines: none in Python begins with `%`
+or `!`, or ends in `?`. They become calls of `get_ipython()` (interpreter/notebook.py), which are checked like all other
+code, and keep their line numbers. What can't be translated stays, and `explanation` says why.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from . import install_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+_LINE = re.compile(
+    r"(?P<indent>[ \t]*)(?:"
+    r"%%(?P<cell>\w+)(?P<options>.*)"
+    r"|(?P<target>[^\W\d][^=\n!%?#(){}]*=[ \t]*)?(?:(?P<bang>!!?)|%(?P<magic>[^\W\d]\w*))(?P<rest>(?:.*\\\n)*.*)"
+    r"|(?P<before>\?\??[ \t]*)?(?P<name>[^\W\d][\w.]*)(?P<after>(?(before)|\?\??))[ \t]*(?=\n|\Z)"
+    r")"
+)
+_PIECE = re.compile(
+    r"(?P<end>\n)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<blank>[ \t\f]+|#[^\n]*)|[^\s\\#'\"()\[\]{}]+"
+    r"|(?P<quote>\"{3}|'{3}|[\"'])|\\?.",
+    re.DOTALL,
+)
+_TIMEIT = re.compile(r"((?:\s*-[a-z]\s*\d*\b)*)\s*(.*)", re.DOTALL)
+
+_NOTHING = ("autoreload", "config", "load_ext", "matplotlib", "reload_ext")  # figures are shown, edits are seen
+_COMMANDS = ("cat", "cp", "ls", "mkdir", "mv", "pip", "rm", "rmdir", "sx", "system")
+_DISPLAYS = {"html": "text/html", "latex": "text/latex", "markdown": "text/markdown", "svg": "image/svg+xml"}
+_TEXTS = ("bash", "sh", "writefile", *_DISPLAYS)  # cells that are no Python
+_LINES = ("cd", "env", "pwd", "set_env", "time", "timeit", *_COMMANDS, *_NOTHING)
+_INSTEAD = {
+    "capture": "leave the line out",
+    "prun": "use the module cProfile",
+    "run": "write !python FILE, or import the module",
+    "timeit": "write %timeit STATEMENT",
+    "who": "print the variables that you need",
+    "whos": "print the variables that you need",
+}
+
+
+def explanation(line: str) -> Optional[str]:
+    """Returns why a line of a notebook is not understood, and what to write; None for any other line."""
+    if (installs := install_lines.explanation(line)) is not None:
+        return installs
+    found = _LINE.match(line[: install_lines.LINE_CHARS_MAX])
+    name = found and (found["cell"] or found["magic"])
+    if not found or not name:
+        return None
+    mark = "%%" if found["cell"] else "%"
+    if mark == "%%" and name in (*_TEXTS, "time"):
+        return f"%%{name} is for a whole step: write it as the first line"
+    if mark == "%" and name in _LINES:
+        return None
+    there = ", ".join(f"%{each}" for each in sorted(_LINES))
+    cells = ", ".join(f"%%{each}" for each in (*_TEXTS, "time"))
+    return (
+        f"{mark}{name[:64]} is a magic of IPython, which does not run here: "
+        f"{_INSTEAD.get(name, 'write Python')}. There are !COMMAND, {there}; for whole steps {cells}"
+    )
+
+
+def translate(source: str, filename: str, *, installs: bool = False) -> tuple[str, set[int]]:
+    """Returns the source as Python, and the numbers of the lines that it changed.
+
+    A command that installs packages is one only with `installs`. Raises SyntaxError for a cell in another language.
+    """
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
+    done: list[str] = []
+    changed: set[int] = set()
+    position, line, depth, begins, is_first = 0, 1, 0, True, True
+    while position < len(source):
+        start, found = position, _LINE.match(source, position) if begins else None
+        if found is not None:
+            text, cell = found.group(), found["cell"]
+            position = len(source) if is_first and cell in _TEXTS else found.end()
+            code = (
+                None if cell and not is_first else _code(found, source[found.end() + 1 : position], installs=installs)
+            )
+            if code is not None:
+                changed.add(line)
+                text = code + "\n" * (source.count("\n", start, position) - code.count("\n"))
+            elif is_first and cell:
+                raise SyntaxError(str(explanation(text)), (filename, line, 1, text))
+            done.append(text)
+            begins = is_first = False
+        else:
+            found = _PIECE.match(source, position)
+            assert found is not None, "a branch of the pattern takes any character"
+            position = _string_end(source, found.end(), found["quote"]) if found["quote"] else found.end()
+            done.append(source[start:position])
+            depth = max(0, depth + bool(found["open"]) - bool(found["close"]))
+            begins = bool(found["end"]) and not depth
+            is_first = is_first and bool(found["end"] or found["blank"])
+        line += source.count("\n", start, position)
+    return "".join(done), changed
+
+
+def _string_end(source: str, position: int, quote: str) -> int:
+    end = quote if quote[1:] else quote + r"|(?=\n)"
+    stops = re.compile(r"\\.|" + end, re.DOTALL).finditer(source, position)
+    return next((stop.end() for stop in stops if stop.group()[:1] != "\\"), len(source))
+
+
+def _code(found: re.Match[str], body: str, *, installs: bool) -> Optional[str]:
+    """Returns the code for a line, and for the `body` of a cell below it; None if there is none."""
+    if found["name"]:
+        return f"{found['indent']}get_ipython().help({found['name']}, {'??' in found.group()})"
+    call = _cell(found["cell"], found["options"].strip(), body) if found["cell"] else _line(found, installs)
+    return call and f"{found['indent']}{found['target'] or ''}{call}"
+
+
+def _cell(name: str, options: str, body: str) -> Optional[str]:
+    if name == "time":
+        return "get_ipython().time_step()"
+    if name in ("bash", "sh"):
+        return f"get_ipython().script({name!r}, {body!r})"
+    if name in _DISPLAYS:
+        return f"display({ ({_DISPLAYS[name]: body, 'text/plain': body})!r}, raw=True)"
+    if name != "writefile":
+        return None
+    mode, path = ("a", options[2:]) if options.startswith("-a") else ("w", options)
+    path = path.strip(" \t\"'")
+    says = f"print({f'Written: {path}'!r})"
+    return f"with open({path!r}, {mode!r}, encoding='utf-8') as __: __.write({body!r}); {says}; del __"
+
+
+def _line(found: re.Match[str], installs: bool) -> Optional[str]:
+    name, text = found["magic"], found["rest"].strip()
+    if name in _NOTHING:
+        return "None"
+    if name in ("cd", "env", "pwd", "set_env"):
+        return _of_os(name, text.strip("\"'"))
+    if name == "time":
+        value = _expression(text)
+        return f"with get_ipython().timing(): {text}" if value is None else f"get_ipython().timing().shown(({value}))"
+    if name == "timeit":
+        options, statement = _TIMEIT.match(text).groups()  # type: ignore[union-attr]
+        return f"for __ in get_ipython().timeit({options!r}): {statement}"
+    if name and name not in _COMMANDS:
+        return None
+    command = text if found["bang"] or name in ("sx", "system") else f"{name} {text}"
+    if not installs and install_lines.explanation(f"!{command}"):
+        return None
+    takes = found["target"] or found["bang"] == "!!" or name == "sx"
+    return f"get_ipython().{'getoutput' if takes else 'system'}({command!r})"
+
+
+def _expression(text: str) -> Optional[str]:
+    """Returns a text that is an expression, without its comment; None for any other."""
+    try:
+        tree = compile(text, "", "eval", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+    except SyntaxError:
+        return None
+    return ast.get_source_segment(text, tree.body)
+
+
+def _of_os(name: str, text: str) -> str:
+    module = "__import__('os')"
+    if name == "pwd":
+        return f"{module}.getcwd()"
+    if name == "cd":
+        return f"{module}.chdir({module}.path.expanduser({text or '~'!r}))"
+    variable, sets, value = text.partition("=" if "=" in text else " ")
+    if sets:
+        return f"{module}.environ.update({ ({variable.strip(): value.strip()})!r})"
+    return f"{module}.environ[{variable!r}]" if text else f"dict({module}.environ)"

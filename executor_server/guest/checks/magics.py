@@ -69,7 +69,7 @@ def explanation(line: str) -> Optional[str]:
 def translate(source: str, filename: str, *, installs: bool = False) -> tuple[str, set[int]]:
     """Returns the source as Python, and the numbers of the lines that it changed.
 
-    A command that installs packages is one only with `installs`. Raises SyntaxError for a cell in another language.
+    A command that installs packages is one only with `installs`. Raises SyntaxError for a cell that is none of ours, or not first.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     done: list[str] = []
@@ -86,7 +86,7 @@ def translate(source: str, filename: str, *, installs: bool = False) -> tuple[st
             if code is not None:
                 changed.add(line)
                 text = code + "\n" * (source.count("\n", start, position) - code.count("\n"))
-            elif is_first and cell:
+            elif cell:
                 raise SyntaxError(str(explanation(text)), (filename, line, 1, text))
             done.append(text)
             begins = is_first = False

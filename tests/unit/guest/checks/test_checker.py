@@ -124,7 +124,7 @@ def test_other_lines_that_are_no_python_are_answered_as_python_does(line: str) -
             "%%capture is a magic of IPython, which does not run here: leave the line out. There are !COMMAND",
         ),
         ("%foo bar", "%foo is a magic of IPython, which does not run here: write Python. There are !COMMAND"),
-        ("x = 1\n%%bash\nls", "%%bash is for a whole step: write it as the first line"),
+        ("x = 1\n%%bash\necho it's", "%%bash is for a whole step: write it as the first line"),
         ("%time x = = 1", "invalid syntax"),
     ],
 )

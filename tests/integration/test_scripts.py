@@ -197,7 +197,7 @@ def test_the_encoding_is_the_files_own(environment: dict[str, str], tmp_path: Pa
 
 
 def test_the_cells_of_a_notebook_run_in_order(environment: dict[str, str], tmp_path: Path) -> None:
-    bash = ("code", ["%%bash\n", "echo \"it's\""])
+    bash = ("code", ["%%bash\n", 'echo "it\'s"'])
     first = ("code", ["%matplotlib inline\n", "x = 2\n", "x * 3"])
     cells = [("markdown", ["# Title"]), first, bash, ("code", ["print(x)"]), ("code", ["1 / 0"])]
     notebook = {"cells": [{"cell_type": kind, "source": source} for kind, source in cells], "nbformat": 4}

@@ -69,7 +69,7 @@ def explanation(line: str) -> Optional[str]:
 def translate(source: str, filename: str, *, installs: bool = False) -> tuple[str, set[int]]:
     """Returns the source as Python, and the numbers of the lines that it changed.
 
-    A command that installs packages is one only with `installs`. Raises SyntaxError for a cell that is none of ours, or not first.
+    A command that installs packages is one only with `installs`. Raises SyntaxError for a cell that it does not know.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     done: list[str] = []

@@ -441,6 +441,26 @@ await asyncio.gather(work(), work())
 
 
 @promise("interrupt-again")
+async def test_a_time_limit_during_the_import_for_a_first_await_leaves_asyncio_whole(harness: Harness) -> None:
+    """A package whose import is cut short keeps submodules that a second import does not bind: a NameError for good."""
+    session = await harness.session()
+    code = """
+import sys, time
+class Slow:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "asyncio.streams":
+            time.sleep(0.5)
+sys.meta_path.insert(0, Slow)
+async def done():
+    return 1
+"""
+    assert (await harness.run(session, code)).outcome == "succeeded"
+    assert (await harness.run(session, "await done()\ntime.sleep(30)", wall_time_s=0.3)).outcome == "timeout"
+    assert (await harness.run(session, "await done()")).output == 1
+
+
+@promise("interrupt-again")
 async def test_a_handler_of_signals_that_a_program_left_is_no_later_one_s(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(session, "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)")

@@ -136,6 +136,8 @@ class Executions:
         """Runs the code; sends its images and its value from within, where the deadline still holds."""
         try:
             try:
+                if code.co_flags & _CO_COROUTINE:
+                    self._make_loop()
                 self._in_agent_code = True
                 try:
                     self._evaluate(code)
@@ -184,12 +186,15 @@ class Executions:
         finally:
             self._meter.on_stop = None
 
-    def _await(self, program: Any) -> None:
+    def _make_loop(self) -> None:
+        """Makes the event loop, uninterrupted: asyncio can't be imported again after an import that was cut short."""
         if self._loop is None:
             import asyncio
 
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
+
+    def _await(self, program: Any) -> None:
         task = self._loop.create_task(program)
         try:
             self._loop.run_until_complete(task)

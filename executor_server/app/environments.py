@@ -54,7 +54,8 @@ class EnvironmentOwner:
                 raise SandboxFailure(f"the {target.backend} backend has no workshops for environments")
             return Bench(backend, target.image)
 
-        self.service.build_with(UvBuilder(self.service.places, _build_settings(self._section), bench, egress))
+        settings = _build_settings(self._section)
+        self.service.build_with(UvBuilder(self.service.places, self.service.wheels, settings, bench, egress))
 
     def _foreign_bench(self, local: object, interpreter: Interpreter, egress_bundle: Callable[[], Path]) -> Bench:
         """Makes environments for machines in a cloud on this host: by the local backend, or by a helper."""

@@ -5,14 +5,20 @@ first import, each in a workshop, a sandbox for the daemon's own work. It must n
 it is given packages that were approved, and nothing in it decides who may have them.
 """
 
-from executor_server.environments.builder import UvBuilder
-from executor_server.environments.building import Builder, Built, Lock, OnProgress
-from executor_server.environments.foreign import foreign_python
+from executor_server.environments.build import Builder, Built, OnProgress, UvBuilder
+from executor_server.environments.build_queue import EnvironmentSettings
 from executor_server.environments.listing import BuildInfo, Collected, EnvironmentInfo, Evicted, Statistics
-from executor_server.environments.observer import BuildEnd, EnvironmentObserver, EnvironmentUse, Outcome
+from executor_server.environments.lock import Lock
+from executor_server.environments.observer import (
+    BuildEnd,
+    EnvironmentObserver,
+    EnvironmentUse,
+    Outcome,
+    current_requester,
+    requested_by,
+)
 from executor_server.environments.places import Places
-from executor_server.environments.requester import current_requester, requested_by
 from executor_server.environments.service import EnvironmentService
-from executor_server.environments.settings import EnvironmentSettings
-from executor_server.environments.uv import ForeignPython
+from executor_server.environments.uv import ForeignPython, foreign_python
 from executor_server.environments.uv_workshops import Bench, BuildSettings
+from executor_server.environments.wheels import Wheels

@@ -3,7 +3,7 @@
 Code of the packages ran in that sandbox, so everything about the bytecode is hostile. It can't be checked for what it
 does, and need not be: a program that imports these packages runs their code anyway, and the environment is theirs
 alone. It is checked that it stays there: each piece belongs to a source that the environment has, is written to a new
-file (never through a hard link into the cache), and no link is followed.
+file, and no link is followed.
 
 The stream: for each piece, the lengths of its name (2 bytes) and of its content (4 bytes), big-endian, then both.
 """
@@ -149,7 +149,7 @@ def _directories(top: int, parts: list[str]) -> Iterator[int]:
 
 def _write_new(directory: int, name: str, content: bytes) -> None:
     with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=directory)  # one that came with the package is a link into the cache
+        os.unlink(name, dir_fd=directory)  # one that came with the package
     fd = os.open(name, _NEW_FILE, 0o644, dir_fd=directory)
     with os.fdopen(fd, "wb") as file:
         os.fchmod(fd, 0o644)

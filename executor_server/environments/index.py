@@ -19,14 +19,13 @@ import structlog
 from executor_server.backends import Target
 from executor_server.core import OtherVersionError, PackagesSpec, keep_checksums, open_file, put_aside, row_checksum
 from executor_server.core import transaction as in_transaction
-from executor_server.environments.building import Lock
-from executor_server.environments.manifest import lock_from
+from executor_server.environments.lock import Lock
 
 MAX_REQUESTS = 2_000
 MAX_REQUESTERS = 64  # the tenants that are remembered of one environment
 _DROPPED_AT_ONCE = 100
 
-_VERSION = 1
+_VERSION = 2
 _TABLES = """
 CREATE TABLE requests (
     request TEXT PRIMARY KEY, environment_id TEXT NOT NULL, resolved_s REAL NOT NULL,
@@ -128,7 +127,7 @@ class Index:
         try:
             if row[1] != row_checksum(environment_id, row[0]):
                 raise ValueError("it does not fit its checksum")
-            lock = lock_from(json.loads(row[0]))
+            lock = Lock.read(json.loads(row[0]))
             if lock.environment_id != environment_id:
                 raise ValueError("it is that of another environment")
         except (ValueError, KeyError, TypeError) as error:

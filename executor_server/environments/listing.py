@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from executor_server.core import Progress
-from executor_server.environments.building import Lock
+from executor_server.environments.lock import Lock
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class EnvironmentInfo:
     """One environment that there is."""
 
     environment_id: str
-    size_bytes: int  # as it looks; files are shared with the cache and with other environments
+    size_bytes: int
     created_s: float  # seconds since the epoch
     used_s: float  # the last use, in seconds since the epoch
     sandboxes: int  # so many have it
@@ -61,5 +61,5 @@ class Collected:
     """The result of making room."""
 
     evicted: tuple[Evicted, ...]
-    freed_bytes: int  # on disk, the archives of the cache included
+    freed_bytes: int  # on disk, wheels included
     total_bytes: int  # on disk, afterwards

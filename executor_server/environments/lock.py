@@ -1,17 +1,20 @@
-"""Reads locks: what uv resolved, and the lock file of a policy (PEP 751). Both become the same canonical lines.
+"""Locks, and the form in which they are read: PEP 751, from a policy's lock file and from uv.
 
-uv runs in a sandbox and reads what an index sends, so its output is hostile: a line that could make the second uv
-install something else, such as an URL, an option or a path, must not pass. So only one form is read, and what is given
-to uv later is written from what was read.
+uv runs in a sandbox and reads what an index sends, so its output is hostile: nothing that could make the second uv
+install something else, such as an option or a path, must pass. So each value is matched with its own form, and the
+lines for uv are written from what was read.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
@@ -21,15 +24,14 @@ MAX_PINS = 2000
 _MAX_HASHES = 1000  # one version has wheels for every platform and Python
 _MAX_MARKER_CHARS = 1000
 
+_ID_CHARS = 32  # 128 bits of a hash: two locks with one id can't be found
+
 _NAME = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 _VERSION = r"[0-9][0-9a-z.!+]{0,127}"
 _MARKER_TEXT = r"[A-Za-z0-9_.,'\"<>=!~() *+-]+"
-_LINE = re.compile(
-    rf"(?P<name>{_NAME})==(?P<version>{_VERSION})(?: ; (?P<marker>{_MARKER_TEXT}?))?"
-    r"(?P<hashes>(?: --hash=sha256:[0-9a-f]{64})+)"
-)
-_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_URL = re.compile(r"https?://[!-~]{1,2000}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{1,240}\.whl")
 
 
 class LockError(ValueError):
@@ -46,33 +48,80 @@ class Pin:
     hashes: tuple[str, ...]  # sorted; SHA-256 in hex
 
     @property
-    def line(self) -> str:
-        """The requirement as uv reads it."""
-        condition = f" ; {self.marker}" if self.marker else ""
-        return f"{self.name}=={self.version}{condition} " + " ".join(f"--hash=sha256:{each}" for each in self.hashes)
+    def requirement(self) -> str:
+        """What uv resolves."""
+        return f"{self}{f' ; {self.marker}' if self.marker else ''}"
 
     def __str__(self) -> str:
         return f"{self.name}=={self.version}"
 
 
-def canonical(pins: Iterable[Pin]) -> str:
-    """Returns the text of a lock: one line for each pin, sorted."""
-    return "".join(f"{pin.line}\n" for pin in sorted(pins))
+@dataclass(frozen=True, order=True)
+class Wheel:
+    """The file that an index has for one version of a distribution."""
+
+    name: str  # normalized
+    version: str
+    sha256: str  # in hex
+    url: str
+    file_name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}=={self.version}"
 
 
-def read_requirements(text: str) -> tuple[Pin, ...]:
-    """Reads what `uv pip compile --generate-hashes` prints. Raises LockError."""
-    _check_size(text)
-    joined = re.sub(r" *\\\n *", " ", text)
-    return _checked(_read_line(line) for line in joined.splitlines() if line)
+@dataclass(frozen=True)
+class Lock:
+    """All that decides an environment's content, in a canonical form: equal requests give equal locks."""
+
+    text: str  # requirements, one a line, sorted: `name==version` with the hash of one wheel
+    interpreter: str  # its tag, such as "cpython-3.12.4"
+    platform: str  # the one that the wheels are for, such as "x86_64-manylinux_2_39"
+    uv_version: str
+    pins: tuple[str, ...]  # sorted; `name==version` of each line
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Lock:
+        """Reads a lock as `asdict` gives it. Raises KeyError, ValueError."""
+        text, interpreter, platform, uv_version = (
+            as_text(values[name]) for name in ("text", "interpreter", "platform", "uv_version")
+        )
+        return cls(text, interpreter, platform, uv_version, as_texts(values["pins"]))
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the text, in hex."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """The SHA-256 of each wheel, in hex."""
+        return tuple(line.rpartition(":")[2] for line in self.text.splitlines())
+
+    @property
+    def environment_id(self) -> str:
+        """The name of the environment that is made of it."""
+        made_of = [self.interpreter, self.platform, self.uv_version, self.text]
+        return "env-" + hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:_ID_CHARS]
 
 
-def _read_line(line: str) -> Pin:
-    match = _LINE.fullmatch(line)
-    if match is None:
-        raise LockError("the resolved packages have a line of another form than name, version and hashes")
-    hashes = _HASH.findall(match["hashes"])
-    return _pin(match["name"], match["version"], (match["marker"] or "").strip(), hashes)
+def as_text(value: object) -> str:
+    """Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    return value
+
+
+def as_texts(value: object) -> tuple[str, ...]:
+    """Raises ValueError."""
+    if not isinstance(value, list):
+        raise ValueError("no list of texts")
+    return tuple(map(as_text, value))
+
+
+def canonical(wheels: Iterable[Wheel]) -> str:
+    """Returns the text of a lock: one line for each wheel, sorted."""
+    return "".join(f"{wheel} --hash=sha256:{wheel.sha256}\n" for wheel in sorted(wheels))
 
 
 def read_lock_file(text: str) -> tuple[Pin, ...]:
@@ -80,7 +129,22 @@ def read_lock_file(text: str) -> tuple[Pin, ...]:
 
     Raises LockError.
     """
-    _check_size(text)
+    return _checked(map(_read_package, _packages(text)))
+
+
+def read_resolved(text: str) -> tuple[Wheel, ...]:
+    """Reads the pylock.toml that uv printed for one interpreter: one wheel for each package. Raises LockError."""
+    packages = _packages(text)
+    pins = _checked(map(_read_package, packages))
+    wheels = tuple(sorted(map(_read_wheel, packages)))
+    if len(wheels) != len({pin.name for pin in pins}):
+        raise LockError("a package has several versions")
+    return wheels
+
+
+def _packages(text: str) -> list[Any]:
+    if len(text) > MAX_LOCK_BYTES:
+        raise LockError(f"it is longer than {MAX_LOCK_BYTES:,} characters")
     try:
         found = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -90,7 +154,7 @@ def read_lock_file(text: str) -> tuple[Pin, ...]:
     packages = found.get("packages")
     if not isinstance(packages, list):
         raise LockError("it has no packages")
-    return _checked(_read_package(package) for package in packages)
+    return packages
 
 
 def _read_package(package: Any) -> Pin:
@@ -112,6 +176,19 @@ def _read_package(package: Any) -> Pin:
     return _pin(name, version, marker, hashes)
 
 
+def _read_wheel(package: Any) -> Wheel:
+    """Reads the wheel of a package that `_read_package` accepts."""
+    pin = _read_package(package)
+    (wheel, *others) = package["wheels"]
+    url = wheel.get("url")
+    if others or not isinstance(url, str) or not _URL.fullmatch(url):
+        raise LockError(f"{pin.name} has not exactly one wheel with an address")
+    file_name = unquote(urlsplit(url).path).rpartition("/")[2]
+    if not _FILE_NAME.fullmatch(file_name) or canonicalize_name(file_name.partition("-")[0]) != pin.name:
+        raise LockError(f"{pin.name} has a wheel with a name that is refused")
+    return Wheel(pin.name, pin.version, pin.hashes[0], url, file_name)
+
+
 def _digest_of(wheel: Any) -> str:
     hashes = wheel.get("hashes") if isinstance(wheel, dict) else None
     digest = hashes.get("sha256") if isinstance(hashes, dict) else None
@@ -122,11 +199,6 @@ def _pin(name: str, version: str, marker: str, hashes: Sequence[str]) -> Pin:
     if len(hashes) > _MAX_HASHES or len(marker) > _MAX_MARKER_CHARS:
         raise LockError(f"{name} has more files, or a longer marker, than is taken")
     return Pin(name, version, marker, tuple(sorted(set(hashes))))
-
-
-def _check_size(text: str) -> None:
-    if len(text) > MAX_LOCK_BYTES:
-        raise LockError(f"it is longer than {MAX_LOCK_BYTES:,} characters")
 
 
 def _checked(pins: Iterable[Pin]) -> tuple[Pin, ...]:

@@ -1,12 +1,21 @@
-"""The observer of environments: notified of what was asked for, built and removed (metrics, audit)."""
+"""The observer of environments: notified of what was asked for, built and removed (metrics, audit).
+
+The tenant who asks is no part of the approved spec: equal specs share a sandbox, whichever tenant asked. So the tenant
+is passed in a context variable, which the tasks that make a sandbox inherit.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
-from executor_server.environments.building import Lock
+from executor_server.environments.lock import Lock
 from executor_server.lifecycle import pass_on
+
+_requester: ContextVar[str] = ContextVar("environment_requester", default="")
 
 Outcome = Literal["made", "reused", "refused", "failed", "timed out", "cancelled"]
 """The end of a build. "reused": the lock's environment was there. "refused": by EnvironmentFailed. "failed": another
@@ -68,3 +77,18 @@ class EnvironmentObservers(EnvironmentObserver):
     def add(self, observer: EnvironmentObserver) -> None:
         self._observers.append(observer)
         pass_on(self, EnvironmentObserver, self._observers)
+
+
+def current_requester() -> str:
+    """Returns the tenant for whom this task runs; empty where it is the daemon itself."""
+    return _requester.get()
+
+
+@contextmanager
+def requested_by(tenant: str) -> Iterator[None]:
+    """Lets everything in the block, and in tasks that it starts, ask for environments on behalf of a tenant."""
+    token = _requester.set(tenant)
+    try:
+        yield
+    finally:
+        _requester.reset(token)

@@ -16,18 +16,22 @@ from pathlib import Path
 import structlog
 
 from executor_server.backends import Environment, Target
-from executor_server.core import PackagesSpec, Progress, SandboxFailure
+from executor_server.core import PackagesSpec, SandboxFailure
 from executor_server.environments import refusals
-from executor_server.environments.building import Builder
-from executor_server.environments.builds import Build, Builds
+from executor_server.environments.build import Builder
+from executor_server.environments.build_queue import Build, Builds, EnvironmentSettings
 from executor_server.environments.catalog import Catalog
-from executor_server.environments.eviction import Evictor
 from executor_server.environments.index import Request
 from executor_server.environments.listing import BuildInfo, Collected, EnvironmentInfo, Statistics
-from executor_server.environments.observer import EnvironmentObserver, EnvironmentObservers, EnvironmentUse
+from executor_server.environments.observer import (
+    EnvironmentObserver,
+    EnvironmentObservers,
+    EnvironmentUse,
+    current_requester,
+)
 from executor_server.environments.places import Places
-from executor_server.environments.requester import current_requester
-from executor_server.environments.settings import EnvironmentSettings
+from executor_server.environments.store import Store
+from executor_server.environments.wheels import Wheels
 
 # Seconds for which a request waits itself: the check of an environment is often done by then, and a build has begun.
 _ANSWER_WAIT_S = 0.5
@@ -46,6 +50,7 @@ class EnvironmentService:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.places = Places(root)
+        self.wheels = Wheels(self.places)
         self._settings = settings
         self._observers = EnvironmentObservers()
         self._now = now
@@ -95,9 +100,7 @@ class EnvironmentService:
             await asyncio.wait({build.task}, timeout=_ANSWER_WAIT_S)
             environment = self._found(parts, request, use)
             if environment is None:
-                raise parts.builds.failure_of(request) or refusals.being_made(
-                    packages.requirements, _shown(parts, build)
-                )
+                raise parts.builds.failure_of(request) or refusals.being_made(packages.requirements, build.progress)
         if environment.size_bytes > packages.max_environment_bytes:
             raise refusals.too_large(packages.requirements, environment.size_bytes, packages.max_environment_bytes)
         return environment
@@ -109,14 +112,16 @@ class EnvironmentService:
 
     def release(self, sandbox_id: str) -> None:
         if self._parts is not None:
-            self._note_released(self._parts.catalog.release(sandbox_id))
+            self._parts.catalog.holds.release(sandbox_id)
+            self._remove_damaged(self._parts.catalog)
 
     def held_by(self, sandbox_id: str) -> str:
         return "" if self._parts is None else self._parts.catalog.holds.of(sandbox_id)
 
     def keep_only(self, backend: str, sandbox_ids: Collection[str]) -> None:
         if self._parts is not None:
-            self._note_released(self._parts.catalog.keep_only(backend, sandbox_ids))
+            self._parts.catalog.holds.keep_only(backend, sandbox_ids)
+            self._remove_damaged(self._parts.catalog)
 
     # -- for administrators ------------------------------------------------------------------------------------------
 
@@ -135,7 +140,7 @@ class EnvironmentService:
 
     def builds(self) -> Sequence[BuildInfo]:
         """Returns what is being made or waits for that."""
-        return [] if self._parts is None else [_build_info(self._parts, each) for each in self._parts.builds.under_way]
+        return [] if self._parts is None else [_build_info(each) for each in self._parts.builds.under_way]
 
     def statistics(self) -> Statistics:
         if self._parts is None:
@@ -147,7 +152,7 @@ class EnvironmentService:
             in_use=sum(catalog.holds.count(each) > 0 for each in catalog.store.manifests),
             building=building,
             queued=len(under_way) - building,
-            total_bytes=self._parts.evictor.total_bytes,
+            total_bytes=catalog.total_bytes,
             max_bytes=self._settings.max_bytes,
         )
 
@@ -160,7 +165,7 @@ class EnvironmentService:
             return Collected((), 0, 0)
         self._parts.builds.forget_failures()
         try:
-            return await self._parts.evictor.collect(max_bytes, "an administrator made room")
+            return await self._parts.catalog.collect(max_bytes, "an administrator made room")
         except OSError as error:
             raise SandboxFailure(f"the environments can't be measured or removed: {error}") from error
 
@@ -182,16 +187,17 @@ class EnvironmentService:
                 raise SandboxFailure(_NOT_OPEN)
             if self._parts is None:
                 try:
-                    catalog = await Catalog.open(self.places.root, self._observers.environment_evicted, self._now)
+                    store = Store(self.places)
+                    await asyncio.to_thread(store.open)
+                    catalog = Catalog(store, self.wheels, self._observers.environment_evicted, self._now)
                 except (OSError, sqlite3.Error) as error:
                     raise SandboxFailure(f"the environments in {self.places.root} can't be opened: {error}") from error
                 self._parts = _Parts(catalog, self._builder, self._settings, self._observers, self._collect_soon)
                 self._collect_soon()
             return self._parts
 
-    def _note_released(self, environment_ids: Collection[str]) -> None:
-        assert self._parts is not None
-        if environment_ids and self._parts.catalog.forsaken():
+    def _remove_damaged(self, catalog: Catalog) -> None:
+        if catalog.store.damaged():
             self._collect_soon()
 
     def _collect_soon(self) -> None:
@@ -204,7 +210,7 @@ class EnvironmentService:
         while self._is_collection_due and self._parts is not None:
             self._is_collection_due = False
             try:
-                await self._parts.evictor.collect(self._settings.max_bytes, "there was too little room")
+                await self._parts.catalog.collect(self._settings.max_bytes, "there was too little room")
             except OSError as error:
                 _log.error("environments_not_collected", error=str(error))
                 return
@@ -223,27 +229,20 @@ class _Parts:
     ) -> None:
         self.catalog = catalog
         self.builds = Builds(catalog, builder, settings, observer, on_made)
-        self.evictor = Evictor(catalog, self.builds, observer)
 
     async def close(self) -> None:
         await self.builds.close()
-        await self.catalog.stop_checks()
-        self.catalog.close()
+        await self.catalog.close()
 
 
-def _shown(parts: _Parts, build: Build) -> Progress:
-    walk = parts.catalog.walk_of(build.checked_id)
-    return build.progress if walk is None else Progress("checking", walk.done, walk.total, "files")
-
-
-def _build_info(parts: _Parts, build: Build) -> BuildInfo:
+def _build_info(build: Build) -> BuildInfo:
     use = build.use
     return BuildInfo(
         requirements=use.requirements,
         backend=use.backend,
         image=use.image,
         requester=use.requester,
-        progress=_shown(parts, build),
+        progress=build.progress,
         is_refresh=build.is_refresh,
         begun_s_ago=time.monotonic() - build.begun_at,
     )

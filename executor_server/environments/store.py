@@ -1,45 +1,134 @@
-"""The environments on disk: each is published whole, checked before it is believed, and removed whole.
+"""The environments on disk: each is published whole, verified before it is used, and removed whole.
 
-Theory of operation. An environment is a directory in `ready`, named by its id: a manifest, a list of its files, and the
-`tree` that sandboxes mount. It is made in `staging` and renamed when it is complete, so a name in `ready` never stands
-for half of one; a start removes what a killed daemon left in `staging`. The content of files is not forced to the disk:
-after a crash of the host a file may be empty, and the check before the first use in a daemon's life finds that as it
-finds any other damage. Removal is the reverse: a rename out of `ready`, and then the slow part.
+Theory of operation. An environment is a directory in `ready`, named by its id: a manifest, and the `tree` that
+sandboxes mount. It is made in `staging` and renamed when it is complete, so a name in `ready` never stands for half of
+one; a start removes what a killed daemon left in `staging`. The manifest has one digest of the whole tree. The content
+of files is not forced to the disk: after a crash of the host a file may be empty, and the check before the first use in
+a daemon's life finds that as it finds any other damage. Removal is the reverse: a rename, and then the slow part.
 
 Everything that walks a tree blocks and is for a thread; the rest is a few system calls.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
+import hashlib
+import json
 import os
 import secrets
-import shutil
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from executor_server.core import SandboxFailure
-from executor_server.environments.file_list import TreeError, Walk, check_tree
-from executor_server.environments.manifest import (
-    MAX_LIST_BYTES,
-    Manifest,
-    ManifestError,
-    read_list,
-    read_manifest,
-    write_manifest,
-)
+from executor_server.environments.disk import Walk, remove
+from executor_server.environments.lock import Lock, as_text, as_texts
 from executor_server.environments.places import Places
 
+MAX_MANIFEST_BYTES = 16 * 2**20
+
 _TREE = "tree"
+_MANIFEST = "manifest.json"
+_VERSION = 2
 _NAME_BYTES = 8
 _CLOSED, _OPEN = 0o700, 0o755
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # not blocking: a named pipe may be in its place
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _log = structlog.get_logger(__name__)
+
+
+class Damaged(Exception):
+    """An environment is not what was published. The message is for the log."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The facts of a published environment. It is beside the tree, where no sandbox sees it."""
+
+    lock: Lock
+    modules: tuple[str, ...]
+    pins: tuple[str, ...]
+    size_bytes: int
+    created_s: float  # seconds since the epoch
+    tree_sha256: str  # of names, modes and contents
+
+    @property
+    def environment_id(self) -> str:
+        return self.lock.environment_id
+
+    def write(self, directory: Path) -> None:
+        """Writes it with a checksum, so that it survives a crash of the host. Blocks. Raises OSError."""
+        body = _canonical(asdict(self))
+        written = {"version": _VERSION, "sha256": hashlib.sha256(body).hexdigest(), "environment": json.loads(body)}
+        with os.fdopen(os.open(directory / _MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(json.dumps(written, indent=1).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Blocks for a moment. Raises Damaged."""
+        try:
+            with os.fdopen(os.open(directory / _MANIFEST, _READ), "rb") as file:
+                written = json.loads(file.read(MAX_MANIFEST_BYTES))
+            values = written["environment"]
+            if (written["version"], written["sha256"]) != (_VERSION, hashlib.sha256(_canonical(values)).hexdigest()):
+                raise Damaged("its manifest has another version or another checksum")
+            manifest = cls(
+                lock=Lock.read(values["lock"]),
+                modules=as_texts(values["modules"]),
+                pins=as_texts(values["pins"]),
+                size_bytes=int(values["size_bytes"]),
+                created_s=float(values["created_s"]),
+                tree_sha256=as_text(values["tree_sha256"]),
+            )
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise Damaged(f"its manifest can't be read: {error}") from error
+        if manifest.environment_id != directory.name:
+            raise Damaged("its manifest is that of another environment")
+        return manifest
+
+
+def _canonical(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+
+
+def digest_of(tree: Path, walk: Walk) -> str:
+    """Returns the SHA-256 of the names, modes and contents below a directory. Blocks.
+
+    Raises Damaged for an entry that is neither a file nor a directory, Stopped, OSError.
+    """
+    digest = hashlib.sha256()
+    for path, entry in _entries(tree):
+        walk.step()
+        status = entry.stat(follow_symlinks=False)
+        content = ""
+        if stat.S_ISREG(status.st_mode):
+            with os.fdopen(os.open(entry.path, _READ), "rb", buffering=0) as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        elif not stat.S_ISDIR(status.st_mode):
+            raise Damaged(f"{path!r} is neither a file nor a directory")
+        digest.update(_canonical({"path": path, "mode": status.st_mode, "content": content}))
+    return digest.hexdigest()
+
+
+def _entries(tree: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    waiting = [""]  # and no recursion: a tree may be as deep as a path is long
+    while waiting:
+        directory = waiting.pop()
+        with os.scandir(tree / directory) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+        for entry in entries:
+            path = f"{directory}/{entry.name}" if directory else entry.name
+            yield path, entry
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(path)
 
 
 @dataclass(frozen=True)
@@ -67,9 +156,8 @@ class Store:
 
         Raises OSError, and SandboxFailure when another user could write there or another daemon has them.
         """
-        places = self.places
-        _make_closed(places.root)
-        self._lock = _locked(places.root)
+        _make_closed(self.places.root)
+        self._lock = _locked(self.places.root)
         try:
             self._open()
         except BaseException:
@@ -84,27 +172,19 @@ class Store:
 
     def _open(self) -> None:
         places = self.places
-        for directory in (places.ready, places.staging, places.damaged, places.holds):
+        for directory in (places.ready, places.staging, places.damaged, places.work, places.holds):
             _make_closed(directory)
-        places.programs.mkdir(mode=_OPEN, exist_ok=True)
-        places.programs.chmod(_OPEN)  # the umask may say less, and the user of workshops has to enter it
-        places.work.mkdir(mode=_CLOSED, exist_ok=True)  # the backend gives it to the user of workshops
-        for leftover in places.staging.iterdir():
+        for directory in (places.programs, places.wheels):
+            directory.mkdir(exist_ok=True)
+            directory.chmod(_OPEN)  # the umask may say less, and the user of workshops has to enter it
+        for leftover in (*places.staging.iterdir(), *places.work.iterdir()):
             remove(leftover)
         for directory in places.ready.iterdir():
             try:
-                self._manifests[directory.name] = read_manifest(directory)
-            except ManifestError as error:
+                self._manifests[directory.name] = Manifest.read(directory)
+            except Damaged as error:
                 _log.error("environment_not_believed", environment_id=directory.name, error=str(error))
-                remove(self.take_out(directory.name))
-
-    def tidy(self) -> None:
-        """Removes from the directory of workshops what is not the cache. Blocks. Raises OSError.
-
-        Before the first build: a workshop of a killed daemon may live until the backends have found it.
-        """
-        for leftover in self.places.unfinished():
-            remove(leftover)
+                self.put_aside(directory.name)
 
     @property
     def manifests(self) -> Mapping[str, Manifest]:
@@ -119,8 +199,6 @@ class Store:
         """True when it was published and not removed since, not even by hand."""
         return environment_id in self._manifests and self.tree_of(environment_id).is_dir()
 
-    # -- making ------------------------------------------------------------------------------------------------------
-
     def stage(self) -> Staging:
         """Makes an empty place. Raises OSError."""
         staging = Staging(self.places.staging / f"new-{secrets.token_hex(_NAME_BYTES)}")
@@ -129,82 +207,38 @@ class Store:
         staging.tree.chmod(_OPEN)  # despite the umask: other users enter it, where it is mounted
         return staging
 
-    def write(self, staging: Staging, manifest: Manifest, listed: bytes) -> None:
-        """Writes the manifest and the list of files of what was made. Blocks. Raises OSError, SandboxFailure."""
-        if len(listed) > MAX_LIST_BYTES:
-            raise SandboxFailure(f"the list of files of {manifest.environment_id} is too large")
-        write_manifest(staging.directory, manifest, listed)
-        _sync(staging.directory)
-
     def publish(self, staging: Staging, manifest: Manifest) -> None:
         """Makes the environment one that is there. Raises OSError."""
-        directory = self.places.ready / manifest.environment_id
-        staging.directory.rename(directory)  # fails when there is one: that would have been used
+        staging.directory.rename(self.places.ready / manifest.environment_id)  # fails when there is one
         _sync(self.places.ready)
         self._manifests[manifest.environment_id] = manifest
 
-    # -- checking ----------------------------------------------------------------------------------------------------
-
     def check(self, environment_id: str, walk: Walk) -> None:
-        """Compares every byte with the list of files. Blocks. Raises TreeError, Stopped."""
+        """Reads every byte. Blocks. Raises Damaged, Stopped."""
         directory = self.places.ready / environment_id
         try:
-            manifest = read_manifest(directory)
-            check_tree(directory / _TREE, read_list(directory, manifest), walk)
-        except ManifestError as error:
-            raise TreeError(str(error)) from error
+            if digest_of(directory / _TREE, walk) != Manifest.read(directory).tree_sha256:
+                raise Damaged("a file has changed, is new or is missing")
         except OSError as error:
-            raise TreeError(f"it can't be read: {error}") from error
-
-    # -- removing ----------------------------------------------------------------------------------------------------
+            raise Damaged(f"it can't be read: {error}") from error
 
     def take_out(self, environment_id: str) -> Path:
         """Ends an environment: from here on it is not there. Returns what is to be removed. Raises OSError."""
         return self._moved(environment_id, self.places.staging / f"old-{secrets.token_hex(_NAME_BYTES)}")
 
-    def put_aside(self, environment_id: str) -> Path:
-        """Ends a damaged environment that sandboxes still have mounted; they keep what they see.
-
-        Returns where it is now. Raises OSError.
-        """
-        return self._moved(environment_id, self.places.damaged / f"{environment_id}.{secrets.token_hex(_NAME_BYTES)}")
+    def put_aside(self, environment_id: str) -> None:
+        """Ends a damaged environment; sandboxes that have it mounted keep what they see. Raises OSError."""
+        self._moved(environment_id, self.places.damaged / f"{environment_id}.{secrets.token_hex(_NAME_BYTES)}")
 
     def _moved(self, environment_id: str, where: Path) -> Path:
         self._manifests.pop(environment_id, None)
-        with contextlib.suppress(FileNotFoundError):  # removed by hand
+        with suppress(FileNotFoundError):  # removed by hand
             (self.places.ready / environment_id).rename(where)
         return where
-
-    def discard(self, path: Path) -> None:
-        """Removes a part of the cache. Blocks. Raises OSError.
-
-        It is renamed first: uv would take what is left of an archive, when the daemon was killed meanwhile, for whole.
-        """
-        removed = self.places.staging / f"old-{secrets.token_hex(_NAME_BYTES)}"
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(removed)
-            remove(removed)
 
     def damaged(self) -> list[tuple[str, Path]]:
         """Returns the ids and directories of those that were put aside. Raises OSError."""
         return [(path.name.partition(".")[0], path) for path in self.places.damaged.iterdir()]
-
-
-def remove(path: Path) -> None:
-    """Removes a directory with all that is in it, or a file. Blocks. What can't be removed is logged.
-
-    A workshop may still write to it: `rmtree` follows no link that is put in its way.
-    """
-    try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    except (OSError, RecursionError) as error:
-        _log.error("environment_files_left_over", path=str(path), error=str(error))
-        return
-    if path.exists():
-        _log.error("environment_files_left_over", path=str(path), error="some files can't be removed")
 
 
 def _make_closed(directory: Path) -> None:
@@ -219,7 +253,7 @@ def _make_closed(directory: Path) -> None:
 
 def _locked(directory: Path) -> int:
     """Locks a directory until the descriptor is closed. Raises SandboxFailure, OSError."""
-    lock = _open_directory(directory)
+    lock = os.open(directory, _DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -228,12 +262,8 @@ def _locked(directory: Path) -> int:
     return lock
 
 
-def _open_directory(directory: Path) -> int:
-    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
 def _sync(directory: Path) -> None:
-    fd = _open_directory(directory)
+    fd = os.open(directory, _DIRECTORY)
     try:
         os.fsync(fd)
     finally:

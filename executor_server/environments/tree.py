@@ -1,17 +1,19 @@
 """Takes over what uv installed: checks each entry of the tree, and makes it the daemon's own.
 
 Trusted code, on the host, of a directory that hostile archives filled. When it begins, the sandbox that wrote there is
-gone, and the tree was moved out of the directory that other workshops can write to. One of those may still have a
-descriptor of a directory in it. So each directory is made the daemon's own before it is listed: from then on no other
-user can add, remove or replace an entry. Nothing is opened by a path with more than one part, and no link is followed.
+gone, and no other has ever seen the directory, so nothing changes meanwhile. Names are not trusted: nothing is opened
+by a path with more than one part, and no link is followed.
 
-The content of files can't be protected in the same way: they are hard links to files of uv's cache, and the kernel lets
-a user make hard links only to files that are its own. So the workshops' user stays the owner of these, as it is of the
-cache; no code of a package runs as that user where it could write (docs/architecture.md).
+Packages list their files with hashes (RECORD). A file that is not what its package lists was replaced by another
+package, or changed on the disk. Files with no SHA-256 hash have nothing to be compared with.
 """
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -19,14 +21,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from executor_server.core import SandboxFailure
-from executor_server.environments.file_list import Digest, Walk
+from executor_server.environments.disk import Walk
 
 MAX_ENTRIES = 300_000
 """Files and directories of one environment. PyTorch with its libraries has 25,000."""
 MAX_DEPTH = 64
+MAX_LISTS_BYTES = 64 * 2**20
+"""Bytes of all lists of an environment. That of PyTorch has 2 MB."""
 _MAX_NAME_BYTES = 255
+_MAX_SHOWN_CHARS = 200
 _MAX_SCRIPT_BYTES = 65_536
 _SCRIPTS = "bin"
+_INFO = ".dist-info"
+_LIST = "RECORD"
+_ALGORITHM = "sha256="
 _PORTABLE_PYTHON = b"#!/usr/bin/env python3\n"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # uv's lock of the directory, which only uv needs.
@@ -46,7 +54,7 @@ class Tree:
     modules: list[str] = field(default_factory=list)
     pins: list[str] = field(default_factory=list)
     infos: list[str] = field(default_factory=list)  # directories with the metadata of a package
-    digests: dict[str, Digest] = field(default_factory=dict)  # by the paths of files
+    hashes: dict[str, str] = field(default_factory=dict)  # of files, by their paths, as RECORD has them
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ def take_over(
     tree = Tree()
     with opened_directory(name, parent_fd) as top:
         _take_directory(top, "", tree, _Limits(max_bytes, max_entries), walk or Walk())
+        _check_lists(top, tree)
     tree.modules = sorted(set(tree.modules))
     tree.pins.sort()
     return tree
@@ -84,10 +93,7 @@ def _take_directory(fd: int, path: str, tree: Tree, limits: _Limits, walk: Walk,
     """`path` is that of the directory below the top, with a slash at its end."""
     if depth > MAX_DEPTH:
         raise TreeRefused(f"it has directories more than {MAX_DEPTH} deep")
-    # Before it is listed: see the module's docstring.
-    if os.geteuid() == 0:
-        os.fchown(fd, 0, 0)
-    os.fchmod(fd, 0o755)
+    _make_own(fd, 0o755)
     with os.scandir(fd) as entries:
         for entry in entries:
             walk.step()
@@ -110,7 +116,7 @@ def _take_directory(fd: int, path: str, tree: Tree, limits: _Limits, walk: Walk,
                 tree.size_bytes += found.st_size
                 if tree.size_bytes > limits.size_bytes:
                     raise TreeRefused(f"it has more than {limits.size_bytes:,} bytes")
-                tree.digests[path + entry.name] = _take_file(entry.name, fd)
+                tree.hashes[path + entry.name] = _take_file(entry.name, fd)
                 if depth == 0:
                     _note_top(tree, entry.name, is_directory=False)
 
@@ -125,24 +131,26 @@ def _check_name(name: str) -> None:
         raise TreeRefused("it has a file with a name that is refused")
 
 
-def _take_file(name: str, directory: int) -> Digest:
-    """Hashes a file, and gives it the one mode of programs or the one of others; that of its link in the cache too."""
+def _take_file(name: str, directory: int) -> str:
+    """Hashes a file, and gives it the one mode of programs or the one of others."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     with os.fdopen(fd, "rb", buffering=0) as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise TreeRefused("it has an entry that is no file")
-        wanted = 0o755 if found.st_mode & 0o111 else 0o644
-        if stat.S_IMODE(found.st_mode) != wanted:
-            os.fchmod(fd, wanted)
-        return Digest.of(file, found)
+        _make_own(fd, 0o755 if os.fstat(fd).st_mode & 0o111 else 0o644)
+        digest = hashlib.file_digest(file, "sha256").digest()
+    return _ALGORITHM + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _make_own(fd: int, mode: int) -> None:
+    if os.geteuid() == 0:
+        os.fchown(fd, 0, 0)
+    os.fchmod(fd, mode)
 
 
 def _note_top(tree: Tree, name: str, *, is_directory: bool) -> None:
     """Notes a module, or a distribution, by the name of an entry of the top directory."""
-    if is_directory and name.endswith(".dist-info"):
+    if is_directory and name.endswith(_INFO):
         tree.infos.append(name)
-        distribution, _, version = name.removesuffix(".dist-info").rpartition("-")
+        distribution, _, version = name.removesuffix(_INFO).rpartition("-")
         if distribution:
             tree.pins.append(f"{distribution.lower().replace('_', '-')}=={version}")
         return
@@ -150,6 +158,67 @@ def _note_top(tree: Tree, name: str, *, is_directory: bool) -> None:
     is_code = is_directory or name.endswith((".py", ".so"))
     if is_code and module.isidentifier() and module not in (_SCRIPTS, "__pycache__"):
         tree.modules.append(module)
+
+
+def _check_lists(site_fd: int, tree: Tree) -> None:
+    """Compares the files with the lists of their packages. Raises TreeRefused, OSError."""
+    owners: dict[str, tuple[str, str]] = {}  # the first package that lists a file, and the hash in its list
+    misfits: dict[str, str] = {}  # files that are not as listed, and a package that lists them
+    left_bytes = MAX_LISTS_BYTES
+    for info in sorted(tree.infos):
+        text = _read_list(site_fd, info, left_bytes) if f"{info}/{_LIST}" in tree.hashes else b""
+        left_bytes -= len(text)
+        is_whole = False
+        for path, listed in _rows(text):
+            is_whole = is_whole or path == f"{info}/{_LIST}"
+            if not listed.startswith(_ALGORITHM) or (path not in tree.hashes and _may_be_missing(path)):
+                continue
+            owner, first = owners.setdefault(path, (info, listed))
+            if first != listed and owner != info:
+                raise TreeRefused(
+                    f"two of its packages, {_shown(owner)} and {_shown(info)}, have the file {_cut(path)} with "
+                    "different contents: ask for one of them"
+                )
+            if tree.hashes.get(path) != listed:
+                misfits.setdefault(path, info)
+        if not is_whole:
+            misfits.setdefault(f"{info}/{_LIST}", info)
+    for path, info in misfits.items():
+        raise TreeRefused(f"{_cut(path)} is not the file that {_shown(info)} lists")
+
+
+def _read_list(site_fd: int, info: str, max_bytes: int) -> bytes:
+    with opened_directory(info, site_fd) as directory:
+        fd = os.open(_LIST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        with os.fdopen(fd, "rb") as file:
+            text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise TreeRefused(f"its lists of files have more than {MAX_LISTS_BYTES:,} bytes")
+    return text
+
+
+def _rows(text: bytes) -> Iterator[tuple[str, str]]:
+    """Yields paths and hashes, up to the first row that is none."""
+    try:
+        for row in csv.reader(io.StringIO(text.decode("utf-8", "replace"), newline="")):
+            if len(row) >= 2:
+                yield row[0], row[1]
+    except csv.Error:
+        return
+
+
+def _may_be_missing(path: str) -> bool:
+    """True for bytecode, and for paths that lead out of the directory, to files that are installed elsewhere."""
+    return path.endswith(".pyc") or path.startswith("/") or ".." in path.split("/")
+
+
+def _shown(info: str) -> str:
+    """Returns "numpy 2.4.6"."""
+    return info.removesuffix(_INFO).replace("-", " ", 1)[:_MAX_SHOWN_CHARS]
+
+
+def _cut(path: str) -> str:
+    return repr(path[:_MAX_SHOWN_CHARS])
 
 
 def make_scripts_portable(site_fd: int, python: str) -> None:
@@ -174,7 +243,6 @@ def _make_portable(name: str, scripts: int, python: str) -> None:
     rest = _after_shebang(text, python.encode())
     if rest is None or len(text) > _MAX_SCRIPT_BYTES:
         return
-    # A new file: the old one may be a link into the cache.
     os.unlink(name, dir_fd=scripts)
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=scripts)
     with os.fdopen(fd, "wb") as file:

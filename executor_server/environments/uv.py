@@ -1,8 +1,8 @@
 """uv: which one the daemon uses, its command lines, and what it says.
 
 uv runs in workshops only, without any configuration of the host's: its environment is what `environment` returns, the
-index is the configured one, nothing is ever built from source (that would run a package's code where the cache can be
-written), and what is installed fits the hashes of a lock.
+index is the configured one, nothing is ever built from source (that would run a package's code next to an index), and
+what is installed fits the hashes of a lock.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from executor_server.backends import CA_BUNDLE, egress_environment
-from executor_server.core import Progress, SandboxFailure
+from executor_server.backends import CA_BUNDLE, Interpreter, egress_environment
+from executor_server.core import EnvironmentFailed, Progress, SandboxFailure
 from executor_server.guest.wire.paths import PROGRAMS_PATH, WORK_PATH
 
 UV_PATH = f"{PROGRAMS_PATH}/uv"
 CACHE_PATH = f"{WORK_PATH}/cache"
-INSTALLING = "installing"
-"""The directory in `work` in which packages are installed, each time in a directory of its own."""
 
+# The second numbers of the manylinux platforms that uv knows; the first is 2. Wheels for an older one will do.
+_MANYLINUX = (17, 28, *range(31, 41))
+_MACHINES = ("x86_64", "aarch64")
 _VERSION_TIMEOUT_S = 20.0
 _VERSION = re.compile(r"uv (\d+\.\d+\.\d+[0-9A-Za-z.+-]{0,32})")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -135,6 +136,19 @@ class ForeignPython:
         return f"cpython-{self.version}"
 
 
+def foreign_python(interpreter: Interpreter) -> ForeignPython:
+    """Names the Python of a machine in a cloud to uv. Raises EnvironmentFailed when uv knows no platform for it."""
+    version = ".".join(map(str, interpreter.version))
+    if interpreter.machine in _MACHINES and interpreter.libc == "musl":
+        return ForeignPython(version, f"{interpreter.machine}-unknown-linux-musl")
+    known = [f"2_{minor}" for minor in _MANYLINUX if (2, minor) <= interpreter.libc_version]
+    if interpreter.machine in _MACHINES and interpreter.libc == "glibc" and known:
+        return ForeignPython(version, f"{interpreter.machine}-manylinux_{known[-1]}")
+    raise EnvironmentFailed(
+        "there are no packages for the machines of this image: their processor or C library has none"
+    )
+
+
 def environment(*, ca_bundle: str = CA_BUNDLE) -> dict[str, str]:
     """All environment variables that uv gets."""
     return {
@@ -152,27 +166,33 @@ def environment(*, ca_bundle: str = CA_BUNDLE) -> dict[str, str]:
     }
 
 
-def compile_command(index_url: str, exclude_newer_s: float | None, foreign: ForeignPython | None) -> list[str]:
-    """Returns the command that resolves the requirements on its input, and prints a lock."""
+def compile_command(
+    index_url: str, exclude_newer_s: float | None, foreign: ForeignPython | None, *, is_locked: bool = False
+) -> list[str]:
+    """Returns the command that resolves the requirements on its input, and prints the wheels (PEP 751).
+
+    `is_locked`: the input has all packages in their versions.
+    """
     newest: Sequence[str] = ()
     if exclude_newer_s is not None:
         moment = datetime.now(UTC) - timedelta(seconds=exclude_newer_s)
         newest = ("--exclude-newer", moment.strftime("%Y-%m-%dT%H:%M:%SZ"))
     return [
-        *(UV_PATH, "pip", "compile", "-"),
+        *(UV_PATH, "pip", "compile", "-", "--format", "pylock.toml"),
         *("--generate-hashes", "--no-build", "--no-header", "--no-annotate", "--no-progress"),
         *("--default-index", index_url),
+        *(("--no-deps",) if is_locked else ()),
         *newest,
         *_python_options(foreign),
     ]
 
 
-def install_command(index_url: str, lock: str, target: str, foreign: ForeignPython | None) -> list[str]:
-    """Returns the command that installs exactly the packages of a lock, by its path, into a directory."""
+def install_command(wheels: Sequence[str], target: str, foreign: ForeignPython | None) -> list[str]:
+    """Returns the command that installs exactly the packages of the lock on its input, of wheels in directories."""
     return [
-        *(UV_PATH, "pip", "install", "--requirements", lock, "--target", target),
+        *(UV_PATH, "pip", "install", "--requirements", "-", "--target", target),
         *("--require-hashes", "--no-deps", "--no-build", "--link-mode", "hardlink", "--no-progress"),
-        *("--default-index", index_url),
+        *("--offline", "--no-index", *(f"--find-links={directory}" for directory in wheels)),
         *_python_options(foreign),
     ]
 
@@ -194,7 +214,6 @@ _PASSING = (
     "HTTP status server error",
     "HTTP status client error (403",  # the egress proxy's answer, too
     "HTTP status client error (429",
-    "(os error 2)",  # a part of the cache was removed meanwhile, because it was damaged
     "os error 28",  # the disk is full
     "tcp connect error",
     "dns error",

@@ -1,10 +1,11 @@
-"""Runs uv in workshops that can write to its cache, watches how much it writes, and makes an answer of its end."""
+"""Runs uv in workshops with a directory to write to, watches how much it writes, and makes an answer of its end."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,16 +14,22 @@ from typing import Any
 import structlog
 
 from executor_server.backends import Workshop, Workshops
-from executor_server.core import EgressDenial, EnvironmentFailed, ImageNotReady, NetworkRules, SandboxSpec
+from executor_server.core import EgressDenial, EnvironmentFailed, ImageNotReady, NetworkRules, Progress, SandboxSpec
 from executor_server.egress import Egress
 from executor_server.environments import tree
-from executor_server.environments.building import OnProgress
-from executor_server.environments.disk_watch import DiskWatch, Volume
-from executor_server.environments.inside_programs import program
+from executor_server.environments.disk import Volume, Walk, remove, to_its_end, volume_of
 from executor_server.environments.places import Places
 from executor_server.environments.uv import ForeignPython, Listener, Uv, environment, find_uv, place_uv
-from executor_server.environments.workshop import Network, Order, RunningWorkshop, WorkshopTimeout, open_workshop
+from executor_server.environments.workshop import (
+    Network,
+    Order,
+    RunningWorkshop,
+    WorkshopTimeout,
+    open_workshop,
+    program,
+)
 from executor_server.guest.egress import reasons
+from executor_server.guest.wire.paths import WORK_PATH
 
 MIB = 2**20
 RETRY_S = 30.0
@@ -32,12 +39,12 @@ _DISK_BYTES = 1024 * MIB
 _PROCESSES = 256
 _ORPHAN_TIME_S = 60.0
 _WATCH_INTERVAL_S = 0.1
-_WATCH_PAUSES = 10  # times as long as measuring takes: it may have a tenth of the time
+_WATCH_PAUSES = 5  # times as long as measuring takes
 # Connections of uv at one time and in a minute: it reads pages and files of many packages at once, from two hosts. Each
 # one that is refused is tried again by uv, and costs seconds.
 _MAX_CONNECTIONS = 256
 _MAX_NEW_CONNECTIONS_PER_MINUTE = 6000
-# The cache has some files besides those of an environment.
+# uv's own cache has some files besides those of an environment.
 _VOLUME_FACTOR = 1.25
 
 _log = structlog.get_logger(__name__)
@@ -80,17 +87,16 @@ class Python:
 
 @dataclass(frozen=True)
 class UvTask:
-    """A command of uv, and what it may write."""
+    """A command of uv, or files to download into the workshop's directory."""
 
-    command: list[str]
-    max_environment_bytes: int
+    command: Sequence[str]
     text: str = ""  # its input
     output: str | None = None  # path of its output in the workshop
-    directory: str = "/tmp"  # made when it is not there
+    files: Sequence[tuple[str, str]] = ()  # addresses, and the names of the files
 
 
 class UvWorkshops:
-    """Makes workshops for uv, and runs it."""
+    """Makes workshops for uv."""
 
     def __init__(self, places: Places, settings: BuildSettings, egress: Egress) -> None:
         self._places = places
@@ -105,9 +111,6 @@ class UvWorkshops:
         )
         self._uv: Uv | None = None
         self._placing = asyncio.Lock()
-        self._watch = DiskWatch(str(places.work), places.cache.name)
-        self._measuring = asyncio.Lock()
-        self._limits: dict[object, Volume] = {}  # one for each workshop that there is
 
     async def placed(self) -> Uv:
         """Finds uv, and puts it where workshops see it. Raises UvMissing, OSError."""
@@ -118,66 +121,74 @@ class UvWorkshops:
             return self._uv
 
     @asynccontextmanager
-    async def open(self, bench: Bench, max_environment_bytes: int) -> AsyncIterator[RunningWorkshop]:
-        """A workshop that can write to the cache and reach the index. Raises SandboxFailure."""
+    async def directory(self) -> AsyncIterator[Path]:
+        """A directory for one workshop to write to, which is removed at the end of the block. Raises OSError."""
+        work = self._places.work / secrets.token_hex(8)
+        work.mkdir(mode=0o700)
+        try:
+            yield work
+        finally:
+            await to_its_end(Walk(), lambda: remove(work))
+
+    @asynccontextmanager
+    async def open(
+        self, bench: Bench, work: Path, max_environment_bytes: int, *, egress: bool
+    ) -> AsyncIterator[UvWorkshop]:
+        """A workshop that writes to `work`, and may reach the index. Raises SandboxFailure."""
         order = Order(
             bench.workshops,
-            workshop_spec(bench.image, egress=True, disk_bytes=max(_DISK_BYTES, max_environment_bytes)),
-            Workshop(work=self._places.work, programs=self._places.programs, egress=True),
-            self._network,
+            workshop_spec(bench.image, egress=egress, disk_bytes=max(_DISK_BYTES, max_environment_bytes)),
+            Workshop(work=work, programs=self._places.programs, egress=egress),
+            self._network if egress else None,
         )
-        this = object()
-        if not self._limits:
-            async with self._measuring:
-                await asyncio.to_thread(self._watch.begin)
-        self._limits[this] = Volume(
-            int(self._settings.max_entries * _VOLUME_FACTOR), int(max_environment_bytes * _VOLUME_FACTOR)
-        )
-        try:
-            async with open_workshop(order) as workshop:
-                yield workshop
-        finally:
-            del self._limits[this]
+        async with open_workshop(order) as running:
+            yield UvWorkshop(running, bench, work, max_environment_bytes, self._settings)
 
-    async def run(
-        self, workshop: RunningWorkshop, bench: Bench, task: UvTask, listener: Listener, on_progress: OnProgress
-    ) -> Python:
-        """Runs uv to its end; returns the Python that it ran beside.
+
+class UvWorkshop:
+    """A workshop in which uv runs."""
+
+    def __init__(
+        self, running: RunningWorkshop, bench: Bench, work: Path, max_environment_bytes: int, settings: BuildSettings
+    ) -> None:
+        self.running = running
+        self._bench = bench
+        self._work = work
+        self._file_bytes = max_environment_bytes
+        self._limit = Volume(settings.max_entries * _VOLUME_FACTOR, max_environment_bytes * _VOLUME_FACTOR)
+        self._timeout_s = settings.build_timeout_s
+
+    async def run(self, task: UvTask, listener: Listener, on_progress: Callable[[Progress], None]) -> Python:
+        """Runs a task to its end; returns the Python that it ran beside.
 
         Raises EnvironmentFailed with uv's explanation, ImageNotReady for what may pass, SandboxFailure.
         """
         run = _Run(listener, on_progress)
-        running = asyncio.create_task(
-            workshop.run(program("run_uv", _task(task)), time_s=self._settings.build_timeout_s, on_line=run.take)
-        )
-        watching = asyncio.create_task(self._watch_volume())
+        text = program("run_uv", _task(task, self._file_bytes))
+        running = asyncio.create_task(self.running.run(text, time_s=self._timeout_s, on_line=run.take))
+        watching = asyncio.create_task(self._watch())
         try:
             await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
             await (watching if watching.done() else running)
         except WorkshopTimeout as timeout:
-            limit_s = self._settings.build_timeout_s
-            raise ImageNotReady(f"the packages could not be had within {limit_s:g} s", RETRY_S) from timeout
+            raise ImageNotReady(f"the packages could not be had within {self._timeout_s:g} s", RETRY_S) from timeout
         finally:
             for each in (running, watching):
                 each.cancel()
             await asyncio.gather(running, watching, return_exceptions=True)
-        return run.end(bench, workshop.denials)
+        return run.end(self._bench, self.running.denials)
 
-    async def _watch_volume(self) -> None:
-        """Ends with an error when more is written than the builds that run may write."""
+    async def _watch(self) -> None:
+        """Ends with an error when more is written than an environment may have."""
         pause_s = _WATCH_INTERVAL_S
         while True:
             await asyncio.sleep(pause_s)
-            limit = sum(self._limits.values(), Volume())
             began_s = time.monotonic()
-            async with self._measuring:
-                found = await asyncio.to_thread(self._watch.measure, limit)
+            found = await asyncio.to_thread(volume_of, self._work)
             pause_s = max(_WATCH_INTERVAL_S, _WATCH_PAUSES * (time.monotonic() - began_s))
-            if not found.fits(limit):
+            if not found.fits(self._limit):
                 _log.warning("build_too_large", entries=found.entries, size_bytes=found.size_bytes)
-                if len(self._limits) == 1:
-                    raise EnvironmentFailed("these packages unpack to more bytes or files than an environment may have")
-                raise ImageNotReady("several environments together are too large to be made at one time", RETRY_S)
+                raise EnvironmentFailed("these packages unpack to more bytes or files than an environment may have")
 
 
 def workshop_spec(image: str, *, egress: bool, disk_bytes: int = _DISK_BYTES) -> SandboxSpec:
@@ -195,14 +206,15 @@ def workshop_spec(image: str, *, egress: bool, disk_bytes: int = _DISK_BYTES) ->
     )
 
 
-def _task(task: UvTask) -> dict[str, Any]:
+def _task(task: UvTask, file_bytes: int) -> dict[str, Any]:
     return {
         "command": task.command,
         "environment": environment(),
-        "directory": task.directory,
+        "directory": WORK_PATH,
         "input": task.text,
         "output": task.output,
-        "file_bytes": task.max_environment_bytes,
+        "files": task.files,
+        "file_bytes": file_bytes,
     }
 
 
@@ -228,7 +240,7 @@ class _Run:
     """One run of uv, as its program reports it."""
 
     listener: Listener
-    on_progress: OnProgress
+    on_progress: Callable[[Progress], None]
     described: dict[str, Any] = field(default_factory=dict)
     exit_code: int | None = None
     unusable: str = ""

@@ -1,10 +1,10 @@
 """The first import of an environment, which makes the bytecode that every session would otherwise make for itself.
 
-It runs code of packages, so it has a workshop of its own: without a network, in which the environment is read-only, as
-its files are hard links into uv's cache. Python writes the bytecode below /tmp there; it comes out as a stream that
-bytecode.py checks and writes. Whatever goes wrong costs bytecode and no environment: what is missing is compiled in
-each session, as it is for an image without bytecode. What no asked package imports is not compiled ahead: for numpy and
-pandas that would take five times as long, for files that hardly any program imports.
+It runs code of packages, so it has a workshop of its own: without a network, in which the environment is read-only.
+Python writes the bytecode below /tmp there; it comes out as a stream that bytecode.py checks and writes. Whatever goes
+wrong costs bytecode and no environment: what is missing is compiled in each session, as it is for an image without
+bytecode. What no asked package imports is not compiled ahead: for numpy and pandas that would take five times as long,
+for files that hardly any program imports.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import structlog
 
 from executor_server.core import Progress, SandboxFailure
 from executor_server.environments.bytecode import MAX_STREAM_BYTES, BytecodeWriter, Written
-from executor_server.environments.inside_programs import program
-from executor_server.environments.workshop import Order, open_workshop
+from executor_server.environments.workshop import Order, open_workshop, program
 from executor_server.guest.wire.paths import ENVIRONMENT_PATH
 
 STEP = "first import"

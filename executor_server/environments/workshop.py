@@ -8,12 +8,14 @@ comes out of the sandbox is hostile: frames are checked by the channel, and line
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from importlib.resources import files
+from typing import Any, Literal, TypeVar
 
 import structlog
 
@@ -318,3 +320,13 @@ async def _bound(network: Network, channel: GuestChannel, sink: RunningWorkshop)
         yield
     finally:
         await asyncio.shield(network.egress.release(session_id))
+
+
+def program(name: Literal["run_uv", "first_import"], task: dict[str, Any]) -> str:
+    """Returns the text of a program of inside/ that calls its `main` with this task."""
+    return f"{_text_of(name)}\n\nmain(json.loads({json.dumps(task)!r}))\n"
+
+
+@functools.cache
+def _text_of(name: str) -> str:
+    return (files(__package__) / "inside" / f"{name}.py").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
+import shutil
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from executor_server.core import EnvironmentFailed, ImageNotReady, NetworkRules, NetworkSecret, PackagesSpec
-from executor_server.environments import Lock
-from executor_server.environments.catalog import Catalog
-from executor_server.environments.index import Request
-from executor_server.environments.making import make_environment
+from executor_server.backends.environments import Workshop
+from executor_server.core import EnvironmentFailed, ImageNotReady, NetworkRules, NetworkSecret, SandboxSpec
+from executor_server.environments.workshop import Order, open_workshop
 from tests.support.backends import require
 from tests.support.internet.world import Internet
 from tests.support.package_builder import Building, building
 from tests.support.package_index.index import PackageIndex
 from tests.support.package_index.wheels import OTHER_PLATFORM, make_sdist, make_wheel
 from tests.support.polling import eventually_async
+
+SPEC = SandboxSpec("base", 512 * 2**20, 64, 64 * 2**20, 60.0)
 
 
 @pytest.fixture
@@ -62,12 +62,12 @@ async def test_packages_are_resolved_locked_installed_and_compiled(made_by: Buil
     names = {name.rpartition("/")[2].partition(".")[0] for name in made.bytecode}
     assert names == {"__init__", "words", "beta"}
     assert (made.site / "bin/alpha-tool").read_text().startswith("#!/usr/bin/env python3\n")
-    assert made_by.installing == []
+    assert made_by.left == []
     index.forget_requests()
-    again = await made_by.build("alpha>=1")
+    again = await made_by.make(made.lock, "alpha>=1")
     assert index.requests == [], "the index was asked again"
-    assert again.lock == made.lock and again.lock.environment_id == made.lock.environment_id
-    assert (again.site / "beta.py").stat().st_ino == (made.site / "beta.py").stat().st_ino
+    assert again.built == made.built
+    assert (again.site / "beta.py").stat().st_ino != (made.site / "beta.py").stat().st_ino, "they share a file"
 
 
 async def test_what_is_made_works_in_a_sandbox(made_by: Building, index: PackageIndex) -> None:
@@ -118,7 +118,7 @@ async def test_what_cannot_be_had_is_explained_by_uv(
     assert all(word in text for word in words), text
     assert index.host not in text and "/run" not in text and len(text) < 2200
     assert not any(request.endswith(".tar.gz") for request in index.requests), "a source was downloaded"
-    assert list(made_by.places.staging.iterdir()) == made_by.installing == []
+    assert list(made_by.places.staging.iterdir()) == made_by.left == []
 
 
 async def test_a_yanked_version_is_not_chosen(made_by: Building, index: PackageIndex) -> None:
@@ -163,6 +163,7 @@ async def test_a_file_that_changed_after_the_lock_was_made_is_refused(made_by: B
     release = index.add(make_wheel("changing"))
     index.max_age_s = 0
     spec_lock = await made_by.lock("changing")
+    shutil.rmtree(made_by.places.wheels / spec_lock.hashes[0])  # as eviction does
     release.content = make_wheel("changing", files={"changing.py": "HOSTILE = 1\n"})[1]
     with pytest.raises(EnvironmentFailed, match="Hash mismatch"):
         await made_by.make(spec_lock, "changing")
@@ -189,7 +190,7 @@ async def test_a_file_that_does_not_come_whole_ends_the_build(
     index.add(make_wheel("gamma"), behaviour=behaviour)
     with pytest.raises(ImageNotReady):
         await made_by.build("gamma")
-    assert made_by.installing == [] or not (made_by.installing[0] / "site/gamma.py").exists()
+    assert made_by.left == []
 
 
 @pytest.mark.parametrize("hanging", ["page", "file", "half a file"])
@@ -269,41 +270,53 @@ async def test_a_policys_lock_file_is_installed_without_resolving(
         await made_by.build("beta", **known)
 
 
-async def make_in_catalog(made_by: Building, lock: Lock, *requirements: str) -> Path:
-    """Makes an environment as the daemon does; returns its packages."""
-    catalog = await Catalog.open(made_by.places.root, lambda *_: None, time.time)
-    try:
-        request = Request(PackagesSpec(requirements), made_by.target)
-        await make_environment(catalog, made_by.builder, lock, request, lambda _: None)
-        return catalog.store.tree_of(lock.environment_id) / "site"
-    finally:
-        catalog.close()
-
-
-async def test_damage_in_the_cache_that_no_environment_shows_is_found_and_fetched_again(
-    made_by: Building, index: PackageIndex
+@pytest.mark.parametrize("damage", ["another byte", "another file", "missing"])
+async def test_a_wheel_that_was_damaged_is_found_at_its_next_use_and_downloaded_again(
+    made_by: Building, index: PackageIndex, damage: str
 ) -> None:
     made = await made_by.build("beta==2.0")
-    (cached,) = (path for path in made_by.places.cache.rglob("beta.py") if "archive-v" in str(path))
-    whole = cached.read_text()
-    cached.unlink()  # not the environment's own link
-    cached.write_text("VERSION = 'damaged'\n")
-    made_by.places.root.chmod(0o700)
+    (wheel,) = made_by.places.wheels.glob("*/beta-*.whl")
+    content = wheel.read_bytes()
+    if damage == "missing":
+        shutil.rmtree(wheel.parent)
+    else:
+        wheel.write_bytes(content[:-9] + b"x" + content[-8:] if damage == "another byte" else make_wheel("beta")[1])
     index.forget_requests()
-    site = await make_in_catalog(made_by, made.lock, "beta==2.0")
-    assert (site / "beta.py").read_text() == whole
+    again = await made_by.make(made.lock, "beta==2.0")
+    assert again.site.joinpath("beta.py").read_text() == made.site.joinpath("beta.py").read_text()
+    assert wheel.read_bytes() == content
     assert any(request.endswith(".whl") for request in index.requests)
+
+
+async def test_no_workshop_can_write_to_a_wheel(made_by: Building) -> None:
+    await made_by.build("beta")
+    (wheel,) = made_by.places.wheels.glob("*/beta-*.whl")
+    code = f"""
+import json, os
+there = "/run/executor/programs/wheels/{wheel.parent.name}/{wheel.name}"
+refused = []
+for attempt in (lambda: open(there, "ab"), lambda: os.unlink(there), lambda: os.chmod(there, 0o666)):
+    try:
+        attempt()
+    except OSError:
+        refused.append(True)
+print(json.dumps({{"reads": open(there, "rb").read(2) == b"PK", "refused": len(refused)}}))
+"""
+    work = made_by.places.work / "tried"
+    work.mkdir()
+    order = Order(made_by.backend, SPEC, Workshop(work=work, programs=made_by.places.programs))
+    said: list[dict[str, Any]] = []
+    async with open_workshop(order) as workshop:
+        await workshop.run(code, time_s=60.0, on_line=said.append)
+    assert said == [{"reads": True, "refused": 3}]
 
 
 async def test_a_wheel_that_is_not_what_its_own_list_says_is_refused(made_by: Building, index: PackageIndex) -> None:
     record = "odd.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\nodd-1.0.dist-info/RECORD,,\n"
     index.add(make_wheel("odd", record=record))
-    lock = await made_by.lock("odd")
-    with pytest.raises(
-        EnvironmentFailed, match=r"'odd\.py' is not the file that odd 1\.0 lists, though it was fetched"
-    ):
-        await make_in_catalog(made_by, lock, "odd")
-    assert made_by.installing == []
+    with pytest.raises(EnvironmentFailed, match=r"'odd\.py' is not the file that odd 1\.0 lists"):
+        await made_by.build("odd")
+    assert made_by.left == []
 
 
 async def test_two_packages_with_the_same_file_are_refused_unless_it_is_the_same(
@@ -329,7 +342,7 @@ async def test_an_abandoned_build_leaves_no_workshop(made_by: Building, index: P
     assert made_by.existing() == []
     release.behaviour = "whole"
     assert (await made_by.build("gamma")).built.pins == ("gamma==1.0",)
-    assert made_by.installing == []
+    assert made_by.left == []
 
 
 async def test_builds_at_the_same_time_do_not_disturb_each_other(made_by: Building, index: PackageIndex) -> None:
@@ -339,9 +352,8 @@ async def test_builds_at_the_same_time_do_not_disturb_each_other(made_by: Buildi
     assert [each.built.modules for each in made] == [("alpha", "beta", name) for name in ("one", "two")] + [
         ("alpha", "beta", "three")
     ]
-    assert len({(each.site / "beta.py").stat().st_ino for each in made}) == 1, (
-        "they don't share what they have in common"
-    )
+    assert len(list(made_by.places.wheels.glob("*/beta-*.whl"))) == 1
+    assert made_by.left == []
 
 
 async def test_many_packages_stay_within_the_connections_of_a_workshop(

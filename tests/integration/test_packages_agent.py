@@ -158,7 +158,15 @@ def test_waiting_is_reported_with_its_steps(potters: Potters, monkeypatch: pytes
     with potters.plain.client(on_wait=waits.append) as client:
         client.create_session(packages=["slip"]).close()
     steps = [wait.progress.step for wait in waits if wait.kind is WaitKind.IMAGE and wait.progress is not None]
-    assert steps and set(steps) <= {"waiting", "resolving", "installing", "first import", "checking", "packing"}, waits
+    assert steps and set(steps) <= {
+        "waiting",
+        "resolving",
+        "downloading",
+        "installing",
+        "first import",
+        "checking",
+        "packing",
+    }, waits
 
 
 @tool

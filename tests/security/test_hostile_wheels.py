@@ -1,8 +1,8 @@
 """Wheels that attack: while they are unpacked, installed, and imported for the first time.
 
-Each attack is tried beside an environment of another tenant, which shares files with uv's cache. Afterwards that
-environment is byte for byte as it was, an environment that is made again from the cache is too, nothing has appeared
-outside of the directories of builds, and no process or sandbox is left.
+Each attack is tried next to an environment of another tenant. Afterwards that environment is byte for byte as it was, an
+environment that is built again from the cached wheels is too, nothing has appeared outside of the directories of builds,
+and no process or sandbox is left.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Witness:
         assert self._made.files == self._files, "another tenant's environment was changed"
         assert self._around() == self._places, "something was written outside"
         assert self._building.existing() == [], "a workshop was left"
+        assert self._building.left == [], "a directory was left"
         again = await self._building.build("victim")
         assert again.files.keys() == self._files.keys(), "the cache was changed"
         for name in ("victim/__init__.py", "victim/data.txt", "bin/victim-file", "bin/victim-tool"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ def packages(*requirements: str, max_environment_bytes: int = 2**30) -> Packages
 
 
 class FakeBuilder:
-    """Resolves `name` and `name>=…` to `versions[name]`, or 1.0, and unpacks each package once into the cache."""
+    """Resolves `name` and `name>=…` to `versions[name]`, or 1.0, and keeps a wheel of each package."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
@@ -71,14 +72,11 @@ class FakeBuilder:
             self.ended.append(name)
 
     def _install(self, pin: str, site: Path) -> None:
-        """Unpacks a package into the cache, as uv does, and links its files."""
         name = pin.partition("=")[0]
-        unpacked = self.places.cache / "archive-v0" / pin / name
-        if not unpacked.is_dir():
-            unpacked.mkdir(parents=True)
-            (unpacked / "__init__.py").write_bytes(self.content_of(pin))
-            (unpacked / "data.txt").write_text(pin)
+        wheel = self.places.wheels / hashlib.sha256(pin.encode()).hexdigest() / f"{name}.whl"
+        wheel.parent.mkdir(exist_ok=True)
+        wheel.write_bytes(self.content_of(pin))
         (site / name / "__pycache__").mkdir(parents=True)
-        for file in unpacked.iterdir():
-            (site / name / file.name).hardlink_to(file)
+        (site / name / "__init__.py").write_bytes(self.content_of(pin))
+        (site / name / "data.txt").write_text(pin)
         (site / name / "__pycache__/__init__.cpython-312.pyc").write_bytes(b"bytecode of " + pin.encode())

@@ -17,7 +17,7 @@ from executor_server.backends.local import LocalBackend
 from executor_server.config.backend_config import DockerImage, DockerSection
 from executor_server.core import NetworkRules, PackagesSpec, SandboxSpec
 from executor_server.egress import EgressService
-from executor_server.environments import Bench, BuildSettings, Built, Lock, Places, UvBuilder
+from executor_server.environments import Bench, BuildSettings, Built, Lock, Places, UvBuilder, Wheels
 from executor_server.environments.workshop import Order, open_workshop
 from tests.support.backends import DOCKER_IMAGE
 from tests.support.egress_service import place_authority, settings_for
@@ -109,10 +109,9 @@ class Building:
         return list(live) if isinstance(live, dict) else [sandbox.sandbox_id for sandbox in live]
 
     @property
-    def installing(self) -> list[Path]:
-        """The directories that builds have left where packages are installed."""
-        directory = self.places.work / "installing"
-        return list(directory.iterdir()) if directory.exists() else []
+    def left(self) -> list[Path]:
+        """What builds have left in the directories in which they work."""
+        return [*self.places.work.iterdir()]
 
 
 @asynccontextmanager
@@ -143,9 +142,9 @@ async def building(
         await made.start()
         await made.adopt([])
         places = Places(directory / "state/environments")
-        for place in (places.root, places.work, places.programs, places.staging):
+        for place in (places.root, places.work, places.programs, places.wheels, places.staging):
             place.mkdir(mode=0o755)
         rules = NetworkRules((f"{index.host}:443", f"{index.files_host}:443"))
         chosen = BuildSettings(**{"index_url": index.url, "network": rules, "build_timeout_s": TIMEOUT_S, **settings})
-        builder = UvBuilder(places, chosen, lambda _: Bench(made, "base"), egress)
+        builder = UvBuilder(places, Wheels(places), chosen, lambda _: Bench(made, "base"), egress)
         yield Building(builder, places, made, Target(backend, "base", "1"))

@@ -1,5 +1,7 @@
 """Runs uv in a workshop, with nothing of the sandbox's environment, and passes on what it says, line by line.
 
+It downloads files, too, and reports that as uv does: uv keeps no wheels.
+
 Lines to the daemon: {"python": ...} first, then {"line": ...} for each of uv's, and {"exit": n} or {"unusable": why}.
 """
 
@@ -9,9 +11,15 @@ import json
 import os
 import platform
 import resource
+import shutil
+import ssl
 import subprocess
 import sys
 import sysconfig
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,21 +27,27 @@ if TYPE_CHECKING:
 
 _MAX_LINE_BYTES = 4096
 _MAX_LINES = 4000
+_CONNECTIONS = 16
+_ATTEMPTS = 3
+_SILENCE_S = 30
 
 
 def main(task: dict[str, Any]) -> None:
-    """Runs the command. `task`: command, environment, directory, input, output (a path or None), file_bytes.
+    """Runs the command. `task`: command, environment, directory, input, output (a path or None), files, file_bytes.
 
-    In the command and in the values of the environment, "{python}" stands for the interpreter.
+    `files` are pairs of an address and a name; where there are some, they are downloaded, and no command runs. In the
+    command and in the values of the environment, "{python}" stands for the interpreter.
     """
     say(python=describe())
-    os.makedirs(task["directory"], mode=0o755, exist_ok=True)
     # A file that an archive pretends to be small stops here, and uv says so; SIGXFSZ would end it without a word.
     # The sandbox may have a lower limit already, which can't be raised.
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     file_bytes = task["file_bytes"] if most == resource.RLIM_INFINITY else min(task["file_bytes"], most)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     os.umask(0o022)
+    if task["files"]:
+        say(exit=download(task["files"], task["directory"], task["environment"]))
+        return
     command = [word.replace("{python}", sys.executable) for word in task["command"]]
     output = os.open(task["output"] or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -62,6 +76,45 @@ def main(task: dict[str, Any]) -> None:
         if count < _MAX_LINES:
             say(line=line.decode("utf-8", "replace").rstrip("\n"))
     say(exit=child.wait())
+
+
+def download(files: list[list[str]], directory: str, environment: dict[str, str]) -> int:
+    """Downloads the files; returns 0, or 1 when one of them can't be had."""
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({name: environment[name + "_proxy"] for name in ("http", "https")}),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=environment["SSL_CERT_FILE"])),
+    )
+
+    def get(file: list[str]) -> str:
+        url, name = file
+        why = ""
+        title = os.path.basename(url).partition("-")[0]
+        for _ in range(_ATTEMPTS):
+            say(line=f"Downloading {title}")
+            try:
+                with (
+                    opener.open(url, timeout=_SILENCE_S) as answer,
+                    open(os.path.join(directory, name), "wb") as target,
+                ):
+                    shutil.copyfileobj(answer, target, 2**18)
+                    if answer.length:
+                        raise HTTPException("the connection was closed in the middle of the file")
+                say(line=f"Downloaded {title}")
+                return ""
+            except urllib.error.HTTPError as error:
+                kind = "server" if error.code >= 500 else "client"
+                why = f"HTTP status {kind} error ({error.code} {error.reason})"
+                if kind == "client":
+                    break
+            except (OSError, HTTPException, ValueError) as error:
+                why = f"error sending request: {error}"
+        return f"error: Failed to download {title}: {why}"
+
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        failures = [failure for failure in pool.map(get, files) if failure]
+    for failure in failures[:_CONNECTIONS]:
+        say(line=failure)
+    return 1 if failures else 0
 
 
 def describe() -> dict[str, str]:

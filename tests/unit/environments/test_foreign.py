@@ -6,7 +6,7 @@ import pytest
 
 from executor_server.backends.environments import Interpreter
 from executor_server.core.errors import EnvironmentFailed
-from executor_server.environments.foreign import foreign_python
+from executor_server.environments.uv import foreign_python
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_server.environments.lock import (
+    Lock,
     LockError,
     Pin,
+    Wheel,
     canonical,
     names_of,
     read_lock_file,
-    read_requirements,
+    read_resolved,
 )
 
 A, B = "a" * 64, "b" * 64
@@ -32,71 +36,78 @@ wheels = [{{ name = "y", url = "file:///etc/passwd", hashes = {{ sha256 = "{B}",
 """
 
 
-def test_what_uv_prints_becomes_one_line_for_each_package() -> None:
-    text = f"beta==1.0rc1 ; python_full_version < '3.13' \\\n    --hash=sha256:{B} \\\n    --hash=sha256:{A}\nalpha==2 --hash=sha256:{A}\n"
-    pins = read_requirements(text)
-    assert [str(pin) for pin in pins] == ["alpha==2", "beta==1.0rc1"]
-    assert pins[1] == Pin("beta", "1.0rc1", "python_full_version < '3.13'", (A, B))
-    written = canonical(pins)
-    assert written == (
-        f"alpha==2 --hash=sha256:{A}\nbeta==1.0rc1 ; python_full_version < '3.13' --hash=sha256:{A} --hash=sha256:{B}\n"
+def printed(*packages: str) -> str:
+    """A lock as uv prints it."""
+    return "\n".join(['lock-version = "1.0"', 'created-by = "uv"', *packages])
+
+
+def package(name: str, version: str = "1", wheel: str = "", sha256: str = A, **more: str) -> str:
+    url = wheel or f"https://files.example/{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    fields = "".join(f"{key} = {value}\n" for key, value in more.items())
+    return (
+        f'[[packages]]\nname = "{name}"\nversion = "{version}"\n{fields}'
+        f'wheels = [{{ url = "{url}", size = 1, hashes = {{ sha256 = "{sha256}" }} }}]\n'
     )
-    assert read_requirements(written) == pins
+
+
+def test_what_uv_prints_becomes_one_line_for_each_package() -> None:
+    wheels = read_resolved(printed(package("beta", "1.0rc1", sha256=B), package("al-pha", "2+cpu")))
+    assert wheels[0] == Wheel(
+        "al-pha", "2+cpu", A, "https://files.example/al_pha-2+cpu-py3-none-any.whl", "al_pha-2+cpu-py3-none-any.whl"
+    )
+    lock = Lock(canonical(wheels), "cpython-3.12", "x86_64", "1", tuple(map(str, wheels)))
+    assert lock.text == f"al-pha==2+cpu --hash=sha256:{A}\nbeta==1.0rc1 --hash=sha256:{B}\n"
+    assert lock.hashes == (A, B) and lock.pins == ("al-pha==2+cpu", "beta==1.0rc1")
 
 
 @pytest.mark.parametrize(
-    "line",
+    "refused",
     [
-        "alpha==1",
-        f"alpha @ https://evil.example/a.whl --hash=sha256:{A}",
-        f"alpha>=1 --hash=sha256:{A}",
-        f"--index-url https://evil.example alpha==1 --hash=sha256:{A}",
-        "--index-url https://evil.example",
-        "-r /etc/passwd",
-        "-e .",
-        f"./alpha==1 --hash=sha256:{A}",
-        f"alpha[extra]==1 --hash=sha256:{A}",
-        f"Alpha==1 --hash=sha256:{A}",
-        f"alpha==1 --hash=md5:{A}",
-        f"alpha==1 --hash=sha256:{A[:-1]}",
-        f"alpha==1 --hash=sha256:{A} --no-binary alpha",
-        f"alpha==1 ; python_version > '3' \x0b --hash=sha256:{A}",
-        f"alpha==1 ; {'x' * 2000} --hash=sha256:{A}",
-        f"# alpha==1 --hash=sha256:{A}",
-        f"alpha==1.*  --hash=sha256:{A}",
-        f"älpha==1 --hash=sha256:{A}",
+        package("alpha", wheel="file:///etc/alpha-1-py3-none-any.whl"),
+        package("alpha", wheel="ftp://files.example/alpha-1-py3-none-any.whl"),
+        package("alpha", wheel="https://files.example/a b/alpha-1-py3-none-any.whl"),
+        package("alpha", wheel="https://files.example/beta-1-py3-none-any.whl"),
+        package("alpha", wheel="https://files.example/alpha-1.tar.gz"),
+        package("alpha", wheel="https://files.example/alpha-1-py3-none-any.whl%2F..%2Fx.whl"),
+        package("alpha", wheel="https://files.example/alpha-%2e%2e%00.whl"),
+        package("alpha", wheel="https://files.example/"),
+        package("alpha", "1 --index-url https://evil.example"),
+        package("alpha", "1.*"),
+        package("--index-url"),
+        package("älpha"),
+        package("alpha", sha256=A[:-1]),
+        package("alpha", sha256=A.upper()),
+        package("alpha") + package("alpha", "2"),
+        package("alpha", marker="\"os_name == 'nt'\"") + package("alpha", "2", marker="\"os_name != 'nt'\""),
+        package("alpha").replace("}]", "}, { }]"),
+        '[[packages]]\nname = "alpha"\nversion = "1"\nsdist = { url = "https://files.example/alpha-1.tar.gz" }\n',
+        '[[packages]]\nname = "alpha"\nversion = "1"\nwheels = [1]\n',
+        "packages = 1",
     ],
 )
-def test_every_other_line_is_refused(line: str) -> None:
+def test_everything_else_is_refused(refused: str) -> None:
     with pytest.raises(LockError):
-        read_requirements(f"first==1 --hash=sha256:{B}\n{line}\n")
-
-
-def test_a_name_has_one_version_unless_markers_choose() -> None:
-    two = f"a==1 --hash=sha256:{A}\na==2 --hash=sha256:{A}\n"
-    with pytest.raises(LockError, match="several versions"):
-        read_requirements(two)
-    chosen = f"a==1 ; os_name == 'nt' --hash=sha256:{A}\na==2 ; os_name != 'nt' --hash=sha256:{A}\n"
-    assert len(read_requirements(chosen)) == 2
+        read_resolved(printed(refused))
 
 
 def test_a_lock_may_not_be_endless() -> None:
     with pytest.raises(LockError, match="2,000"):
-        read_requirements("".join(f"a{n}==1 --hash=sha256:{A}\n" for n in range(2001)))
+        read_resolved(printed(*(package(f"a{n}") for n in range(2001))))
     with pytest.raises(LockError, match="longer"):
-        read_requirements("\n" * (8 * 2**20 + 1))
+        read_resolved("\n" * (8 * 2**20 + 1))
+    many = ", ".join(f"{{ hashes = {{ sha256 = '{n:064x}' }} }}" for n in range(1001))
     with pytest.raises(LockError, match="more files"):
-        read_requirements("a==1 " + " ".join(f"--hash=sha256:{n:064x}" for n in range(1001)))
+        read_lock_file(printed(f'[[packages]]\nname = "a"\nversion = "1"\nwheels = [{many}]\n'))
 
 
-@given(st.text(alphabet=st.sampled_from(list("abz019 =;@-._'\"\\\n:/#[]<>~!h")), max_size=80))
+@given(st.text(alphabet=st.sampled_from(list("abz019 =;@-._'\\n:/#[]<>~!h")), max_size=40))
 def test_what_is_read_is_written_in_a_form_that_holds_nothing_else(text: str) -> None:
-    try:
-        pins = read_requirements(text)
-    except LockError:
-        return
-    assert read_requirements(canonical(pins)) == pins
-    assert all("://" not in line and "@" not in line for line in canonical(pins).splitlines())
+    for name, version in (("a", text), (text, "1")):
+        try:
+            wheels = read_resolved(printed(package(name, version, "https://files.example/a-1-py3-none-any.whl")))
+        except LockError:
+            continue
+        assert re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.!+]* --hash=sha256:[0-9a-f]{64}\n", canonical(wheels))
 
 
 def test_a_lock_file_gives_versions_and_hashes_and_nothing_of_where_they_are() -> None:
@@ -105,7 +116,7 @@ def test_a_lock_file_gives_versions_and_hashes_and_nothing_of_where_they_are() -
         Pin("alpha-beta", "1.2.post1", "python_version >= '3.9'", (A,)),
         Pin("zeta", "2.0+cpu", "", (B,)),
     )
-    assert "example" not in canonical(pins)
+    assert [pin.requirement for pin in pins] == ["alpha-beta==1.2.post1 ; python_version >= '3.9'", "zeta==2.0+cpu"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from executor_server.backends.environments import Target
 from executor_server.core import EnvironmentFailed, ImageNotReady, PackagesSpec, Progress, SandboxFailure
-from executor_server.environments import EnvironmentService, EnvironmentSettings, builds, requested_by
+from executor_server.environments import EnvironmentService, EnvironmentSettings, build_queue, requested_by
 from tests.support.fake_builder import IMAGE, packages
 from tests.unit.environments.conftest import Bench, made
 
@@ -100,7 +100,7 @@ async def test_no_more_are_made_at_a_time_than_configured_and_tenants_take_turns
 
 
 async def test_the_queue_has_an_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "MAX_QUEUED", 2)
+    monkeypatch.setattr(build_queue, "MAX_QUEUED", 2)
     service = await bench.service(EnvironmentSettings(concurrency=1))
     bench.builder.may_make.clear()
     await asyncio.gather(*(refused(service, packages(f"p{number}")) for number in range(3)))

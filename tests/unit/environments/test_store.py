@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import sqlite3
@@ -57,7 +56,6 @@ FILES = (
     "tree/site/numpy/__init__.py",
     "tree/site/numpy/data.txt",
     "tree/site/numpy/__pycache__/__init__.cpython-312.pyc",
-    "files.json",
     "manifest.json",
 )
 DAMAGES: list[Callable[[Path], object]] = [_append, _flip, _truncate, _empty, _link, _pipe, Path.unlink]
@@ -84,7 +82,6 @@ async def rebuilt(bench: Bench) -> Environment:
 async def test_damaged_file_is_told_and_the_environment_made_again(
     bench: Bench, file: str, damage: Callable[[Path], object]
 ) -> None:
-    """The damage of a file that uv's cache has too, as the same inode, must not come back."""
     directory = await stopped_after_one(bench)
     damage(directory / file)
     with capture_logs() as logs:
@@ -111,15 +108,6 @@ async def test_tree_that_is_not_the_listed_one_is_not_believed(bench: Bench, cha
     await rebuilt(bench)
 
 
-async def test_list_and_manifest_that_were_changed_together_are_not_believed(bench: Bench) -> None:
-    directory = await stopped_after_one(bench)
-    listed = json.loads((directory / "files.json").read_text())
-    listed["site/numpy/new.py"] = [0o644, 0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"]
-    (directory / "files.json").write_text(json.dumps(listed))
-    (directory / "tree/site/numpy/new.py").touch()
-    await rebuilt(bench)
-
-
 async def test_undamaged_environment_is_checked_once_in_a_daemons_life(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +116,7 @@ async def test_undamaged_environment_is_checked_once_in_a_daemons_life(
     with capture_logs() as logs:
         first = await made(service, NUMPY)
         assert [line["event"] for line in logs].count("environment_checked") == 1
-        monkeypatch.setattr(asyncio, "to_thread", None)  # from here on no thread is needed
+        monkeypatch.setattr(asyncio, "to_thread", None)  # from now on no thread is needed
         assert await service.ready(NUMPY, IMAGE) == first
     assert bench.builder.made.total() == 1
 
@@ -142,17 +130,20 @@ async def test_environment_that_was_removed_by_hand_is_made_again(bench: Bench) 
 
 
 async def test_start_removes_what_a_killed_daemon_left(bench: Bench) -> None:
-    await stopped_after_one(bench)
-    half = bench.places.staging / "new-0123/tree/site"
-    unfinished = bench.places.cache / ".tmpAbC"
-    for directory in (half, unfinished, bench.places.work / "install-1"):
+    environment = await made(await bench.service(), NUMPY)
+    await bench.close()
+    deep = bench.places.work / "install-2"
+    for directory in (bench.places.staging / "new-0123/tree/site", bench.places.work / "install-1/cache", deep):
         directory.mkdir(parents=True)
         (directory / "half.py").touch()
-    service = await bench.service()
-    assert list(bench.places.staging.iterdir()) == []
-    await made(service, packages("pandas"))  # workshops of the killed daemon have gone by the first build
-    assert [path.name for path in bench.places.work.iterdir()] == ["cache"]
-    assert not unfinished.exists() and (bench.places.cache / "archive-v0").is_dir()
+    for number in range(10):  # from below, as one path may not be that long
+        bottom = (chain := bench.places.work / f"chain-{number}").joinpath(*["d"] * 150)
+        bottom.mkdir(parents=True)
+        deep.rename(bottom / "d")
+        deep = chain
+    await bench.service()
+    assert [*bench.places.staging.iterdir(), *bench.places.work.iterdir()] == []
+    assert environment.directory.is_dir() and len(list(bench.places.wheels.iterdir())) == 1
 
 
 async def test_damaged_environment_in_use_stays_as_it_is_until_its_sandbox_has_gone(bench: Bench) -> None:
@@ -264,9 +255,9 @@ async def test_least_recently_used_are_evicted_when_there_is_too_much(
     bench.now_s += 1000
     await service.ready(packages("first"), IMAGE)
     total = (await service.collect(2**40)).total_bytes
-    collected = await service.collect(total - 50_000)
+    collected = await service.collect(total - 350_000)  # the three wheels, and one environment
     assert [each.environment_id for each in collected.evicted] == [environments["second"].environment_id]
-    assert collected.evicted[0].freed_bytes < 100_000 < collected.freed_bytes  # its wheel went, too
+    assert 100_000 < collected.evicted[0].freed_bytes < collected.freed_bytes  # wheels were used before it
     assert collected.total_bytes <= total - 100_000
     assert service.statistics().total_bytes == collected.total_bytes
     assert bench.observer.evicted == [(environments["second"].environment_id, "an administrator made room")]
@@ -276,26 +267,28 @@ async def test_least_recently_used_are_evicted_when_there_is_too_much(
     bench.builder.may_make.set()
 
 
-async def test_wheels_that_no_environment_has_go_first(bench: Bench) -> None:
+async def test_wheels_that_were_used_before_the_environments_go_first(bench: Bench) -> None:
     service = await bench.service()
     environment = await made(service, NUMPY)
-    unlinked = bench.places.cache / "archive-v0/old"
-    unlinked.mkdir()
-    (unlinked / "module.py").write_bytes(bytes(100_000))
+    (kept,) = bench.places.wheels.iterdir()
+    old = bench.places.wheels / "old"
+    old.mkdir()
+    (old / "module.whl").write_bytes(bytes(100_000))
+    os.utime(old, (1, 1))
     total = (await service.collect(2**40)).total_bytes
     collected = await service.collect(total - 1)
-    assert collected.evicted == () and not unlinked.exists() and environment.directory.is_dir()
-    assert (bench.places.cache / "archive-v0/numpy==1.0").is_dir()
+    assert collected.evicted == () and not old.exists() and kept.exists() and environment.directory.is_dir()
 
 
-async def test_files_that_environments_share_count_once(bench: Bench) -> None:
-    bench.builder.file_bytes = 1_000_000
+async def test_a_wheel_is_not_evicted_while_a_build_uses_it(bench: Bench) -> None:
     service = await bench.service()
-    for number in range(20):
-        await made(service, packages("numpy", f"p{number}-tiny") if number else NUMPY)
-        bench.builder.file_bytes = 100  # numpy's are there already
-    total = (await service.collect(2**40)).total_bytes
-    assert 1_000_000 < total < 3_000_000  # and not twenty millions; directories and small files take a block each
+    await made(service, NUMPY)
+    (wheel,) = bench.places.wheels.iterdir()
+    with service.wheels.in_use([wheel.name]):
+        await service.collect()
+        assert wheel.is_dir()
+    await service.collect()
+    assert not wheel.exists()
 
 
 async def test_builds_make_room_by_themselves(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import stat
@@ -29,8 +28,8 @@ def site(tmp_path: Path) -> Path:
         "alpha/data.bin": "data",
         "beta.py": "",
         "fast.cpython-311-x86_64-linux-gnu.so": "",
-        "alpha-1.0.dist-info/RECORD": "",
-        "Be_ta-2.0.dist-info/RECORD": "",
+        "alpha-1.0.dist-info/RECORD": "alpha-1.0.dist-info/RECORD,,\n",
+        "Be_ta-2.0.dist-info/RECORD": "Be_ta-2.0.dist-info/RECORD,,\n",
         "bin/tool": "#!/old/python\nprint()\n",
         ".lock": "",
         "notes.txt": "",
@@ -52,10 +51,6 @@ def test_an_ordinary_tree_is_taken_over(site: Path, parent: int) -> None:
     assert (modes["alpha"], modes["beta.py"], modes["bin/tool"]) == (0o755, 0o644, 0o755)
     assert ".lock" not in modes
     assert sorted(found.infos) == ["Be_ta-2.0.dist-info", "alpha-1.0.dist-info"]
-    files = {str(path.relative_to(site)): path for path in site.rglob("*") if path.is_file()}
-    assert {path: digest.sha256 for path, digest in found.digests.items()} == {
-        path: hashlib.sha256(file.read_bytes()).hexdigest() for path, file in files.items()
-    }
 
 
 def _link(path: Path) -> None:
@@ -110,14 +105,11 @@ def test_a_sparse_file_counts_by_its_length(site: Path, parent: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to give a file away")
-def test_directories_become_the_daemons_and_files_stay_the_caches(site: Path, parent: int, tmp_path: Path) -> None:
-    (tmp_path / "cached").write_text("x")
-    (site / "alpha/linked.py").hardlink_to(tmp_path / "cached")
+def test_everything_becomes_the_daemons(site: Path, parent: int) -> None:
     for path in (site, *site.rglob("*")):
         os.chown(path, 12345, 12345)
     tree.take_over(parent, "site", 10**6)
-    assert {path.stat().st_uid for path in (site, *site.rglob("*")) if path.is_dir()} == {0}
-    assert (site / "alpha/linked.py").stat().st_uid == 12345, "uv could not link it again"
+    assert {path.stat().st_uid for path in (site, *site.rglob("*"))} == {0}
 
 
 LONG = "/a/path with spaces/bin/python"
@@ -130,19 +122,16 @@ LONG = "/a/path with spaces/bin/python"
         (f"#!/bin/sh\n'''exec' '{LONG}' \"$0\" \"$@\"\n' '''\n# code\n", LONG),
     ],
 )
-def test_scripts_are_run_by_the_python_on_the_path(site: Path, tmp_path: Path, text: str, python: str) -> None:
-    cached = tmp_path / "cached"
-    cached.write_text(text)
-    cached.chmod(0o755)
-    (site / "bin/linked").hardlink_to(cached)
+def test_scripts_are_run_by_the_python_on_the_path(site: Path, text: str, python: str) -> None:
+    (site / "bin/script").write_text(text)
+    (site / "bin/script").chmod(0o755)
     fd = os.open(site, os.O_RDONLY | os.O_DIRECTORY)
     try:
         tree.make_scripts_portable(fd, python)
     finally:
         os.close(fd)
-    assert (site / "bin/linked").read_text() == "#!/usr/bin/env python3\n# code\n"
-    assert stat.S_IMODE((site / "bin/linked").stat().st_mode) == 0o755
-    assert cached.read_text() == text, "the cache's own file was written to"
+    assert (site / "bin/script").read_text() == "#!/usr/bin/env python3\n# code\n"
+    assert stat.S_IMODE((site / "bin/script").stat().st_mode) == 0o755
 
 
 def test_other_scripts_stay_as_they_are(site: Path) -> None:

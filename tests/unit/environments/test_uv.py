@@ -60,12 +60,13 @@ def test_nothing_of_the_daemons_environment_reaches_it(monkeypatch: pytest.Monke
 
 
 def test_nothing_is_built_and_everything_is_hashed() -> None:
-    install = install_command("https://index.example/simple", "-", "/run/executor/work/installing/x/site", None)
-    assert {"--require-hashes", "--no-build", "--no-deps"} <= set(install)
-    assert install[install.index("--link-mode") + 1] == "hardlink"
+    install = install_command(["/run/executor/programs/wheels/aa"], "/run/executor/work/site", None)
+    assert {"--require-hashes", "--no-build", "--no-deps", "--offline", "--no-index"} <= set(install)
+    assert "--find-links=/run/executor/programs/wheels/aa" in install
     resolve = compile_command("https://index.example/simple", 86_400.0, ForeignPython("3.12", "x86_64-manylinux_2_28"))
-    assert {"--generate-hashes", "--no-build", "--exclude-newer"} <= set(resolve)
+    assert {"--generate-hashes", "--no-build", "--exclude-newer"} <= set(resolve) and "--no-deps" not in resolve
     assert resolve[resolve.index("--python-platform") + 1] == "x86_64-manylinux_2_28"
+    assert "--no-deps" in compile_command("https://index.example/simple", None, None, is_locked=True)
 
 
 def test_progress_is_read_from_what_it_says() -> None:

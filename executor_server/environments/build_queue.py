@@ -14,20 +14,18 @@ import asyncio
 import errno
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
 
 from executor_server.core import EnvironmentFailed, ExecutorError, ImageNotReady, Progress, SandboxFailure
 from executor_server.environments import refusals
-from executor_server.environments.building import Builder, Lock
+from executor_server.environments.build import Builder
 from executor_server.environments.catalog import Catalog
 from executor_server.environments.index import Request
-from executor_server.environments.making import make_environment
+from executor_server.environments.lock import Lock
 from executor_server.environments.observer import BuildEnd, EnvironmentObserver, EnvironmentUse, Outcome
-from executor_server.environments.settings import EnvironmentSettings
 from executor_server.fairness import FairSemaphore
 
 MAX_QUEUED = 64
@@ -37,11 +35,24 @@ FAILED_S = 60.0
 REFUSED_S = 600.0
 """The same where the packages are the reason. An index may get another version, and a policy's owner acts."""
 _MAX_FAILURES = 1024
+_DAY_S = 86_400.0
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _QUEUED = Progress("waiting for other environments")
 
+_CHECKING = Progress("checking")
+
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """The limits within which environments are made and kept ([environments] of the configuration)."""
+
+    max_bytes: int = 20 * 2**30  # on disk, of everything: environments, wheels, what is being made
+    build_timeout_s: float = 600.0
+    concurrency: int = 2
+    lock_lifetime_s: float = 7 * _DAY_S
 
 
 @dataclass(eq=False)
@@ -55,7 +66,6 @@ class Build:
     has_turn: bool = False
     lock: Lock | None = None
     following: Build | None = None  # the one that makes its environment
-    checked_id: str = ""  # the environment that is being checked for it
     task: asyncio.Task[None] | None = None
     _progress: Progress = _QUEUED
 
@@ -103,13 +113,6 @@ class Builds:
         self._making: dict[str, Build] = {}  # by the environment that they make
         self._failures: OrderedDict[tuple[Request, bool], _Failure] = OrderedDict()
         self._turns = FairSemaphore(settings.concurrency)
-        self._admits = asyncio.Event()  # cleared while the cache is not to be used
-        self._admits.set()
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
-        self._active = 0
-        self._is_tidy = False
-        self._tidying = asyncio.Lock()
 
     # -- what the service asks -----------------------------------------------------------------------------------------
 
@@ -145,16 +148,6 @@ class Builds:
         if may_begin and self.queued < MAX_QUEUED:
             self._begin(Build(request, use, is_refresh=True), self._refreshes)
 
-    @asynccontextmanager
-    async def paused(self) -> AsyncIterator[None]:
-        """Lets no build begin while the block runs, which those that run are waited for."""
-        self._admits.clear()
-        try:
-            await self._is_idle.wait()
-            yield
-        finally:
-            self._admits.set()
-
     async def close(self) -> None:
         """Cancels all, and waits until they have cleaned up."""
         tasks = [build.task for build in self.under_way if build.task is not None]
@@ -184,7 +177,8 @@ class Builds:
             if not build.is_refresh and await self._is_answered(build):
                 return
             self._observer.environment_missed(build.use)
-            async with self._turn(build):
+            async with self._turns.hold(build.use.requester):
+                build.has_turn = True
                 started = time.monotonic()
                 self._observer.build_started(build.use)
                 outcome = await self._build_in_time(build)
@@ -213,26 +207,10 @@ class Builds:
         answer = self._catalog.index.find(build.request)
         if answer is None:
             return False
-        build.checked_id = answer.environment_id
-        try:
-            return await self._catalog.check(answer.environment_id)
-        finally:
-            build.checked_id = ""
-
-    @asynccontextmanager
-    async def _turn(self, build: Build) -> AsyncIterator[None]:
-        async with self._turns.hold(build.use.requester):
-            while not self._admits.is_set():
-                await self._admits.wait()
-            build.has_turn = True
-            self._active += 1
-            self._is_idle.clear()
-            try:
-                yield
-            finally:
-                self._active -= 1
-                if not self._active:
-                    self._is_idle.set()
+        build.note(_CHECKING)
+        is_ready = await self._catalog.check(answer.environment_id)
+        build.note(_QUEUED)
+        return is_ready
 
     async def _build_in_time(self, build: Build) -> Outcome:
         timeout_s = self._settings.build_timeout_s
@@ -247,10 +225,6 @@ class Builds:
 
     async def _build(self, build: Build) -> Outcome:
         catalog, request = self._catalog, build.request
-        async with self._tidying:  # before any workshop of this daemon writes there
-            if not self._is_tidy:
-                await asyncio.to_thread(catalog.store.tidy)
-                self._is_tidy = True
         resolved_s = catalog.now()
         answer = catalog.index.find(request)
         if answer is not None and not build.is_refresh and not self.is_due(answer.resolved_s):
@@ -265,7 +239,7 @@ class Builds:
         if not await catalog.check(environment_id):
             self._making[environment_id] = build
             try:
-                await make_environment(catalog, self._builder, build.lock, request, build.note)
+                await catalog.make(self._builder, build.lock, request, build.note)
             finally:
                 del self._making[environment_id]
             outcome = "made"

@@ -1,0 +1,89 @@
+"""Directories on the disk: measured, removed, and walked in threads that can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+MAX_DEPTH = 128
+"""Directories below one another that are measured. A deeper tree counts as endless."""
+
+_BLOCK_BYTES = 512  # the unit of st_blocks
+
+_log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The walk was ended from outside."""
+
+
+@dataclass
+class Walk:
+    """A walk in a thread, which the event loop can stop."""
+
+    is_stopped: bool = False
+
+    def step(self) -> None:
+        """Raises Stopped."""
+        if self.is_stopped:
+            raise Stopped
+
+
+async def to_its_end(walk: Walk, function: Callable[[], T]) -> T:
+    """Runs a function in a thread. When the caller is cancelled, the walk is stopped and the thread waited for."""
+    running = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        walk.is_stopped = True
+        await asyncio.gather(running, return_exceptions=True)
+        raise
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Files and directories, and their bytes on disk. A file with two names counts half for each."""
+
+    entries: float = 0
+    size_bytes: float = 0
+
+    def fits(self, limit: Volume) -> bool:
+        return self.entries <= limit.entries and self.size_bytes <= limit.size_bytes
+
+
+def volume_of(top: Path) -> Volume:
+    """Measures what is below a directory, which may change meanwhile. Follows no link. Blocks."""
+    entries = size_bytes = 0.0
+    for path, directories, files, fd in os.fwalk(top):
+        if path.count("/") - str(top).count("/") > MAX_DEPTH:
+            return Volume(float("inf"), float("inf"))
+        entries += len(directories)
+        for name in files:
+            with suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                entries += 1 / max(found.st_nlink, 1)
+                size_bytes += found.st_blocks * _BLOCK_BYTES / max(found.st_nlink, 1)
+    return Volume(entries, size_bytes)
+
+
+def remove(path: Path) -> None:
+    """Removes a directory with all that is in it. Follows no link. Blocks. What can't be removed is logged."""
+    if not os.path.lexists(path):
+        return
+    try:
+        shutil.rmtree(path)
+    except (OSError, RecursionError):  # it changes meanwhile, or is deeper than there are descriptors
+        subprocess.run(["rm", "-rf", "--", path], check=False, capture_output=True)
+    if os.path.lexists(path):
+        _log.error("environment_files_left_over", path=str(path))

@@ -34,12 +34,7 @@ class EnvironmentOwner:
         self._config = config
         self._section = section
         self._helper: HelperWorkshops | None = None
-        settings = EnvironmentSettings(
-            max_bytes=section.max_bytes,
-            build_timeout_s=section.build_timeout_s,
-            concurrency=section.concurrency,
-            lock_lifetime_s=section.lock_lifetime_s,
-        )
+        settings = EnvironmentSettings(max_bytes=section.max_bytes, build_timeout_s=section.build_timeout_s)
         self.service = EnvironmentService(section.directory_in(config.server.state_dir), settings)
 
     def build_in(self, backends: Sequence[Backend], egress: Egress, egress_bundle: Callable[[], Path]) -> None:

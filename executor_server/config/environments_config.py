@@ -17,7 +17,6 @@ from pydantic_core import InitErrorDetails
 
 from executor_server.config.problems import contradiction, refuse
 from executor_server.config.settings import (
-    DAY_S,
     GIB,
     MIB,
     AbsolutePath,
@@ -91,16 +90,13 @@ class EnvironmentsSection(Section):
     """The header `Authorization` of requests to the host of `index_url`. The egress proxy sets it, and no sandbox sees
     it. For `Basic` the file of the secret has the Base64 of `USER:PASSWORD`."""
     cache: AbsolutePath | None = None
-    """The folder of the environments and of the files that they share, on one file system. Not set: `environments` in
-    the state directory."""
+    """The folder of the environments and of the downloaded wheels, on one file system. Not set: `environments` in the
+    state directory."""
     max_bytes: Bytes = 20 * GIB
-    """Bytes of that folder. Environments that were not used for longest are removed first, and none that is in use."""
+    """Bytes of that folder. Environments and wheels that were not used for longest are removed first, and none that is
+    in use."""
     build_timeout_s: Seconds = 600.0
     """Seconds that making one environment may take."""
-    concurrency: Annotated[int, Field(strict=True, gt=0, le=16)] = 2
-    """Environments that are made at a time."""
-    lock_lifetime_s: Seconds = 7 * DAY_S
-    """Seconds for which the same request gets the same versions; then they are resolved again."""
     max_archive_bytes: Annotated[int, WrittenSize, Field(strict=True, gt=0, le=GIB)] = 256 * MIB
     """Bytes of the archive in which an environment travels to a machine of E2B. A larger one is refused there."""
 

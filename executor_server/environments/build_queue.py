@@ -51,8 +51,8 @@ class EnvironmentSettings:
 
     max_bytes: int = 20 * 2**30  # on disk, of everything: environments, wheels, what is being made
     build_timeout_s: float = 600.0
-    concurrency: int = 2
-    lock_lifetime_s: float = 7 * _DAY_S
+    concurrency: int = 2  # builds at a time
+    lock_lifetime_s: float = 7 * _DAY_S  # for which the same request gets the same versions
 
 
 @dataclass(eq=False)

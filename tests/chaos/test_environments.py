@@ -76,7 +76,7 @@ def test_daemon_killed_in_mid_build_leaves_nothing_that_the_next_one_believes(wo
         daemon.kill()
         with pytest.raises(ExecutorClientError):
             asked.result()
-    assert world.files("staging") and not world.files("ready")
+    assert world.files("work") and not world.files("ready")
     release.behaviour = "whole"
     assert version_in_a_session(world.start()) == "2.0"
     assert world.files("staging") == [] and len(world.files("ready")) == 1

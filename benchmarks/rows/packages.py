@@ -1,4 +1,4 @@
-"""Environments of packages: one that is there beside none, making one from a warm cache, imports, and room on the disk.
+"""Environments of packages: an existing one next to none, building one of cached wheels, and imports.
 
 The index is the tests' own. Its numpy and pandas are those of the Python that runs the benchmarks, packed again as
 wheels, so that the environment and the image have the same files.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,31 +24,26 @@ from tests.support.package_index.wheels import make_wheel
 _PROJECTS = ("numpy", "pandas", "python-dateutil")
 _IMPORTS = ("numpy.*", "pandas.*")
 _BUILDS = 5
-_SHARING = 20
-_FILE_BYTES = 1_000_000
-_FILES = 40
 _ROUNDS = 20
 _numbers = itertools.count(1)
 
 
 def local(_bench: Bench) -> Iterator[Figure]:
     """All figures, on the local backend."""
-    with _served() as (served, index, environments):
+    with _served() as (served, index):
         yield from _building(served, index)
         yield from _beside_none(served)
         yield from _imports(served)
-        yield from _room(served, index, environments)
 
 
 @contextmanager
-def _served() -> Iterator[tuple[Served, PackageIndex, Path]]:
-    """A daemon, its index, and the directory of its environments."""
+def _served() -> Iterator[tuple[Served, PackageIndex]]:
+    """A daemon, and its index."""
     with open_internet() as internet, tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as directory:
         index = internet.package_index()
         for project in _PROJECTS:
             index.add(_packed_again(project))
-        index.add(make_wheel("stone", "1.0", _stone()))
-        policy, environments = Path(directory) / "policy.toml", Path(directory) / "environments"
+        policy = Path(directory) / "policy.toml"
         policy.write_text('default = "open"\n[profiles.open]\nimports.allowed = ["*"]\npackages.allowed = ["*"]\n')
         settings = f"""
             policy.file = {json.dumps(str(policy))}
@@ -57,10 +51,9 @@ def _served() -> Iterator[tuple[Served, PackageIndex, Path]]:
             [environments]
             index_url = {json.dumps(index.url)}
             index_hosts = [{json.dumps(index.host)}, {json.dumps(index.files_host)}]
-            cache = {json.dumps(str(environments))}
             """
         with serving("local", settings) as served:
-            yield served, index, environments
+            yield served, index
 
 
 def _packed_again(project: str) -> tuple[str, bytes]:
@@ -73,12 +66,6 @@ def _packed_again(project: str) -> tuple[str, bytes]:
             files[str(file)] = path.read_bytes()
     requires = ("numpy", "python-dateutil") if project == "pandas" else ()
     return make_wheel(project, found.version, files, requires=requires)
-
-
-def _stone() -> dict[str, str | bytes]:
-    """The files of a package that is large and quick to import."""
-    data: dict[str, str | bytes] = {f"stone/data/{number}.bin": os.urandom(_FILE_BYTES) for number in range(_FILES)}
-    return {"stone/__init__.py": "VERSION = 1\n", **data}
 
 
 def _small(index: PackageIndex) -> str:
@@ -94,7 +81,7 @@ def _building(served: Served, index: PackageIndex) -> Iterator[Figure]:
         return timed(lambda: served.client.prepare_environment(packages)) / 1000
 
     (built_s,) = in_turns(_BUILDS, build, warm_up=1)  # the first fills the cache
-    yield Figure("environment of numpy + pandas, cached files", "s", built_s, aim=AtMost(6))
+    yield Figure("environment of numpy + pandas, cached wheels", "s", built_s, aim=AtMost(6))
 
 
 def _beside_none(served: Served) -> Iterator[Figure]:
@@ -126,24 +113,3 @@ def _first_import(served: Served, packages: list[str]) -> float:
         inside = str(session.evaluate("numpy.__file__")).startswith("/run/executor/environment")
         assert inside == bool(packages), "it is measured where it is said to be"
         return took_ms
-
-
-def _room(served: Served, index: PackageIndex, environments: Path) -> Iterator[Figure]:
-    before = _disk_bytes(environments)
-    for _ in range(_SHARING):
-        served.client.prepare_environment(["stone", _small(index)])
-    grown = _disk_bytes(environments) - before
-    one = float(sum(len(content) for content in _stone().values()))
-    yield Figure(
-        f"{_SHARING} environments of 40 MB", "MB", (grown / 1e6,), Reference("one copy", (one / 1e6,)), AtMostTimes(1.1)
-    )
-
-
-def _disk_bytes(directory: Path) -> int:
-    """Returns the bytes of all files below, each counted once however many names it has."""
-    seen: dict[tuple[int, int], int] = {}
-    for root, _, names in os.walk(directory):
-        for name in names:
-            status = (Path(root) / name).lstat()
-            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return sum(seen.values())

@@ -66,6 +66,13 @@ class EgressDenial:
     message: str  # the sentence that the program was answered with
     address: str = ""  # the address that was refused, where that is the reason
 
+    @property
+    def sentence(self) -> str:
+        """The message for people who have not asked: it names the host."""
+        if not self.host or self.host in self.message:
+            return self.message
+        return f"{self.host}:{self.port}: {self.message}" if self.port else f"{self.host}: {self.message}"
+
 
 @dataclass(frozen=True)
 class NetworkUsage:

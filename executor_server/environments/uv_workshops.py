@@ -219,6 +219,7 @@ def _task(task: UvTask, file_bytes: int) -> dict[str, Any]:
 
 
 _KEYS = {
+    reasons.NOT_ALLOWED: "index_hosts in [environments] allows it",
     reasons.REFUSED_ADDRESS: "internal in [egress] opens ranges of private addresses",
     reasons.UNRESOLVED: "check index_url in [environments] and resolver in [egress]",
     reasons.RESOLVER_TIMEOUT: "check resolver in [egress]",
@@ -229,10 +230,8 @@ _KEYS = {
 
 
 def _refused(denial: EgressDenial) -> str:
-    """Returns the proxy's reason without the host, which only the daemon's log names, and the key to change."""
-    why = denial.message.replace(f"{denial.host}:{denial.port}", "it").replace(denial.host, "it")
     key = _KEYS.get(denial.reason, "the administrator's log has more")
-    return f"the packages can't be had: the proxy refused the index, or a host of its files: {why}; {key}"
+    return f"the packages can't be had from the index, or from a host of its files: {denial.sentence}; {key}"
 
 
 @dataclass
@@ -269,11 +268,9 @@ class _Run:
         if self.exit_code < 0:
             why = f"uv was ended by signal {-self.exit_code}, as the kernel does where memory is short"
             raise ImageNotReady(f"could not install the packages: {why}; try again", RETRY_S)
-        if self.exit_code and any(each.reason == reasons.NOT_ALLOWED for each in denials):
-            raise ImageNotReady(
-                "the packages can't be had: the index, or its files, are on a host or port that is not allowed to be "
-                "reached; the daemon's log names it, and index_hosts in [environments] allows it"
-            )
+        forbidden = [each for each in denials if each.reason == reasons.NOT_ALLOWED]
+        if self.exit_code and forbidden:
+            raise ImageNotReady(_refused(forbidden[-1]))
         if self.exit_code and denials and self.listener.may_pass:
             raise ImageNotReady(_refused(denials[-1]), RETRY_S)
         if self.exit_code:

@@ -56,7 +56,7 @@ class Notice:
 
 
 def notice_of_denial(denial: EgressDenial) -> Notice:
-    return Notice((denial.host, denial.port, ""), denial.message, is_end=False)
+    return Notice((denial.host, denial.port, ""), denial.sentence, is_end=False)
 
 
 def notice_of_end(connection: EgressConnection) -> Notice | None:

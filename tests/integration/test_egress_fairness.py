@@ -21,7 +21,9 @@ from tests.support.internet.world import Internet
 
 CONNECTIONS = 30
 REQUESTS = 15
-# A request takes 5 ms next to nothing, and took seconds next to a flood.
+# A request takes 2 to 10 ms next to nothing. Next to a flood it takes up to 30 times as long, since the flood's threads
+# share the test's interpreter, and took 80 to 200 times as long. A busy machine makes both slower.
+TIMES = 50
 MEDIAN_S = 0.3
 CHUNKS = b"1\r\nx\r\n" * 8000
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -171,6 +173,7 @@ async def test_a_flood_of_small_pieces_does_not_hold_up_a_neighbour(
                 threading.Thread(target=_repeat, args=(flood, session.address, over), daemon=True)
                 for _ in range(CONNECTIONS)
             ]
+            calm = [await _time_of_request(neighbour, f"{quiet}:{port}") for _ in range(REQUESTS)]
             for thread in threads:
                 thread.start()
             await session.sink.until(lambda: session.sink.sent_bytes + session.sink.received_bytes > 20_000)
@@ -179,7 +182,7 @@ async def test_a_flood_of_small_pieces_does_not_hold_up_a_neighbour(
             await service.close()
             for thread in threads:
                 await asyncio.to_thread(thread.join)
-    assert statistics.median(times) < MEDIAN_S, times
+    assert statistics.median(times) < max(MEDIAN_S, TIMES * statistics.median(calm)), (calm, times)
 
 
 def _repeat(flood: Send, address: tuple[str, int], over: threading.Event) -> None:

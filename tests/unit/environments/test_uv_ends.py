@@ -28,14 +28,22 @@ def test_a_signal_is_not_the_packages_fault(number: int) -> None:
         ended(-number, "").end(BENCH, [])
 
 
-def test_the_proxys_reason_and_the_key_are_said_and_the_host_is_not() -> None:
-    message = "index.example:443 is refused: its address is a private address"
-    denial = EgressDenial("index.example", 443, reasons.REFUSED_ADDRESS, message, "10.0.0.1")
+@pytest.mark.parametrize(
+    ("reason", "message", "said"),
+    [
+        (reasons.REFUSED_ADDRESS, "index.example:443 is refused: its address is private", "; internal in [egress]"),
+        (reasons.NOT_ALLOWED, "index.example:443 is not allowed", "; index_hosts in [environments]"),
+        (reasons.TOO_MANY_NEW, "it may make 9 connections a minute", "index.example:443: it may make 9 connections"),
+    ],
+)
+def test_the_host_the_proxys_reason_and_the_key_are_said(reason: str, message: str, said: str) -> None:
+    denial = EgressDenial("index.example", 443, reason, message, "10.0.0.1")
     with pytest.raises(ImageNotReady) as caught:
         ended(2, "error sending request for url: tunnel error: unsuccessful").end(BENCH, [denial])
     text = str(caught.value)
-    assert "it is refused: its address is a private address; internal in [egress]" in text
-    assert "index.example" not in text
+    assert said in text
+    assert text.count("index.example:443") == 1
+    assert "10.0.0.1" not in text
 
 
 def test_what_uv_says_of_the_packages_stays() -> None:

@@ -29,6 +29,7 @@ from executor_server.journal.registry import Registry
 from executor_server.lifecycle import AdmissionController, Observer
 from executor_server.sessions import Session, SessionHooks, SessionRequest
 from executor_server.sessions import network as network_module
+from executor_server.sessions.network_steps import notice_of_denial
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_egress import FakeEgress
 from tests.support.fake_session import SessionDaemon, execute, outcome_of, successive_daemons
@@ -555,3 +556,10 @@ async def test_use_is_written_when_it_has_changed_and_not_otherwise(
         await daemon.manager.sweeper.sweep()
         await daemon.manager.sweeper.sweep()
     assert written == [{session.session_id: NetworkUsage(0, 0, count, count)} for count in (1, 2, 3)]
+
+
+def test_a_notice_names_the_host_where_the_proxys_sentence_does_not() -> None:
+    notice = notice_of_denial(EgressDenial("a.example", 443, reasons.TOO_MANY_NEW, "it made 9 connections"))
+    assert notice.text == "a.example:443: it made 9 connections"
+    notice = notice_of_denial(EgressDenial("a.example", 443, reasons.DENIED, "a.example:443 is denied"))
+    assert notice.text == "a.example:443 is denied"

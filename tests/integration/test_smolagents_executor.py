@@ -83,6 +83,12 @@ def test_long_logs_keep_head_and_tail(daemon: Daemon) -> None:
     assert "_This content has been truncated to stay below 100 characters_" in logs
 
 
+def test_logs_show_the_last_state_of_a_progress_bar(daemon: Daemon) -> None:
+    code = "import sys\nfor n in range(1000): print(f'\\r{n}%', end='', flush=True, file=sys.stderr)\nprint('\\rdone')"
+    with RemoteExecutor(additional_authorized_imports=["sys"], **daemon.access) as executor:
+        assert executor(code).logs == "done\n"
+
+
 def test_prints_reach_the_agents_logger_while_the_code_runs(daemon: Daemon) -> None:
     shown = io.StringIO()
     console = Console(file=shown, width=100)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from executor_client._core.status import is_session_gone
+from executor_client._core.terminal import last_states
 from executor_client.errors import (
     CallTimeoutError,
     InvalidRequest,
@@ -74,9 +75,9 @@ def how_ended(result: ProcessResult, timeout_s: float | None = None) -> str:
 
 def output_text(how: str, stdout: str, stderr: str) -> str:
     """Returns what a command said, after the line that says how it is."""
-    parts = [f"[{how}]", stdout.rstrip("\n")]
+    parts = [f"[{how}]", last_states(stdout).rstrip("\n")]
     if stderr.strip():
-        parts += ["[stderr]", stderr.rstrip("\n")]
+        parts += ["[stderr]", last_states(stderr).rstrip("\n")]
     return "\n".join(part for part in parts if part)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from executor_client._core.failure_text import headline, short_traceback, shortened
 from executor_client._core.images import check_image
 from executor_client._core.limits import IMAGE_PIXELS_MAX
+from executor_client._core.terminal import last_states
 from executor_client._core.value_text import value_text
 from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent
 from executor_client.file_results import FileInfo
@@ -78,7 +79,7 @@ class Transcript:
 
     def blocks(self) -> list[ContentBlock]:
         """Returns texts and images in their order, the texts cut to LOG_CHARS_MAX in total."""
-        texts = ["" if isinstance(part, Image) else "".join(part) for part in self._parts]
+        texts = ["" if isinstance(part, Image) else last_states("".join(part)) for part in self._parts]
         chars = sum(map(len, texts))
         blocks: list[ContentBlock] = []
         for part, text in zip(self._parts, texts, strict=True):

@@ -12,6 +12,7 @@ from typing import Any, Self
 from smolagents.utils import truncate_content
 
 from executor_client import ExecutionResult
+from executor_client._core.terminal import last_states
 from executor_client.smolagents.files import files_line
 from executor_client.smolagents.images import logs_with_images
 
@@ -50,7 +51,7 @@ class ShownLogs(str):
 def step_logs(notice: str, result: ExecutionResult, shown: Shown, chars_max: int) -> str:
     """Returns the observation of an execution without its value: the notice, the prints, the files that it made."""
     files = files_line(result.artifacts, truncated=result.artifacts_truncated)
-    logs = _joined(truncate_content(_joined(notice, logs_with_images(result)), chars_max), files)
+    logs = _joined(truncate_content(_joined(notice, last_states(logs_with_images(result))), chars_max), files)
     if shown.whole and result.logs.strip() and not result.omitted_output_bytes:
         return ShownLogs(logs, _joined(notice, SHOWN_ABOVE, files))
     return logs

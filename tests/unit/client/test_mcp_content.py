@@ -94,6 +94,13 @@ def test_long_output_is_cut_to_a_limit_that_its_parts_share() -> None:
     assert all("truncated to stay below" in text for text in (before, after))
 
 
+def test_a_rewritten_line_shows_its_last_state() -> None:
+    transcript = Transcript()
+    for number in range(100):
+        transcript.add(LogEvent(number, "stderr", f"\r{number}%"))
+    assert texts(transcript.blocks()) == ["99%"]
+
+
 def test_images_past_the_limit_are_counted() -> None:
     transcript = Transcript()
     for number in range(content.IMAGES_MAX + 3):

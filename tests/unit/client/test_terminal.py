@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from typing import Any
 
 import pytest
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from executor_client import LogEvent, Wait, WaitKind
-from executor_client._core.terminal import shown
+from executor_client._core.terminal import last_states, shown
 from executor_client.cli.console import Console
 
 
@@ -94,3 +96,50 @@ def test_wait_is_one_line_for_a_person_and_nothing_for_a_file(
     wait = Wait(WaitKind.IMAGE, "the image", "'x' is \x1bbeing\nfetched, 40 %", 12.3, 600)
     Console(image_dir=None).show_wait(wait)
     assert stream.getvalue() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("plain\r\ntext\r\n", "plain\r\ntext\r\n"),
+        ("\x1b[31mred\x1b[0m  \n", "\x1b[31mred\x1b[0m  \n"),
+        ("0%\r50%\r100%\ndone\n", "100%\ndone\n"),
+        ("50%\r\r\nnext", "50%\r\r\nnext"),
+        ("a\r50%\r\r\nnext\r", "50%\nnext"),
+        ("abc\rd", "dbc"),
+        ("long frame\r          \rshort\n", "short\n"),
+        ("long\r\x1b[Kx\nlong\x1b[2K\ry\n", "x\ny\n"),
+        ("|\b/\b-\bdone\n", "done\n"),
+        ("outer 1\ninner 1\r\x1b[Aouter 2\n\rinner 2\nend \ud800", "outer 2\ninner 2\nend \ud800"),
+        ("a\n" * 500 + "b\x1b[9999Ac\r", None),
+    ],
+)
+def test_a_model_sees_the_last_state_of_a_line(text: str, seen: str | None) -> None:
+    assert last_states(text) == seen or (seen is None and last_states(text).count("a") >= 498)
+
+
+def test_bars_of_tqdm_within_one_another_end_as_one_line() -> None:
+    shown_by_tqdm = io.StringIO()
+    for _ in tqdm(range(3), file=shown_by_tqdm, mininterval=0):
+        for _ in tqdm(range(20), file=shown_by_tqdm, mininterval=0, leave=False):
+            pass
+    assert (
+        last_states(shown_by_tqdm.getvalue()).startswith("100%|")
+        and "\n" not in last_states(shown_by_tqdm.getvalue())[:-1]
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ra" * 300_000,
+        "a" * 500_000 + "\ra" * 100_000,
+        "a\n" * 300_000 + "\x1b[Ab" * 100_000,
+        "a" * 300_000 + "\n\x1b[A" * 100_000,
+        "a\x1b[Kb\x1b[2K\x08" * 50_000,
+    ],
+)
+def test_hostile_rewriting_takes_time_in_proportion(text: str) -> None:
+    started_s = time.monotonic()
+    last_states(text)
+    assert time.monotonic() - started_s < 10

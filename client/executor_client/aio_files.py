@@ -116,7 +116,7 @@ class AsyncSessionFiles(ShortRepr):
         """Lists a directory of the workspace, and what is below it."""
         request = requests.list_files(self._session_id, path)
         response = await self._transport.call(self._transport.stub.ListFiles, request)
-        return FileList(tuple(map(convert.file_from_wire, response.files)), response.truncated)
+        return convert.from_wire(FileList, response)
 
     async def watch(self, path: str = "", *, recursive: bool = True) -> AsyncFileWatch:
         """Watches a directory of the workspace ("" is the workspace itself), with those below it; returns when it does.
@@ -141,7 +141,7 @@ class AsyncSessionFiles(ShortRepr):
                 upload.raise_problem()
                 raise
             upload.raise_problem()
-            return convert.file_from_wire(response.file)
+            return convert.from_wire(FileInfo, response.file)
 
         return await self._transport.repeat(attempt)
 

@@ -9,6 +9,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncSessionTransport, Beside, OnOutput, notify
 from executor_client._core import process as core
 from executor_client._core.arguments import checks_calls
+from executor_client._core.convert import from_wire
 from executor_client._core.process import HeadAndTail
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.short_repr import ShortRepr
@@ -151,7 +152,7 @@ class AsyncSessionProcesses(ShortRepr):
         """Lists the session's processes, those that ended among them until they are forgotten."""
         request = pb.ListProcessesRequest(session_id=self._session_id)
         response = await self._transport.call(self._transport.stub.ListProcesses, request)
-        return [core.info_from_wire(each) for each in response.processes]
+        return [from_wire(ProcessInfo, each) for each in response.processes]
 
     async def attach(self, process_id: str, *, after_event: int = 0) -> AsyncProcess:
         """Finds a process that was started before, perhaps by another client; iterating begins after that event.

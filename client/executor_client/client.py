@@ -214,7 +214,7 @@ class ExecutorClient(ShortRepr):
         request = requests.prepare_environment(packages, image, backend)
         awaited = Awaited(WaitKind.SANDBOX, "an environment")
         response = self._transport.call(self._transport.stub.PrepareEnvironment, request, awaited)
-        return convert.environment_from_wire(response)
+        return convert.from_wire(EnvironmentInfo, response)
 
     def session(self, name: str, **arguments: Any) -> Session:
         """Returns the caller's session of that name, or makes it, with the arguments of `create_session`.
@@ -253,7 +253,7 @@ class ExecutorClient(ShortRepr):
     def get_policy(self) -> Policy:
         """Returns the policy: what a session may ask for."""
         response = self._transport.call(self._transport.stub.GetPolicy, pb.GetPolicyRequest())
-        return convert.policy_from_wire(response.policy)
+        return convert.from_wire(Policy, response.policy)
 
     def close(self) -> None:
         """Ends the sessions that this client alone holds, and closes the connection. Idempotent.

@@ -9,16 +9,16 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+from executor_api.messages import on_wire
 from executor_client._core.arguments import checks_calls
 from executor_client._core.short_repr import ShortRepr, images_of, page_of, png_of
 from executor_client.errors import ExecutionFailed
 from executor_client.file_results import FileInfo
 from executor_client.process_results import NO_PORTS, NO_RULES, PortRules, ProcessRules
+from executor_client.savepoint import Branch
 
 if TYPE_CHECKING:
     import PIL.Image
-
-    from executor_client.savepoint import Branch
 
 
 class Outcome(enum.Enum):
@@ -179,7 +179,7 @@ class ExecutionResult(ShortRepr):
 
     execution_id: str = field(repr=False)
     outcome: Outcome
-    state: VariablesState
+    state: VariablesState = field(metadata=on_wire("variables_state"))
     generation: int = field(repr=False)
     output: Any = None
     is_final_answer: bool = False
@@ -364,9 +364,9 @@ class NetworkRules(ShortRepr):
     ports 443 and 80. Without any host there is no network, and the limits are 0.
     """
 
-    default: tuple[str, ...] = ()
-    allowed: tuple[str, ...] = ()
-    denied: tuple[str, ...] = ()
+    default: tuple[str, ...] = field(default=(), metadata=on_wire("default_hosts"))
+    allowed: tuple[str, ...] = field(default=(), metadata=on_wire("allowed_hosts"))
+    denied: tuple[str, ...] = field(default=(), metadata=on_wire("denied_hosts"))
     secrets: tuple[NetworkSecret, ...] = ()
     max_connections: int = 0
     max_new_connections_per_minute: int = 0
@@ -428,7 +428,7 @@ class Policy(ShortRepr):
     tool_placements: tuple[str, ...]
     allowed_tools: tuple[str, ...]
     files: FileLimits
-    network: NetworkRules = NetworkRules()
+    network: NetworkRules = field(default=NetworkRules(), metadata=on_wire("network_rules"))
     packages: PackagesPolicy = PackagesPolicy()
     quotas: Quotas
     state: StateRules

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
-from executor_api.limits import SAVEPOINT_NUMBER_MAX, SAVEPOINTS_MAX
-from executor_api.v1 import executor_service_pb2 as service_pb
-from executor_api.v1 import types_pb2
+from executor_api.limits import SAVEPOINT_NUMBER_MAX
 from executor_client._core.short_repr import ShortRepr
-from executor_client.errors import InvalidRequest, ProtocolError
-
-_LEFT_OUT_MAX = 100
-_CHANGED_MAX = 256
+from executor_client.errors import InvalidRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,59 +76,6 @@ class Rollback(ShortRepr):
     dropped: int
     left_out: tuple[str, ...] = ()
     undone: tuple[str, ...] = ()
-
-
-def savepoints_from(wire: Sequence[service_pb.Savepoint]) -> list[Savepoint]:
-    """Raises ProtocolError for more than a session can have."""
-    if len(wire) > 2 * SAVEPOINTS_MAX:  # with as many branches
-        raise ProtocolError(f"the daemon listed {len(wire)} savepoints")
-    return [
-        Savepoint(
-            number=each.number,
-            made_time=datetime.fromtimestamp(each.made_time.ToNanoseconds() / 1e9, UTC),
-            files=each.files,
-            file_bytes=each.file_bytes,
-            left_out=_lines(each.left_out),
-            is_branch=each.is_branch,
-        )
-        for each in wire
-    ]
-
-
-def rollback_from(wire: service_pb.RollbackResponse, number: int) -> Rollback:
-    """`number` was asked for, 0 for the newest. Raises ProtocolError for an answer without it."""
-    listed = savepoints_from(wire.savepoints)
-    found = [each for each in listed if (each.number == number if number else not each.is_branch)]
-    if not found:
-        wanted = f"savepoint {number}" if number else "its newest savepoint"
-        raise ProtocolError(f"the daemon did not say that the session went to {wanted}")
-    return Rollback(
-        savepoint=found[-1], generation=wire.generation, dropped=wire.dropped, left_out=_lines(wire.left_out)
-    )
-
-
-def branch_from(wire: types_pb2.BranchEnd) -> Branch:
-    """Raises ProtocolError for lists that are too long."""
-    return Branch(
-        number=wire.number,
-        variables=_changes_from(wire.variables) if wire.HasField("variables") else None,
-        files=_changes_from(wire.files) if wire.HasField("files") else None,
-        why_not_kept=wire.why_not_kept,
-        left_out=_lines(wire.left_out),
-        refused=wire.refused,
-    )
-
-
-def _changes_from(wire: types_pb2.Changes) -> Changes:
-    lists = [tuple(names) for names in (wire.added, wire.changed, wire.removed, wire.unknown)]
-    if any(len(names) > _CHANGED_MAX for names in lists):
-        raise ProtocolError("the daemon listed too many changes of a branch")
-    added, changed, removed, unknown = lists
-    return Changes(added=added, changed=changed, removed=removed, unknown=unknown, truncated=wire.truncated)
-
-
-def _lines(wire: Sequence[str]) -> tuple[str, ...]:
-    return tuple(wire[:_LEFT_OUT_MAX])
 
 
 def chosen(savepoint: Savepoint | int) -> int:

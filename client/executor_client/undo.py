@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal, overload
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._core import requests
+from executor_client._core import convert, requests
 from executor_client._core import tools as host_tools
 from executor_client._core.arguments import checks_calls
 from executor_client._core.requests import LimitsLike
@@ -24,8 +24,6 @@ from executor_client.savepoint import (
     chosen,
     chosen_branch,
     newest,
-    rollback_from,
-    savepoints_from,
 )
 
 
@@ -47,7 +45,7 @@ class SessionUndo(SessionBase):
         turn = self._turn("to take a savepoint")
         request = pb.TakeSavepointRequest(session_id=self.session_id)
         response = self._transport.call(self._transport.stub.TakeSavepoint, request, turn)
-        return newest(savepoints_from(response.savepoints), 1)
+        return newest(convert.savepoints_from_wire(response.savepoints), 1)
 
     def savepoints(self) -> list[Savepoint]:
         """Returns the savepoints that are there, the oldest first."""
@@ -138,12 +136,12 @@ class SessionUndo(SessionBase):
         turn = self._turn("to list its savepoints")
         request = pb.ListSavepointsRequest(session_id=self.session_id)
         response = self._transport.call(self._transport.stub.ListSavepoints, request, turn)
-        return savepoints_from(response.savepoints)
+        return convert.savepoints_from_wire(response.savepoints)
 
     def _go_to(self, number: int, to_do: str) -> Rollback:
         request = pb.RollbackRequest(session_id=self.session_id, savepoint=number)
         response = self._transport.call(self._transport.stub.Rollback, request, self._turn(to_do))
-        done = rollback_from(response, number)
+        done = convert.rollback_from_wire(response, number)
         self._generation = done.generation
         return done
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._core.convert import changes_from_wire
+from executor_client._core.convert import from_wire
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.tracing import current_trace
 from executor_client._sync import EventStream, SessionTransport
@@ -78,7 +78,7 @@ class FileWatch(ShortRepr):
                 raise
             if message is None:
                 return
-            yield changes_from_wire(message)
+            yield from_wire(FileChanges, message)
 
     def close(self) -> None:
         """Ends the watch. Idempotent."""

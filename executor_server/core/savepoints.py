@@ -10,7 +10,7 @@ class Savepoint:
     """A point of a session to go back to. `left_out` says in words what a rollback does not restore."""
 
     number: int
-    made_s: float  # Unix time
+    made_time_s: float  # Unix time
     files: int
     file_bytes: int
     left_out: tuple[str, ...] = ()

@@ -41,8 +41,8 @@ class PolicySummary:
     policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
-    execution_default: ExecutionLimits
-    execution_max: ExecutionLimits
+    execution_default_limits: ExecutionLimits
+    execution_max_limits: ExecutionLimits
     default_imports: tuple[str, ...]
     allowed_imports: tuple[str, ...]
     denied_imports: tuple[str, ...]

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.admission import Quotas
@@ -95,11 +96,11 @@ class AdminService(admin_grpc.AdminServiceServicer):
     ) -> admin_pb.ListEnvironmentsResponse:
         self._note("ListEnvironments")
         statistics = self._environments.statistics()
-        return admin_pb.ListEnvironmentsResponse(
+        return write(
+            admin_pb.ListEnvironmentsResponse,
+            statistics,
             environments=map(environments_to_wire.environment_to, self._environments.list()),
             builds=map(environments_to_wire.environment_build_to, self._environments.builds()),
-            total_bytes=statistics.total_bytes,
-            max_bytes=statistics.max_bytes,
         )
 
     async def GetEnvironment(
@@ -122,11 +123,8 @@ class AdminService(admin_grpc.AdminServiceServicer):
             _log.error("environments_not_collected", error=str(failure))
             message = "the environments can't be measured or removed now; the daemon's log says why"
             raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
-        return admin_pb.CollectEnvironmentsResponse(
-            environment_ids=[each.environment_id for each in collected.evicted],
-            freed_bytes=collected.freed_bytes,
-            total_bytes=collected.total_bytes,
-        )
+        ids = [each.environment_id for each in collected.evicted]
+        return write(admin_pb.CollectEnvironmentsResponse, collected, environment_ids=ids)
 
     async def Drain(self, request: admin_pb.DrainRequest, context: Context) -> admin_pb.DrainResponse:
         if request.node or request.move:
@@ -155,18 +153,8 @@ class AdminService(admin_grpc.AdminServiceServicer):
 
     def _usage_of(self, tenant: str) -> admin_pb.TenantUsage:
         policy, use = self._policy(), self._quotas.use_of(tenant)
-        return admin_pb.TenantUsage(
-            tenant=tenant,
-            profile=policy.profile_name(tenant) or "",
-            sessions=use.sessions,
-            executions=use.executions,
-            creations_in_last_minute=use.creations_in_last_minute,
-            cpu_time_s_in_last_hour=use.cpu_time_s_in_last_hour,
-            output_bytes_in_last_hour=use.output_bytes_in_last_hour,
-            calls=use.calls,
-            egress_bytes_in_last_hour=use.egress_bytes_in_last_hour,
-            quotas=to_wire.quotas_to(policy.quotas_of(tenant)),
-        )
+        profile, quotas = policy.profile_name(tenant) or "", policy.quotas_of(tenant)
+        return write(admin_pb.TenantUsage, use, tenant=tenant, profile=profile, quotas=quotas)
 
     def _note(self, method: str, target: str = "") -> None:
         principal = current_principal.get()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+from executor_api.messages import write
 from executor_api.v1 import executor_service_pb2 as service_pb
-from executor_api.v1 import types_pb2 as pb
-from executor_server.core import FileChange
 from executor_server.rpc import checks
 from executor_server.rpc.handlers import Context
 from executor_server.sessions import Session
@@ -17,13 +16,4 @@ async def watch_files(request: service_pb.WatchFilesRequest, context: Context, s
     path = checks.workspace_path(request.path, "path", may_be_empty=True)
     async with aclosing(session.watches.changes(path, recursive=request.recursive)) as found:
         async for changes in found:
-            response = service_pb.WatchFilesResponse(
-                changes=map(_change_to, changes.changes), overflowed=changes.overflowed
-            )
-            await context.write(response)
-
-
-def _change_to(change: FileChange) -> pb.FileChange:
-    return pb.FileChange(
-        path=change.path, kind=f"FILE_CHANGE_KIND_{change.kind.upper()}", is_directory=change.is_directory
-    )
+            await context.write(write(service_pb.WatchFilesResponse, changes))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from executor_api.limits import PATH_BYTES_MAX, WRITE_BYTES_MAX
+from executor_api.messages import write
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.core import (
@@ -12,7 +11,6 @@ from executor_server.core import (
     ARGUMENTS_MAX,
     TERMINAL_CHARS_MAX,
     ProcessEvent,
-    ProcessOutcome,
     ProcessOutput,
     ProcessOutputCut,
     ProcessRequest,
@@ -23,14 +21,9 @@ from executor_server.core import (
 )
 from executor_server.journal import ProcessLog
 from executor_server.rpc import checks
-from executor_server.rpc.to_wire import timestamp_to
 
 _SIGNALS_MAX = 64
 _TIME_S_MAX = 365 * 86_400.0
-_STREAMS = {"stdout": pb.OUTPUT_STREAM_STDOUT, "stderr": pb.OUTPUT_STREAM_STDERR}
-_OUTCOMES: dict[ProcessOutcome, Any] = {
-    outcome: pb.ProcessOutcome.Value(f"PROCESS_OUTCOME_{outcome.name}") for outcome in ProcessOutcome
-}
 _TARGETS: dict[int, SignalTarget] = {
     pb.SIGNAL_TARGET_UNSPECIFIED: SignalTarget.GROUP,
     **{pb.SignalTarget.Value(f"SIGNAL_TARGET_{target.name}"): target for target in SignalTarget},
@@ -105,42 +98,22 @@ def signal_from(request: service_pb.SignalProcessRequest) -> tuple[int, SignalTa
 
 def process_event_to(event: ProcessEvent) -> pb.ProcessEvent:
     match event.kind:
-        case ProcessStarted(pid=pid):
-            return pb.ProcessEvent(number=event.number, started=pb.ProcessStarted(pid=pid))
-        case ProcessOutput(stream=stream, data=data):
-            return pb.ProcessEvent(number=event.number, output=pb.ProcessOutput(stream=_STREAMS[stream], data=data))
-        case ProcessOutputCut(omitted_bytes=omitted_bytes):
-            cut = pb.ProcessOutputCut(omitted_bytes=omitted_bytes)
-            return pb.ProcessEvent(number=event.number, output_cut=cut)
-        case ProcessResult() as result:
-            return pb.ProcessEvent(number=event.number, result=_result_to(result))
-
-
-def _result_to(result: ProcessResult) -> pb.ProcessResult:
-    return pb.ProcessResult(
-        outcome=_OUTCOMES[result.outcome],
-        exit_code=result.exit_code,
-        signal=result.signal,
-        wall_time_s=result.wall_time_s,
-        cpu_time_s=result.cpu_time_s,
-        peak_memory_bytes=result.peak_memory_bytes,
-        output_bytes=result.output_bytes,
-        lost_reason=result.lost_reason,
-    )
+        case ProcessStarted():
+            return write(pb.ProcessEvent, event, started=event.kind)
+        case ProcessOutput():
+            return write(pb.ProcessEvent, event, output=event.kind)
+        case ProcessOutputCut():
+            return write(pb.ProcessEvent, event, output_cut=event.kind)
+        case ProcessResult():
+            return write(pb.ProcessEvent, event, result=event.kind)
 
 
 def process_info_to(log: ProcessLog) -> pb.ProcessInfo:
-    what = log.description
-    return pb.ProcessInfo(
-        process_id=what.process_id,
-        argv=what.argv,
-        cwd=what.cwd,
-        pid=log.pid,
-        has_pty=what.has_pty,
-        has_stdin=what.has_stdin,
-        start_time=timestamp_to(what.start_time_s),
-        result=None if log.result is None else _result_to(log.result),
+    return write(
+        pb.ProcessInfo,
+        log,
+        log.description,
+        process_id=log.process_id,
         first_event=log.first_number,
         last_event=log.last_number,
-        written_bytes=log.written_bytes,
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from executor_api.messages import write
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.core import BlobChunk, FileInfo, Reason, ResourceExhausted
@@ -76,12 +77,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         principal = current_principal.get()
         spec = self._policy().decide(principal, from_wire.requested_environment_from(request))
         environment = await self._sessions.prepare_environment(principal, spec.sandbox)
-        return service_pb.PrepareEnvironmentResponse(
-            environment_id=environment.environment_id,
-            pins=environment.pins,
-            size_bytes=environment.size_bytes,
-            modules=environment.modules,
-        )
+        return write(service_pb.PrepareEnvironmentResponse, environment)
 
     async def GetSession(
         self, request: service_pb.GetSessionRequest, context: Context
@@ -141,7 +137,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.RenewLeaseRequest, context: Context
     ) -> service_pb.RenewLeaseResponse:
         renewal = self._sessions.renew_lease(current_principal.get(), checks.lease_id(request.lease_id))
-        return service_pb.RenewLeaseResponse(sessions=renewal.sessions, renew_after_s=renewal.renew_after_s)
+        return write(service_pb.RenewLeaseResponse, renewal)
 
     async def EndLease(self, request: service_pb.EndLeaseRequest, context: Context) -> service_pb.EndLeaseResponse:
         ended = self._sessions.end_lease(current_principal.get(), checks.lease_id(request.lease_id))
@@ -255,7 +251,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         async with aclosing(session.get_variables(names)) as parts:
             async for part in parts:
                 if isinstance(part, BlobChunk):
-                    message = service_pb.GetVariablesResponse(blob_chunk=to_wire.blob_chunk_to(part))
+                    message = write(service_pb.GetVariablesResponse, blob_chunk=part)
                 else:
                     message = service_pb.GetVariablesResponse(variables=to_wire.variables_to(part))
                 await context.write(message)
@@ -281,7 +277,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         path = checks.workspace_path(header.path, "path", may_be_empty=tar)
         size_bytes = checks.size(header.size_bytes, session.spec.limits.disk_bytes, "an archive" if tar else "a file")
         file = await session.put_file(path, size_bytes, upload.pieces(size_bytes), tar=tar)
-        return service_pb.PutFileResponse(file=to_wire.file_to(file))
+        return write(service_pb.PutFileResponse, file=file)
 
     async def GetFile(self, request: service_pb.GetFileRequest, context: Context) -> None:
         session = self._session(request.session_id)
@@ -290,7 +286,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         async with aclosing(session.get_file(path, tar=tar)) as parts:
             async for part in parts:
                 if isinstance(part, FileInfo):
-                    await context.write(service_pb.GetFileResponse(file=to_wire.file_to(part)))
+                    await context.write(write(service_pb.GetFileResponse, file=part))
                 else:
                     await context.write(service_pb.GetFileResponse(data=part))
 
@@ -298,7 +294,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = self._session(request.session_id)
         path = checks.workspace_path(request.path, "path", may_be_empty=True)
         files, truncated = await session.list_files(path)
-        return to_wire.files_to(files, truncated=truncated)
+        return write(service_pb.ListFilesResponse, files=files, truncated=truncated)
 
     async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Context) -> None:
         await watch_files(request, context, self._session(request.session_id))
@@ -309,23 +305,18 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.TakeSavepointRequest, context: Context
     ) -> service_pb.TakeSavepointResponse:
         answer = await self._session(request.session_id).savepoints.take()
-        return service_pb.TakeSavepointResponse(savepoints=to_wire.savepoints_to(answer), dropped=answer.dropped)
+        return write(service_pb.TakeSavepointResponse, answer)
 
     async def Rollback(self, request: service_pb.RollbackRequest, context: Context) -> service_pb.RollbackResponse:
         session = self._session(request.session_id)
         answer = await session.savepoints.roll_back(checks.savepoint(request.savepoint, "savepoint"))
-        return service_pb.RollbackResponse(
-            savepoints=to_wire.savepoints_to(answer),
-            dropped=answer.dropped,
-            generation=answer.generation,
-            left_out=answer.left_out,
-        )
+        return write(service_pb.RollbackResponse, answer)
 
     async def ListSavepoints(
         self, request: service_pb.ListSavepointsRequest, context: Context
     ) -> service_pb.ListSavepointsResponse:
         answer = await self._session(request.session_id).savepoints.listed()
-        return service_pb.ListSavepointsResponse(savepoints=to_wire.savepoints_to(answer))
+        return write(service_pb.ListSavepointsResponse, answer)
 
     async def ExportState(self, request: service_pb.ExportStateRequest, context: Context) -> None:
         session = self._session(request.session_id)
@@ -334,8 +325,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
                 if isinstance(part, bytes):
                     await context.write(service_pb.ExportStateResponse(data=part))
                 else:
-                    manifest = to_wire.state_manifest_to(part)
-                    await context.write(service_pb.ExportStateResponse(manifest=manifest))
+                    await context.write(write(service_pb.ExportStateResponse, manifest=part))
 
     async def RestoreState(
         self, requests: AsyncIterator[service_pb.RestoreStateRequest], context: Context
@@ -344,7 +334,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = self._session(await upload.header())
         async with _in_time():
             manifest = await session.restore_state(self._states, upload.all_pieces())
-        return service_pb.RestoreStateResponse(manifest=to_wire.state_manifest_to(manifest))
+        return write(service_pb.RestoreStateResponse, manifest=manifest)
 
     async def GetPolicy(self, request: service_pb.GetPolicyRequest, context: Context) -> service_pb.GetPolicyResponse:
         return service_pb.GetPolicyResponse(policy=to_wire.policy_to(self._policy().describe(current_principal.get())))

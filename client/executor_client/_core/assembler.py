@@ -36,7 +36,6 @@ from executor_client.events import (
     ToolCallEvent,
 )
 from executor_client.results import Display, ExecutionResult, Image
-from executor_client.savepoint import branch_from
 
 
 class EventGap(ProtocolError):
@@ -207,11 +206,10 @@ class Assembler:
             output = self.final_answers[wire.final_answer_call_id]
         elif wire.HasField("output"):
             output = unpack_or_opaque(self._blobs.take(wire.output.packed))
-        return ExecutionResult(
+        return convert.from_wire(
+            ExecutionResult,
+            wire,
             execution_id=self.execution_id,
-            outcome=convert.outcome_from_wire(wire.outcome),
-            state=convert.variables_state_from_wire(wire.variables_state),
-            generation=wire.generation,
             output=output,
             is_final_answer=is_final_answer,
             logs="".join(self._output.logs),
@@ -220,12 +218,4 @@ class Assembler:
             omitted_output_bytes=self._output.omitted_bytes,
             image_entries=tuple(self._images),
             displays=tuple(self._displays),
-            error=convert.error_from_wire(wire.error) if wire.HasField("error") else None,
-            usage=convert.usage_from_wire(wire.usage),
-            artifacts=tuple(map(convert.file_from_wire, wire.artifacts)),
-            artifacts_truncated=wire.artifacts_truncated,
-            policy_fingerprint=wire.policy_fingerprint,
-            savepoint=wire.savepoint,
-            savepoint_refused=wire.savepoint_refused,
-            branch=branch_from(wire.branch) if wire.HasField("branch") else None,
         )

@@ -29,7 +29,7 @@ class FileReader:
         Raises ProtocolError when it does not fit the announcement, InvalidRequest when that has more than `max_bytes`.
         """
         if message.HasField("file"):
-            self._announce(convert.file_from_wire(message.file))
+            self._announce(convert.from_wire(FileInfo, message.file))
             return b""
         if self._info is None or len(message.data) > PIECE_BYTES:
             raise ProtocolError("a piece of a file was not announced or is too large")

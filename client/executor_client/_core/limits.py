@@ -30,8 +30,6 @@ NAME_RACES_MAX = 4
 FILE_BYTES_MAX = 1 << 30
 STATE_BYTES_MAX = 512 << 20
 """Bytes of a session's state, which is held in memory."""
-NAMES_LISTED_MAX = 65_536
-"""Names in one list of a session or a policy: imports, images, tools. A policy file has no room for more."""
 
 # Reaching the daemon.
 CONNECT_TIMEOUT_S = 5.0

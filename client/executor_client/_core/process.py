@@ -18,7 +18,6 @@ from executor_client._core.waiting import Waits
 from executor_client.errors import InvalidRequest, ProtocolError
 from executor_client.process_results import (
     ProcessEvent,
-    ProcessInfo,
     ProcessOutput,
     ProcessOutputCut,
     ProcessResult,
@@ -28,12 +27,6 @@ from executor_client.process_results import (
 SHELL = ("/bin/sh", "-c")
 """Runs a command that is given as one text."""
 
-_OUTCOMES: dict[int, Literal["exited", "signalled", "timeout", "lost"]] = {
-    types_pb2.PROCESS_OUTCOME_EXITED: "exited",
-    types_pb2.PROCESS_OUTCOME_SIGNALLED: "signalled",
-    types_pb2.PROCESS_OUTCOME_TIMEOUT: "timeout",
-    types_pb2.PROCESS_OUTCOME_LOST: "lost",
-}
 _STREAMS: dict[int, Literal["stdout", "stderr"]] = {
     types_pb2.OUTPUT_STREAM_STDOUT: "stdout",
     types_pb2.OUTPUT_STREAM_STDERR: "stderr",
@@ -110,7 +103,7 @@ class FollowedProcess(Followed):
             case "output_cut":
                 return ProcessOutputCut(event.number, event.output_cut.omitted_bytes)
             case "result":
-                self.result = result_from_wire(event.result)
+                self.result = convert.from_wire(ProcessResult, event.result)
             case _:
                 raise ProtocolError("an event of a process that this client does not know")
         return None
@@ -186,37 +179,6 @@ def signal_request(session_id: str, process_id: str, number: int, target: str) -
         raise InvalidRequest(f"target is {target!r}; it must be one of {', '.join(map(repr, _TARGETS))}")
     return pb.SignalProcessRequest(
         session_id=session_id, process_id=process_id, signal=int(number), target=_TARGETS[target]
-    )
-
-
-def result_from_wire(wire: types_pb2.ProcessResult) -> ProcessResult:
-    if wire.outcome not in _OUTCOMES:
-        raise ProtocolError(f"unknown outcome {wire.outcome} of a process")
-    return ProcessResult(
-        outcome=_OUTCOMES[wire.outcome],
-        exit_code=wire.exit_code if wire.HasField("exit_code") else None,
-        signal=wire.signal,
-        wall_time_s=wire.wall_time_s,
-        cpu_time_s=wire.cpu_time_s,
-        peak_memory_bytes=wire.peak_memory_bytes,
-        output_bytes=wire.output_bytes,
-        lost_reason=wire.lost_reason,
-    )
-
-
-def info_from_wire(wire: types_pb2.ProcessInfo) -> ProcessInfo:
-    return ProcessInfo(
-        process_id=wire.process_id,
-        argv=tuple(wire.argv),
-        cwd=wire.cwd,
-        pid=wire.pid,
-        has_pty=wire.has_pty,
-        has_stdin=wire.has_stdin,
-        start_time=convert.time_from_wire(wire.start_time),
-        result=result_from_wire(wire.result) if wire.HasField("result") else None,
-        first_event=wire.first_event,
-        last_event=wire.last_event,
-        written_bytes=wire.written_bytes,
     )
 
 

@@ -10,13 +10,14 @@ from typing import Any, cast
 
 import structlog
 
+from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.admission import Quotas
 from executor_server.core import NotFound, Principal, Reason, Unavailable
 from executor_server.fleet import Creations, Shares, is_node_name, lease_clock
 from executor_server.policy import Policy
-from executor_server.rpc import checks, to_wire
+from executor_server.rpc import checks
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.fleet.asking import answers_of, ask, ask_all
 from executor_server.rpc.fleet.front_fleet import FrontFleet
@@ -104,7 +105,8 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
 
     def _usage_of(self, tenant: str) -> admin_pb.TenantUsage:
         policy, use = self._policy(), self._shares.use(tenant)
-        return admin_pb.TenantUsage(
+        return write(
+            admin_pb.TenantUsage,
             tenant=tenant,
             profile=policy.profile_name(tenant) or "",
             sessions=self._fleet.members.sessions.count(tenant),
@@ -114,7 +116,7 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
             output_bytes_in_last_hour=use.output_bytes,
             calls=self._quotas.use_of(tenant).calls,
             egress_bytes_in_last_hour=use.egress_bytes,
-            quotas=to_wire.quotas_to(policy.quotas_of(tenant)),
+            quotas=policy.quotas_of(tenant),
         )
 
     async def ListEnvironments(

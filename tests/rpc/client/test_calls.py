@@ -120,7 +120,7 @@ def test_a_daemon_that_knows_no_network_has_none(client: Any, daemon: FakeDaemon
 
 
 def test_list_without_end_is_not_taken(client: Any, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_client._core.convert.NAMES_LISTED_MAX", 2)
+    monkeypatch.setattr("executor_api.messages.LIST_MAX", 2)
     for name in ("denied_imports", "refused_language", "allowed_tools", "images"):
         daemon.policy = types.Policy()
         getattr(daemon.policy, name).extend(["x"] * 3)

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor_api.messages import write
+from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_server.channel import requests
 from executor_server.channel.events import read_event, read_result
 from executor_server.channel.requests import VariablesReply, variables_part
@@ -281,7 +283,7 @@ def carry(value: Any) -> None:
     """Makes the message that would bring it to the client."""
     match value:
         case (list(files), bool(truncated)):
-            to_wire.files_to(files, truncated=truncated)
+            write(service_pb.ListFilesResponse, files=files, truncated=truncated)
         case VariablesReply() as reply:
             to_wire.variables_to(reply)
         case _:

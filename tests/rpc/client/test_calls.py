@@ -354,7 +354,7 @@ def test_own_objects_are_pickled_for_the_same_python_only(session: Any, daemon: 
 def test_variable_that_cannot_be_sent_is_refused_by_name(session: Any, daemon: FakeDaemon) -> None:
     with pytest.raises(InvalidRequest, match="'lock' cannot be sent"):
         session.set_variables({"fine": 1, "lock": threading.Lock()})
-    with pytest.raises(InvalidRequest, match="'1x' is no name"):
+    with pytest.raises(InvalidRequest, match="'1x' is not a valid variable name"):
         session.set_variables({"1x": 1})
     assert daemon.requests == []
 

@@ -313,5 +313,5 @@ def test_no_line_of_grpcs_own_log_comes_out(authority: Authority, tmp_path: Path
         ended = subprocess.run(
             [sys.executable, "-c", program, daemon.address], env=environment, capture_output=True, text=True, check=True
         )
-    assert "no authority that this client trusts" in ended.stdout
+    assert "not signed by a CA that this client trusts" in ended.stdout
     assert (ended.stdout.splitlines()[-1], ended.stderr) == ("None", "")

@@ -79,6 +79,8 @@ def test_a_daemon_that_does_not_start_says_why(tmp_path: Path) -> None:
     wrong.write_text("[server]\nnonsense = 1\n")
     with pytest.raises(ConfigurationError, match=r"server\.nonsense"):
         ExecutorClient.local(config=wrong)
+    with pytest.raises(ConfigurationError, match=r"nosuch\.toml"):
+        ExecutorClient.local(policy="nosuch.toml")
 
 
 def test_without_the_extra_it_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

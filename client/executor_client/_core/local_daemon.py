@@ -15,13 +15,14 @@ import tempfile
 import time
 import weakref
 from pathlib import Path
+from typing import BinaryIO
 
 from executor_client._core.local import LocalPath
 from executor_client.errors import ConfigurationError
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
-_LOG_CHARS = 2_000
+_LOG_BYTES = 2_000
 # Those of the user's other daemon.
 _NOT_PASSED = ("EXECUTOR_ADDRESS", "EXECUTOR_CONFIG", "EXECUTOR_STATE_DIR", "EXECUTOR_TOKEN")
 
@@ -41,8 +42,7 @@ class LocalDaemon:
         command = [sys.executable, "-m", "executor_server", "serve", "--for-process", str(os.getpid())]
         command += ["--state-dir", self._directory, "--listen", self.address]
         command += [str(word) for pair in options.items() if pair[1] is not None for word in pair]
-        self._log = Path(self._directory, "log")
-        with self._log.open("wb") as log:
+        with Path(self._directory, "log").open("w+b") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -51,33 +51,35 @@ class LocalDaemon:
                 env={name: value for name, value in os.environ.items() if name not in _NOT_PASSED},
                 start_new_session=True,  # a Ctrl-C in this terminal is for this process
             )
-        self.close = weakref.finalize(self, _stop, process, self._directory, os.getpid())
-        try:
-            self._wait(process)
-            self.token = Path(self._directory, "token").read_text().strip()
-        except BaseException:
-            self.close()
-            raise
+            self.close = weakref.finalize(self, _stop, process, self._directory, os.getpid())
+            try:
+                self._wait(process, log)
+                self.token = Path(self._directory, "token").read_text().strip()
+            except BaseException:
+                self.close()
+                raise
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], log: BinaryIO) -> None:
         """Waits for the line that the daemon writes when it serves."""
         assert process.stdout is not None
         deadline, line = time.monotonic() + _START_TIMEOUT_S, b""
         while not line.endswith(b"\n"):
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
-                raise ConfigurationError(f"the daemon does not serve after {_START_TIMEOUT_S:g} s: {self._last_words}")
+                raise ConfigurationError(f"the daemon does not serve after {_START_TIMEOUT_S:g} s: {_last_words(log)}")
             if not (piece := os.read(process.stdout.fileno(), 4096)):
-                raise ConfigurationError(f"no daemon could be started: {self._last_words}")
+                raise ConfigurationError(f"no daemon could be started: {_last_words(log)}")
             line += piece
 
-    @property
-    def _last_words(self) -> str:
-        text = self._log.read_text(errors="replace").strip()
-        if "ModuleNotFoundError" in text:
-            missing = text.rpartition("\n")[2]
-            return f"its packages are missing ({missing}); pip install 'remote-executor[server]'"
-        return f"{text[-_LOG_CHARS:]}\n`executor-server check-host` says what this machine needs"
+
+def _last_words(log: BinaryIO) -> str:
+    # By the open file: a daemon that ends removes its directory.
+    begin = max(0, os.fstat(log.fileno()).st_size - _LOG_BYTES)
+    text = os.pread(log.fileno(), _LOG_BYTES, begin).decode(errors="replace").strip()
+    if "ModuleNotFoundError" in text:
+        missing = text.rpartition("\n")[2]
+        return f"its packages are missing ({missing}); pip install 'remote-executor[server]'"
+    return f"{text}\n`executor-server check-host` says what this machine needs"
 
 
 def _stop(process: subprocess.Popen[bytes], directory: str, owner_pid: int) -> None:

@@ -29,11 +29,13 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     known = _KNOWN_AS.get(name)
     if known is not None and known.partition("=")[0] in names:
         return known
+    stem = name.removesuffix("s")
+    is_long = len(stem) >= _PART_CHARS_MIN
+    if parts := [each for each in names if is_long and stem in each]:
+        return min(parts, key=len)
     if alike := difflib.get_close_matches(name, names, n=1, cutoff=_LIKENESS_MIN):
         return alike[0]
-    stem = name.removesuffix("s")
-    parts = [each for each in names if len(stem) >= _PART_CHARS_MIN and (stem in each or each in stem)]
-    return min(parts, key=len, default=None)
+    return min((each for each in names if is_long and each in stem), key=len, default=None)
 
 
 def unknown_name(name: str, names: Iterable[str], *, form: str = "{}") -> str:

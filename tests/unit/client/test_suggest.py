@@ -53,6 +53,7 @@ def session(**options: Any) -> Session:
         (client, {"adress": "x"}, "ExecutorClient() has no argument 'adress': did you mean address=?"),
         (client, {"url": "x"}, "ExecutorClient() has no argument 'url': did you mean address=?"),
         (AsyncExecutorClient, {"tken": "x"}, "AsyncExecutorClient() has no argument 'tken': did you mean token=?"),
+        (session, {"imports": []}, "create_session() has no argument 'imports': did you mean authorized_imports=?"),
         (session, {"import": []}, "create_session() has no argument 'import': did you mean authorized_imports=?"),
         (
             session,

@@ -12,6 +12,7 @@ from executor_client.cli.completion import SHELLS
 from executor_client.cli.options import (
     SESSION_HELP,
     Parser,
+    add_access,
     add_imports,
     add_json,
     add_limits,
@@ -89,13 +90,8 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=importlib.metadata.version("remote-executor"))
-    parser.add_argument("--address", help="the daemon: host:port or unix:PATH (default: this user's own)")
-    parser.add_argument("--token", help="the daemon's token (better: EXECUTOR_TOKEN, which others cannot see)")
-    parser.add_argument("--tls", action="store_true", help="use TLS; implied by the --tls options below")
-    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="CA file (default: the system's CAs)")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="client certificate; can replace the token")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="key of the client certificate")
-    parser.set_defaults(command=None)
+    add_access(parser)
+    parser.set_defaults(command=None, address=None, token=None, tls=False, tls_ca=None, tls_cert=None, tls_key=None)
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
     _add_run(commands)
     _add_repl(commands)
@@ -178,6 +174,7 @@ def _add_env(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     build.set_defaults(command="env build")
+    add_access(build, is_shown=False)
     build.add_argument(
         "files", metavar="FILE", nargs="*", help="requirements.txt, pylock.toml, a script, or - for stdin"
     )

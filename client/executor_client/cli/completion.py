@@ -59,4 +59,4 @@ def _words(parser: argparse.ArgumentParser) -> dict[str, str]:
     expand = parser._get_formatter()._expand_help
     words = {part.dest: part for each in _subparsers(parser) for part in each._choices_actions}
     words |= {name: each for each in parser._actions for name in each.option_strings if name.startswith("--")}
-    return {word: expand(each).replace("'", "\\'") if each.help else "" for word, each in words.items()}
+    return {word: expand(each).replace("'", "\\'") for word, each in words.items() if each.help != argparse.SUPPRESS}

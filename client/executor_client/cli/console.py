@@ -29,7 +29,7 @@ from executor_client.events import (
     OutputCutEvent,
     QueuedEvent,
 )
-from executor_client.results import ExecutionResult, Image, VariablesState
+from executor_client.results import ExecutionResult, Image, Outcome, VariablesState
 from executor_client.waits import Wait
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class Console:
         """Writes why a program failed, and whether its variables were lost."""
         exited_with_0 = result.error is not None and result.error.exit_code == 0
         if not result.succeeded and not exited_with_0:
-            self.fail(result.outcome.value.replace("_", " "))
+            if result.outcome is not Outcome.EXCEPTION or result.error is None:
+                self.fail(result.outcome.value.replace("_", " "))
             if result.error is not None:
                 text = result.error.traceback or f"{result.error.type}: {result.error.message}"
                 self._write(sys.stderr, text.rstrip("\n") + "\n")

@@ -7,6 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+_ACCESS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("--address", "the daemon: host:port or unix:PATH (default: this user's own)", {}),
+    ("--token", "the daemon's token (better: EXECUTOR_TOKEN, which others cannot see)", {}),
+    ("--tls", "use TLS; implied by the --tls options below", {"action": "store_true"}),
+    ("--tls-ca", "CA file (default: the system's CAs)", {"type": Path, "metavar": "FILE"}),
+    ("--tls-cert", "client certificate; can replace the token", {"type": Path, "metavar": "FILE"}),
+    ("--tls-key", "key of the client certificate", {"type": Path, "metavar": "FILE"}),
+)
+
 SESSION_HELP = "its name, its id, or the beginning of its id"
 
 
@@ -41,7 +50,14 @@ def make_command(commands: Any, name: str, summary: str, examples: str = "") -> 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=name)
+    add_access(parser, is_shown=False)
     return parser
+
+
+def add_access(parser: argparse.ArgumentParser, *, is_shown: bool = True) -> None:
+    """Adds the options that name the daemon. They may follow a command, too; its help leaves them out."""
+    for name, text, more in _ACCESS:
+        parser.add_argument(name, help=text if is_shown else argparse.SUPPRESS, default=argparse.SUPPRESS, **more)
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import codeop
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +25,8 @@ from executor_client.session import Session
 PROMPT = ">>> "
 CONTINUATION = "... "
 
+# A line of a traceback as `_keeping_value` has written it, and the marks below it.
+_KEPT = re.compile(r"^    __ = (.*)(?:(\n    ) {5}(?= *[~^]))?", re.MULTILINE)
 _LEAVE = frozenset({"exit", "exit()", "quit", "quit()"})
 
 _HELP = """\
@@ -131,6 +135,9 @@ class _Repl:
             console.fail(str(error))
             return True
         self._history.note(typed, result)
+        if result.error is not None and source != typed:
+            traceback = _KEPT.sub(r"    \1\2", result.error.traceback)
+            result = replace(result, error=replace(result.error, traceback=traceback))
         show_end(console, session, result, "%import {}")
         if result.succeeded:
             console.show_value(result.output)

@@ -56,7 +56,26 @@ def test_failed_program_is_exit_code_1_with_its_traceback(
     assert cli.main(["run", "-"]) == 1
     assert dict(daemon.requests)["Execute"].code == "1/0"
     err = capsys.readouterr().err
-    assert "exception\nTraceback ...\n" in err and "variables are gone" in err
+    assert err.startswith("Traceback ...\n") and "variables are gone" in err
+
+
+def test_options_of_the_daemon_may_follow_the_command(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EXECUTOR_ADDRESS")
+    assert cli.main(["ps", "--address", daemon.address]) == 0
+    assert daemon.names() == ["ListSessions"]
+
+
+@pytest.mark.parametrize("marks", ["\n         ^^^^^", "\n    ~~~~~^^^^^", ""])
+def test_a_traceback_in_the_repl_has_the_line_as_it_was_typed(
+    daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch, marks: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("tabel\n"))
+    traceback = f'Traceback:\n  File "<execution-1>", line 1\n    __ = tabel{marks}\nNameError: tabel\n'
+    error = types.ErrorDetail(type="NameError", message="tabel", traceback=traceback)
+    daemon.journal = [result(outcome=types.OUTCOME_EXCEPTION, error=error)]
+    assert cli.main(["repl"]) == 0
+    typed = marks.replace(" " * 9, " " * 4)
+    assert f"line 1\n    tabel{typed}\nNameError" in capsys.readouterr().err
 
 
 def test_refusal_is_exit_code_2_in_one_line(daemon: FakeDaemon, file: str, capsys: Captured) -> None:

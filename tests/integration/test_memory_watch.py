@@ -191,3 +191,10 @@ async def test_a_process_that_hides_its_files_is_ended(unshared: Harness) -> Non
     ran = await unshared.run(session, f"import time\nMiB = 2**20\n{CLOSED}")
     assert (ran.outcome, ran.output) == ("succeeded", -9), ran.message
     assert "it had hidden its memory" in ran.stderr
+
+
+async def test_the_peak_has_what_no_process_has(unshared: Harness) -> None:
+    session = await unshared.session(memory_bytes=256 * MIB)
+    fill = f"held = [os.memfd_create('') for _ in range(5)]\nfor fd in held: os.write(fd, bytes({8 * MIB}))"
+    ran = await unshared.run(session, f"import os, time\n{fill}\ntime.sleep(1)")
+    assert ran.ended.usage.peak_memory_bytes > 45 * MIB, ran.message

@@ -52,7 +52,9 @@ class MemoryWatch:
     def __init__(self) -> None:
         self.closed: set[int] = set()
         """Processes that hide their descriptors, as far as seen."""
-        self._held_bytes = 0  # in files without a name and pipes, when all descriptors had been looked at
+        self.held_bytes = 0
+        """What the sandbox holds in files and sockets, in no memory of its processes, as of the last call."""
+        self._nameless_bytes = 0  # in files without a name and pipes, when all descriptors had been looked at
         self._holding: Optional[Iterator[None]] = None
         self._own_bytes = 0  # the processes', when shared pages had been divided
         self._dividing: Optional[Iterator[None]] = None
@@ -77,7 +79,8 @@ class MemoryWatch:
         if _is_done(self._holding, until):
             self._holding = None
         shared = max((kilobytes(status, b"RssShmem:") for status in statuses.values()), default=0) * 1024
-        held = max(shared, _files_bytes() + _system_v_bytes() + self._held_bytes) + _sockets_bytes()
+        held = max(shared, _files_bytes() + _system_v_bytes() + self._nameless_bytes) + _sockets_bytes()
+        self.held_bytes = held
         if held + 1024 * sum(kilobytes(status, b"RssAnon:") for status in statuses.values()) <= limit_bytes:
             self._dividing = None
             return False
@@ -107,7 +110,7 @@ class MemoryWatch:
             if _unexplained_bytes(status) > _UNEXPLAINED_BYTES:
                 _add_shared_mappings(pid, nameless)
             yield
-        self._held_bytes, self.closed = sum(nameless.values()), closed
+        self._nameless_bytes, self.closed = sum(nameless.values()), closed
 
     def _divide(self, statuses: dict[int, bytes]) -> Iterator[None]:
         total = 0

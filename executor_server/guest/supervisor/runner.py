@@ -246,6 +246,9 @@ class Runner:
         """True when the sandbox has more than its limit, and no savepoint that can be dropped before the next look."""
         limit = self._config.memory_bytes
         exceeds = self._memory.exceeds(limit)
+        if self.run is not None:
+            used_bytes = self._memory.held_bytes + self._child_processes.interpreter.memory_bytes(b"RssAnon:")
+            self.run.peak_memory_bytes = max(self.run.peak_memory_bytes, used_bytes)
         for pid in self._memory.closed - self._child_processes.closed:
             self._end_closed(pid)
         return exceeds and not self._undo.make_room()
@@ -370,7 +373,8 @@ class Runner:
         run.oom_suspect = oom_suspect
         run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
         self._charged_cpu_s += run.cpu_time_s
-        run.peak_memory_bytes = self._child_processes.interpreter.peak_memory_bytes()
+        resident_bytes = self._child_processes.interpreter.memory_bytes(b"VmHWM:")
+        run.peak_memory_bytes = max(run.peak_memory_bytes, resident_bytes)
         held = [pipe for pipe in run.pipes if not pipe.ended and run.phase == Phase.RUNNING]
         if held:
             self._output.forget(run)

@@ -62,10 +62,10 @@ class Process:
         except ProcessLookupError:
             return 0.0
 
-    def peak_memory_bytes(self) -> int:
-        """Returns its largest resident size so far, or 0 when it has ended."""
+    def memory_bytes(self, field: bytes) -> int:
+        """Returns a size from its status, or 0 when it has ended."""
         try:
-            return kilobytes(os.pread(self._status, 8192, 0), b"VmHWM:") * 1024
+            return kilobytes(os.pread(self._status, 8192, 0), field) * 1024
         except ProcessLookupError:
             return 0
 

@@ -197,7 +197,7 @@ def test_processor_time_is_told_of_the_process_and_of_its_living_and_dead_childr
 
 def test_memory_is_measured_at_its_peak(process: usage.Process) -> None:
     block = bytearray(os.urandom(8_000_000))
-    assert process.peak_memory_bytes() > len(block)
+    assert process.memory_bytes(b"VmHWM:") > len(block)
 
 
 def test_memory_is_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_memory_is_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not watch.exceeds(1 << 40)
         calls += 1
     assert calls > len(held)
-    assert 20 << 20 <= watch._held_bytes < 200 << 20
+    assert 20 << 20 <= watch._nameless_bytes < 200 << 20
     for fd in held:
         os.close(fd)
 
@@ -230,7 +230,7 @@ def test_a_process_that_is_gone_uses_nothing() -> None:
     process = usage.Process(pid)
     os.close(write_fd)
     os.waitpid(pid, 0)
-    assert (usage.process_cpu_s(pid), process.waited_cpu_s(), process.peak_memory_bytes()) == (0.0, 0.0, 0)
+    assert (usage.process_cpu_s(pid), process.waited_cpu_s(), process.memory_bytes(b"VmHWM:")) == (0.0, 0.0, 0)
     process.close()
 
 

@@ -78,8 +78,6 @@ def sandbox_environment(processes: int) -> dict[str, str]:
         # A BLAS starts a thread for each processor of the host, and on a large one reaches the limit of processes.
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
-        # Else pyarrow, and pandas with it, has a thread that a fork would lose.
-        "JE_ARROW_MALLOC_CONF": "background_thread:false",
     }
 
 

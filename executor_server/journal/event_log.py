@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
@@ -18,9 +17,6 @@ from executor_server.core import OutOfRange, Reason
 from executor_server.journal.memory import TenantMemory
 
 EVENT_OVERHEAD_BYTES = 256
-BATCH_EVENTS = 64
-BATCH_BYTES = 512 * 1024
-"""Cost of the events of one batch, unless the first alone has more."""
 
 
 class NumberedEvent(Protocol):
@@ -108,16 +104,10 @@ class EventLog(Generic[E]):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def events(self, after: int = 0) -> AsyncIterator[E]:
-        """Yields the events after a number, up to the terminal one. Raises OutOfRange when they are not held."""
-        async with aclosing(self.batches(after, max_events=1)) as batches:
-            async for batch in batches:
-                yield batch[0]
+    async def events(self, after: int = 0) -> AsyncGenerator[E]:
+        """Yields the events after a number, up to the terminal one. Raises OutOfRange when they are not held.
 
-    async def batches(self, after: int = 0, max_events: int = BATCH_EVENTS) -> AsyncGenerator[Sequence[E]]:
-        """Yields the events after a number as `events` does, those together that are there already.
-
-        A reader has taken the events of a batch when it asks for the next one.
+        A reader has taken an event when it asks for the next one.
         """
         self._require_held(after)
         lacking = self.last_number - after
@@ -129,32 +119,15 @@ class EventLog(Generic[E]):
                 if reader.position == self.last_number:
                     reader.wakeup = asyncio.get_running_loop().create_future()
                     await reader.wakeup
-                batch = self._after(reader.position, max_events)
-                yield batch
-                end = batch[-1].number + 1 - self.first_number
-                reader.taken_bytes += sum(islice(self._costs, end - len(batch), end))
-                reader.position = batch[-1].number
+                event = self._journal[reader.position + 1 - self.first_number]
+                yield event
+                reader.taken_bytes += self._costs[event.number - self.first_number]
+                reader.position = event.number
                 self.trim()
             self._memory.note_read(self)
         finally:
             self._readers.discard(reader)
             self._on_reader_left()
-
-    def _after(self, number: int, max_events: int) -> Sequence[E]:
-        """Returns the first event after a number, and those behind it that a batch has room for."""
-        start = number + 1 - self.first_number
-        if start + 1 == len(self._journal) or max_events == 1:
-            return (self._journal[start],)
-        room = BATCH_BYTES
-        batch: list[E] = []
-        for event, cost in zip(
-            islice(self._journal, start, start + max_events), islice(self._costs, start, None), strict=False
-        ):
-            room -= cost
-            if batch and room < 0:
-                break
-            batch.append(event)
-        return batch
 
     def _require_held(self, after: int) -> None:
         if after > self.last_number or (after < self.last_number and after + 1 < self.first_number):

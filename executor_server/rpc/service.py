@@ -354,10 +354,9 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
 async def _follow(execution: Execution, after: int, response: Callable[..., Any], context: Context) -> None:
     """Sends the events of an execution after a number."""
-    async with aclosing(execution.batches(after)) as batches:
-        async for batch in batches:
-            for event in batch:
-                await context.write(response(event=to_wire.event_to(event)))
+    async with aclosing(execution.events(after)) as events:
+        async for event in events:
+            await context.write(response(event=to_wire.event_to(event)))
 
 
 def _process_id(request: Any) -> str:

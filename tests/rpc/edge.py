@@ -66,14 +66,14 @@ class FakeExecution:
     stays_open: bool = False
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def batches(self, after: int = 0) -> AsyncGenerator[Sequence[Event]]:
+    async def events(self, after: int = 0) -> AsyncGenerator[Event]:
         self.asked.append(("events", after))
         try:
             if self.raises is not None:
                 raise self.raises
             for event in self.events_to_send:
                 if event.number > after:
-                    yield (event,)
+                    yield event
             if self.stays_open:
                 await self.may_end.wait()
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -57,7 +57,7 @@ async def read(execution: Execution, after: int = 0) -> list[Event]:
 
 
 def following(execution: Execution) -> aclosing[AsyncGenerator[Event]]:
-    return aclosing(cast("AsyncGenerator[Event]", execution.events()))
+    return aclosing(execution.events())
 
 
 async def numbers(events: AsyncIterator[Event], count: int) -> list[int]:

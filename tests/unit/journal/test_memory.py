@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import cast
 
-from executor_server.core.model import Event, Log, Outcome, Payload, Result, VariablesState
+from executor_server.core.model import Log, Outcome, Payload, Result, VariablesState
 from executor_server.journal.execution import Execution, ToolFailure
 from executor_server.journal.memory import JournalMemory
 
@@ -44,8 +42,7 @@ class Bench:
 
 async def follow(execution: Execution) -> list[int]:
     """Reads all events, to the end."""
-    events = cast("AsyncGenerator[Event]", execution.events())
-    return [event.number async for event in events]
+    return [event.number async for event in execution.events()]
 
 
 async def test_all_together_hold_no_more_than_the_total_and_a_floor_each() -> None:

@@ -108,6 +108,21 @@ def test_sessions_of_a_node_in_trouble_are_lost_within_seconds_and_stay_lost(
             assert survivor.refresh().generation == 1
 
 
+def test_a_session_is_lost_whose_node_is_back_at_once_with_an_empty_disk(
+    machines: Fleet, client: ExecutorClient
+) -> None:
+    node = machines.nodes[VICTIMS[0]]
+    session = session_on(client, node.name)
+    assert session.execute("1 + 1").output == 2
+    node.kill()
+    for path in node.state_dir.iterdir():
+        if path.name != "sandboxes":  # by which the next daemon finds what it must remove
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    node.start()
+    result = session.execute("1 + 1")
+    assert (result.outcome, result.state) == (Outcome.LOST, VariablesState.LOST), result
+
+
 # After the lease: a node that lives ends its sandboxes then, and those of a dead or stopped daemon end themselves.
 FENCE_S = 10.0
 RUNS_ON_S = {"killed": 2 * FENCE_S, "stopped": 2 * FENCE_S, "cut off": FENCE_S}

@@ -254,6 +254,19 @@ async def test_a_node_without_a_link_serves_no_session(node: NodeDaemon) -> None
         assert await client.state("x") == FENCED
 
 
+async def test_a_node_without_its_fronts_tokens_refuses_nobodys_token_until_it_has_them(node: NodeDaemon) -> None:
+    """A node that comes back with an empty disk knows no client: one whose session is lost must ask the front."""
+    async with direct(node) as client:
+        client.metadata = (("authorization", "Bearer of-the-front"),)
+        assert await client.state("x") == FENCED
+        async with linked(node):
+            assert await eventually_awaited(lambda: is_unauthenticated(client))
+
+
+async def is_unauthenticated(client: Direct) -> bool:
+    return (await client.state("x"))[0] == "UNAUTHENTICATED"
+
+
 async def test_a_front_that_is_away_for_less_than_a_lease_is_not_missed(node: NodeDaemon) -> None:
     async with linked(node) as front, direct(node) as client:
         made = await front.create()

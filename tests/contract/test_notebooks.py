@@ -27,6 +27,7 @@ pytestmark = promise("run-main")
         ("%%writefile a.py\nx = '%d' % 3\n", None, "Written: a.py\n"),
         ("%env A_B=c\n!echo $A_B\nx = %env A_B\nx", "c", "c\n"),
         ("import os\n%cd /tmp\nos.getcwd()", "/tmp", ""),
+        ("import os\nd = '/tmp'\n%cd {d}\n%env A_C=$d\n(os.getcwd(), os.environ['A_C'])", ("/tmp", "/tmp"), ""),
         ("def f(x):\n    'Doc.'\nf?", None, "f(x)\nDoc.\n"),
         ("text = '''\n!ls\n%time\n'''\n!true\nlen(text)", 11, ""),
         ("get_ipython().run_line_magic('matplotlib', 'inline')\nget_ipython().system('echo 1')", None, "1\n"),
@@ -59,10 +60,22 @@ async def test_what_timeit_repeats_counts_and_is_bounded(harness: Harness) -> No
     assert run.outcome == "operation_limit"
 
 
-@pytest.mark.parametrize("code", ["!ls", "x = !ls", "%%bash\nls", "%ls", "get_ipython().system('ls')"])
-async def test_a_command_is_refused_as_subprocess_is(harness: Harness, code: str) -> None:
-    session = await harness.session(imports=("math",))
-    refused = await harness.run(session, "import subprocess")
+@pytest.mark.parametrize(
+    ("code", "module"),
+    [
+        ("!ls", "subprocess"),
+        ("x = !ls", "subprocess"),
+        ("%%bash\nls", "subprocess"),
+        ("%ls", "subprocess"),
+        ("get_ipython().system('ls')", "subprocess"),
+        ("%cd /tmp", "os"),
+        ("%env A=b", "os"),
+    ],
+)
+@pytest.mark.parametrize("preset", ["guarded", "strict"])
+async def test_a_command_is_refused_as_its_module_is(harness: Harness, code: str, module: str, preset: str) -> None:
+    session = await harness.session_under(f'language.preset = "{preset}"', imports=("math",))
+    refused = await harness.run(session, f"import {module}")
     run = await harness.run(session, code)
     assert (run.outcome, run.message) == ("import_denied", refused.message)
 
@@ -76,11 +89,12 @@ async def test_a_command_is_refused_as_subprocess_is(harness: Harness, code: str
         ("open", "from IPython.display import Image\nImage('a.png')"),
         ("dynamic_code", "get_ipython().run_line_magic('time', 'x = 1')"),
         ("dynamic_code", "!echo {1 + 1}"),
+        ("dangerous_functions", "get_ipython().os.system('ls')"),
     ],
 )
 async def test_the_rules_of_the_language_hold_for_what_is_translated(harness: Harness, rule: str, code: str) -> None:
     profile = f"language = {{ {rule} = false }}\n"
-    session = await harness.session_under(profile, imports=("subprocess",))
+    session = await harness.session_under(profile, imports=("os", "subprocess"))
     run = await harness.run(session, code)
     assert run.outcome == "policy_denied" and f"language.{rule}" in run.message, (run.outcome, run.message)
 
@@ -94,7 +108,7 @@ async def test_an_error_shows_the_line_as_it_was_written(harness: Harness) -> No
 
 
 async def test_ipython_display_is_there_where_ipython_is_not(harness: Harness) -> None:
-    session = await harness.session(imports=("math",))
+    session = await harness.session_under('language.preset = "guarded"', imports=("math",))
     code = """
 from IPython.display import HTML, Image, Markdown, clear_output, display
 from IPython import get_ipython

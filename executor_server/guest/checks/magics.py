@@ -80,9 +80,8 @@ def translate(source: str, filename: str, *, installs: bool = False) -> tuple[st
         if found is not None:
             text, cell = found.group(), found["cell"]
             position = len(source) if is_first and cell in _TEXTS else found.end()
-            code = (
-                None if cell and not is_first else _code(found, source[found.end() + 1 : position], installs=installs)
-            )
+            body = source[found.end() + 1 : position]
+            code = None if cell and not is_first else _code(found, body, installs=installs)
             if code is not None:
                 changed.add(line)
                 text = code + "\n" * (source.count("\n", start, position) - code.count("\n"))
@@ -126,9 +125,14 @@ def _cell(name: str, options: str, body: str) -> Optional[str]:
     if name != "writefile":
         return None
     mode, path = ("a", options[2:]) if options.startswith("-a") else ("w", options)
-    path = path.strip(" \t\"'")
-    says = f"print({f'Written: {path}'!r})"
-    return f"with open({path!r}, {mode!r}, encoding='utf-8') as __: __.write({body!r}); {says}; del __"
+    place = _text(path.strip(" \t\"'"))
+    says = "print('Written:', __.name); del __"
+    return f"with open({place}, {mode!r}, encoding='utf-8') as __: __.write({body!r}); {says}"
+
+
+def _text(text: str) -> str:
+    """Returns the code for a text in which values may be asked for."""
+    return f"get_ipython().expanded({text!r})" if "{" in text or "$" in text else repr(text)
 
 
 def _line(found: re.Match[str], installs: bool) -> Optional[str]:
@@ -162,12 +166,12 @@ def _expression(text: str) -> Optional[str]:
 
 
 def _of_os(name: str, text: str) -> str:
-    module = "__import__('os')"
+    module = "get_ipython().os"
     if name == "pwd":
         return f"{module}.getcwd()"
     if name == "cd":
-        return f"{module}.chdir({module}.path.expanduser({text or '~'!r}))"
+        return f"{module}.chdir({module}.path.expanduser({_text(text or '~')}))"
     variable, sets, value = text.partition("=" if "=" in text else " ")
     if sets:
-        return f"{module}.environ.update({ ({variable.strip(): value.strip()})!r})"
+        return f"{module}.environ.update([({variable.strip()!r}, {_text(value.strip())})])"
     return f"{module}.environ[{variable!r}]" if text else f"dict({module}.environ)"

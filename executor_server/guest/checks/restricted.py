@@ -89,7 +89,13 @@ def _rule_of(name: str, value: Any) -> str:
         return "namespaces"
     if name == "open":
         return "open"
-    if name in LISTED_BUILTINS or name.startswith("_") or name in _IMPORTS or not callable(value):
+    if (
+        name in LISTED_BUILTINS
+        or name == "get_ipython"
+        or name.startswith("_")
+        or name in _IMPORTS
+        or not callable(value)
+    ):
         return ""
     return "" if isinstance(value, type) and issubclass(value, BaseException) else "unlisted_builtins"
 

@@ -1,7 +1,7 @@
 """What code of notebooks has from IPython: `get_ipython()`, and the module IPython.display where IPython is missing.
 
-A command needs the authorization to import `subprocess`; the audit hook keeps the rule on processes. All else is code
-of the agent's.
+A command needs the authorization to import `subprocess`; the audit hook keeps the rule on processes. All else is for
+the agent's own code to do, with the agent's own builtins.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ class Notebook:
         names["get_ipython"] = lambda: self
         sys.meta_path.append(self)
 
+    @property
+    def os(self) -> ModuleType:
+        check_import(_agent[0][1], "os")
+        return sys.modules["os"]
+
     def system(self, command: str) -> None:
         """Runs a command, whose output is the program's."""
         _run(_expanded(command, sys._getframe(1)))
@@ -47,6 +52,9 @@ class Notebook:
         """Runs a command, and returns the lines that it prints."""
         output: bytes = _run(_expanded(command, sys._getframe(1)), captures=True).stdout
         return output.decode("utf-8", "replace").splitlines()
+
+    def expanded(self, text: str) -> str:
+        return _expanded(text, sys._getframe(1))
 
     def script(self, shell: str, text: str) -> None:
         _run(text, shell).check_returncode()
@@ -165,6 +173,7 @@ def _expanded(command: str, frame: FrameType) -> str:
         if expression is None:
             return found[0][0]
         try:
+            compile(expression.strip(), "", "eval")  # else it is no expression, which the rules might refuse
             made = names[expression] if expression.isidentifier() else _agent[0][0]["eval"](expression, names)
         except Exception:  # noqa: BLE001 (agent code)
             return found[0]

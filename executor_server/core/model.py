@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
+from typing import Literal
 
 from executor_server.core.network import NO_NETWORK, NO_NETWORK_USE, NetworkRules, NetworkUsage
 from executor_server.core.packages import PackagesSpec
@@ -142,7 +143,7 @@ def _fingerprint(made_of: SandboxSpec) -> str:
 class ToolRules:
     """The tools that a session may have: where they run, and patterns of their names as in the policy file."""
 
-    placements: tuple[str, ...] = ("host", "sandbox")
+    placements: tuple[Literal["host", "sandbox"], ...] = ("host", "sandbox")
     allowed: tuple[str, ...] = ("*",)
 
 
@@ -173,7 +174,7 @@ class StateRules:
 class AuditRules:
     """The detail of a session's audit records."""
 
-    code: str = "hash"  # none, hash, full
+    code: Literal["none", "hash", "full"] = "hash"
     fail_closed: bool = False
 
 

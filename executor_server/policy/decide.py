@@ -34,16 +34,12 @@ from executor_server.policy.grants import (
     authorized_imports,
     execution_default,
     execution_max,
-    file_rules,
     fork_server,
     import_violations,
     limit_violations,
     max_limits,
-    port_rules,
-    process_rules,
+    rules_of,
     session_limits,
-    state_rules,
-    tool_rules,
 )
 from executor_server.policy.lock_file import LockFile
 from executor_server.policy.network import (
@@ -240,14 +236,10 @@ class Policy:
             refused_language=profile.language.refused,
             images=self._choice.images_of(profile),
             backends=self._choice.backends_of(profile),
-            tools=tool_rules(profile),
-            files=file_rules(profile),
             network=network_summary(profile),
             packages=packages_summary(profile.packages, own_index=self._own_index),
             quotas=profile.quotas,
-            state=state_rules(profile),
-            processes=process_rules(profile),
-            ports=port_rules(profile),
+            **rules_of(profile),
         )
 
     def warm_sandboxes(self, pool: PoolSection) -> tuple[WarmSandboxes, ...]:
@@ -359,12 +351,8 @@ class Policy:
             denied_imports=tuple(sorted(set(profile.imports.denied))),
             workspace_imports=profile.imports.workspace,
             refused_language=profile.language.refused,
-            tools=tool_rules(profile),
-            files=file_rules(profile),
             audit=audit_rules(profile),
-            state=state_rules(profile),
-            processes=process_rules(profile),
-            ports=port_rules(profile),
+            **rules_of(profile),
             network=network,
             policy=self._ref(name),
             profile_fingerprint=self._profile_fingerprints[name],

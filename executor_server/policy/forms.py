@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from executor_server.config import DAY_S, KIB, MIB, Form, ImportPattern, WrittenSize
+from executor_server.config import DAY_S, KIB, MIB, Form, ImportPattern, Section, WrittenSize
+
+T = TypeVar("T")
 
 # Below these no interpreter starts in a sandbox, nothing could run, and no output could be kept.
 MIN_MEMORY_BYTES = 32 * MIB
@@ -62,3 +65,9 @@ Placement = Literal["host", "sandbox"]
 Version = Annotated[str, AfterValidator(_VERSION)]
 Certificate = Annotated[str, AfterValidator(_CERTIFICATE)]
 Uid = Annotated[int, Field(strict=True, ge=0, lt=2**32 - 1)]
+
+
+def value_of(kind: type[T], table: Section, **others: Any) -> T:
+    """Returns a value of the daemon that has the keys of a table, by their names, and `others`."""
+    names = [each.name for each in fields(kind) if each.name not in others]  # type: ignore[arg-type]
+    return kind(**{name: getattr(table, name) for name in names}, **others)

@@ -23,6 +23,7 @@ from executor_server.core import (
     is_covered,
     is_denied,
 )
+from executor_server.policy.forms import value_of
 from executor_server.policy.network import NetworkSummary
 from executor_server.policy.packages import PackagesSummary
 from executor_server.policy.processes_table import port_range
@@ -69,7 +70,7 @@ def session_limits(profile: Profile, requested: RequestedLimits) -> Limits:
 
 
 def max_limits(profile: Profile) -> Limits:
-    return Limits(**profile.limits.max.model_dump())
+    return value_of(Limits, profile.limits.max)
 
 
 def execution_max(profile: Profile, limits: Limits) -> ExecutionLimits:
@@ -102,30 +103,19 @@ def authorized_imports(profile: Profile, asked: Sequence[str]) -> tuple[str, ...
     return tuple(sorted(pattern for pattern in patterns if not is_denied(pattern, profile.imports.denied)))
 
 
-def tool_rules(profile: Profile) -> ToolRules:
-    return ToolRules(**profile.tools.model_dump())
-
-
-def file_rules(profile: Profile) -> FileRules:
-    return FileRules(**profile.files.model_dump())
-
-
-def state_rules(profile: Profile) -> StateRules:
-    return StateRules(**profile.state.model_dump())
-
-
-def process_rules(profile: Profile) -> ProcessRules:
-    table = profile.processes
-    allowed = profile.language.preset != "strict" if table.allowed is None else table.allowed
-    return ProcessRules(allowed=allowed, pty=table.pty, max=table.max, max_output_bytes=table.max_output_bytes)
-
-
-def port_rules(profile: Profile) -> PortRules:
-    table = profile.ports
-    written = table.allowed
-    if written is None:
-        written = () if profile.language.preset == "strict" else ("1-65535",)
-    return PortRules(tuple(port_range(text) for text in written), table.max_connections)
+def rules_of(profile: Profile) -> dict[str, Any]:
+    """The rules that a profile alone decides, by their names in a SessionSpec."""
+    processes, ports, is_strict = profile.processes, profile.ports, profile.language.preset == "strict"
+    allowed_ports = (() if is_strict else ("1-65535",)) if ports.allowed is None else ports.allowed
+    return {
+        "tools": value_of(ToolRules, profile.tools),
+        "files": value_of(FileRules, profile.files),
+        "state": value_of(StateRules, profile.state),
+        "processes": value_of(
+            ProcessRules, processes, allowed=not is_strict if processes.allowed is None else processes.allowed
+        ),
+        "ports": value_of(PortRules, ports, allowed=tuple(map(port_range, allowed_ports))),
+    }
 
 
 FORK_SERVERS = ("off", "tenant", "shared")
@@ -138,7 +128,7 @@ def fork_server(profile: Profile) -> str:
 
 
 def audit_rules(profile: Profile) -> AuditRules:
-    return AuditRules(**profile.audit.model_dump())
+    return value_of(AuditRules, profile.audit)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

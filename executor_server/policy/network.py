@@ -6,9 +6,10 @@ Pure functions. A pattern without a port stands for the ports 443 and 80, so eac
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from executor_server.core import NO_NETWORK, NetworkRules, NetworkSecret, Violation, ViolationKind, secret_names
+from executor_server.policy.forms import value_of
 from executor_server.policy.hosts import (
     by_port,
     is_covered_host,
@@ -27,13 +28,7 @@ CONFIGURED_SECRETS = "egress.secrets"
 BACKENDS_WITHOUT_SECRETS = frozenset({"e2b"})
 """Their egress proxy runs in a machine that is not ours, and is given no secret."""
 
-_LIMIT_NAMES = (
-    "max_connections",
-    "max_new_connections_per_minute",
-    "max_sent_bytes",
-    "max_received_bytes",
-    "max_connection_s",
-)
+_LIMIT_NAMES = tuple(each.name for each in fields(NetworkRules) if each.name.startswith("max_"))
 
 
 @dataclass(frozen=True)
@@ -60,12 +55,12 @@ def _rules(profile: Profile, hosts: tuple[str, ...]) -> NetworkRules:
     table = profile.network
     if not hosts:
         return NO_NETWORK
-    return NetworkRules(
+    return value_of(
+        NetworkRules,
+        table,
         allowed=hosts,
         denied=tuple(sorted(set(table.denied))),
-        secrets=_secrets_for(hosts, tuple(NetworkSecret(**each.model_dump()) for each in table.secrets)),
-        audit=table.audit,
-        **{name: getattr(table, name) for name in _LIMIT_NAMES},
+        secrets=_secrets_for(hosts, tuple(value_of(NetworkSecret, each) for each in table.secrets)),
     )
 
 
@@ -131,7 +126,7 @@ def tightened_network(profile: Profile, rules: NetworkRules) -> NetworkRules:
     denied = tuple(sorted({*rules.denied, *table.denied}))
     both = covered_by_both(rules.allowed, (*table.default, *table.allowed))
     allowed = undenied(both, denied)
-    kept = (narrowed(had, NetworkSecret(**each.model_dump())) for had in rules.secrets for each in table.secrets)
+    kept = (narrowed(had, value_of(NetworkSecret, each)) for had in rules.secrets for each in table.secrets)
     return replace(
         rules,
         allowed=allowed,

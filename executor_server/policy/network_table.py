@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from executor_server.config import GIB, MIB, Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
-from executor_server.core import secret_names
+from executor_server.config import Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
+from executor_server.core import NetworkRules, secret_names
 from executor_server.guest.egress.rules import FRAMING_HEADERS
 from executor_server.policy.hosts import is_denied_host, pattern_of, reaches, undenied
 
@@ -117,15 +117,17 @@ class NetworkTable(Section):
     denied: HostPatterns = ()
     """Hosts that are never reached, with all names below them: it goes before `default` and `allowed`, and before what
     a client asks for. Without a port, all ports."""
-    max_connections: Annotated[int, Field(strict=True, gt=0, le=4096)] = 32
+    max_connections: Annotated[int, Field(strict=True, gt=0, le=4096)] = NetworkRules.max_connections
     """Connections of one session at a time."""
-    max_new_connections_per_minute: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = 600
+    max_new_connections_per_minute: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = (
+        NetworkRules.max_new_connections_per_minute
+    )
     """Connections that one session may begin in a minute."""
-    max_sent_bytes: Volume = 100 * MIB
+    max_sent_bytes: Volume = NetworkRules.max_sent_bytes
     """Bytes that one session may send, in its whole life."""
-    max_received_bytes: Volume = GIB
+    max_received_bytes: Volume = NetworkRules.max_received_bytes
     """Bytes that one session may receive, in its whole life."""
-    max_connection_s: Seconds = 3600.0
+    max_connection_s: Seconds = NetworkRules.max_connection_s
     """Seconds after which a connection is closed."""
     audit: Literal["connections", "denials"] = "connections"
     """Records in the audit log: of every connection and every refusal, or of refusals only."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from executor_server.core import PackagesSpec, Violation, ViolationKind
 from executor_server.policy.distributions import candidates, is_pythons
+from executor_server.policy.forms import value_of
 from executor_server.policy.lock_file import LockFile
 from executor_server.policy.packages_table import ANY_PACKAGE, PackagesTable
 from executor_server.policy.requirement import BadRequirement, Requirement, read_granted, read_requirement
@@ -39,12 +40,11 @@ class PackagesSummary:
 def packages_summary(table: PackagesTable, *, own_index: bool) -> PackagesSummary:
     if not table.has_packages:
         return PackagesSummary()
-    return PackagesSummary(
+    return value_of(
+        PackagesSummary,
+        table,
         allowed=tuple(text for text in table.allowed if text != ANY_PACKAGE or own_index),
         locked=tuple(map(str, table.lock.distributions)) if table.lock is not None else (),
-        auto=table.auto,
-        max_requirements=table.max_requirements,
-        max_environment_bytes=table.max_environment_bytes,
         exclude_newer_s=None if table.lock is not None else table.exclude_newer_s,
     )
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from executor_server.config import GIB, ReadForm, Section
+from executor_server.config import ReadForm, Section
+from executor_server.core import PortRules, ProcessRules
 from executor_server.policy.forms import MAX_PATTERNS, Flag, Output
 
 _PORTS = re.compile(r"([1-9][0-9]{0,4})(?:-([1-9][0-9]{0,4}))?")
@@ -42,11 +43,11 @@ class ProcessesTable(Section):
 
     allowed: Flag | None = None
     """True when clients may start processes. Not set: true, but false where `language.preset` is `strict`."""
-    pty: Flag = True
+    pty: Flag = ProcessRules.pty
     """True when a process may have a terminal."""
-    max: Annotated[int, Field(strict=True, gt=0, le=256)] = 32
+    max: Annotated[int, Field(strict=True, gt=0, le=256)] = ProcessRules.max
     """Processes of one session at one time."""
-    max_output_bytes: Output = GIB
+    max_output_bytes: Output = ProcessRules.max_output_bytes
     """Bytes of one process's output that leave the sandbox; what it prints beyond them is counted and dropped."""
 
 
@@ -57,5 +58,5 @@ class PortsTable(Section):
     allowed: PortRanges | None = None
     """Ports that may be forwarded: `["8000", "3000-3999"]`. Not set: all, but none where `language.preset` is
     `strict`."""
-    max_connections: Annotated[int, Field(strict=True, gt=0, le=1024)] = 64
+    max_connections: Annotated[int, Field(strict=True, gt=0, le=1024)] = PortRules.max_connections
     """Forwarded connections of one session at one time."""

@@ -10,8 +10,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from executor_api.limits import SAVEPOINTS_MAX
 from executor_server.config import (
-    GIB,
-    MIB,
     BackendName,
     Bytes,
     Count,
@@ -24,7 +22,7 @@ from executor_server.config import (
     each_once,
     refuse,
 )
-from executor_server.core import LANGUAGE_RULES
+from executor_server.core import LANGUAGE_RULES, AuditRules, FileRules, StateRules, ToolRules
 from executor_server.policy.forms import (
     MAX_PATTERNS,
     NO_INSTALLATION,
@@ -140,19 +138,19 @@ class SandboxTable(Section):
 class ToolsTable(Section):
     """Tools that a session may have."""
 
-    placements: tuple[Placement, ...] = ("host", "sandbox")
+    placements: tuple[Placement, ...] = ToolRules.placements
     """Processes that may run tools: `host` is the client's, `sandbox` one of the sandbox, into which the client ships
     them. Empty: no tools at all."""
-    allowed: ToolPatterns = ("*",)
+    allowed: ToolPatterns = ToolRules.allowed
     """Names that tools may have."""
 
 
 class FilesTable(Section):
     """Files that clients put into a session, and get out of it."""
 
-    max_put_bytes: Bytes = GIB
+    max_put_bytes: Bytes = FileRules.max_put_bytes
     """Bytes of one file, or of one archive, that is put."""
-    max_get_bytes: Bytes = GIB
+    max_get_bytes: Bytes = FileRules.max_get_bytes
     """Bytes of one file, or of one archive, that is got."""
     max_puts: Count | None = None
     """Files and archives put in one session. Not set: any number."""
@@ -163,22 +161,22 @@ class FilesTable(Section):
 class StateTable(Section):
     """The state of sessions: exported by a client, and restored in another session."""
 
-    export: Flag = True
+    export: Flag = StateRules.export
     """True when a session's state may be exported. The files of the workspace are in it, whatever `files` says."""
-    restore: Flag = True
+    restore: Flag = StateRules.restore
     """True when a session may begin with such a state."""
-    max_bytes: Bytes = 256 * MIB
+    max_bytes: Bytes = StateRules.max_bytes
     """Bytes of one state, variables and files."""
-    allow_foreign: Flag = False
+    allow_foreign: Flag = StateRules.allow_foreign
     """True when the state may be one that another daemon or another tenant has exported. Its content can run code in
     the sandbox when it is restored."""
-    savepoints: Annotated[int, Field(strict=True, ge=0, le=SAVEPOINTS_MAX)] = 8
+    savepoints: Annotated[int, Field(strict=True, ge=0, le=SAVEPOINTS_MAX)] = StateRules.savepoints
     """Savepoints of a session at one time, in its sandbox; the oldest are dropped beyond them, and when its memory is
     short. 0: none may be taken."""
-    savepoint_file_bytes: Bytes = 32 * MIB
+    savepoint_file_bytes: Bytes = StateRules.savepoint_file_bytes
     """Bytes of the workspace that a savepoint holds, in the sandbox's memory. A larger workspace is left out of it, and
     no code can be tried in it."""
-    branches: Annotated[int, Field(strict=True, ge=0, le=SAVEPOINTS_MAX)] = 8
+    branches: Annotated[int, Field(strict=True, ge=0, le=SAVEPOINTS_MAX)] = StateRules.branches
     """Branches of a session that are kept at one time, after code was tried in them; the oldest are dropped beyond
     them, and when memory is short. 0: no code may be tried."""
 
@@ -209,9 +207,9 @@ class QuotasTable(Section):
 class AuditTable(Section):
     """Records of this profile's sessions in the audit log."""
 
-    code: Literal["none", "hash", "full"] = "hash"
+    code: Literal["none", "hash", "full"] = AuditRules.code
     """The recorded part of an execution's code, and of a process's command and input: none, its SHA-256, or all."""
-    fail_closed: Flag = False
+    fail_closed: Flag = AuditRules.fail_closed
     """True stops executions while the audit log can't be written, false lets them go on."""
 
 

@@ -24,13 +24,9 @@ from executor_server.policy.grants import (
     FORK_SERVERS,
     audit_rules,
     execution_max,
-    file_rules,
     fork_server,
     max_limits,
-    port_rules,
-    process_rules,
-    state_rules,
-    tool_rules,
+    rules_of,
 )
 from executor_server.policy.network import tightened_network
 from executor_server.policy.packages import why_packages_must_go
@@ -82,12 +78,8 @@ def tightened_to(profile: Profile, spec: SessionSpec) -> SessionSpec:
         workspace_imports=spec.workspace_imports and profile.imports.workspace,
         refused_language=tuple(rule for rule in LANGUAGE_RULES if rule in refused),
         network=tightened_network(profile, spec.network),
-        tools=tool_rules(profile),
-        files=file_rules(profile),
         audit=audit_rules(profile),
-        state=state_rules(profile),
-        processes=process_rules(profile),
-        ports=port_rules(profile),
+        **rules_of(profile),
     )
 
 

@@ -55,7 +55,7 @@ def kinds(directory: Path) -> list[str]:
     return [record["kind"] for record in records(directory)]
 
 
-def facts(*, code: str = "hash", fail_closed: bool = False) -> SessionFacts:
+def facts(*, code: Literal["none", "hash", "full"] = "hash", fail_closed: bool = False) -> SessionFacts:
     return SessionFacts(
         session_id="5" * 32,
         owner=PRINCIPAL,

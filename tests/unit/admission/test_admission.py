@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ async def test_what_is_granted_to_a_session_is_written_down_first(admission: Adm
 
 
 @pytest.mark.parametrize("code", ["none", "hash", "full"])
-async def test_of_code_is_written_what_the_profile_says(admission: Admission, directory: Path, code: str) -> None:
+async def test_of_code_is_written_what_the_profile_says(admission: Admission, directory: Path, code: Any) -> None:
     await admission.execution(facts(code=code), "e1", CODE, LIMITS)
     (record,) = records(directory)
     digest = hashlib.sha256(CODE.encode()).hexdigest()
@@ -79,7 +80,7 @@ async def test_of_code_is_written_what_the_profile_says(admission: Admission, di
 
 @pytest.mark.parametrize("code", ["none", "hash", "full"])
 async def test_of_tools_that_are_shipped_is_written_what_they_are_made_of(
-    admission: Admission, directory: Path, code: str
+    admission: Admission, directory: Path, code: Any
 ) -> None:
     as_source = ShippedTool(ToolSource("x = 1", "x", BlobRef("b", 10**6, sha256="ab")), modules=("json",))
     tools = [

@@ -247,7 +247,7 @@ def _report_shared_counters(found: Examination) -> None:
             "Sandboxes have users of their own, but their namespaces are root's: instances and watches of inotify "
             "(fs.inotify) and queued signals count for root, too."
         )
-        remedy = "Give the daemon's container the capabilities SYS_ADMIN, SYS_PTRACE and KILL."
+        remedy = "Give the daemon's container the capabilities SYS_ADMIN, SYS_PTRACE, SETPCAP and KILL."
     elif os.geteuid() == 0:
         detail = (
             "Sandboxes and their namespaces have users of their own, but those that one process of the fork server "

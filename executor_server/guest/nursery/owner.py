@@ -11,8 +11,8 @@ import sys
 
 from ..wire import kernel, privileges
 
-# linux/capability.h: KILL, SYS_PTRACE, SYS_ADMIN.
-_NEEDED = 1 << 5 | 1 << 19 | 1 << 21
+# linux/capability.h: KILL, SETPCAP, SYS_PTRACE, SYS_ADMIN.
+_NEEDED = 1 << 5 | 1 << 8 | 1 << 19 | 1 << 21
 
 
 def main() -> None:

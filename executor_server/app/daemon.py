@@ -45,7 +45,7 @@ from executor_server.fairness import CpuShares, FairSemaphore
 from executor_server.identity import Identities, TokenFile, TokenFileError, Tokens
 from executor_server.journal import Registry
 from executor_server.lifecycle import AdmissionController, Observers
-from executor_server.policy import Policy, PolicyStore
+from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyStore
 from executor_server.pool import BackendSet, WarmPool
 from executor_server.rpc import AdminService, ExecutorService, RpcServer
 from executor_server.sessions import SessionHooks, SessionIds, SessionManager, StateArchives
@@ -251,7 +251,7 @@ async def _start_control(
     listeners = PolicyListeners([watchers.trail, watchers.metrics])
     copies = own_state.node_locks_path if config.fleet.role == "node" else None
     make = partial(policy_of, config)
-    policies = PolicyStore(config.policy.file, make, config.policy.watch_interval_s, listeners, copies)
+    policies = PolicyStore(config.policy.file, make, WATCH_INTERVAL_S, listeners, copies)
     usage = stack.enter_context(closing(UsageStore(own_state.usage_path)))
     capacity = capacity_of(config, lambda: policies.current, tokens)
     quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), usage, capacity=capacity)

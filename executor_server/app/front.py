@@ -42,7 +42,7 @@ from executor_server.fleet import (
 )
 from executor_server.identity import FrontTokens, Identities, TokenFile, TokenFileError, Tokens, make_token
 from executor_server.lifecycle import Observers
-from executor_server.policy import Policy, PolicyFile, PolicyStore, QuotasTable, policy_for
+from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyFile, PolicyStore, QuotasTable, policy_for
 from executor_server.rpc import RpcServer
 from executor_server.rpc.fleet.choice import NodeChoice
 from executor_server.rpc.fleet.creations import FrontCreations
@@ -214,7 +214,7 @@ async def _start_control(config: Config, stack: AsyncExitStack, own_state: State
     def make(file: PolicyFile) -> Policy:
         return check_locks(policy_for(file, config))
 
-    policies = PolicyStore(config.policy.file, make, config.policy.watch_interval_s, listeners)
+    policies = PolicyStore(config.policy.file, make, WATCH_INTERVAL_S, listeners)
     capacity = _calls_of(capacity_of(config, lambda: policies.current, tokens))
     quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), capacity=capacity)
     stack.enter_context(closing(quotas))

@@ -96,31 +96,21 @@ def audit_files(config: Config) -> AuditFiles:
 
 
 def audit_settings(config: Config) -> AuditSettings:
-    return AuditSettings(sync=config.audit.sync, sync_interval_s=config.audit.sync_interval_s)
+    return AuditSettings(sync=config.audit.sync)
 
 
 def pool_settings(config: Config) -> PoolSettings:
-    pool = config.pool
-    return PoolSettings(
-        concurrency=pool.concurrency,
-        backoff_s=pool.backoff_s,
-        max_backoff_s=pool.max_backoff_s,
-        ping_interval_s=config.sessions.ping_interval_s,
-        asked=AskedSettings(max_kinds=pool.kinds_with_packages),
-    )
+    asked = AskedSettings(max_kinds=config.pool.kinds_with_packages)
+    return PoolSettings(ping_interval_s=config.sessions.ping_interval_s, asked=asked)
 
 
 def session_settings(config: Config) -> SessionSettings:
     sessions = config.sessions
     return SessionSettings(
         max_sessions=sessions.max_sessions,
-        max_queued_executions=sessions.max_queued_executions,
-        max_finished_executions=sessions.max_finished_executions,
         journal_bytes=sessions.journal_bytes,
         journal_total_bytes=sessions.journal_total_bytes,
-        staging_bytes=sessions.staging_bytes,
         max_file_bytes=sessions.max_file_bytes,
-        sweep_interval_s=sessions.sweep_interval_s,
         ping_interval_s=sessions.ping_interval_s,
         silence_s=sessions.silence_s,
         recovery_s=sessions.recovery_s,
@@ -152,13 +142,7 @@ def server_settings(config: Config) -> ServerSettings:
         listen=listen,
         unasked=config.unasked_addresses,
         tls=tls,
-        max_message_bytes=server.max_message_bytes,
-        max_metadata_bytes=server.max_metadata_bytes,
-        max_concurrent_streams=server.max_concurrent_streams,
         max_concurrent_calls=server.max_concurrent_calls,
-        connection_idle_s=server.connection_idle_s,
-        keepalive_s=server.keepalive_s,
-        keepalive_timeout_s=server.keepalive_timeout_s,
         peer_socket=_peer_socket(server),
     )
 

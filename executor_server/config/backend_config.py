@@ -87,10 +87,6 @@ class DockerSection(Section):
     """One of the Engine's runtimes, such as runsc, kata or crun. Not set: its default."""
     request_timeout_s: Seconds = 30.0
     """Seconds that one request to the Engine may take."""
-    pull_timeout_s: Seconds = 1800.0
-    """Seconds that fetching one image may take."""
-    concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 8
-    """Requests to the Engine at a time."""
     image_refresh_s: Seconds = 10.0
     """Seconds after which the image behind a name is looked up again."""
 

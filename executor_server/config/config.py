@@ -29,7 +29,6 @@ from executor_server.config.settings import (
     BackendName,
     Bytes,
     Count,
-    CountOrZero,
     ImageName,
     Name,
     Seconds,
@@ -69,20 +68,8 @@ class ServerSection(Section):
     """A Unix socket at which a user of this host is known by number, which the policy maps to a tenant."""
     token_file: AbsolutePath | None = None
     """Tokens of tenants, made by `executor-server token new`. Not set: `tokens.json` in the state directory."""
-    max_message_bytes: Annotated[int, WrittenSize, Field(strict=True, ge=2 * MIB, le=64 * MIB)] = 4 * MIB
-    """Bytes of the largest message that a client may send."""
-    max_metadata_bytes: Annotated[int, WrittenSize, Field(strict=True, ge=4 * KIB, le=MIB)] = 16 * KIB
-    """Bytes of the headers of one call."""
-    max_concurrent_streams: Count = 256
-    """Calls at a time on one connection."""
     max_concurrent_calls: Count = 1024
     """Calls at a time of all clients together."""
-    connection_idle_s: Seconds = 600.0
-    """Seconds without a call after which a connection is closed."""
-    keepalive_s: Seconds = 60.0
-    """Seconds between pings on a quiet connection."""
-    keepalive_timeout_s: Seconds = 20.0
-    """Seconds to wait for the answer to a ping before the connection is closed."""
 
     @model_validator(mode="after")
     def _check_backends(self) -> ServerSection:
@@ -140,12 +127,6 @@ class PoolSection(Section):
     kinds_with_packages: Annotated[int, Field(strict=True, ge=0, le=64)] = 2
     """Kinds of sandboxes with packages of which one is kept ready, besides: those that were asked for three times in
     ten minutes, for an hour after the last time. 0: none."""
-    concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 1
-    """Sandboxes that are made for the pool at a time."""
-    backoff_s: Seconds = 1.0
-    """Seconds to wait after a sandbox could not be made; each further failure doubles them."""
-    max_backoff_s: Seconds = 60.0
-    """The longest such wait, in seconds."""
 
 
 def sessions_for(memory_bytes: int) -> int:
@@ -164,20 +145,12 @@ class SessionsSection(Section):
     """Sessions of all tenants at a time. Not set: one for each 24 MiB of the host's memory, from 64 to 1,000."""
     creations: Annotated[int, Field(strict=True, gt=0, le=64)] = 4
     """Sandboxes that are created at a time for sessions that wait for one. Tenants take turns."""
-    max_queued_executions: CountOrZero = 16
-    """Executions that may wait in one session."""
-    max_finished_executions: Count = 64
-    """Executions whose events are kept after their end, so that clients can attach to them."""
     journal_bytes: Bytes = 64 * MIB
     """Bytes of the events that are kept of one session's executions."""
     journal_total_bytes: Bytes = 512 * MIB
     """Bytes of the events that are kept of all sessions' executions, shared fairly among tenants."""
-    staging_bytes: Bytes = 256 * MIB
-    """Bytes of one blob that is uploaded for a later message."""
     max_file_bytes: Bytes = GIB
     """Bytes of one file that is put or got."""
-    sweep_interval_s: Seconds = 0.5
-    """Seconds between two searches for sessions whose time is over."""
     ping_interval_s: Seconds = 10.0
     """Seconds of silence after which a guest is sent a ping."""
     silence_s: Seconds = 60.0
@@ -213,8 +186,6 @@ class PolicySection(Section):
 
     file: AbsolutePath | None = None
     """The policy file. Not set: the built-in policy, which is all defaults (docs/policy.md)."""
-    watch_interval_s: Seconds = 2.0
-    """Seconds between two looks at the policy file for changes."""
 
 
 class AuditSection(Section):
@@ -229,10 +200,8 @@ class AuditSection(Section):
     max_files: Count | None = None
     """Files to keep; the oldest of more are removed. Not set: all."""
     sync: Literal["always", "interval", "never"] = "interval"
-    """The time at which records are forced to the disk: `always` after each, at an `interval` of `sync_interval_s`, or
-    `never`, which leaves it to the system."""
-    sync_interval_s: Seconds = 1.0
-    """Seconds between two such times, with `interval`."""
+    """The time at which records are forced to the disk: `always` after each, each second with `interval`, or `never`,
+    which leaves it to the system."""
 
 
 class MetricsSection(Section):

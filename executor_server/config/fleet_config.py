@@ -41,9 +41,7 @@ class FleetSection(Section):
     nodes: Annotated[tuple[_TcpAddress, ...], Field(max_length=4096)] = ()
     """The nodes' addresses for the front, `HOST:PORT` each."""
     dns: _TcpAddress | None = None
-    """A DNS name, `HOST:PORT`, whose addresses are those of the nodes; it is asked every `dns_interval_s`."""
-    dns_interval_s: Seconds = 5.0
-    """Seconds between two questions for that name."""
+    """A DNS name, `HOST:PORT`, whose addresses are those of the nodes; it is asked every five seconds."""
     nodes_file: AbsolutePath | None = None
     """A file that lists the nodes' addresses, one a line; it is read again when it changes."""
     refused_nodes: Annotated[tuple[NodeName, ...], Field(max_length=4096)] = ()

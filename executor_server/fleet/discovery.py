@@ -17,6 +17,8 @@ import structlog
 from executor_server.config import ConfigError, FleetSection, read_bytes
 from executor_server.core import AddressError, TcpAddress, addresses
 
+DNS_INTERVAL_S = 5.0
+"""Seconds between two questions for the DNS name."""
 FILE_INTERVAL_S = 0.5
 """Seconds between two looks at the file of addresses."""
 RESOLVE_TIME_S = 5.0
@@ -87,7 +89,7 @@ class Discovery:
                 self._take("dns", frozenset(str(TcpAddress(host, name.port)) for host in hosts))
             except (OSError, TimeoutError) as error:
                 self._report("dns", f"{name.host} has no address now: {error or 'no answer in time'}")
-            await asyncio.sleep(self._section.dns_interval_s)
+            await asyncio.sleep(DNS_INTERVAL_S)
 
     def _take(self, source: str, found: frozenset[str]) -> None:
         self.problems.pop(source, None)

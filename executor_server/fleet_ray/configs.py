@@ -23,7 +23,7 @@ FENCE_S = 60.0
 them, and a loaded Ray took up to 36 s to start one again (docs/performance.md)."""
 
 _OF_A_NODE = ("listen", "address", "labels")
-_OF_A_FRONT = ("nodes", "dns", "dns_interval_s", "nodes_file", "proxy", "park_s")
+_OF_A_FRONT = ("nodes", "dns", "nodes_file", "proxy", "park_s")
 _TLS = ("tls_cert", "tls_key", "tls_client_ca")
 # The front sends what these files hold.
 _SENT = {"server": ("token_file",), "policy": ("file",), "state": ("key_file",)}

@@ -9,7 +9,7 @@ from executor_server.policy.check import policy_for, secrets_named, unserved, un
 from executor_server.policy.decide import Policy, WarmSandboxes
 from executor_server.policy.file import PolicyFile, built_in_policy, load_policy, parse_policy
 from executor_server.policy.grants import PolicySummary
-from executor_server.policy.in_force import PolicyListener, PolicyStore
+from executor_server.policy.in_force import WATCH_INTERVAL_S, PolicyListener, PolicyStore
 from executor_server.policy.lock_file import copy_of
 from executor_server.policy.packages import PackagesSummary
 from executor_server.policy.profile import QuotasTable

@@ -22,6 +22,8 @@ from executor_server.config import ConfigError, read_trusted
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, built_in_policy, parse_policy
 
+WATCH_INTERVAL_S = 0.5
+"""Seconds between two looks at the policy file for changes."""
 SETTLE_S = 0.1
 """Seconds without a change after which a file is taken to be complete."""
 

@@ -76,13 +76,13 @@ class ServerSettings:
     # From `addresses.checked_with_optional`.
     listen: tuple[Address, ...]
     tls: TlsFiles | None
-    max_message_bytes: int
-    max_metadata_bytes: int
-    max_concurrent_streams: int
     max_concurrent_calls: int
-    connection_idle_s: float
-    keepalive_s: float
-    keepalive_timeout_s: float
+    max_message_bytes: int = 4 * 2**20  # of the largest message that a client may send
+    max_metadata_bytes: int = 16 * 2**10  # of the headers of one call
+    max_concurrent_streams: int = 256  # on one connection
+    connection_idle_s: float = 600.0  # without a call, until a connection is closed
+    keepalive_s: float = 60.0  # between pings on a quiet connection
+    keepalive_timeout_s: float = 20.0  # for the answer to a ping
     peer_socket: PeerSocket | None = None
     # Addresses in `listen` that are defaults: when one can't be bound, the others serve.
     unasked: Set[str] = frozenset()

@@ -40,7 +40,7 @@ for i in range({LINES}):
 
 @pytest.fixture
 def daemon(start: StartDaemon) -> Daemon:
-    return start("pool.size = 1\nsessions.sweep_interval_s = 0.05")
+    return start("pool.size = 1")
 
 
 @contextmanager
@@ -175,7 +175,7 @@ session.execute('b"x" * 4_000_000')
 @pytest.mark.parametrize("life", LIVES)
 def test_session_of_a_killed_client_ends_by_its_idle_time(start: StartDaemon, life: str) -> None:
     """Nothing that a client was in the middle of keeps its session, a tool call without an answer included."""
-    daemon = start("pool.size = 0\nsessions.sweep_interval_s = 0.05\nsessions.journal_bytes = 2_000_000")
+    daemon = start("pool.size = 0\nsessions.journal_bytes = 2_000_000")
     with daemon.client() as client:
         client.create_session().close()  # the files that the daemon opens once are open by now
         files_before = open_files(daemon)

@@ -35,7 +35,6 @@ server.backend = "docker"
 docker.images.base = "{IMAGE}"
 docker.request_timeout_s = 2.0
 pool.size = 0
-pool.max_backoff_s = 1.0
 sessions.host_sweep_interval_s = 0.2
 sessions.ping_interval_s = 0.5
 sessions.silence_s = 2.0

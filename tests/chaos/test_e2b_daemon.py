@@ -75,7 +75,6 @@ e2b.api_key_file = "{cloud.api_key_file}"
 e2b.request_timeout_s = 3.0
 sessions.ping_interval_s = {PING_S}
 sessions.silence_s = {SILENCE_S}
-sessions.sweep_interval_s = 0.05
 sessions.host_sweep_interval_s = 0.2
 """
 

@@ -131,7 +131,7 @@ def use_once(daemon: Daemon) -> None:
 
 def test_nothing_is_left_of_many_sessions_that_are_killed_at_random(start_one: Callable[[str], Daemon]) -> None:
     """In each round some sandboxes lose a process in the middle of an execution, and some sessions are deleted."""
-    daemon = start_one("pool.size = 0\nsessions.sweep_interval_s = 0.05")
+    daemon = start_one("pool.size = 0")
     chance = random.Random(11)
     with daemon.client() as client:
         survive_a_round(daemon, client, chance)

@@ -80,7 +80,6 @@ def start_networked(state_dir: Path, start: StartDaemon, directory: Path, intern
 policy.file = "{file}"
 pool.size = 0
 audit.enabled = true
-sessions.sweep_interval_s = 0.05
 {internet.config()}"""
     return lambda: start(config)
 

@@ -22,7 +22,7 @@ from tests.support.rounds import rounds
 
 RELOADS = rounds(50, 20)
 SESSIONS = 8
-CONFIG = 'pool.size = 2\npolicy.file = "{path}"\npolicy.watch_interval_s = 0.02'
+CONFIG = 'pool.size = 2\npolicy.file = "{path}"'
 POLICY = """\
 version = "{version}"
 default = "everybody"

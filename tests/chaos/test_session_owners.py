@@ -24,7 +24,7 @@ from tests.support.rounds import rounds
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
 RUNS = int(os.environ.get("EXECUTOR_TEST_RUNS", rounds(20, 6)))
-QUICK = "pool.size = 0\nsessions.sweep_interval_s = 0.05"
+QUICK = "pool.size = 0"
 
 CLIENT = """
 import os, sys

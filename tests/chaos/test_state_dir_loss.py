@@ -17,7 +17,7 @@ from tests.chaos.observe import sandbox_directories
 from tests.support.daemon import STOP_TIMEOUT_S
 from tests.support.polling import eventually
 
-NO_POOL = "pool.size = 0\nsessions.sweep_interval_s = 0.05"
+NO_POOL = "pool.size = 0"
 
 
 @pytest.fixture

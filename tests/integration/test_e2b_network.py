@@ -72,7 +72,7 @@ class Cloud:
             "api_key_file": str(self.double.api_key_file),
         }
         config.write_text(
-            f'[policy]\nfile = "{policy}"\nwatch_interval_s = 0.1\n[pool]\nsize = 0\n[server]\nbackend = "e2b"\n'
+            f'[policy]\nfile = "{policy}"\n[pool]\nsize = 0\n[server]\nbackend = "e2b"\n'
             + "[e2b]\n"
             + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
             + self.internet.config()

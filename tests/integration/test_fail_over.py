@@ -35,7 +35,6 @@ docker.images.base = "{image}"
 docker.request_timeout_s = 5.0
 policy.file = "{policy}"
 pool.size = 0
-pool.max_backoff_s = 0.2
 sessions.host_sweep_interval_s = 0.2
 """
 

@@ -131,9 +131,7 @@ def served() -> Iterator[Served]:
     directory = Path(tempfile.mkdtemp(prefix="b-"))
     policy_path = directory / "policy.toml"
     policy_path.write_text(GOOD.format(version="first"))
-    (directory / "executor.toml").write_text(
-        f'[policy]\nfile = "{policy_path}"\nwatch_interval_s = 0.1\n[pool]\nsize = 0\n'
-    )
+    (directory / "executor.toml").write_text(f'[policy]\nfile = "{policy_path}"\n[pool]\nsize = 0\n')
     with running_daemon(directory, "--config", str(directory / "executor.toml")) as daemon:
         yield Served(daemon, policy_path)
     shutil.rmtree(directory)

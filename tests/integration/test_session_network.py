@@ -103,7 +103,7 @@ profile = "few"
     def daemon(self, policy: str | None = None, more: str = "") -> Iterator[Daemon]:
         file, config = self.directory / "policy.toml", self.directory / "config.toml"
         file.write_text(policy or self.policy())
-        listed = f'[policy]\nfile = "{file}"\nwatch_interval_s = 0.1\n[pool]\nsize = 0\n'
+        listed = f'[policy]\nfile = "{file}"\n[pool]\nsize = 0\n'
         config.write_text(listed + self.internet.config() + more)
         with running_daemon(self.directory, "--config", str(config)) as daemon:
             yield daemon

@@ -291,17 +291,10 @@ class Edge:
 
 
 def settings(*listen: str, tls: TlsFiles | None = None, peer_socket: PeerSocket | None = None) -> ServerSettings:
-    server = Config().server
     return ServerSettings(
         listen=checked(listen, has_tls=tls is not None),
         tls=tls,
-        max_message_bytes=server.max_message_bytes,
-        max_metadata_bytes=server.max_metadata_bytes,
-        max_concurrent_streams=server.max_concurrent_streams,
-        max_concurrent_calls=server.max_concurrent_calls,
-        connection_idle_s=server.connection_idle_s,
-        keepalive_s=server.keepalive_s,
-        keepalive_timeout_s=server.keepalive_timeout_s,
+        max_concurrent_calls=Config().server.max_concurrent_calls,
         peer_socket=peer_socket,
     )
 

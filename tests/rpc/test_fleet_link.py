@@ -148,13 +148,7 @@ async def serving(directory: Path, *guards: Callable[[Service], Any]) -> AsyncIt
     settings = ServerSettings(
         listen=checked(["127.0.0.1:1"], has_tls=False),
         tls=None,
-        max_message_bytes=2**22,
-        max_metadata_bytes=2**14,
-        max_concurrent_streams=16,
         max_concurrent_calls=16,
-        connection_idle_s=60,
-        keepalive_s=60,
-        keepalive_timeout_s=20,
     )
     server = NodeServer(
         TcpAddress("127.0.0.1", 0),

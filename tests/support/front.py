@@ -91,7 +91,7 @@ async def fronting(
     }
     if policy:
         (directory / "policy.toml").write_text(policy)
-        overrides["policy"] = {"file": directory / "policy.toml", "watch_interval_s": 0.05}
+        overrides["policy"] = {"file": directory / "policy.toml"}
     async with AsyncExitStack() as stack:
         front = await start_up(load(None, overrides), stack, lambda: load(None, overrides))
 

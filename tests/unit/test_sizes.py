@@ -74,9 +74,9 @@ def test_configuration_and_policy_take_sizes_as_text(tmp_path: Path) -> None:
     )
     profile = file.load_policy(path).profiles["p"]
     assert (profile.limits.max.memory_bytes, profile.files.max_put_bytes) == (8 * 2**30, 64_000)
-    path.write_text('[server]\nmax_message_bytes = "4MiB"\n[sessions]\njournal_bytes = "1GB"\n')
+    path.write_text('[audit]\nmax_file_bytes = "4MiB"\n[sessions]\njournal_bytes = "1GB"\n')
     loaded = config.load(path)
-    assert (loaded.server.max_message_bytes, loaded.sessions.journal_bytes) == (4 * 2**20, 10**9)
+    assert (loaded.audit.max_file_bytes, loaded.sessions.journal_bytes) == (4 * 2**20, 10**9)
     assert "journal_bytes = 1000000000" in config.to_toml(loaded)
 
 

@@ -23,6 +23,8 @@ from executor_server.backends.findings import Findings
 from executor_server.config import DockerImage, DockerSection
 from executor_server.core import ImageNotReady, SandboxFailure
 
+CONCURRENCY = 8  # requests to the Engine at a time
+PULL_TIMEOUT_S = 1800.0
 _FARAWAY_REMEDY = (
     "The Engine must run on this host, not in a virtual machine, and see the same files as the daemon: no daemon in a "
     "container of its own."
@@ -76,7 +78,7 @@ async def _connect(found: Examination, section: DockerSection) -> EngineFacts | 
     except NoEngine as problem:
         found.add("Engine", False, problem.detail, problem.remedy)
         return None
-    found.engine = Engine(path, timeout_s=section.request_timeout_s, concurrency=section.concurrency)
+    found.engine = Engine(path, timeout_s=section.request_timeout_s, concurrency=CONCURRENCY)
     try:
         facts = await found.engine.connect()
     except EngineFailure as failure:
@@ -169,7 +171,7 @@ async def _try_images(
     resources = await asyncio.to_thread(
         Resources.build, engine, facts, daemon_id=daemon_id, directory=directory, runtime=section.runtime
     )
-    found.pulls = Pulls(engine.pull, section.pull_timeout_s)
+    found.pulls = Pulls(engine.pull, PULL_TIMEOUT_S)
     found.images = Images(resources, section.images, found.pulls, section.image_refresh_s)
     names = tuple(section.images)
     results = await asyncio.gather(*(found.images.ready(name) for name in names), return_exceptions=True)

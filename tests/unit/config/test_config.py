@@ -60,7 +60,6 @@ def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
         size = "many"
         [policy]
         file = 3
-        watch_interval_s = inf
         [log]
         level = "loud"
         """,
@@ -71,7 +70,6 @@ def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
         "sessions.drain_s",
         "pool.size",
         "policy.file",
-        "policy.watch_interval_s",
         "log.level",
     }
     text = "\n".join(found)

@@ -21,6 +21,7 @@ from tests.support.polling import eventually_async
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "FILE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(discovery, "DNS_INTERVAL_S", 0.01)
 
 
 @dataclass
@@ -59,7 +60,7 @@ async def test_the_addresses_of_a_name_go_and_come() -> None:
         current[:] = next(answers, current)
         return current
 
-    async with discovering(resolve, dns="nodes.example:7000", dns_interval_s=0.01) as last:
+    async with discovering(resolve, dns="nodes.example:7000") as last:
         assert await eventually_async(lambda: last() == {"10.0.0.2:7000"})
 
 
@@ -74,13 +75,13 @@ async def test_a_name_that_can_not_be_resolved_keeps_its_addresses() -> None:
         return ["10.0.0.1"]
 
     failed = asyncio.Event()
-    async with discovering(resolve, dns="nodes.example:7000", dns_interval_s=0.01) as last:
+    async with discovering(resolve, dns="nodes.example:7000") as last:
         await failed.wait()
         assert last() == {"10.0.0.1:7000"}
 
 
 async def test_the_systems_resolver_is_asked() -> None:
-    async with discovering(dns="localhost:7000", dns_interval_s=0.01) as last:
+    async with discovering(dns="localhost:7000") as last:
         assert await eventually_async(lambda: "127.0.0.1:7000" in last())
 
 

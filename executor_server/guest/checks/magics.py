@@ -35,14 +35,8 @@ _COMMANDS = ("cat", "cp", "ls", "mkdir", "mv", "pip", "rm", "rmdir", "sx", "syst
 _DISPLAYS = {"html": "text/html", "latex": "text/latex", "markdown": "text/markdown", "svg": "image/svg+xml"}
 _TEXTS = ("bash", "sh", "writefile", *_DISPLAYS)  # cells that are no Python
 _LINES = ("cd", "env", "pwd", "set_env", "time", "timeit", *_COMMANDS, *_NOTHING)
-_INSTEAD = {
-    "capture": "leave the line out",
-    "prun": "use the module cProfile",
-    "run": "write !python FILE, or import the module",
-    "timeit": "write %timeit STATEMENT",
-    "who": "print the variables that you need",
-    "whos": "print the variables that you need",
-}
+_INSTEAD = {"capture": "leave the line out", "run": "write !python FILE, or import the module"}
+_INSTEAD.update(timeit="write %timeit STATEMENT", who="print the variables", whos="print the variables")
 
 
 def explanation(line: str) -> Optional[str]:

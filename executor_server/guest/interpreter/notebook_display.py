@@ -8,19 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# By the class: the MIME type, and whether it is text that means something to a reader.
-_CLASSES = {
-    "HTML": ("text/html", False),
-    "Markdown": ("text/markdown", True),
-    "Latex": ("text/latex", True),
-    "Math": ("text/latex", True),
-    "SVG": ("image/svg+xml", False),
-    "JSON": ("application/json", True),
-    "Javascript": ("application/javascript", False),
-    "Pretty": ("text/plain", True),
-    "Code": ("text/plain", True),
-    "Image": ("image/png", False),
-}
+_MIMES = {"HTML": "text/html", "Image": "image/png", "Javascript": "application/javascript", "SVG": "image/svg+xml"}
+_READABLE = {"Code": "text/plain", "JSON": "application/json", "Latex": "text/latex", "Markdown": "text/markdown"}
+_READABLE.update(Math="text/latex", Pretty="text/plain")  # text that is printed as it is
 
 
 class DisplayObject:
@@ -54,8 +44,8 @@ def names(builtins: dict[str, Any]) -> dict[str, Any]:
     """Returns the names of the module; `builtins` are those of agent code."""
     shared = {"__module__": "IPython.core.display", "_open": staticmethod(lambda *given: builtins["open"](*given))}
     made: dict[str, Any] = {"DisplayObject": DisplayObject, "display": display, "clear_output": _clear_output}
-    for name, (mime, is_text) in _CLASSES.items():
-        made[name] = type(name, (DisplayObject,), {**shared, "_mime": mime, "_is_text": is_text})
+    for name, mime in {**_MIMES, **_READABLE}.items():
+        made[name] = type(name, (DisplayObject,), {**shared, "_mime": mime, "_is_text": name in _READABLE})
     return made
 
 

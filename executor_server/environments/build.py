@@ -187,9 +187,9 @@ class UvBuilder:
                     )
             missing = [wheel for wheel in wheels if not self._wheels.has(wheel.sha256)]
             if missing:
-                on_progress(Progress("downloading", len(wheels) - len(missing), len(wheels), "packages"))
+                on_progress(Progress("downloading", 0, len(missing), "packages"))
                 download = UvTask([], files=[(wheel.url, wheel.sha256) for wheel in missing])
-                await workshop.run(download, Listener("downloading", total=len(wheels)), on_progress)
+                await workshop.run(download, Listener("downloading", total=len(missing)), on_progress)
                 walk = Walk()
                 await to_its_end(walk, lambda: self._wheels.add(missing, work, walk))
         return wheels, python

@@ -182,16 +182,10 @@ class Builds:
                 started = time.monotonic()
                 self._observer.build_started(build.use)
                 outcome = await self._build_in_time(build)
-        except (EnvironmentFailed, ImageNotReady) as refusal:
-            outcome, error = "refused" if isinstance(refusal, EnvironmentFailed) else "failed", str(refusal)
+        except ImageNotReady as refusal:
+            outcome, error = _outcome_of(refusal), str(refusal)
             self._note_failure(build, refusal)
-        except ExecutorError as refusal:  # no turn
-            outcome, error = "failed", refusal.message
-            self._note_failure(build, ImageNotReady(error, FAILED_S))
-        except _TooSlow as slow:
-            outcome, error = "timed out", str(slow)
-            self._note_failure(build, ImageNotReady(error, FAILED_S))
-        except (SandboxFailure, OSError) as failure:
+        except (ExecutorError, SandboxFailure, OSError) as failure:
             outcome, error = "failed", self._explained(failure, build)
             self._note_failure(build, ImageNotReady(error, FAILED_S))
         except Exception:  # noqa: BLE001 - the border of this task: the error would be lost
@@ -221,7 +215,7 @@ class Builds:
             if not limit.expired():
                 raise
             why = refusals.too_slow(build.progress, timeout_s)
-            raise _TooSlow(refusals.not_made(build.use.requirements, why)) from error
+            raise _TooSlow(refusals.not_made(build.use.requirements, why), FAILED_S) from error
 
     async def _build(self, build: Build) -> Outcome:
         catalog, request = self._catalog, build.request
@@ -229,7 +223,7 @@ class Builds:
         answer = catalog.index.find(request)
         if answer is not None and not build.is_refresh and not self.is_due(answer.resolved_s):
             # The environment was evicted or damaged: the same lock makes the same one.
-            build.lock, resolved_s = catalog.index.lock_of(answer.environment_id), answer.resolved_s
+            build.lock, resolved_s = answer.lock, answer.resolved_s
         if build.lock is None:
             build.lock = await self._builder.resolve(request.packages, request.target, build.note)
             resolved_s = catalog.now()
@@ -264,6 +258,8 @@ class Builds:
     # -- how it ended --------------------------------------------------------------------------------------------------
 
     def _explained(self, failure: Exception, build: Build) -> str:
+        if isinstance(failure, ExecutorError):  # no turn
+            return failure.message
         _log.error("environment_build_failed", requirements=build.use.requirements, error=str(failure))
         is_full = isinstance(failure, OSError) and failure.errno in _NO_SPACE
         why = refusals.NO_SPACE if is_full or self._catalog.is_disk_full() else refusals.SEE_THE_LOG
@@ -298,5 +294,11 @@ class Builds:
         self._observer.build_ended(BuildEnd(build.use, build.lock, outcome, took_s, size_bytes, error))
 
 
-class _TooSlow(Exception):
-    """A build took longer than it may. Its text goes to the client."""
+class _TooSlow(ImageNotReady):
+    """A build took longer than it may."""
+
+
+def _outcome_of(refusal: ImageNotReady) -> Outcome:
+    if isinstance(refusal, _TooSlow):
+        return "timed out"
+    return "refused" if isinstance(refusal, EnvironmentFailed) else "failed"

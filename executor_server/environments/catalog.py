@@ -25,7 +25,7 @@ from executor_server.environments.index import Index, Request
 from executor_server.environments.listing import Collected, Evicted
 from executor_server.environments.lock import Lock
 from executor_server.environments.observer import current_requester
-from executor_server.environments.store import Damaged, Manifest, Store, digest_of
+from executor_server.environments.store import TREE, Damaged, Manifest, Store, digest_of
 from executor_server.environments.wheels import Wheels
 
 # Seconds after an answer in which its sandbox is made: only then does it hold the environment itself.
@@ -106,14 +106,14 @@ class Catalog:
         """Makes the environment of a lock, and publishes it. Leaves nothing half-made. Raises what the builder does."""
         staging, walk = self.store.stage(), Walk()
         try:
-            built = await builder.make(lock, request.packages, request.target, staging.tree, on_progress)
+            built = await builder.make(lock, request.packages, request.target, staging / TREE, on_progress)
             on_progress(Progress("checking"))
-            digest = await to_its_end(walk, lambda: digest_of(staging.tree, walk))
+            digest = await to_its_end(walk, lambda: digest_of(staging / TREE, walk))
             manifest = Manifest(lock, built.modules, built.pins, built.size_bytes, self.now(), digest)
-            await asyncio.to_thread(manifest.write, staging.directory)
+            await asyncio.to_thread(manifest.write, staging)
             self.store.publish(staging, manifest)
         except BaseException:
-            await to_its_end(walk, lambda: remove(staging.directory))
+            await to_its_end(walk, lambda: remove(staging))
             raise
         self._accept(manifest)
 

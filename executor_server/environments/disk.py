@@ -15,7 +15,7 @@ from typing import TypeVar
 import structlog
 
 MAX_DEPTH = 128
-"""Directories below one another that are measured. A deeper tree counts as endless."""
+"""Directories below one another that are measured. A deeper tree counts as endless, as nothing may have one."""
 
 _BLOCK_BYTES = 512  # the unit of st_blocks
 
@@ -65,10 +65,11 @@ class Volume:
 def volume_of(top: Path) -> Volume:
     """Measures what is below a directory, which may change meanwhile. Follows no link. Blocks."""
     entries = size_bytes = 0.0
-    for path, directories, files, fd in os.fwalk(top):
-        if path.count("/") - str(top).count("/") > MAX_DEPTH:
-            return Volume(float("inf"), float("inf"))
+    for path, directories, files, fd in os.fwalk(top) if top.is_dir() else ():
         entries += len(directories)
+        if path.count("/") - str(top).count("/") >= MAX_DEPTH and directories:
+            directories.clear()
+            entries = float("inf")
         for name in files:
             with suppress(FileNotFoundError):
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)

@@ -10,7 +10,7 @@ import json
 import sqlite3
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import structlog
 
 from executor_server.backends import Target
 from executor_server.core import OtherVersionError, PackagesSpec, keep_checksums, open_file, put_aside, row_checksum
-from executor_server.core import transaction as in_transaction
 from executor_server.environments.lock import Lock
 
 MAX_REQUESTS = 2_000
@@ -28,18 +27,15 @@ _DROPPED_AT_ONCE = 100
 _VERSION = 2
 _TABLES = """
 CREATE TABLE requests (
-    request TEXT PRIMARY KEY, environment_id TEXT NOT NULL, resolved_s REAL NOT NULL,
-    checksum INTEGER NOT NULL DEFAULT 0
+    request TEXT PRIMARY KEY, lock TEXT NOT NULL, resolved_s REAL NOT NULL, checksum INTEGER NOT NULL DEFAULT 0
 );
-CREATE TABLE locks (environment_id TEXT PRIMARY KEY, lock TEXT NOT NULL, checksum INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE uses (
     environment_id TEXT NOT NULL, requester TEXT NOT NULL, used_s REAL NOT NULL, checksum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (environment_id, requester)
 );
 """
 _COLUMNS = {
-    "requests": (("request", "environment_id", "resolved_s"), ("request",)),
-    "locks": (("environment_id", "lock"), ("environment_id",)),
+    "requests": (("request", "lock", "resolved_s"), ("request",)),
     "uses": (("environment_id", "requester", "used_s"), ("environment_id", "requester")),
 }
 
@@ -81,10 +77,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """The environment that answers a request."""
+    """The lock that answers a request."""
 
-    environment_id: str
-    resolved_s: float  # seconds since the epoch at which its lock was made for this request
+    lock: Lock
+    resolved_s: float  # seconds since the epoch at which it was made
+
+    @cached_property
+    def environment_id(self) -> str:
+        return self.lock.environment_id
 
 
 class Index:
@@ -117,34 +117,11 @@ class Index:
         names = [name for name, answer in self._answers.items() if answer.environment_id == environment_id]
         return [Asked.read(name) for name in names]
 
-    def lock_of(self, environment_id: str) -> Lock | None:
-        """Returns the lock; None for one that is not known or can't be believed."""
-        row = self._database.execute(
-            "SELECT lock, checksum FROM locks WHERE environment_id = ?", (environment_id,)
-        ).fetchone()
-        if row is None:
-            return None
-        try:
-            if row[1] != row_checksum(environment_id, row[0]):
-                raise ValueError("it does not fit its checksum")
-            lock = Lock.read(json.loads(row[0]))
-            if lock.environment_id != environment_id:
-                raise ValueError("it is that of another environment")
-        except (ValueError, KeyError, TypeError) as error:
-            _log.error("environment_lock_not_believed", environment_id=environment_id, error=str(error))
-            return None
-        return lock
-
     def note_answer(self, request: Request, lock: Lock, resolved_s: float) -> None:
         """Notes that a request was resolved to this lock."""
-        self._answers[request.name] = Answer(lock.environment_id, resolved_s)
-        self._write(
-            ("INSERT OR REPLACE INTO locks VALUES (?, ?, 0)", (lock.environment_id, json.dumps(asdict(lock)))),
-            (
-                "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, 0)",
-                (request.name, lock.environment_id, resolved_s),
-            ),
-        )
+        self._answers[request.name] = Answer(lock, resolved_s)
+        written = json.dumps(asdict(lock))
+        self._write("INSERT OR REPLACE INTO requests VALUES (?, ?, ?, 0)", request.name, written, resolved_s)
         if len(self._answers) > MAX_REQUESTS:
             self._drop_oldest()
 
@@ -166,26 +143,26 @@ class Index:
         if requester not in uses and len(uses) >= MAX_REQUESTERS:
             oldest = min(uses, key=uses.__getitem__)
             del uses[oldest]
-            self._write(("DELETE FROM uses WHERE environment_id = ? AND requester = ?", (environment_id, oldest)))
+            self._write("DELETE FROM uses WHERE environment_id = ? AND requester = ?", environment_id, oldest)
         uses[requester] = used_s
-        self._write(("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, 0)", (environment_id, requester, used_s)))
+        self._write("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, 0)", environment_id, requester, used_s)
 
     def forget_uses(self, environment_id: str) -> None:
         """Forgets who used an environment that was removed. Its requests keep their lock."""
         if self._uses.pop(environment_id, None) is not None:
-            self._write(("DELETE FROM uses WHERE environment_id = ?", (environment_id,)))
+            self._write("DELETE FROM uses WHERE environment_id = ?", environment_id)
 
     # -----------------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
         self._answers: dict[str, Answer] = {}
         self._uses: dict[str, dict[str, float]] = {}
-        for name, environment_id, resolved_s in self._rows("requests"):
+        for name, lock, resolved_s in self._rows("requests"):
             try:
                 Asked.read(name)
-                self._answers[name] = Answer(environment_id, float(resolved_s))
+                self._answers[name] = Answer(Lock.read(json.loads(lock)), float(resolved_s))
             except (ValueError, TypeError, KeyError) as error:
-                _log.error("environment_request_not_believed", environment_id=environment_id, error=str(error))
+                _log.error("environment_request_not_believed", request=name, error=str(error))
         for environment_id, requester, used_s in self._rows("uses"):
             self._uses.setdefault(environment_id, {})[requester] = float(used_s)
 
@@ -203,21 +180,15 @@ class Index:
         return fitting
 
     def _drop_oldest(self) -> None:
-        """Forgets the requests that were resolved first, and locks that none has."""
-        oldest = sorted(self._answers, key=lambda name: self._answers[name].resolved_s)[:_DROPPED_AT_ONCE]
-        for name in oldest:
+        """Forgets the requests that were resolved first."""
+        for name in sorted(self._answers, key=lambda name: self._answers[name].resolved_s)[:_DROPPED_AT_ONCE]:
             del self._answers[name]
-        self._write(
-            *(("DELETE FROM requests WHERE request = ?", (name,)) for name in oldest),
-            ("DELETE FROM locks WHERE environment_id NOT IN (SELECT environment_id FROM requests)", ()),
-        )
+            self._write("DELETE FROM requests WHERE request = ?", name)
 
-    def _write(self, *statements: tuple[str, tuple[object, ...]]) -> None:
-        """Executes them together. What can't be written is logged: a later daemon then resolves again."""
+    def _write(self, statement: str, *values: object) -> None:
+        """Executes it. What can't be written is logged: a later daemon then resolves again."""
         try:
-            with in_transaction(self._database):
-                for statement, values in statements:
-                    self._database.execute(statement, values)
+            self._database.execute(statement, values)
         except sqlite3.Error as error:
             _log.error("environment_index_not_written", path=str(self._path), error=str(error))
 

@@ -11,6 +11,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -83,7 +84,8 @@ class EnvironmentService:
         async with self._opening:
             parts, self._parts = self._parts, None
         if parts is not None:
-            await parts.close()
+            await parts.builds.close()
+            await parts.catalog.close()
 
     # -- for backends ------------------------------------------------------------------------------------------------
 
@@ -192,7 +194,8 @@ class EnvironmentService:
                     catalog = Catalog(store, self.wheels, self._observers.environment_evicted, self._now)
                 except (OSError, sqlite3.Error) as error:
                     raise SandboxFailure(f"the environments in {self.places.root} can't be opened: {error}") from error
-                self._parts = _Parts(catalog, self._builder, self._settings, self._observers, self._collect_soon)
+                builds = Builds(catalog, self._builder, self._settings, self._observers, self._collect_soon)
+                self._parts = _Parts(catalog, builds)
                 self._collect_soon()
             return self._parts
 
@@ -216,23 +219,12 @@ class EnvironmentService:
                 return
 
 
+@dataclass(frozen=True)
 class _Parts:
     """The parts of a service that is open."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        builder: Builder,
-        settings: EnvironmentSettings,
-        observer: EnvironmentObserver,
-        on_made: Callable[[], None],
-    ) -> None:
-        self.catalog = catalog
-        self.builds = Builds(catalog, builder, settings, observer, on_made)
-
-    async def close(self) -> None:
-        await self.builds.close()
-        await self.catalog.close()
+    catalog: Catalog
+    builds: Builds
 
 
 def _build_info(build: Build) -> BuildInfo:

@@ -32,7 +32,7 @@ from executor_server.environments.places import Places
 
 MAX_MANIFEST_BYTES = 16 * 2**20
 
-_TREE = "tree"
+TREE = "tree"
 _MANIFEST = "manifest.json"
 _VERSION = 2
 _NAME_BYTES = 8
@@ -131,18 +131,6 @@ def _entries(tree: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
                 waiting.append(path)
 
 
-@dataclass(frozen=True)
-class Staging:
-    """A place in which one environment is made."""
-
-    directory: Path
-
-    @property
-    def tree(self) -> Path:
-        """The empty directory that becomes the environment."""
-        return self.directory / _TREE
-
-
 class Store:
     """Owns the directories. One daemon has them at a time, wherever they are: it holds a lock on the root."""
 
@@ -193,23 +181,23 @@ class Store:
 
     def tree_of(self, environment_id: str) -> Path:
         """Returns the directory that sandboxes mount."""
-        return self.places.ready / environment_id / _TREE
+        return self.places.ready / environment_id / TREE
 
     def is_there(self, environment_id: str) -> bool:
         """True when it was published and not removed since, not even by hand."""
         return environment_id in self._manifests and self.tree_of(environment_id).is_dir()
 
-    def stage(self) -> Staging:
-        """Makes an empty place. Raises OSError."""
-        staging = Staging(self.places.staging / f"new-{secrets.token_hex(_NAME_BYTES)}")
-        staging.directory.mkdir(mode=_CLOSED)
-        staging.tree.mkdir()
-        staging.tree.chmod(_OPEN)  # despite the umask: other users enter it, where it is mounted
+    def stage(self) -> Path:
+        """Makes a place in which an environment is made: its `TREE` is the directory for sandboxes. Raises OSError."""
+        staging = self.places.staging / f"new-{secrets.token_hex(_NAME_BYTES)}"
+        staging.mkdir(mode=_CLOSED)
+        (staging / TREE).mkdir()
+        (staging / TREE).chmod(_OPEN)  # despite the umask: other users enter it, where it is mounted
         return staging
 
-    def publish(self, staging: Staging, manifest: Manifest) -> None:
+    def publish(self, staging: Path, manifest: Manifest) -> None:
         """Makes the environment one that is there. Raises OSError."""
-        staging.directory.rename(self.places.ready / manifest.environment_id)  # fails when there is one
+        staging.rename(self.places.ready / manifest.environment_id)  # fails when there is one
         _sync(self.places.ready)
         self._manifests[manifest.environment_id] = manifest
 
@@ -217,7 +205,7 @@ class Store:
         """Reads every byte. Blocks. Raises Damaged, Stopped."""
         directory = self.places.ready / environment_id
         try:
-            if digest_of(directory / _TREE, walk) != Manifest.read(directory).tree_sha256:
+            if digest_of(directory / TREE, walk) != Manifest.read(directory).tree_sha256:
                 raise Damaged("a file has changed, is new or is missing")
         except OSError as error:
             raise Damaged(f"it can't be read: {error}") from error

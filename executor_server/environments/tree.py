@@ -57,12 +57,6 @@ class Tree:
     hashes: dict[str, str] = field(default_factory=dict)  # of files, by their paths, as RECORD has them
 
 
-@dataclass(frozen=True)
-class _Limits:
-    size_bytes: int
-    entries: int
-
-
 def take_over(
     parent_fd: int, name: str, max_bytes: int, max_entries: int = MAX_ENTRIES, walk: Walk | None = None
 ) -> Tree:
@@ -72,7 +66,7 @@ def take_over(
     """
     tree = Tree()
     with opened_directory(name, parent_fd) as top:
-        _take_directory(top, "", tree, _Limits(max_bytes, max_entries), walk or Walk())
+        _take_directory(top, "", tree, (max_bytes, max_entries), walk or Walk())
         _check_lists(top, tree)
     tree.modules = sorted(set(tree.modules))
     tree.pins.sort()
@@ -89,8 +83,9 @@ def opened_directory(name: str, directory: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _take_directory(fd: int, path: str, tree: Tree, limits: _Limits, walk: Walk, depth: int = 0) -> None:
-    """`path` is that of the directory below the top, with a slash at its end."""
+def _take_directory(fd: int, path: str, tree: Tree, limits: tuple[int, int], walk: Walk, depth: int = 0) -> None:
+    """`path` is that of the directory below the top, with a slash at its end; `limits` are bytes and entries."""
+    max_bytes, max_entries = limits
     if depth > MAX_DEPTH:
         raise TreeRefused(f"it has directories more than {MAX_DEPTH} deep")
     _make_own(fd, 0o755)
@@ -98,8 +93,8 @@ def _take_directory(fd: int, path: str, tree: Tree, limits: _Limits, walk: Walk,
         for entry in entries:
             walk.step()
             tree.entries += 1
-            if tree.entries > limits.entries:
-                raise TreeRefused(f"it has more than {limits.entries:,} files and directories")
+            if tree.entries > max_entries:
+                raise TreeRefused(f"it has more than {max_entries:,} files and directories")
             _check_name(entry.name)
             found = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode):
@@ -114,8 +109,8 @@ def _take_directory(fd: int, path: str, tree: Tree, limits: _Limits, walk: Walk,
                 os.unlink(entry.name, dir_fd=fd)
             else:
                 tree.size_bytes += found.st_size
-                if tree.size_bytes > limits.size_bytes:
-                    raise TreeRefused(f"it has more than {limits.size_bytes:,} bytes")
+                if tree.size_bytes > max_bytes:
+                    raise TreeRefused(f"it has more than {max_bytes:,} bytes")
                 tree.hashes[path + entry.name] = _take_file(entry.name, fd)
                 if depth == 0:
                     _note_top(tree, entry.name, is_directory=False)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import re
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -97,30 +95,18 @@ def _version_of(path: Path) -> str:
 
 
 def place_uv(uv: Uv, programs: Path) -> None:
-    """Puts uv into the directory of workshops' programs, as a file that every user can run and none can change.
+    """Copies uv to the directory of workshops' programs, as a file that every user can run and none can change.
 
     Blocks. Replaces another one at once, so a workshop sees one of them. Raises OSError.
     """
-    target = programs / "uv"
-    with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(uv.path.stat(), target.stat()) or _is_copy(uv.path, target):
-            return
     scratch = Path(tempfile.mkdtemp(prefix=".uv-", dir=programs))
     try:
         copy = scratch / "uv"
-        # A copy, as a link would give this file the mode of the original, and change with it.
         shutil.copyfile(uv.path, copy)
         copy.chmod(0o555)
-        os.utime(copy, ns=(uv.path.stat().st_atime_ns, uv.path.stat().st_mtime_ns))
-        copy.replace(target)
+        copy.replace(programs / "uv")
     finally:
         shutil.rmtree(scratch)
-
-
-def _is_copy(original: Path, copy: Path) -> bool:
-    first, second = original.stat(), copy.stat()
-    same = (first.st_size, first.st_mtime_ns) == (second.st_size, second.st_mtime_ns)
-    return same and stat.S_IMODE(second.st_mode) == 0o555
 
 
 @dataclass(frozen=True)
@@ -218,8 +204,7 @@ _PASSING = (
     "tcp connect error",
     "dns error",
 )
-_COUNTED = re.compile(r"(Resolved|Prepared|Installed|Audited) (\d{1,6}) packages? in ")
-_DOWNLOADING = re.compile(r"\s*(Downloading|Downloaded) ([A-Za-z0-9._-]{1,200})(?: \(.*\))?")
+_PROGRESS = ("Using CPython", "Using Python", "Resolved ", "Prepared ", "Installed ", "Downloading ", "warning: ")
 
 
 @dataclass
@@ -229,32 +214,16 @@ class Listener:
     step: str
     total: int = 0  # packages; 0: not known
     said: list[str] = field(default_factory=list)
-    done: int = 0
-    _loading: set[str] = field(default_factory=set)
 
     def take(self, line: str) -> Progress | None:
         """Takes a line; returns the progress, when that has changed."""
         line = _ANSI.sub("", line)
         if len(self.said) < 400:
             self.said.append(line)
-        if (match := _DOWNLOADING.fullmatch(line)) is not None:
-            started, name = match[1] == "Downloading", match[2]
-            if started:
-                self._loading.add(name)
-            elif name in self._loading:
-                self._loading.discard(name)
-            # A package that is not announced is small, or in the cache.
-            return self._progress(self.total - len(self._loading))
-        if (match := _COUNTED.match(line)) is not None and match[1] in ("Prepared", "Installed"):
-            return self._progress(self.total)
-        return None
+        return self.progress(self.total) if line.startswith("Installed ") else None
 
-    def _progress(self, done: int) -> Progress | None:
-        done = min(max(done, 0), self.total)
-        if done == self.done:
-            return None
-        self.done = done
-        return Progress(self.step, done, self.total, "packages")
+    def progress(self, done: int) -> Progress:
+        return Progress(self.step, min(max(done, 0), self.total), self.total, "packages")
 
     @property
     def may_pass(self) -> bool:
@@ -264,16 +233,11 @@ class Listener:
     @property
     def explanation(self) -> str:
         """uv's own explanation of its failure, for a client: without addresses and paths, and cut."""
-        lines = [_cleaned(line) for line in self.said if not _is_progress(line)]
+        lines = [_cleaned(line) for line in self.said if not line.startswith(_PROGRESS)]
         text = "\n".join(line for line in lines if line)
         first = text.split("\n")[:_MAX_EXPLANATION_LINES]
         cut = "\n".join(first)[:_MAX_EXPLANATION_CHARS]
         return cut if len(cut) == len(text) else f"{cut} ..."
-
-
-def _is_progress(line: str) -> bool:
-    beginnings = ("Using CPython", "Using Python", "Resolved ", "Prepared ", "Installed ", "warning: ")
-    return line.startswith(beginnings) or _DOWNLOADING.fullmatch(line) is not None
 
 
 def _cleaned(line: str) -> str:

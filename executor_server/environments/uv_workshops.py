@@ -116,8 +116,9 @@ class UvWorkshops:
         """Finds uv, and puts it where workshops see it. Raises UvMissing, OSError."""
         async with self._placing:
             if self._uv is None:
-                self._uv = await asyncio.to_thread(find_uv, self._settings.uv)
-            await asyncio.to_thread(place_uv, self._uv, self._places.programs)
+                found = await asyncio.to_thread(find_uv, self._settings.uv)
+                await asyncio.to_thread(place_uv, found, self._places.programs)
+                self._uv = found
             return self._uv
 
     @asynccontextmanager
@@ -249,6 +250,8 @@ class _Run:
             case {"line": str(line)}:
                 if (progress := self.listener.take(line)) is not None:
                     self.on_progress(progress)
+            case {"downloaded": int(count)}:
+                self.on_progress(self.listener.progress(count))
             case {"python": dict(described)}:
                 self.described = described
             case {"exit": int(code)}:

@@ -11,8 +11,8 @@ import asyncio
 import functools
 import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal, TypeVar
@@ -171,10 +171,16 @@ class RunningWorkshop:
             self._channel.send(message(op), body)
             await _next(request)
 
-    def _asking(self, request: Request[Any]) -> _Asking:
+    @contextmanager
+    def _asking(self, request: Request[Any]) -> Iterator[int]:
+        """A request that waits for its answer, as long as the block lasts."""
         self._require_alive()
         self._ops += 1
-        return _Asking(self._requests, self._ops, request)
+        self._requests[op := self._ops] = request
+        try:
+            yield op
+        finally:
+            del self._requests[op]
 
     def _hold(self, _: object, held: bool) -> None:
         if held:
@@ -231,20 +237,6 @@ class RunningWorkshop:
 
     def moved(self, sent_bytes: int, received_bytes: int) -> None:
         return
-
-
-class _Asking:
-    """A request that waits for its answer, as long as the block lasts."""
-
-    def __init__(self, requests: dict[int, Request[Any]], op: int, request: Request[Any]) -> None:
-        self._requests, self._op = requests, op
-        requests[op] = request
-
-    def __enter__(self) -> int:
-        return self._op
-
-    def __exit__(self, *_: object) -> None:
-        del self._requests[self._op]
 
 
 async def _next(request: Request[T]) -> T | None:

@@ -2,7 +2,8 @@
 
 It downloads files, too, and reports that as uv does: uv keeps no wheels.
 
-Lines to the daemon: {"python": ...} first, then {"line": ...} for each of uv's, and {"exit": n} or {"unusable": why}.
+Lines to the daemon: {"python": ...} first, then {"line": ...} for each of uv's or {"downloaded": n} for files, and
+{"exit": n} or {"unusable": why}.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def main(task: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     os.umask(0o022)
     if task["files"]:
+        shutil.rmtree(task["environment"]["UV_CACHE_DIR"], ignore_errors=True)  # of the resolution, which is over
         say(exit=download(task["files"], task["directory"], task["environment"]))
         return
     command = [word.replace("{python}", sys.executable) for word in task["command"]]
@@ -90,7 +92,6 @@ def download(files: list[list[str]], directory: str, environment: dict[str, str]
         why = ""
         title = os.path.basename(url).partition("-")[0]
         for _ in range(_ATTEMPTS):
-            say(line=f"Downloading {title}")
             try:
                 with (
                     opener.open(url, timeout=_SILENCE_S) as answer,
@@ -99,7 +100,6 @@ def download(files: list[list[str]], directory: str, environment: dict[str, str]
                     shutil.copyfileobj(answer, target, 2**18)
                     if answer.length:
                         raise HTTPException("the connection was closed in the middle of the file")
-                say(line=f"Downloaded {title}")
                 return ""
             except urllib.error.HTTPError as error:
                 kind = "server" if error.code >= 500 else "client"
@@ -110,11 +110,12 @@ def download(files: list[list[str]], directory: str, environment: dict[str, str]
                 why = f"error sending request: {error}"
         return f"error: Failed to download {title}: {why}"
 
+    failed = 0
     with ThreadPoolExecutor(_CONNECTIONS) as pool:
-        failures = [failure for failure in pool.map(get, files) if failure]
-    for failure in failures[:_CONNECTIONS]:
-        say(line=failure)
-    return 1 if failures else 0
+        for count, failure in enumerate(pool.map(get, files), 1):
+            say(**({"line": failure} if failure else {"downloaded": count - failed}))
+            failed += bool(failure)
+    return 1 if failed else 0
 
 
 def describe() -> dict[str, str]:

@@ -178,14 +178,21 @@ async def test_index_that_is_damaged_costs_a_resolution(bench: Bench, damage: Ca
     assert bench.builder.resolved.total() == 2 and bench.builder.made.total() == 1
 
 
-@pytest.mark.parametrize("table", ["requests", "locks", "uses"])
-async def test_row_that_was_changed_is_not_believed(bench: Bench, table: str) -> None:
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("requests", "resolved_s = 4e9"),
+        ("requests", "lock = replace(lock, '1.0', '6.6')"),
+        ("requests", "lock = '[]'"),
+        ("uses", "used_s = 4e9"),
+    ],
+)
+async def test_row_that_was_changed_is_not_believed(bench: Bench, table: str, change: str) -> None:
     environment = await made(await bench.service(), NUMPY)
     await bench.close()
     shutil.rmtree(environment.directory.parent)  # so that the lock is needed
     database = sqlite3.connect(bench.places.index)
-    change = {"requests": "resolved_s = 4e9", "locks": "lock = replace(lock, '1.0', '6.6')", "uses": "used_s = 4e9"}
-    database.execute(f"UPDATE {table} SET {change[table]}")
+    database.execute(f"UPDATE {table} SET {change}")
     database.commit()
     database.close()
     service = await bench.service()

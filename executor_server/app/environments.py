@@ -12,8 +12,8 @@ from executor_server.config import GIB, Config, EnvironmentsSection
 from executor_server.core import NetworkRules, NetworkSecret, SandboxFailure
 from executor_server.egress import Egress
 from executor_server.environments import (
-    Bench,
     BuildSettings,
+    BuildSlot,
     EnvironmentObserver,
     EnvironmentService,
     EnvironmentSettings,
@@ -41,25 +41,25 @@ class EnvironmentOwner:
         """Sets whose workshops environments are made in, and their way out. To be called before `start`."""
         by_name: dict[str, object] = {backend.name: backend for backend in backends}
 
-        def bench(target: Target) -> Bench:
+        def slot(target: Target) -> BuildSlot:
             backend = by_name.get(target.backend)
             if target.interpreter is not None:
-                return self._foreign_bench(by_name.get("local"), target.interpreter, egress_bundle)
+                return self._foreign_slot(by_name.get("local"), target.interpreter, egress_bundle)
             if not isinstance(backend, Workshops):
                 raise SandboxFailure(f"the {target.backend} backend has no workshops for environments")
-            return Bench(backend, target.image)
+            return BuildSlot(backend, target.image)
 
         settings = _build_settings(self._section)
-        self.service.build_with(UvBuilder(self.service.places, self.service.wheels, settings, bench, egress))
+        self.service.build_with(UvBuilder(self.service.places, self.service.wheels, settings, slot, egress))
 
-    def _foreign_bench(self, local: object, interpreter: Interpreter, egress_bundle: Callable[[], Path]) -> Bench:
+    def _foreign_slot(self, local: object, interpreter: Interpreter, egress_bundle: Callable[[], Path]) -> BuildSlot:
         """Makes environments for machines in a cloud on this host: by the local backend, or by a helper."""
         foreign = foreign_python(interpreter)
         if isinstance(local, Workshops):
-            return Bench(local, next(iter(self._config.local.images)), foreign)
+            return BuildSlot(local, next(iter(self._config.local.images)), foreign)
         if self._helper is None:
             self._helper = HelperWorkshops(self._config, egress_bundle)
-        return Bench(self._helper, self._helper.image, foreign)
+        return BuildSlot(self._helper, self._helper.image, foreign)
 
     async def start(self, observers: Sequence[EnvironmentObserver]) -> None:
         """Opens what an earlier daemon has left, before backends adopt its sandboxes. Raises SandboxFailure."""

@@ -20,5 +20,5 @@ from executor_server.environments.observer import (
 from executor_server.environments.places import Places
 from executor_server.environments.service import EnvironmentService
 from executor_server.environments.uv import ForeignPython, foreign_python
-from executor_server.environments.uv_workshops import Bench, BuildSettings
+from executor_server.environments.uv_workshops import BuildSettings, BuildSlot
 from executor_server.environments.wheels import Wheels

@@ -43,8 +43,8 @@ from executor_server.environments.lock import (
 from executor_server.environments.places import Places
 from executor_server.environments.uv import Listener, compile_command, install_command
 from executor_server.environments.uv_workshops import (
-    Bench,
     BuildSettings,
+    BuildSlot,
     Python,
     UvTask,
     UvWorkshop,
@@ -104,28 +104,33 @@ class UvBuilder:
     """Implements `Builder`."""
 
     def __init__(
-        self, places: Places, wheels: Wheels, settings: BuildSettings, bench: Callable[[Target], Bench], egress: Egress
+        self,
+        places: Places,
+        wheels: Wheels,
+        settings: BuildSettings,
+        slot_of: Callable[[Target], BuildSlot],
+        egress: Egress,
     ) -> None:
-        """`bench` returns the workshops for a target, or raises SandboxFailure."""
+        """`slot_of` returns the workshops for a target, or raises SandboxFailure."""
         self._wheels = wheels
         self._settings = settings
-        self._bench = bench
+        self._slot_of = slot_of
         self._workshops = UvWorkshops(places, settings, egress)
 
     async def resolve(self, packages: PackagesSpec, target: Target, on_progress: OnProgress) -> Lock:
         on_progress(Progress("resolving"))
-        bench = self._bench(target)
+        slot = self._slot_of(target)
         uv = await self._workshops.placed()
         requirements, known = packages.requirements, None
         if packages.lock_file:
             pins = await asyncio.to_thread(_read_policy_lock, packages)
             requirements = tuple(pin.requirement for pin in pins)
             known = {sha256 for pin in pins for sha256 in pin.hashes}
-        wheels, python = await self._gather(bench, packages, requirements, on_progress, known)
+        wheels, python = await self._gather(slot, packages, requirements, on_progress, known)
         return Lock(
             text=canonical(wheels),
-            interpreter=bench.foreign.interpreter if bench.foreign else python.interpreter,
-            platform=bench.foreign.platform if bench.foreign else python.platform,
+            interpreter=slot.foreign.interpreter if slot.foreign else python.interpreter,
+            platform=slot.foreign.platform if slot.foreign else python.platform,
             uv_version=uv.version,
             pins=tuple(sorted(map(str, wheels))),
         )
@@ -133,17 +138,17 @@ class UvBuilder:
     async def make(
         self, lock: Lock, packages: PackagesSpec, target: Target, staging: Path, on_progress: OnProgress
     ) -> Built:
-        bench = self._bench(target)
+        slot = self._slot_of(target)
         await self._workshops.placed()
         began_s = time.monotonic()
         walk = Walk()
         with self._wheels.in_use(lock.hashes):
             if await to_its_end(walk, lambda: self._wheels.missing(lock.hashes, walk)):
-                await self._gather(bench, packages, lock.pins, on_progress, set(lock.hashes))
-            found, python = await self._install(bench, lock, packages, staging, on_progress)
+                await self._gather(slot, packages, lock.pins, on_progress, set(lock.hashes))
+            found, python = await self._install(slot, lock, packages, staging, on_progress)
         installed_s = time.monotonic()
         on_progress(Progress(FIRST_IMPORT))
-        bytecode_bytes = await self._warm_up(bench, lock, packages, staging, python, on_progress)
+        bytecode_bytes = await self._warm_up(slot, lock, packages, staging, python, on_progress)
         _log.info(
             "environment_built",
             environment_id=lock.environment_id,
@@ -157,7 +162,7 @@ class UvBuilder:
 
     async def _gather(
         self,
-        bench: Bench,
+        slot: BuildSlot,
         packages: PackagesSpec,
         requirements: Sequence[str],
         on_progress: OnProgress,
@@ -169,13 +174,13 @@ class UvBuilder:
         """
         newest_s = None if packages.lock_file else packages.exclude_newer_s
         resolve = UvTask(
-            compile_command(self._settings.index_url, newest_s, bench.foreign, is_locked=known is not None),
+            compile_command(self._settings.index_url, newest_s, slot.foreign, is_locked=known is not None),
             text="".join(f"{requirement}\n" for requirement in requirements),
             output=f"/workspace/{_LOCK_NAME}",
         )
         async with (
             self._workshops.directory() as work,
-            self._workshops.open(bench, work, packages.max_environment_bytes, egress=True) as workshop,
+            self._workshops.open(slot, work, packages.max_environment_bytes, egress=True) as workshop,
         ):
             python = await workshop.run(resolve, Listener("resolving"), on_progress)
             wheels = await self._resolved(workshop)
@@ -204,13 +209,13 @@ class UvBuilder:
     # -- installing ----------------------------------------------------------------------------------------------
 
     async def _install(
-        self, bench: Bench, lock: Lock, packages: PackagesSpec, staging: Path, on_progress: OnProgress
+        self, slot: BuildSlot, lock: Lock, packages: PackagesSpec, staging: Path, on_progress: OnProgress
     ) -> tuple[tree.Tree, Python]:
         places = [self._wheels.mounted(sha256) for sha256 in lock.hashes]
-        task = UvTask(install_command(places, f"{WORK_PATH}/{_SITE}", bench.foreign), text=lock.text)
+        task = UvTask(install_command(places, f"{WORK_PATH}/{_SITE}", slot.foreign), text=lock.text)
         on_progress(Progress("installing", 0, len(lock.pins), "packages"))
         async with self._workshops.directory() as work:
-            async with self._workshops.open(bench, work, packages.max_environment_bytes, egress=False) as workshop:
+            async with self._workshops.open(slot, work, packages.max_environment_bytes, egress=False) as workshop:
                 python = await workshop.run(task, Listener("installing", total=len(lock.pins)), on_progress)
             walk = Walk()
             limits = packages.max_environment_bytes, self._settings.max_entries
@@ -220,12 +225,18 @@ class UvBuilder:
     # -- the first import ----------------------------------------------------------------------------------------
 
     async def _warm_up(
-        self, bench: Bench, lock: Lock, packages: PackagesSpec, staging: Path, python: Python, on_progress: OnProgress
+        self,
+        slot: BuildSlot,
+        lock: Lock,
+        packages: PackagesSpec,
+        staging: Path,
+        python: Python,
+        on_progress: OnProgress,
     ) -> int:
         """Makes the bytecode; returns its bytes. A Python of another version makes none that is of use."""
         if lock.interpreter != python.interpreter:
             return 0
-        order = Order(bench.workshops, workshop_spec(bench.image, egress=False), Workshop(environment=staging))
+        order = Order(slot.workshops, workshop_spec(slot.image, egress=False), Workshop(environment=staging))
         site = os.open(staging / _SITE, _DIRECTORY)
         try:
             written = await warm_up(

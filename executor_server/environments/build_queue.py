@@ -108,8 +108,7 @@ class Builds:
         self._settings = settings
         self._observer = observer
         self._on_made = on_made
-        self._builds: dict[Request, Build] = {}
-        self._refreshes: dict[Request, Build] = {}
+        self._builds: dict[tuple[Request, bool], Build] = {}  # by the request, and whether it is refreshed
         self._making: dict[str, Build] = {}  # by the environment that they make
         self._failures: OrderedDict[tuple[Request, bool], _Failure] = OrderedDict()
         self._turns = FairSemaphore(settings.concurrency)
@@ -118,7 +117,7 @@ class Builds:
 
     @property
     def under_way(self) -> list[Build]:
-        return [*self._builds.values(), *self._refreshes.values()]
+        return [*self._builds.values()]
 
     @property
     def queued(self) -> int:
@@ -135,18 +134,18 @@ class Builds:
 
     def of(self, request: Request, use: EnvironmentUse) -> Build:
         """Returns the build of a request, begun now unless it is under way. Raises ImageNotReady when too many wait."""
-        build = self._builds.get(request)
+        build = self._builds.get((request, False))
         if build is None:
             if self.queued >= MAX_QUEUED:
                 raise refusals.queue_full(request.packages.requirements, self.queued)
-            build = self._begin(Build(request, use, is_refresh=False), self._builds)
+            build = self._begin(Build(request, use, is_refresh=False))
         return build
 
     def refresh(self, request: Request, use: EnvironmentUse) -> None:
         """Resolves a request again, in the background, unless that is under way or has failed a while ago."""
-        may_begin = request not in self._refreshes and self._failure(request, is_refresh=True) is None
+        may_begin = (request, True) not in self._builds and self._failure(request, is_refresh=True) is None
         if may_begin and self.queued < MAX_QUEUED:
-            self._begin(Build(request, use, is_refresh=True), self._refreshes)
+            self._begin(Build(request, use, is_refresh=True))
 
     async def close(self) -> None:
         """Cancels all, and waits until they have cleaned up."""
@@ -157,14 +156,16 @@ class Builds:
 
     # -- one build ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, build: Build, builds: dict[Request, Build]) -> Build:
+    def _begin(self, build: Build) -> Build:
+        key = (build.request, build.is_refresh)
+
         async def run() -> None:
             try:
                 await self._run(build)
             finally:
-                del builds[build.request]
+                del self._builds[key]
 
-        builds[build.request] = build
+        self._builds[key] = build
         build.task = asyncio.create_task(run(), name=f"environment {refusals.name_of(build.use.requirements)}")
         return build
 

@@ -51,7 +51,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Bench:
+class BuildSlot:
     """The workshops in which the environments for a target are made."""
 
     workshops: Workshops
@@ -133,27 +133,27 @@ class UvWorkshops:
 
     @asynccontextmanager
     async def open(
-        self, bench: Bench, work: Path, max_environment_bytes: int, *, egress: bool
+        self, slot: BuildSlot, work: Path, max_environment_bytes: int, *, egress: bool
     ) -> AsyncIterator[UvWorkshop]:
         """A workshop that writes to `work`, and may reach the index. Raises SandboxFailure."""
         order = Order(
-            bench.workshops,
-            workshop_spec(bench.image, egress=egress, disk_bytes=max(_DISK_BYTES, max_environment_bytes)),
+            slot.workshops,
+            workshop_spec(slot.image, egress=egress, disk_bytes=max(_DISK_BYTES, max_environment_bytes)),
             Workshop(work=work, programs=self._places.programs, egress=egress),
             self._network if egress else None,
         )
         async with open_workshop(order) as running:
-            yield UvWorkshop(running, bench, work, max_environment_bytes, self._settings)
+            yield UvWorkshop(running, slot, work, max_environment_bytes, self._settings)
 
 
 class UvWorkshop:
     """A workshop in which uv runs."""
 
     def __init__(
-        self, running: RunningWorkshop, bench: Bench, work: Path, max_environment_bytes: int, settings: BuildSettings
+        self, running: RunningWorkshop, slot: BuildSlot, work: Path, max_environment_bytes: int, settings: BuildSettings
     ) -> None:
         self.running = running
-        self._bench = bench
+        self._slot = slot
         self._work = work
         self._file_bytes = max_environment_bytes
         self._limit = Volume(settings.max_entries * _VOLUME_FACTOR, max_environment_bytes * _VOLUME_FACTOR)
@@ -177,7 +177,7 @@ class UvWorkshop:
             for each in (running, watching):
                 each.cancel()
             await asyncio.gather(running, watching, return_exceptions=True)
-        return run.end(self._bench, self.running.denials)
+        return run.end(self._slot, self.running.denials)
 
     async def _watch(self) -> None:
         """Ends with an error when more is written than an environment may have."""
@@ -259,10 +259,10 @@ class _Run:
             case {"unusable": str(why)}:
                 self.unusable = "".join(each for each in why[:200] if each.isprintable())
 
-    def end(self, bench: Bench, denials: Sequence[EgressDenial]) -> Python:
+    def end(self, slot: BuildSlot, denials: Sequence[EgressDenial]) -> Python:
         if self.unusable:
             raise EnvironmentFailed(
-                f"uv can't run in the image {bench.image!r} ({self.unusable}): its C library or processor is another "
+                f"uv can't run in the image {slot.image!r} ({self.unusable}): its C library or processor is another "
                 "one than the daemon's; a statically linked uv can be named as uv in [environments]"
             )
         python = self._python()

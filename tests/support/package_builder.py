@@ -17,7 +17,7 @@ from executor_server.backends.local import LocalBackend
 from executor_server.config.backend_config import DockerImage, DockerSection
 from executor_server.core import NetworkRules, PackagesSpec, SandboxSpec
 from executor_server.egress import EgressService
-from executor_server.environments import Bench, BuildSettings, Built, Lock, Places, UvBuilder, Wheels
+from executor_server.environments import BuildSettings, BuildSlot, Built, Lock, Places, UvBuilder, Wheels
 from executor_server.environments.workshop import Order, open_workshop
 from tests.support.backends import DOCKER_IMAGE
 from tests.support.egress_service import place_authority, settings_for
@@ -146,5 +146,5 @@ async def building(
             place.mkdir(mode=0o755)
         rules = NetworkRules((f"{index.host}:443", f"{index.files_host}:443"))
         chosen = BuildSettings(**{"index_url": index.url, "network": rules, "build_timeout_s": TIMEOUT_S, **settings})
-        builder = UvBuilder(places, Wheels(places), chosen, lambda _: Bench(made, "base"), egress)
+        builder = UvBuilder(places, Wheels(places), chosen, lambda _: BuildSlot(made, "base"), egress)
         yield Building(builder, places, made, Target(backend, "base", "1"))

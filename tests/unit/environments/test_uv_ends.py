@@ -12,7 +12,7 @@ from executor_server.environments.uv_workshops import _Run
 from executor_server.guest.egress import reasons
 
 PYTHON = {"version": "3.12", "platform": "x86_64-manylinux_2_36", "executable": "/usr/bin/python3"}
-BENCH = cast("Any", None)
+SLOT = cast("Any", None)
 
 
 def ended(exit_code: int, line: str) -> _Run:
@@ -25,7 +25,7 @@ def ended(exit_code: int, line: str) -> _Run:
 @pytest.mark.parametrize("number", [6, 9, 15])
 def test_a_signal_is_not_the_packages_fault(number: int) -> None:
     with pytest.raises(ImageNotReady, match=f"ended by signal {number}"):
-        ended(-number, "").end(BENCH, [])
+        ended(-number, "").end(SLOT, [])
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_signal_is_not_the_packages_fault(number: int) -> None:
 def test_the_host_the_proxys_reason_and_the_key_are_said(reason: str, message: str, said: str) -> None:
     denial = EgressDenial("index.example", 443, reason, message, "10.0.0.1")
     with pytest.raises(ImageNotReady) as caught:
-        ended(2, "error sending request for url: tunnel error: unsuccessful").end(BENCH, [denial])
+        ended(2, "error sending request for url: tunnel error: unsuccessful").end(SLOT, [denial])
     text = str(caught.value)
     assert said in text
     assert text.count("index.example:443") == 1
@@ -48,4 +48,4 @@ def test_the_host_the_proxys_reason_and_the_key_are_said(reason: str, message: s
 
 def test_what_uv_says_of_the_packages_stays() -> None:
     with pytest.raises(EnvironmentFailed, match="No solution"):
-        ended(1, "No solution found").end(BENCH, [])
+        ended(1, "No solution found").end(SLOT, [])

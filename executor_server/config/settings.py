@@ -87,7 +87,6 @@ def _size(value: object) -> object:
 
 
 Count = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
-CountOrZero = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 WrittenSize = BeforeValidator(_size)
 """Lets a number of bytes be written as "8GB" or "512MiB"."""
 Bytes = Annotated[int, WrittenSize, Field(strict=True, gt=0, lt=2**63)]

@@ -344,7 +344,7 @@ def test_a_daemon_that_comes_back_before_its_engine_says_so_and_later_finds_its_
 
 CYCLES = rounds(50, 20)
 GROWTH_BYTES = 12 * 2**20
-# Connections to the Engine and threads for them are kept, as many as have been needed at once: `docker.concurrency`.
+# Connections to the Engine and threads for them are kept, as many as have been needed at once (CONCURRENCY of docker/check.py).
 KEPT_AT_MOST = 8
 
 

@@ -172,7 +172,7 @@ def test_a_crowd_of_creations_fails_together_on_an_engine_that_hangs(
             client.create_session()
         return str(error.value.reason)
 
-    with daemon.client(call_timeout_s=20.0) as client:
+    with daemon.client(call_timeout_s=40.0) as client:
         with paused(engine), ThreadPoolExecutor(24) as threads:
             assert set(threads.map(refused, range(24))) == {"BACKEND_UNAVAILABLE"}
         assert works(daemon)

@@ -68,7 +68,16 @@ def test_a_drained_node_loses_its_idle_sessions_to_another(front: FrontProcess) 
         found.close()
 
 
-def test_a_killed_front_is_followed_by_one_that_knows_every_session(front: FrontProcess) -> None:
+@pytest.fixture
+def patient() -> Iterator[FrontProcess]:
+    """Its nodes serve without it for as long as a loaded machine needs to start another."""
+    require("local")
+    with front_over(["n1", "n2"], fleet="lease_s = 30.0\nfence_s = 120.0") as front:
+        yield front
+
+
+def test_a_killed_front_is_followed_by_one_that_knows_every_session(patient: FrontProcess) -> None:
+    front = patient
     with front.client() as client:
         session = client.create_session()
         session.execute("x = 1")

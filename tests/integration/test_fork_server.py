@@ -16,6 +16,8 @@ from tests.support.polling import eventually
 # The zygotes have no libraries then, and are there at once.
 SMALL = {"memory_bytes": 2**28}
 NO_POOL = "pool.size = 0"
+ZYGOTE_TIMEOUT_S = 120.0
+"""Seconds in which a loaded machine imports the usual libraries."""
 
 
 def policy_of(value: str) -> str:
@@ -66,7 +68,7 @@ def forked(
             found.append((stack.enter_context(session), zygote))
         return bool(found)
 
-    assert eventually(try_one), daemon.log.read_text()
+    assert eventually(try_one, timeout_s=ZYGOTE_TIMEOUT_S), daemon.log.read_text()
     return found[0]
 
 

@@ -438,7 +438,7 @@ async def test_guests_that_do_not_answer_cost_others_nothing(start: Any) -> None
     alive = await first.create("alive")
     for sandbox in first.backend.made[:40]:
         sandbox.guest.ready = None
-    second = await start(recovery_s=1.0)
+    second = await start(recovery_s=5.0)
     assert second.session(alive.session_id).state == "idle"
 
 

@@ -62,7 +62,7 @@ def end_sandboxes(daemon: Daemon) -> None:
     with contextlib.closing(engine):
         for sandbox_id in containers:
             for container in engine.containers(all=True, filters={"label": f"{SANDBOX_LABEL}={sandbox_id}"}):
-                engine.remove_container(container["Id"], force=True)
+                engine.remove_container(container["Id"], force=True, v=True)
 
 
 @pytest.fixture

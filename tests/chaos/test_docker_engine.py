@@ -193,7 +193,7 @@ def test_a_full_disk_is_an_honest_refusal_and_leaves_nothing(engine: OwnEngine, 
 
 
 def remove(client: Any, container: str) -> None:
-    client.remove_container(container, force=True)
+    client.remove_container(container, force=True, v=True)
 
 
 def kill(client: Any, container: str) -> None:

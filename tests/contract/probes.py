@@ -283,7 +283,7 @@ class DockerProbe(RealProbe):
     async def kill(self, sandbox_id: str) -> None:
         with engine_client() as client:
             (one,) = client.containers(all=True, filters={"label": f"{SANDBOX_LABEL}={sandbox_id}"})
-            client.remove_container(one["Id"], force=True)
+            client.remove_container(one["Id"], force=True, v=True)
 
     def supervisor(self, session: Session) -> psutil.Process:
         return supervisor_of(session)

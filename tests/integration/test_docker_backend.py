@@ -233,7 +233,7 @@ async def test_a_container_that_was_removed_by_hand_is_reported_as_removed(
 ) -> None:
     sandbox = await backend.create(SPEC)
     with engine_client() as client:
-        client.remove_container(sandbox.container, force=True)
+        client.remove_container(sandbox.container, force=True, v=True)
     assert await sandbox.cause_of_death() == "its container was removed"
     await sandbox.destroy()
     assert _nothing_is_left(state_dir)

@@ -24,7 +24,7 @@ from executor_server.core import (
 )
 from executor_server.environments import EnvironmentService
 from executor_server.policy import Policy
-from executor_server.rpc import checks, environments_to_wire, to_wire
+from executor_server.rpc import checks, to_wire
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.handlers import Context
 from executor_server.rpc.reloading import reloaded
@@ -99,8 +99,8 @@ class AdminService(admin_grpc.AdminServiceServicer):
         return write(
             admin_pb.ListEnvironmentsResponse,
             statistics,
-            environments=map(environments_to_wire.environment_to, self._environments.list()),
-            builds=map(environments_to_wire.environment_build_to, self._environments.builds()),
+            environments=map(to_wire.environment_to, self._environments.list()),
+            builds=map(to_wire.environment_build_to, self._environments.builds()),
         )
 
     async def GetEnvironment(
@@ -111,7 +111,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
         found = self._environments.show(environment_id)
         if found is None:
             raise NotFound(Reason.ENVIRONMENT_NOT_FOUND, f"there is no environment {environment_id!r}")
-        return environments_to_wire.environment_with_lock_to(found)
+        return to_wire.environment_with_lock_to(found)
 
     async def CollectEnvironments(
         self, request: admin_pb.CollectEnvironmentsRequest, context: Context

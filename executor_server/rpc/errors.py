@@ -24,6 +24,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from executor_api.messages import write
 from executor_api.v1 import types_pb2 as pb
 from executor_server.core import (
     ExecutorError,
@@ -40,7 +41,6 @@ from executor_server.core import (
     Unauthenticated,
     Unavailable,
     Violation,
-    ViolationKind,
 )
 from executor_server.rpc.handlers import Behaviour, Context, Handler, behaviour_of, with_behaviour
 
@@ -65,11 +65,6 @@ _CODES: dict[type[ExecutorError], grpc.StatusCode] = {
     OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
     ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
-}
-
-# By name, so that a member that is added on one side only fails at import.
-_VIOLATION_KINDS: dict[ViolationKind, Any] = {
-    kind: pb.ViolationKind.Value(f"VIOLATION_KIND_{kind.name}") for kind in ViolationKind
 }
 
 _GRPC_LOGGER = "grpc._cython.cygrpc"
@@ -262,13 +257,8 @@ def _violations_to(violations: Sequence[Violation]) -> pb.Violations:
     """Lists as many violations as there is room for, and counts the others."""
     listed = pb.Violations()
     for violation in violations:
-        entry = pb.Violation(
-            field=_cut(violation.field, MAX_FIELD_BYTES),
-            kind=_VIOLATION_KINDS[violation.kind],
-            requested=_cut(violation.requested, MAX_FIELD_BYTES),
-            allowed=_cut(violation.allowed, MAX_FIELD_BYTES),
-            rule=_cut(violation.rule, MAX_FIELD_BYTES),
-        )
+        texts = {name: _cut(text, MAX_FIELD_BYTES) for name, text in vars(violation).items() if isinstance(text, str)}
+        entry = write(pb.Violation, violation, **texts)
         if listed.ByteSize() + entry.ByteSize() > MAX_VIOLATIONS_BYTES:
             break
         listed.violations.append(entry)

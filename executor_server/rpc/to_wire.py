@@ -28,6 +28,7 @@ from executor_server.core import (
     Result,
     ToolCall,
 )
+from executor_server.environments import BuildInfo, EnvironmentInfo
 from executor_server.policy import PackagesSummary, PolicySummary
 from executor_server.sessions import Session, VariablesReply
 
@@ -119,6 +120,41 @@ def session_network_to(session: Session) -> admin_pb.GetSessionNetworkResponse:
         exhausted=state.is_exhausted,
         connections=[write(admin_pb.OpenConnection, each, each.connection) for each in state.open],
         denials=[write(admin_pb.DeniedConnection, denial, time=time_s) for time_s, denial in state.denials],
+    )
+
+
+def environment_to(environment: EnvironmentInfo) -> admin_pb.Environment:
+    return write(
+        admin_pb.Environment,
+        environment,
+        create_time=environment.created_s,
+        use_time=environment.used_s,
+        tenants=environment.requesters,
+        requests=[admin_pb.RequestedPackages(packages=each) for each in environment.requests],
+    )
+
+
+def environment_with_lock_to(environment: EnvironmentInfo) -> admin_pb.GetEnvironmentResponse:
+    lock = environment.lock
+    return write(
+        admin_pb.GetEnvironmentResponse,
+        environment,
+        lock,
+        environment=environment_to(environment),
+        lock_sha256=lock.sha256,
+        lock=lock.text,
+    )
+
+
+def environment_build_to(build: BuildInfo) -> admin_pb.EnvironmentBuild:
+    return write(
+        admin_pb.EnvironmentBuild,
+        build,
+        packages=build.requirements,
+        image=f"{build.backend}/{build.image}",
+        tenant=build.requester,
+        progress=str(build.progress),
+        age_s=build.begun_s_ago,
     )
 
 

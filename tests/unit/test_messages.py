@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
+from typing import Any
 
 import pytest
 
@@ -107,11 +108,10 @@ def test_text_that_is_not_utf_8_is_escaped() -> None:
         (core.Outcome, pb.ExecutionResult, "outcome"),
         (core.VariablesState, pb.ExecutionResult, "variables_state"),
         (core.ProcessOutcome, pb.ProcessResult, "outcome"),
+        (core.ViolationKind, pb.Violation, "kind"),
     ],
 )
-def test_each_member_has_a_value_on_the_wire(
-    members: type[enum.Enum], message: type[pb.ExecutionResult | pb.ProcessResult], name: str
-) -> None:
+def test_each_member_has_a_value_on_the_wire(members: type[enum.Enum], message: Any, name: str) -> None:
     given = {each.name: None for each in message.DESCRIPTOR.fields}
     numbers = {getattr(write(message, **{**given, name: each}), name) for each in members}
     assert len(numbers) == len(members) and 0 not in numbers

@@ -74,7 +74,7 @@ class EnumValue(Frozen):
         return hash((self.type_name, self.name))  # a member can be a key even when its value could not
 
     def __str__(self) -> str:
-        return f"{short_name(self.type_name)}.{self.name}" if self.name else repr(self)
+        return f"{short_name(self.type_name)}.{repr(self.name)[1:-1]}" if self.name else repr(self)
 
 
 class Record:
@@ -172,7 +172,8 @@ def _cut(text: str) -> str:
 
 
 def short_name(type_name: str) -> str:
-    return type_name.rpartition(".")[2]
+    """Returns the last part of a type's name, escaped: a sandbox can put characters into it that a terminal obeys."""
+    return repr(type_name.rpartition(".")[2])[1:-1]
 
 
 def is_dunder(name: str) -> bool:

@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 
 import executor_client
-from executor_api.values import OpaqueValue
+from executor_api.values import EnumValue, OpaqueValue, Record, TupleRecord
 from executor_client import (
     AsyncExecutorClient,
     ErrorDetail,
@@ -60,6 +60,16 @@ def test_a_result_says_what_counts_in_one_line() -> None:
 )
 def test_whatever_a_sandbox_sent_is_one_short_printable_line(value: object) -> None:
     assert len(repr(value)) <= REPR_CHARS_MAX and repr(value).isprintable()
+
+
+@pytest.mark.parametrize("value", [Record("a.T\x1b[2J", {"x": 1}), TupleRecord("T\x9b", ["x"], [1])])
+def test_a_type_s_name_can_t_control_a_terminal(value: object) -> None:
+    assert repr(value).isprintable() and repr(value).endswith("(x=1)")
+
+
+def test_an_enum_s_member_can_t_control_a_terminal() -> None:
+    assert str(EnumValue("a.E", "red", 1)) == "E.red"
+    assert str(EnumValue("a.E\x1b[2J", "red\n", 1)).isprintable()
 
 
 def test_an_opaque_value_is_short_at_a_prompt_and_whole_as_text() -> None:

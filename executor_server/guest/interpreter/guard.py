@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import sys
-from itertools import repeat
 
 from ..checks.control import ControlException
 
@@ -36,7 +35,7 @@ class Guard:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # cloudpickle ships functions with their constants (joblib does). Another process has nothing to guard.
-        return (getattr, (repeat(True), "__next__"))
+        return (getattr, ("", "strip"))
 
 
 guard = Guard()

@@ -28,7 +28,7 @@ ARRAYS = [
         for dtype in ("?", "i1", "u2", "<i8", ">i4", "f2", "f4", ">f8", "c8", "c16", "S4", "<U5", ">U2")
     ),
     *(np.array(["2024-01-01", "NaT"], dtype) for dtype in ("M8[D]", "M8[ns]", "M8[25s]")),
-    *(np.array([1, -5], "m8[us]"), np.array(["NaT"], "M8"), np.array(5), np.array("text"), np.array([], "U")),
+    *(np.array([1, -5], "m8[us]"), np.array([-(2**63)]).view("M8"), np.array(5), np.array("text"), np.array([], "U")),
     *(np.arange(24.0).reshape(2, 3, 4), np.asfortranarray(np.arange(6).reshape(2, 3)), np.arange(100)[::7]),
     *(np.zeros((0, 5)), np.zeros((3, 0), "<U2"), np.array([np.nan, np.inf, -0.0]), np.ones((2, 2), order="F") > 0),
     *(np.zeros(2, STRUCTURED), np.zeros(1, np.dtype([("a", "i1"), ("b", "i8")], align=True)), np.arange(5_000)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import is_dataclass
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def as_json(value: Any) -> str:
@@ -25,6 +25,10 @@ def from_json(kind: Any, value: Any) -> Any:
         return tuple(from_json(arguments[0], each) for each in value)
     if origin is UnionType:
         return None if value is None else from_json(arguments[0], value)
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{value!r} where {kind} was written")
+        return value
     if not isinstance(value, (float, int) if origin is float else origin):
         raise ValueError(f"a {type(value).__name__} where {kind} was written")
     return value

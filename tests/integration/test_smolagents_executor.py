@@ -84,7 +84,7 @@ def test_long_logs_keep_head_and_tail(daemon: Daemon) -> None:
 
 
 def test_logs_show_the_last_state_of_a_progress_bar(daemon: Daemon) -> None:
-    code = "import sys\nfor n in range(1000): print(f'\\r{n}%', end='', flush=True, file=sys.stderr)\nprint('\\rdone')"
+    code = "import sys\nfor n in range(1000): print(f'\\r{n}%', end='', flush=True, file=sys.stderr)\nprint('\\rdone', file=sys.stderr)"
     with RemoteExecutor(additional_authorized_imports=["sys"], **daemon.access) as executor:
         assert executor(code).logs == "done\n"
 

@@ -126,7 +126,7 @@ def test_a_failed_evaluation_is_one_exception_that_names_the_outcome(executor: R
     with pytest.raises(EvaluationError, match="NameError") as raised:
         executor.evaluate("nobody")
     assert raised.value.outcome is Outcome.EXCEPTION
-    with pytest.raises(InvalidRequest, match="no expression"):
+    with pytest.raises(InvalidRequest, match="not an expression"):
         executor.evaluate("x = 1")
 
 

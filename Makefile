@@ -12,7 +12,6 @@ unexport PYTHONDONTWRITEBYTECODE
 BACKEND ?= local
 IMAGES ?=
 BASE ?=
-FLEET ?= redirect proxy
 VERSIONS ?=
 ARGS ?=
 # Processes that run tests. Tests wait more than they compute: three for each processor.
@@ -20,12 +19,11 @@ WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 # Half as many where each of them has a front and two nodes of its own.
 FLEET_WORKERS ?= $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
 
-# Those whose daemon is the one of tests/integration/conftest.py.
+# Those whose daemon is the one of tests/integration/conftest.py, and those whose server is the one of tests/rpc/edge.py.
 FLEET_TESTS := $(addprefix tests/integration/test_, smolagents*.py evaluate.py client_everything.py asyncio_client.py \
 	round_trips.py large_answers.py missing_modules.py mcp.py session_owners.py cli_executor.py client_processes.py \
-	client_watches.py savepoints.py named_sessions.py ports.py cli_port_forward.py state_export.py network_tools.py)
-# Those whose server is the one of tests/rpc/edge.py. Their sessions have no node of their own that clients could follow.
-FLEET_PROXY_TESTS := tests/rpc/test_edge_*.py tests/rpc/test_admin*.py
+	client_watches.py savepoints.py named_sessions.py ports.py cli_port_forward.py state_export.py network_tools.py) \
+	tests/rpc/test_edge_*.py tests/rpc/test_admin*.py
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -145,13 +143,9 @@ test-forked: $(STAMP)  ## Run the contract and the attacks on sandboxes of the l
 		-k local tests/contract tests/security $(ARGS)
 
 .PHONY: test-fleet
-test-fleet: $(STAMP)  ## Run the contract and the tests of agents, clients and calls through a front (FLEET=redirect|proxy)
-	@for fleet in $(FLEET); do \
-		tests="$(FLEET_TESTS)"; \
-		if [[ $$fleet == proxy ]]; then tests+=" $(FLEET_PROXY_TESTS)"; fi; \
-		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --all --workers=$(FLEET_WORKERS) tests/contract $(ARGS); \
-		EXECUTOR_TEST_FLEET=$$fleet $(BIN)/python -m pytest --workers=$(FLEET_WORKERS) $$tests $(ARGS); \
-	done
+test-fleet: $(STAMP)  ## Run the contract and the tests of agents, clients and calls through a front
+	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest --all --workers=$(FLEET_WORKERS) tests/contract $(ARGS)
+	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest --workers=$(FLEET_WORKERS) $(FLEET_TESTS) $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")

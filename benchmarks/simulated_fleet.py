@@ -58,7 +58,7 @@ class SimulatedFleet:
     def link_all(self, sessions: int) -> None:
         """Links each node, which reports so many sessions."""
         for name in self.names:
-            self.links[name] = self.members.linked(NodeHello(name, 1, name, f"{name}:1"), self.now_s)
+            self.links[name] = self.members.linked(NodeHello(name, 1, name), self.now_s)
             opened = tuple(
                 NodeSession(new_session_id(name, 1), self.tenant(), f"request-{next(self.numbers):032x}")
                 for _ in range(sessions)

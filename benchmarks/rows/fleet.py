@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from benchmarks.bench import Bench, serving
-from benchmarks.figures import AtMost, AtMostMore, AtMostTimes, Figure, Reference, in_turns, timed
+from benchmarks.figures import AtMost, AtMostMore, Figure, Reference, in_turns, timed
 from benchmarks.references import Unmeasurable
 from benchmarks.rows.sessions import warm_session
 from executor_client import ExecutorClient, ExecutorClientError, Session
@@ -63,22 +63,19 @@ def creation(bench: Bench) -> Iterator[Figure]:
 
 
 def execution(bench: Bench) -> Iterator[Figure]:
-    """`execute("1+1")` in a session that was redirected to its node, and in one whose calls the front passes on."""
+    """`execute("1+1")` and a large output, in a session of a fleet and in one of a daemon alone."""
     with ExitStack() as stack:
         alone = stack.enter_context(serving("local", _NO_POOL))
-        _, redirected = stack.enter_context(_of_one_node())
-        _, passed_on = stack.enter_context(_of_one_node(front_config="proxy = true\n"))
+        _, passed_on = stack.enter_context(_of_one_node())
         direct = stack.enter_context(alone.daemon.client(alone.daemon.tcp_address))
-        sessions = [each.create_session(authorized_imports=["numpy"]) for each in (redirected, passed_on, direct)]
+        sessions = [each.create_session(authorized_imports=["numpy"]) for each in (passed_on, direct)]
         one = partial(_execute, code="1+1")
-        redirected_ms, passed_on_ms, direct_ms = in_turns(_EXECUTIONS, *(partial(one, each) for each in sessions))
+        passed_on_ms, direct_ms = in_turns(_EXECUTIONS, *(partial(one, each) for each in sessions))
         reference = Reference("a daemon alone", direct_ms)
-        yield Figure("execute 1+1, redirected", "ms", redirected_ms, reference, AtMostTimes(1.1))
         yield Figure("execute 1+1, through the front", "ms", passed_on_ms, reference)
         large = partial(_execute, code=f"b'x' * {_OUTPUT_BYTES}")
-        redirected_ms, passed_on_ms, direct_ms = in_turns(_OUTPUTS, *(partial(large, each) for each in sessions))
+        passed_on_ms, direct_ms = in_turns(_OUTPUTS, *(partial(large, each) for each in sessions))
         reference = Reference("a daemon alone", direct_ms)
-        yield Figure("10 MB as an output, redirected", "ms", redirected_ms, reference, AtMostTimes(1.1), by_best=True)
         yield Figure("10 MB as an output, through the front", "ms", passed_on_ms, reference, by_best=True)
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncSessionTransport, AsyncTransports, run_blocking, wait_for
+from executor_client._aio import AsyncSessionTransport, AsyncTransport, run_blocking, wait_for
 from executor_client._core import convert, endpoint, missing_modules, requests
 from executor_client._core.arguments import checks_calls
 from executor_client._core.endpoint import TlsConfig
@@ -57,12 +57,8 @@ class AsyncExecutorClient(ShortRepr):
     interpreter exits, when no object refers to them any more, and `owner_grace_s` (a limit) after the process was
     killed or lost the daemon. A session that another client has found by `get_session` stays as long as that one does.
 
-    The front of a fleet names the node that has a session, and the session's calls go there, with the same token: from
-    a front on this machine to this machine only; with a `ca` of one's own to each host that it vouches for; else to the
-    front's own host and to hosts below it. `fleet_domain`, by default $EXECUTOR_FLEET_DOMAIN, is the domain of nodes on
-    other machines where they have another. Any other address raises ConfigurationError. A session is LOST with its node
-    as soon as the front says so: within five seconds of the node's end, or 14 seconds after the front is back if both
-    died together.
+    A session of a fleet is LOST with its node within five seconds of the node's end, or 14 seconds after the front is
+    back if both died together.
 
     Raises ConfigurationError.
     """
@@ -82,7 +78,6 @@ class AsyncExecutorClient(ShortRepr):
         image_timeout_s: float = IMAGE_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
         on_wait: OnWait | None = None,
-        fleet_domain: str | None = None,
     ) -> None:
         timeouts = Timeouts(
             connect_s=connect_timeout_s,
@@ -91,8 +86,7 @@ class AsyncExecutorClient(ShortRepr):
             busy_s=busy_timeout_s,
             image_s=image_timeout_s,
         )
-        self._transports = AsyncTransports(endpoint.resolve(address, token, tls, fleet_domain), timeouts, on_wait)
-        self._transport = self._transports.front
+        self._transport = AsyncTransport(endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
         self._daemon: LocalDaemon | None = None
         self._lease = self._new_lease()
@@ -264,7 +258,7 @@ class AsyncExecutorClient(ShortRepr):
         self._transport.check_caller()
         with contextlib.suppress(TimeoutError):
             await wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
-        await self._transports.close()
+        await self._transport.close()
         if self._daemon is not None:
             await run_blocking(self._daemon.close)
 
@@ -291,10 +285,9 @@ class AsyncExecutorClient(ShortRepr):
         return response
 
     def _session(self, lease: ClientLease, info: SessionInfo, *, made: bool) -> AsyncSession:
-        """Raises ConfigurationError for a session at an address that the token may not be sent to."""
-        transport = AsyncSessionTransport(self._transports, info)
+        transport = AsyncSessionTransport(self._transport, info)
         session = AsyncSession(transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)
-        transport.held = lease.hold(session, info, transport.current.endpoint, made=made)
+        lease.hold(session, info, made=made)
         return session
 
     async def __aenter__(self) -> Self:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 
-from executor_client._aio import AsyncSessionTransport, AsyncToolCalls, OnEvent, notify
+from executor_client._aio import AsyncSessionTransport, AsyncToolCalls, OnEvent, notify, sleep
 from executor_client._core.assembler import EventGap, ToolRequest
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CANCEL_GRACE_S
 from executor_client._core.quiet_grpc import grpc
-from executor_client._core.status import SessionElsewhere
-from executor_client.errors import ExecutorClientError, NotFoundError, PreconditionError
+from executor_client.errors import ExecutorClientError, PreconditionError
 from executor_client.results import ExecutionResult
 
 
@@ -32,7 +31,7 @@ async def drive(
         cause: grpc.RpcError | EventGap | None = None
         try:
             async for message in stream:
-                transport.current.answered = True
+                transport.daemon.answered = True
                 fed = execution.feed(message)
                 if execution.assembler.result is not None:
                     await stream.finish()
@@ -58,15 +57,11 @@ async def _await_next(
 ) -> ExecutionResult | None:
     """Waits before the next stream. Returns the result instead when the execution was lost with its node."""
     try:
-        delay_s = execution.interrupted(cause, time.monotonic())
-        await transport.pause(delay_s, is_away=execution.is_away)
-    except SessionElsewhere as elsewhere:
-        transport.follow(elsewhere, execution.redirected())
-    except (NotFoundError, PreconditionError) as error:
-        lost = await transport.loss(error)
-        if lost is None or not execution.may_have_begun:
-            raise lost or error from None
-        return execution.assembler.lost(lost.why, generation)
+        await sleep(execution.interrupted(cause, time.monotonic()))
+    except PreconditionError as error:
+        if not (transport.is_lost(error) and execution.may_have_begun):
+            raise
+        return execution.assembler.lost(error.message, generation)
     return None
 
 

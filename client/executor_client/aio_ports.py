@@ -190,8 +190,8 @@ class _Call:
 async def _opened(transport: AsyncSessionTransport, session_id: str, port: int) -> _Call:
     """Makes the call and waits until the connection is open. Raises ExecutorClientError."""
     transport.check()
-    with transport.current.calling():
-        call = transport.current.duplex(transport.stub.ForwardPort)
+    with transport.daemon.calling():
+        call = transport.daemon.duplex(transport.stub.ForwardPort)
         messages = aiter(call)
         try:
             await call.write(pb.ForwardPortRequest(open=pb.OpenPort(session_id=session_id, port=port)))
@@ -213,7 +213,7 @@ async def _pass_on(
 ) -> None:
     sending = asyncio.create_task(_send(opened.call, reader))
     try:
-        with transport.current.calling():
+        with transport.daemon.calling():
             async for message in opened.messages:
                 if message.WhichOneof("part") == "data":
                     writer.write(message.data)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncEventStream, AsyncSessionTransport, Lock
+from executor_client._aio import AsyncEventStream, AsyncSessionTransport, Lock, sleep
 from executor_client._core import process as core
 from executor_client._core.arguments import checks_calls
 from executor_client._core.assembler import EventGap
@@ -23,10 +23,8 @@ from executor_client._core.limits import CANCEL_GRACE_S, INTERRUPT_GRACE_S
 from executor_client._core.process import FollowedProcess
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.short_repr import ShortRepr
-from executor_client._core.status import SessionElsewhere
 from executor_client.errors import (
     CallTimeoutError,
-    NotFoundError,
     PreconditionError,
     ProtocolError,
 )
@@ -150,7 +148,7 @@ class AsyncProcess(ShortRepr):
             cause: grpc.RpcError | EventGap | None = None
             try:
                 async for message in stream:
-                    self._transport.current.answered = True
+                    self._transport.daemon.answered = True
                     event = self._followed.feed(message)
                     if self._followed.has_ended():
                         self._stream = None
@@ -183,15 +181,11 @@ class AsyncProcess(ShortRepr):
     async def _await_next(self, cause: grpc.RpcError | EventGap | None) -> None:
         """Waits before the next stream. Raises the error for the caller when another stream cannot help."""
         try:
-            delay_s = self._followed.interrupted(cause, time.monotonic())
-            await self._transport.pause(delay_s, is_away=self._followed.is_away)
-        except SessionElsewhere as elsewhere:
-            self._transport.follow(elsewhere, self._followed.redirected())
-        except (NotFoundError, PreconditionError) as error:
-            lost = await self._transport.loss(error)
-            if lost is None or not self._followed.may_have_begun:
-                raise lost or error from None
-            self._followed.lost(lost.why)
+            await sleep(self._followed.interrupted(cause, time.monotonic()))
+        except PreconditionError as error:
+            if not (self._transport.is_lost(error) and self._followed.may_have_begun):
+                raise
+            self._followed.lost(error.message)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Steering

@@ -70,10 +70,8 @@ class AsyncSession(AsyncSessionUndo):
     async def refresh(self) -> SessionInfo:
         """Asks the daemon for the session's present state."""
         request = pb.GetSessionRequest(session_id=self.session_id)
-        response = await self._transport.call_front("GetSession", request)
-        info = self._described(response.session)
-        self._transport.described(info)
-        return info
+        response = await self._transport.call(self._transport.stub.GetSession, request)
+        return self._described(response.session)
 
     async def keep_alive(self) -> SessionInfo:
         """Starts the session's idle time again."""
@@ -108,7 +106,7 @@ class AsyncSession(AsyncSessionUndo):
         Raises PreconditionError (NAME_TAKEN) when another session of the caller has it.
         """
         request = requests.rename(self.session_id, name)
-        response = await self._transport.call_front("RenameSession", request)
+        response = await self._transport.call(self._transport.stub.RenameSession, request)
         return self._described(response.session)
 
     @property
@@ -347,7 +345,12 @@ class AsyncSession(AsyncSessionUndo):
                 return
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
-                await self._transport.delete(request, within_s, self._turn("to end"))
+                await self._transport.repeat(
+                    lambda: self._transport.once(self._transport.stub.DeleteSession, request),
+                    within_s=within_s,
+                    awaited=self._turn("to end"),
+                )
+                self._lease.closed(self.session_id)
             self._transport.closed()
             self._closed = True
         await self._tool_pool.close()

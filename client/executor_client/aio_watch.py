@@ -50,9 +50,9 @@ class AsyncFileWatch(ShortRepr):
 
     async def _next(self, stream: AsyncEventStream) -> Any:
         """Returns the next message; None after the last."""
-        with self._transport.current.calling():
+        with self._transport.daemon.calling():
             async for message in stream:
-                self._transport.current.answered = True
+                self._transport.daemon.answered = True
                 return message
         return None
 

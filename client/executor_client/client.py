@@ -28,7 +28,7 @@ from executor_client._core.requests import LimitsLike
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
-from executor_client._sync import ClientLease, SessionTransport, Transports, run_blocking, wait_for
+from executor_client._sync import ClientLease, SessionTransport, Transport, run_blocking, wait_for
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
 from executor_client.results import EnvironmentInfo, Policy, SessionInfo, SessionState
 from executor_client.session import Session
@@ -56,12 +56,8 @@ class ExecutorClient(ShortRepr):
     interpreter exits, when no object refers to them any more, and `owner_grace_s` (a limit) after the process was
     killed or lost the daemon. A session that another client has found by `get_session` stays as long as that one does.
 
-    The front of a fleet names the node that has a session, and the session's calls go there, with the same token: from
-    a front on this machine to this machine only; with a `ca` of one's own to each host that it vouches for; else to the
-    front's own host and to hosts below it. `fleet_domain`, by default $EXECUTOR_FLEET_DOMAIN, is the domain of nodes on
-    other machines where they have another. Any other address raises ConfigurationError. A session is LOST with its node
-    as soon as the front says so: within five seconds of the node's end, or 14 seconds after the front is back if both
-    died together.
+    A session of a fleet is LOST with its node within five seconds of the node's end, or 14 seconds after the front is
+    back if both died together.
 
     Raises ConfigurationError.
     """
@@ -81,7 +77,6 @@ class ExecutorClient(ShortRepr):
         image_timeout_s: float = IMAGE_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
         on_wait: OnWait | None = None,
-        fleet_domain: str | None = None,
     ) -> None:
         timeouts = Timeouts(
             connect_s=connect_timeout_s,
@@ -90,8 +85,7 @@ class ExecutorClient(ShortRepr):
             busy_s=busy_timeout_s,
             image_s=image_timeout_s,
         )
-        self._transports = Transports(endpoint.resolve(address, token, tls, fleet_domain), timeouts, on_wait)
-        self._transport = self._transports.front
+        self._transport = Transport(endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
         self._daemon: LocalDaemon | None = None
         self._lease = self._new_lease()
@@ -263,7 +257,7 @@ class ExecutorClient(ShortRepr):
         self._transport.check_caller()
         with contextlib.suppress(TimeoutError):
             wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
-        self._transports.close()
+        self._transport.close()
         if self._daemon is not None:
             run_blocking(self._daemon.close)
 
@@ -290,10 +284,9 @@ class ExecutorClient(ShortRepr):
         return response
 
     def _session(self, lease: ClientLease, info: SessionInfo, *, made: bool) -> Session:
-        """Raises ConfigurationError for a session at an address that the token may not be sent to."""
-        transport = SessionTransport(self._transports, info)
+        transport = SessionTransport(self._transport, info)
         session = Session(transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)
-        transport.held = lease.hold(session, info, transport.current.endpoint, made=made)
+        lease.hold(session, info, made=made)
         return session
 
     def __enter__(self) -> Self:

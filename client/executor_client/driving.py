@@ -10,9 +10,8 @@ from executor_client._core.assembler import EventGap, ToolRequest
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CANCEL_GRACE_S
 from executor_client._core.quiet_grpc import grpc
-from executor_client._core.status import SessionElsewhere
-from executor_client._sync import OnEvent, SessionTransport, ToolCalls, notify
-from executor_client.errors import ExecutorClientError, NotFoundError, PreconditionError
+from executor_client._sync import OnEvent, SessionTransport, ToolCalls, notify, sleep
+from executor_client.errors import ExecutorClientError, PreconditionError
 from executor_client.results import ExecutionResult
 
 
@@ -33,7 +32,7 @@ def drive(
         cause: grpc.RpcError | EventGap | None = None
         try:
             for message in stream:
-                transport.current.answered = True
+                transport.daemon.answered = True
                 fed = execution.feed(message)
                 if execution.assembler.result is not None:
                     stream.finish()
@@ -59,15 +58,11 @@ def _await_next(
 ) -> ExecutionResult | None:
     """Waits before the next stream. Returns the result instead when the execution was lost with its node."""
     try:
-        delay_s = execution.interrupted(cause, time.monotonic())
-        transport.pause(delay_s, is_away=execution.is_away)
-    except SessionElsewhere as elsewhere:
-        transport.follow(elsewhere, execution.redirected())
-    except (NotFoundError, PreconditionError) as error:
-        lost = transport.loss(error)
-        if lost is None or not execution.may_have_begun:
-            raise lost or error from None
-        return execution.assembler.lost(lost.why, generation)
+        sleep(execution.interrupted(cause, time.monotonic()))
+    except PreconditionError as error:
+        if not (transport.is_lost(error) and execution.may_have_begun):
+            raise
+        return execution.assembler.lost(error.message, generation)
     return None
 
 

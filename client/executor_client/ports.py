@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from executor_client._aio import AsyncSessionTransport, AsyncTransports
+from executor_client._aio import AsyncSessionTransport, AsyncTransport
 from executor_client._core.short_repr import ShortRepr
 from executor_client._sync import SessionTransport
 from executor_client.aio_ports import AsyncPortForward, AsyncSessionPorts
@@ -122,9 +122,9 @@ class _Loop:
     """An event loop in a thread, with a transport to the session of its own."""
 
     def __init__(self, transport: SessionTransport, info: SessionInfo) -> None:
-        self._front = transport.front
+        self._daemon = transport.daemon
         self._info = info
-        self._transports: AsyncTransports | None = None
+        self._transport: AsyncTransport | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="executor-ports", daemon=True)
         self._thread.start()
@@ -149,14 +149,14 @@ class _Loop:
 
     def _ports(self) -> AsyncSessionPorts:
         """Returns the ports, on a channel that is made in the loop that uses it."""
-        if self._transports is None:
-            self._transports = AsyncTransports(self._front.endpoint, self._front.timeouts)
-        return AsyncSessionPorts(AsyncSessionTransport(self._transports, self._info), self._info)
+        if self._transport is None:
+            self._transport = AsyncTransport(self._daemon.endpoint, self._daemon.timeouts)
+        return AsyncSessionPorts(AsyncSessionTransport(self._transport, self._info), self._info)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        if self._transports is not None:
-            self._loop.run_until_complete(self._transports.close())
+        if self._transport is not None:
+            self._loop.run_until_complete(self._transport.close())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()

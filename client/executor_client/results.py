@@ -244,7 +244,7 @@ class SessionInfo(ShortRepr):
     those that the policy added because `authorized_imports` needs them. `environment_id` names that environment.
     `images_with_missing` are images that have all of the `missing_modules`, as far as the daemon has seen.
 
-    `node` is the node of a fleet that has the session, and `address` the one at which that node serves clients.
+    `node` is the node of a fleet that has the session.
     """
 
     session_id: str
@@ -273,7 +273,6 @@ class SessionInfo(ShortRepr):
     environment_id: str = ""  # empty without packages
     images_with_missing: tuple[str, ...] = ()
     node: str = ""  # empty: the daemon belongs to no fleet
-    address: str = ""  # empty: that of the client
     name: str = ""  # unique among the caller's sessions; empty: it has none
     env_names: tuple[str, ...] = ()  # names of its environment variables; their values stay in its sandbox
 

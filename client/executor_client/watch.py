@@ -51,9 +51,9 @@ class FileWatch(ShortRepr):
 
     def _next(self, stream: EventStream) -> Any:
         """Returns the next message; None after the last."""
-        with self._transport.current.calling():
+        with self._transport.daemon.calling():
             for message in stream:
-                self._transport.current.answered = True
+                self._transport.daemon.answered = True
                 return message
         return None
 

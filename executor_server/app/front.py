@@ -255,7 +255,6 @@ def _fleet(config: Config, dialer: Dialers, control: _Control, knowledge: _Knowl
         lambda: control.fleet.current,
         news,
         version=VERSION,
-        proxy=config.fleet.proxy,
         wrong_retry_s=config.fleet.wrong_retry_s,
     )
 

@@ -5,7 +5,6 @@ Without `fleet.role = "node"` nothing of this is made, and a daemon works as if 
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -23,7 +22,7 @@ from executor_server.app.node_reports import EndedSessions, NodeReports
 from executor_server.app.parts import Parts
 from executor_server.app.settings import policy_of
 from executor_server.config import Config, ConfigError, StateDir
-from executor_server.core import InvalidRequest, TcpAddress, addresses
+from executor_server.core import InvalidRequest, addresses
 from executor_server.fleet import (
     MAX_NODE_SESSIONS,
     CertificateError,
@@ -65,9 +64,8 @@ _log = structlog.get_logger(__name__)
 class NodeIds(SessionIds):
     """Ids that name the node and the epoch: every one of an earlier epoch is known to be lost."""
 
-    def __init__(self, node: str, address: str, epoch: Callable[[], int]) -> None:
+    def __init__(self, node: str, epoch: Callable[[], int]) -> None:
         self.node = node
-        self.address = address
         self._epoch = epoch
 
     def new(self) -> str:
@@ -105,10 +103,10 @@ class Node:
         self._lease = NodeLease(record, self._files.write_record, timing, lease_clock(), time.monotonic)
         # One for each server: a guard keeps the handlers of the server that it is part of.
         self._client_guard, self._front_guard = LeaseGuard(self._serves), LeaseGuard(self._serves)
-        self.ids = NodeIds(credentials.member.node, _address_of(config), lambda: self._lease.epoch)
+        self.ids = NodeIds(credentials.member.node, lambda: self._lease.epoch)
         self.ended = EndedSessions(self.ids.node)
         self._begins: Sequence[Callable[[], Awaitable[None]]] = ()
-        _log.info("fleet_node", node=self.ids.node, epoch=record.epoch, address=self.ids.address)
+        _log.info("fleet_node", node=self.ids.node, epoch=record.epoch)
 
     def _adapted(self, config: Config) -> Config:
         """Returns the configuration with the front's policy, tokens and state key.
@@ -214,7 +212,6 @@ class _Linked:
             node=self._ids.node,
             epoch=self._fencing.epoch,
             instance=self._fencing.instance,
-            address=self._ids.address,
             labels=self._labels,
             program_version=VERSION,
         )
@@ -255,25 +252,3 @@ def _problems(config: Config) -> Iterator[str]:
         wire.labels_from(config.fleet.labels.items(), "fleet.labels")
     except InvalidRequest as error:
         yield error.message
-
-
-def _address_of(config: Config) -> str:
-    """Returns the address at which clients reach this node. Raises ConfigError."""
-    if config.fleet.address is not None:
-        try:
-            return wire.address_from(config.fleet.address, "fleet.address")
-        except InvalidRequest as error:
-            raise ConfigError([error.message]) from error
-    for text in config.server.listen:
-        address = addresses.parse(text)
-        if isinstance(address, TcpAddress) and address.port and not _is_any(address):
-            return text
-    raise ConfigError(["fleet.address: is missing, and server.listen has no address that clients could connect to"])
-
-
-def _is_any(address: TcpAddress) -> bool:
-    """True for the address that stands for all addresses of this machine."""
-    try:
-        return ipaddress.ip_address(address.host).is_unspecified
-    except ValueError:
-        return False

@@ -16,7 +16,7 @@ NodeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$")
 
 _SOURCES = ("nodes", "dns", "nodes_file")
 _OF_FRONT = (*_SOURCES, "refused_nodes")
-_OF_NODE = ("listen", "address", "labels")
+_OF_NODE = ("listen", "labels")
 
 
 def _is_tcp(text: str) -> bool:
@@ -47,8 +47,6 @@ class FleetSection(Section):
     refused_nodes: Annotated[tuple[NodeName, ...], Field(max_length=4096)] = ()
     """The names of nodes that the front links to no more, as when a certificate was stolen. SIGHUP and `executor-server
     admin reload` read them again, and close the links of those that are new."""
-    proxy: bool = False
-    """True when the front passes calls for sessions on to their nodes, for clients that can't reach nodes."""
     park_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 5.0
     """Seconds that a request for a session waits for a place when all nodes are full."""
     report_interval_s: Seconds = 0.5
@@ -64,8 +62,6 @@ class FleetSection(Section):
     # -- of a node
     listen: _TcpAddress | None = None
     """The address at which the node serves its front, `HOST:PORT`."""
-    address: str | None = None
-    """The address at which clients reach the node. Not set: the first TCP address of `server.listen`."""
     labels: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     """Labels of the node, for clients that ask for some with `node_labels`."""
 

@@ -23,7 +23,6 @@ from executor_server.core.errors import (
     ImageNotReady,
     InvalidRequest,
     ModulesMissing,
-    NodeElsewhere,
     NotFound,
     OutOfRange,
     PolicyViolation,

@@ -104,16 +104,6 @@ class PreconditionFailed(ExecutorError):
     """The thing exists but its state does not allow this."""
 
 
-class NodeElsewhere(PreconditionFailed):
-    """The session is on a node that the caller has to ask itself, at `address`."""
-
-    def __init__(self, node: str, address: str) -> None:
-        message = f"the session is on the node {node}, which serves at {address}; ask there, with the same token"
-        super().__init__(Reason.NODE_ELSEWHERE, message)
-        self.node = node
-        self.address = address
-
-
 class OutOfRange(ExecutorError):
     """A position past the end."""
 

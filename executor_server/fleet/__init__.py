@@ -37,7 +37,6 @@ from executor_server.fleet.member import Link, Lost, MemberState, Whereabouts
 from executor_server.fleet.member import Member as KnownNode
 from executor_server.fleet.members import TICK_S, Members
 from executor_server.fleet.messages import (
-    MAX_ADDRESS_CHARS,
     MAX_BACKENDS,
     MAX_IMAGES,
     MAX_LABEL_CHARS,

@@ -28,7 +28,6 @@ MAX_LABEL_CHARS = 64
 MAX_VERSION_CHARS = 64
 MAX_NAME_CHARS = 64
 """Characters of an id, a digest, and the name of a tenant, a backend or an image."""
-MAX_ADDRESS_CHARS = 300
 MAX_PROBLEM_CHARS = 2000
 
 
@@ -50,7 +49,6 @@ class NodeHello:
     node: str
     epoch: int
     instance: str
-    address: str
     labels: Mapping[str, str] = field(default_factory=dict)
     protocol: int = PROTOCOL
     program_version: str = ""

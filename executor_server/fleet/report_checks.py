@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sized
 
 from executor_server.fleet.ids import MAX_EPOCH, epoch_of, is_node_name, node_of
 from executor_server.fleet.messages import (
-    MAX_ADDRESS_CHARS,
     MAX_BACKENDS,
     MAX_IMAGES,
     MAX_LABELS,
@@ -39,7 +38,6 @@ def check_hello(hello: NodeHello) -> None:
         raise NodeRefused("the node's name must be 1 to 24 of a-z, 0-9 and inner hyphens")
     _check_number("epoch", hello.epoch, 1, MAX_EPOCH - 1)
     _check_text("instance", hello.instance, least=1)
-    _check_text("address", hello.address, most=MAX_ADDRESS_CHARS)
     _check_text("program_version", hello.program_version)
     _check_count("labels", hello.labels, MAX_LABELS)
     for key, value in hello.labels.items():

@@ -111,9 +111,7 @@ def _up(engine: Engine, plan: Plan, expected: int | None, say: Say) -> dict[str,
             f"""one with `ray start ... --resources='{{"{RESOURCE}": 1}}'`."""
         )
     directory = plan.front_directory or plan.files.front.root
-    settings = FrontSettings(
-        str(plan.files.root), str(directory), plan.config, dict(plan.selector or {}), plan.address is None
-    )
+    settings = FrontSettings(str(plan.files.root), str(directory), plan.config, dict(plan.selector or {}))
     actor = engine.front_actor(engine.own_node(), FrontActor, settings, soft=plan.front_directory is not None)
     say("Waiting for the front and the nodes.")
     deadline = time.monotonic() + UP_TIME_S

@@ -6,7 +6,6 @@ get their content from it; addresses and the state directory are chosen here; of
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -17,13 +16,12 @@ from executor_server.fleet_ray.layout import FrontFiles, NodeFiles
 from executor_server.fleet_ray.processes import write_whole
 
 LINK_PORT = 50061
-CLIENT_PORT = 50051
 FENCE_S = 60.0
 """Seconds of `fleet.fence_s` where the configuration has none: nodes end their sandboxes when no front comes back in
 them, and a loaded Ray took up to 36 s to start one again (docs/performance.md)."""
 
-_OF_A_NODE = ("listen", "address", "labels")
-_OF_A_FRONT = ("nodes", "dns", "nodes_file", "proxy", "park_s")
+_OF_A_NODE = ("listen", "labels")
+_OF_A_FRONT = ("nodes", "dns", "nodes_file", "park_s")
 _TLS = ("tls_cert", "tls_key", "tls_client_ca")
 # The front sends what these files hold.
 _SENT = {"server": ("token_file",), "policy": ("file",), "state": ("key_file",)}
@@ -38,14 +36,12 @@ def check_config(text: str) -> None:
         validated(Config, {**sections, "fleet": {**fleet, "certificates": "/certificates"}})
 
 
-def write_front_config(files: FrontFiles, text: str, *, is_local: bool) -> Config:
-    """Writes the configuration of the front; `is_local` when all nodes are on its machine. Raises ConfigError."""
+def write_front_config(files: FrontFiles, text: str) -> Config:
+    """Writes the configuration of the front. Raises ConfigError."""
     sections = _sections(text)
     server = sections["server"]
     server["state_dir"] = str(files.daemon.state_dir)
     fleet = _without(sections["fleet"], _OF_A_NODE)
-    # Without TLS nodes can't listen for clients of other machines, so the front passes their calls on.
-    fleet.setdefault("proxy", "tls_cert" not in server and not is_local)
     fleet |= {
         "role": "front",
         "certificates": str(files.authority / "front"),
@@ -57,15 +53,18 @@ def write_front_config(files: FrontFiles, text: str, *, is_local: bool) -> Confi
 def write_node_config(files: NodeFiles, text: str, host: str, labels: Mapping[str, str]) -> Config:
     """Writes the configuration of a node that is reached at the IP address `host`. Raises ConfigError.
 
-    The ports are chosen when the node is made, and stay: clients of its sessions know them.
+    The port is chosen when the node is made, and stays: the front knows it.
     """
     sections = _sections(text)
     for section, keys in _SENT.items():
         if section in sections:
             sections[section] = _without(sections[section], keys)
     before = load(files.daemon.config_file) if files.daemon.config_file.exists() else None
-    server = sections["server"]
-    server["state_dir"] = str(files.daemon.state_dir)
+    server = _without(sections["server"], _TLS)
+    server |= {
+        "state_dir": str(files.daemon.state_dir),
+        "listen": [f"unix:{files.daemon.state_dir / 'executor.sock'}"],
+    }
     fleet = _without(sections["fleet"], _OF_A_FRONT)
     fleet |= {
         "role": "node",
@@ -73,13 +72,6 @@ def write_node_config(files: NodeFiles, text: str, host: str, labels: Mapping[st
         "listen": _kept(before.fleet.listen if before is not None else None, host, LINK_PORT),
         "labels": {**fleet.get("labels", {}), **labels},
     }
-    if _is_reached(sections, host):
-        fleet["address"] = _kept(before.fleet.address if before is not None else None, host, CLIENT_PORT)
-        server["listen"] = [fleet["address"]]
-    else:
-        server = _without(server, _TLS)
-        fleet["address"] = f"unix:{files.daemon.state_dir / 'executor.sock'}"
-        server["listen"] = [fleet["address"]]
     return _written(files.daemon, {**sections, "server": server, "fleet": fleet})
 
 
@@ -93,13 +85,6 @@ def _sections(text: str) -> dict[str, Any]:
 
 def _without(section: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key not in keys}
-
-
-def _is_reached(sections: Mapping[str, Any], host: str) -> bool:
-    """True when clients reach the nodes themselves; else the front passes their calls on."""
-    if sections["fleet"].get("proxy"):
-        return False
-    return "tls_cert" in sections["server"] or ipaddress.ip_address(host).is_loopback
 
 
 def _written(daemon: OwnDaemon, sections: Mapping[str, Any]) -> Config:

@@ -49,8 +49,6 @@ class FrontSettings:
     front_directory: str
     config: str
     selector: Mapping[str, str]
-    is_local: bool
-    """True when all of Ray's nodes are on one machine, at loopback addresses."""
 
 
 class FrontActor:
@@ -175,7 +173,7 @@ class FrontActor:
         return settings_for
 
     def _prepare(self) -> None:
-        write_front_config(self._files, self._settings.config, is_local=self._settings.is_local)
+        write_front_config(self._files, self._settings.config)
 
     def _report(self, problem: str) -> None:
         if problem != self._problem:

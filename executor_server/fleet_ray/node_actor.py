@@ -71,9 +71,9 @@ class NodeActor:
         identity = self._files.daemon.identity()
         try:
             fleet = load(self._files.daemon.config_file).fleet
-            link, address = fleet.listen or "", fleet.address or ""
+            link = fleet.listen or ""
         except ConfigError:  # it was never started
-            link = address = ""
+            link = ""
         return {
             "name": self._name,
             "ray_node": self._settings.ray_node,
@@ -83,7 +83,6 @@ class NodeActor:
             "restarts": self._watcher.restarts,
             "certified": self._is_certified(),
             "link": link,
-            "address": address,
             "problem": self._problem or self._watcher.problem,
         }
 

@@ -31,7 +31,6 @@ from executor_server.core import (
     Forbidden,
     InvalidRequest,
     ModulesMissing,
-    NodeElsewhere,
     NotFound,
     OutOfRange,
     PolicyViolation,
@@ -119,8 +118,6 @@ def _metadata_of(error: ExecutorError) -> Mapping[str, str]:
     """Returns what programs read of an error, beside its reason."""
     if isinstance(error, ModulesMissing):
         return {"modules": _modules_to(error.modules)}
-    if isinstance(error, NodeElsewhere):
-        return {"node": error.node, "address": error.address}
     if isinstance(error, Unavailable) and error.progress is not None:
         progress = error.progress
         step, unit = _cut(progress.step, MAX_PROGRESS_BYTES), _cut(progress.unit, MAX_PROGRESS_BYTES)

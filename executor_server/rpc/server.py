@@ -51,7 +51,7 @@ OTHER_METHODS = "other"
 # Seconds in which a connection must finish its handshake; gRPC's default is two minutes.
 HANDSHAKE_TIMEOUT_S = 10.0
 # Seconds between pings of a client that are not taken for a flood, and pings that may come sooner.
-# Clients of a fleet send one each second while they wait for a node, to learn soon that it hangs.
+# A front pings its nodes, to learn soon that one hangs.
 MIN_CLIENT_PING_INTERVAL_S = 0.5
 MAX_PING_STRIKES = 2
 # Calls that have arrived and that no handler has taken yet. Above the first number gRPC resets some at random, of any

@@ -73,7 +73,7 @@ class Session:
         self.python_version, self.create_time_s = record.python_version, record.create_time_s
         self.missing_modules: tuple[str, ...] = ()  # needed or authorized, and not in the sandbox
         self.images_with_missing: tuple[str, ...] = ()  # those that are known to have all of these
-        self.node, self.address = hooks.ids.node, hooks.ids.address
+        self.node = hooks.ids.node
         self.environment_id = hooks.environment_of(record.sandbox_id) if record.spec.sandbox.packages else ""
         self._admission, self._observer = hooks.admission, hooks.observer
         self._sandbox, self._channel = sandbox, channel

@@ -12,8 +12,6 @@ class SessionIds:
 
     node = ""
     """The name of the node; empty without a fleet."""
-    address = ""
-    """The address at which clients reach it; empty: they use the one they have."""
 
     def new(self) -> str:
         return secrets.token_hex(_RANDOM_BYTES)

@@ -31,12 +31,12 @@ RUNNING = "print(call(), flush=True)\nimport time\nwhile True: time.sleep(0.05)"
 
 @pytest.fixture
 def machines() -> Iterator[Fleet]:
-    """Clients use the front as proxy: it alone is on the network of the nodes."""
+    """The front alone is on the network of the nodes."""
     require("local")
     with ExitStack() as stack:
         made = stack.enter_context(network())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="d-", ignore_cleanup_errors=True)))
-        yield stack.enter_context(fleet(directory, VICTIM, SURVIVOR, front_config="proxy = true\n", network=made))
+        yield stack.enter_context(fleet(directory, VICTIM, SURVIVOR, network=made))
 
 
 def session_on(client: ExecutorClient, node: str) -> Session:

@@ -108,7 +108,7 @@ def front(request: pytest.FixtureRequest) -> Iterator[Front | None]:
 
     They have an image of each Python of this machine, and those of tests that import modules ahead.
     """
-    if not (kind := fleet_daemon.wanted()):
+    if not fleet_daemon.wanted():
         yield None
         return
     with_modules: Path = request.getfixturevalue("python_with_modules")
@@ -116,7 +116,7 @@ def front(request: pytest.FixtureRequest) -> Iterator[Front | None]:
     images |= {f"py{version}": LocalImage(python=python) for version, python in pythons().items()}
     for image, modules in ahead.AHEAD.items():
         images[image] = LocalImage(python=ahead.python_of(image, with_modules), preload=modules)
-    with front_of_two(kind, images, request.getfixturevalue("internet")) as made:
+    with front_of_two(images, request.getfixturevalue("internet")) as made:
         yield made
 
 

@@ -1,8 +1,7 @@
 """The contract over the wire: sessions behind the front of two nodes, with the shape of those in this process.
 
-The front and the nodes are processes, on the local backend. EXECUTOR_TEST_FLEET says how calls get to a session: by
-`redirect` the client follows it to its node, by `proxy` the front passes all calls on. Sessions are made, found and
-ended by the asyncio client. All other calls go through its transport as the messages of the protocol, since the client
+The front and the nodes are processes, on the local backend. Sessions are made, found and ended by the asyncio client.
+All other calls go through its transport as the messages of the protocol, since the client
 hides what the contract is about: numbers of events, blobs, sizes that are announced, ids that are used again.
 """
 
@@ -68,7 +67,6 @@ class Front:
 
     fleet: Fleet
     policies: WirePolicies
-    kind: str
     internet: Internet
 
     @property
@@ -77,7 +75,7 @@ class Front:
 
 
 @contextmanager
-def front_of_two(kind: str, images: Mapping[str, LocalImage], internet: Internet) -> Iterator[Front]:
+def front_of_two(images: Mapping[str, LocalImage], internet: Internet) -> Iterator[Front]:
     """A front over two nodes that live in this internet, whose policy grants what the contract needs.
 
     All have these images besides their own, and make environments from an index with PACKAGES.
@@ -95,9 +93,9 @@ def front_of_two(kind: str, images: Mapping[str, LocalImage], internet: Internet
         f'[environments]\nindex_url = "{index.url}"\n'
         f'index_hosts = ["{index.host}:443", "{index.files_host}:443"]\n{internet.config()}'
     )
-    front_config = f'proxy = {str(kind == "proxy").lower()}\n[policy]\nfile = "{policies.path}"\n{config}'
+    front_config = f'[policy]\nfile = "{policies.path}"\n{config}'
     with fleet(directory, *NODES, front_config=front_config, node_config=QUIET + config, has_cables=False) as made:
-        yield Front(made, policies, kind, internet)
+        yield Front(made, policies, internet)
     shutil.rmtree(directory)
 
 
@@ -216,9 +214,6 @@ class WireHarness(Running):
             made = await tenant.client.create_session(
                 image=image or self.image, authorized_imports=imports, limits=asked, prelude=prelude, **more
             )
-        assert bool(made.info.address) is (self._front.kind != "proxy"), (
-            "a client is sent to the node unless the front passes calls on"
-        )
         self.nodes[made.info.node] += 1
         session = WireSession(made, tenant.name, partial(self._described, tenant))
         self._sessions.append(session)

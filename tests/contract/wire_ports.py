@@ -40,7 +40,7 @@ class WireConnection:
     async def read(self) -> bytes:
         """Returns data of the program; nothing after its last. Raises Unavailable when it was cut off."""
         try:
-            with values.refusals(), self._session.transport.current.calling():
+            with values.refusals(), self._session.transport.daemon.calling():
                 async for message in self._opened.messages:
                     return bytes(message.data) if message.WhichOneof("part") == "data" else b""
         except UnavailableError as error:

@@ -1,6 +1,6 @@
-"""Clients on a real fleet: a front over two nodes, followed to the nodes and with all calls passed on.
+"""Clients on a real fleet: a front over two nodes.
 
-`make test-fleet` runs the tests of the agents and of the clients in both ways; these are the ones of each change.
+`make test-fleet` runs all tests of the agents and of the clients there; these are the ones of each change.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.support.fleet_daemon import NODES, fleet_daemon
 from tests.support.polling import eventually
 
 
-@pytest.fixture(scope="module", params=["redirect", "proxy"])
-def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    with fleet_daemon("[pool]\nsize = 0\n", proxy=request.param == "proxy") as front:
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with fleet_daemon("[pool]\nsize = 0\n") as front:
         yield front
 
 
@@ -85,7 +85,7 @@ def test_sessions_are_looked_after_from_the_command_line(
         assert [info for info in client.list_sessions() if info.session_id == session.session_id] == []
 
 
-def test_asyncio_clients_follow_too(daemon: Daemon) -> None:
+def test_asyncio_clients_use_sessions_of_several_nodes(daemon: Daemon) -> None:
     async def use() -> list[object]:
         async with AsyncExecutorClient(**daemon.access) as client:
             sessions = [await client.create_session(node_labels={"name": node}) for node in NODES]

@@ -1,6 +1,6 @@
 """A front of two nodes in place of the edge of one daemon: each call of a test passes through both.
 
-EXECUTOR_TEST_FLEET=proxy asks for it. The front and the nodes' listeners are real, with mutual TLS between them; the
+EXECUTOR_TEST_FLEET=1 asks for it. The front and the nodes' listeners are real, with mutual TLS between them; the
 nodes have the fake sessions of the test. session_names.py gives these sessions ids that a node could have made.
 """
 
@@ -146,7 +146,7 @@ class _Linked:
 
     async def hello(self, hello: FrontHello) -> NodeHello:
         assert hello.lost_epoch < EPOCH
-        return NodeHello(self._node, EPOCH, self._instance, "127.0.0.1:1")
+        return NodeHello(self._node, EPOCH, self._instance)
 
     def report(self, *, full: bool) -> NodeReport:
         self._sequence += 1
@@ -252,7 +252,7 @@ class FrontedServer(RpcServer):
         creations = Creations(members, quotas_of)
         dialers = Dialers(front_folder)
         self._fleet = FrontFleet(
-            members, shares, dialers.current, lambda: control, news, version="1", proxy=True, wrong_retry_s=30.0
+            members, shares, dialers.current, lambda: control, news, version="1", wrong_retry_s=30.0
         )
         placement.set_fingerprint(control.fingerprint)
         choice = NodeChoice(members, placement, park_s=0.0)

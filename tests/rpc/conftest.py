@@ -1,6 +1,6 @@
 """The edge of a daemon for each test of it; modules that need another one define their own.
 
-EXECUTOR_TEST_FLEET=proxy puts a front of two nodes in its place (behind_front.py).
+EXECUTOR_TEST_FLEET=1 puts a front of two nodes in its place (behind_front.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = item.nodeid.removeprefix("tests/rpc/")
         reason = NOT_BEHIND_A_FRONT.get(name) or NOT_BEHIND_A_FRONT.get(name.partition("::")[0])
-        if reason is not None and wanted() == "proxy":
+        if reason is not None and wanted():
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

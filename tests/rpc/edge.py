@@ -319,7 +319,7 @@ def make_server(
     `front_reload` is what that one reloads its policy with. `more` goes to RpcServer.
     """
     identities = Identities(tokens or Tokens(TOKEN), current_policy)
-    if wanted() == "proxy":
+    if wanted():
         return FrontedServer(sessions, server_settings, identities, current_policy, reload=front_reload, **more)
     service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None))
     return RpcServer(service, identities, server_settings, **more)

@@ -68,7 +68,7 @@ class FakeNode:
             raise PreconditionFailed(Reason.NODE_REFUSED, "another front holds this node")
         self.hellos.append(hello)
         await self.ended.wait()
-        return NodeHello(NODE, 1, "i", "n1.example:1")
+        return NodeHello(NODE, 1, "i")
 
     def report(self, *, full: bool) -> NodeReport:
         self.fulls.append(full)

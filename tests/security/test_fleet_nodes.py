@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,11 +24,9 @@ from executor_api.v1 import fleet_service_pb2 as fleet_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_api.v1.fleet_service_pb2 import NodeHello as Hello
 from executor_api.v1.fleet_service_pb2 import NodeReport as Report
-from executor_client import ConfigurationError
 from executor_server.fleet.certificates import issue_node
 from tests.support.lying_node import LyingNode
 from tests.support.machines import START_TIMEOUT_S, Fleet, new_id
-from tests.support.own_addresses import reserved_address, why_no_addresses
 from tests.support.polling import eventually
 from tests.support.rounds import ALL
 
@@ -206,9 +203,6 @@ HELLOS = {
     "no version": {"protocol": 0},
     "no epoch": {"epoch": 0},
     "an epoch beyond all numbers": {"epoch": 2**63},
-    "an address that is none": {"address": "https://user@evil.example/"},
-    "several addresses": {"address": "127.0.0.1:1,evil.example:2"},
-    "an address with a line's end": {"address": "127.0.0.1:1\n"},
     "an instance that steers the terminal": {"instance": "\x1b[2J"},
     "a version that steers the terminal": {"program_version": "\x1b[2J"},
     "a label that steers the terminal": {"labels": {"zone": "\x1b[2J"}},
@@ -267,21 +261,3 @@ def test_a_session_whose_id_is_not_the_nodes_own_is_not_handed_out(world: World,
         world.fleet.create(new_id(), "liar")
     assert world.liar.asked > asked
     assert session_id not in str(refusal.value)
-
-
-def test_a_client_follows_no_node_to_another_machine(world: World) -> None:
-    """The front is on this machine, so its nodes are; the token goes nowhere else."""
-    if why := why_no_addresses():
-        pytest.skip(why)
-    with reserved_address() as host, socket.create_server((host, 0)) as foreign:
-        address = f"{host}:{foreign.getsockname()[1]}"
-        links = len(world.liar.links)
-        # The front takes it from the hello alone, whatever an answer says.
-        world.liar.hello = lambda honest: with_fields(honest, address=address)
-        world.liar.hang_up()
-        assert eventually(lambda: len(world.liar.links) > links and world.state("liar") == "SERVING")
-        with world.fleet.client() as client, pytest.raises(ConfigurationError, match="token is not sent"):
-            client.create_session(node_labels={"name": "liar"})
-        foreign.settimeout(0)
-        with pytest.raises(BlockingIOError):
-            foreign.accept()

@@ -21,8 +21,8 @@ def daemon_on(backend: str, config: str = "") -> Iterator[Daemon]:
     It is the front of a fleet where the run of the tests asks for one (`fleet_daemon`).
     """
     require(backend)
-    if (kind := wanted()) and backend == "local":
-        with fleet_daemon(config, proxy=kind == "proxy") as front:
+    if wanted() and backend == "local":
+        with fleet_daemon(config) as front:
             yield front
         return
     with ExitStack() as stack:

@@ -55,7 +55,6 @@ class FakeNode:
     name: str
     certificates: Path
     labels: Mapping[str, str] = field(default_factory=dict)
-    address: str = "127.0.0.1:1"  # for clients; nothing listens there
     max_sessions: int = 64
     load: float = 0.0
     draining: bool = False
@@ -104,9 +103,7 @@ class FakeNode:
         self.ended.append(session_id)
 
     def shown(self, session_id: str) -> pb.Session:
-        return pb.Session(
-            session_id=session_id, state=pb.SESSION_STATE_IDLE, node=self.name, address=self.address, image="base"
-        )
+        return pb.Session(session_id=session_id, state=pb.SESSION_STATE_IDLE, node=self.name, image="base")
 
     def owned(self, session_id: str, principal: Principal) -> NodeSession:
         session = self.sessions.get(session_id)
@@ -128,7 +125,7 @@ class _Link(fleet_grpc.FleetServiceServicer):
         if hello.lost_epoch >= node.epoch:
             node.sessions.clear()
             node.epoch = hello.lost_epoch + 1
-        said = NodeHello(node.name, node.epoch, node.instance, node.address, node.labels)
+        said = NodeHello(node.name, node.epoch, node.instance, node.labels)
         await context.write(wire.response_to(said))
         reading = asyncio.create_task(self._read(requests))
         try:

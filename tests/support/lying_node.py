@@ -106,7 +106,6 @@ class LyingNode:
             instance=self.instance,
             protocol=PROTOCOL,
             program_version="0",
-            address="127.0.0.1:9",
             labels={"name": self.name},
         )
         yield fleet_pb.LinkResponse(hello=self.hello(honest))

@@ -166,7 +166,7 @@ class Fleet:
                 f'[server]\nstate_dir = "{directory / "s"}"\n'
                 f'listen = ["{addresses[1]}", "unix:{directory / "s"}/executor.sock"]\n'
                 f'[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{addresses[0]}"\n'
-                f'address = "{clients}"\nlabels = {{ name = "{name}" }}\n{self._node_config}{config}'
+                f'labels = {{ name = "{name}" }}\n{self._node_config}{config}'
             )
             self.nodes[name] = NodeMachine(
                 name,

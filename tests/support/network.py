@@ -61,8 +61,8 @@ def networked_daemon(internet: Internet, backend: str, rules: str, config: str =
     It is the front of a fleet where the run of the tests asks for one (`fleet_daemon`).
     """
     config += f"\n[pool]\nsize = 0\n{internet.config(**egress)}"
-    if (kind := fleet_daemon.wanted()) and backend == "local":
-        with fleet_daemon.fleet_daemon(config, proxy=kind == "proxy", policy=rules) as front:
+    if fleet_daemon.wanted() and backend == "local":
+        with fleet_daemon.fleet_daemon(config, policy=rules) as front:
             yield front
         return
     with ExitStack() as stack:

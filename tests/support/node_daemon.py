@@ -94,8 +94,7 @@ def node_daemon(
     folder = issue_node(certificates, name).folder
     link_address = f"127.0.0.1:{free_port()}"
     (directory / "config.toml").write_text(
-        f'{config}\n[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{link_address}"\n'
-        f'address = "unix:{directory / "s" / "executor.sock"}"\n{fleet}\n'
+        f'{config}\n[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{link_address}"\n{fleet}\n'
     )
     node = NodeDaemon(directory, link_address, name, _started(directory))
     try:

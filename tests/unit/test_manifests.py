@@ -85,7 +85,7 @@ def test_the_front_and_the_nodes_of_the_stateful_sets_find_each_other() -> None:
     kinds = documents(FOLDER / "statefulset.yaml")
     configs = kinds["ConfigMap"][0]["data"]
     front, node = (validated(Config, parse_toml(configs[name].encode(), name)) for name in ("front.toml", "node.toml"))
-    assert (front.fleet.role, node.fleet.role, front.fleet.proxy) == ("front", "node", True)
+    assert (front.fleet.role, node.fleet.role) == ("front", "node")
     services = {each["metadata"]["name"]: each["spec"] for each in kinds["Service"]}
     sets = {each["metadata"]["name"]: each["spec"] for each in kinds["StatefulSet"]}
     host, _, port = (front.fleet.dns or "").rpartition(":")

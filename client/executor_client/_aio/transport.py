@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from executor_client._aio.channel import AsyncChannel, AsyncEventStream
 from executor_client._aio.runtime import run_blocking, sleep
@@ -13,7 +13,6 @@ from executor_client._aio.timer import AsyncTimer
 from executor_client._core import probe
 from executor_client._core.channel import EventsRequest
 from executor_client._core.endpoint import Endpoint
-from executor_client._core.status import is_transport_failure
 from executor_client._core.tracing import Metadata
 from executor_client._core.transport_base import Timeouts, TransportBase, is_unreached
 from executor_client._core.waiting import Awaited
@@ -23,24 +22,12 @@ from executor_client.waits import OnWait
 T = TypeVar("T")
 
 
-class Pause(Protocol):
-    """Waits before the next attempt; `is_away` when no daemon has answered the last one."""
-
-    def __call__(self, delay_s: float, *, is_away: bool) -> Awaitable[None]: ...
-
-
 class AsyncTransport(TransportBase):
     """Owns the channel and makes the calls. Belongs to the event loop that runs when it is made."""
 
     def __init__(self, endpoint: Endpoint, timeouts: Timeouts, on_wait: OnWait | None = None) -> None:
         self._channel = AsyncChannel(endpoint)
         super().__init__(self._channel, timeouts, None if on_wait is None else AsyncTimer(on_wait))
-
-    def beside(self, endpoint: Endpoint) -> AsyncTransport:
-        """Returns a transport to another endpoint, which reports its waits with this one's."""
-        transport = AsyncTransport(endpoint, self.timeouts)
-        transport._timer = self._timer
-        return transport
 
     def check_caller(self) -> None:
         """Raises ConfigurationError where this transport cannot be used."""
@@ -101,14 +88,13 @@ class AsyncTransport(TransportBase):
         *,
         within_s: float = math.inf,
         awaited: Awaited | None = None,
-        pause: Pause | None = None,
     ) -> T:
         """Repeats an attempt while no daemon can be reached, and while the daemon names a time to retry.
 
         Each of these waits ends with its timeout, and at the latest after `within_s`. `awaited` names the wait for the
-        answer in reports. `pause` waits between two attempts, and may raise what makes another one useless.
+        answer in reports.
         """
-        if not (self.answered or self.endpoint.is_node):
+        if not self.answered:
             self._listened = await run_blocking(probe.listens, self.endpoint)
         retries = self._call_retries(within_s)
         with self.waits() as waits:
@@ -127,11 +113,7 @@ class AsyncTransport(TransportBase):
                     if delay_s is None:
                         cause = await self.diagnosis() if is_unreached(error) else None
                         raise self._unanswered(error, cause) from None
-                    is_away = is_transport_failure(error)
-                if pause is None:
-                    await sleep(delay_s)
-                else:
-                    await pause(delay_s, is_away=is_away)
+                await sleep(delay_s)
 
     async def diagnosis(self) -> str | None:
         """Returns why no daemon answers, if that can be found out. Each of its steps has a time limit."""

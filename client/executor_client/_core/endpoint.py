@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 import ssl
 import stat
 from dataclasses import dataclass, field
@@ -23,9 +22,6 @@ from executor_client._core.limits import (
     BACKOFF_MAX_S,
     KEEPALIVE_TIME_S,
     KEEPALIVE_TIMEOUT_S,
-    NODE_BACKOFF_MAX_S,
-    NODE_KEEPALIVE_TIME_S,
-    NODE_KEEPALIVE_TIMEOUT_S,
 )
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.short_repr import ShortRepr
@@ -34,26 +30,15 @@ from executor_client.errors import ConfigurationError
 ADDRESS_VARIABLE = "EXECUTOR_ADDRESS"
 TOKEN_VARIABLE = "EXECUTOR_TOKEN"
 STATE_DIR_VARIABLE = "EXECUTOR_STATE_DIR"
-FLEET_DOMAIN_VARIABLE = "EXECUTOR_FLEET_DOMAIN"
 TOKEN_BYTES_MAX = 4096
 PEM_BYTES_MAX = 1 << 20
 
 DEFAULT_PORT = 50051
 _TARGET_SCHEMES = ("dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds")
 _UNIX_SCHEMES = ("unix:", "unix-abstract:")
-_NAME_CHARS_MAX = 253
-_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", re.ASCII)
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
-)
-# A node that hangs, or whose network was cut, ends no connection. Its daemon takes so many pings.
-_KEEPALIVE_OF_NODE = (
-    ("grpc.keepalive_time_ms", int(NODE_KEEPALIVE_TIME_S * 1000)),
-    ("grpc.keepalive_timeout_ms", int(NODE_KEEPALIVE_TIMEOUT_S * 1000)),
-    # gRPC waits for an unanswered ping for the longer of this and its own minute, and sends two of them at most.
-    ("grpc.http2.ping_timeout_ms", int(NODE_KEEPALIVE_TIMEOUT_S * 1000)),
-    ("grpc.http2.max_pings_without_data", 0),
 )
 
 
@@ -79,10 +64,6 @@ class Endpoint:
     tls: TlsConfig | None = None
     token_from: str = "token="
     """The source of the token, in words for a person."""
-    fleet_domain: str | None = None
-    """The domain of the nodes that the daemon may name; see `redirects`."""
-    is_node: bool = False
-    """True for an address that the front of a fleet has named."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -95,8 +76,8 @@ class Endpoint:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
             ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", int((NODE_BACKOFF_MAX_S if self.is_node else BACKOFF_MAX_S) * 1000)),
-            *(_KEEPALIVE_OF_NODE if self.is_node else _KEEPALIVE),
+            ("grpc.max_reconnect_backoff_ms", int(BACKOFF_MAX_S * 1000)),
+            *_KEEPALIVE,
         ]
         if self.tls is None:
             # Otherwise http_proxy in the environment would send a loopback connection, and the token, to another host.
@@ -132,9 +113,7 @@ class Endpoint:
         )
 
 
-def resolve(
-    address: str | None, token: str | None, tls: TlsConfig | bool | None, fleet_domain: str | None = None
-) -> Endpoint:
+def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None) -> Endpoint:
     """Finds the daemon by the arguments, the environment, and the local daemon's own files, in that order.
 
     Raises ConfigurationError when there are no credentials, or when the token would be sent unprotected.
@@ -156,7 +135,7 @@ def resolve(
         token = _own_token(address, tls_config, needed=named is None or not address.startswith(_UNIX_SCHEMES))
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigurationError("the token has characters that cannot be sent: printable ASCII without spaces only")
-    return Endpoint(address, token, tls_config, token_from, _domain(fleet_domain))
+    return Endpoint(address, token, tls_config, token_from)
 
 
 def _check_form(address: str) -> None:
@@ -180,18 +159,6 @@ def _check_form(address: str) -> None:
 def _has_port(address: str) -> bool:
     host, _, port = address.rpartition(":")
     return port.isdecimal() and 0 < int(port) < 1 << 16 and bool(host) and (":" not in host or host.endswith("]"))
-
-
-def _domain(fleet_domain: str | None) -> str | None:
-    named = fleet_domain or os.environ.get(FLEET_DOMAIN_VARIABLE)
-    if not named:
-        return None
-    domain = named.lower().removeprefix(".").removesuffix(".")
-    if not is_name(domain):
-        raise ConfigurationError(
-            f"the fleet domain {named!r} is no domain; write it as in example.com, in ASCII (xn--...)"
-        )
-    return domain
 
 
 def _own_token(address: str, tls: TlsConfig | None, *, needed: bool) -> str | None:
@@ -237,10 +204,10 @@ def state_dir() -> Path:
 
 def is_local(address: str) -> bool:
     """True when the connection to the address does not leave this machine."""
-    return address.startswith(_UNIX_SCHEMES) or is_loopback(host_of(address))
+    return address.startswith(_UNIX_SCHEMES) or _is_loopback(_host_of(address))
 
 
-def host_of(target: str) -> str:
+def _host_of(target: str) -> str:
     """Returns the host in a gRPC target that is no Unix socket."""
     for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:"):
         target = target.removeprefix(scheme)
@@ -248,12 +215,7 @@ def host_of(target: str) -> str:
     return host.strip("[]")
 
 
-def is_name(host: str) -> bool:
-    """True for the name of a host or a domain, in lower case and without a last dot."""
-    return len(host) <= _NAME_CHARS_MAX and all(_LABEL.fullmatch(label) for label in host.split("."))
-
-
-def is_loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

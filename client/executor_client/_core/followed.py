@@ -24,8 +24,8 @@ class Followed:
     ) -> None:
         # The daemon has refused it, so there is nothing to cancel.
         self.refused = False
-        # The last stream ended because the daemon was not there any more; one of them did.
-        self.is_away = self.was_away = False
+        # A stream has ended because the daemon was not there any more.
+        self.was_away = False
         self.trace = trace
         self.waits = waits
         self._what = what
@@ -33,7 +33,6 @@ class Followed:
         self._address = address
         self._retries = retries
         self._gaps = 0
-        self._redirects = 0
 
     def interrupted(self, cause: grpc.RpcError | EventGap | None, now_s: float) -> float:
         """Returns the seconds to wait before the next stream, after one has ended without the result.
@@ -41,7 +40,6 @@ class Followed:
         `cause` is None for a stream that ended without an error. Raises the error for the caller when another stream
         cannot help.
         """
-        self.is_away = False
         if isinstance(cause, EventGap):
             self._gaps += 1
             if self._gaps > REATTACH_FOR_GAPS_MAX:
@@ -64,14 +62,9 @@ class Followed:
                 reason=error.reason if error is not None else "",
             ) from None
         # The connection broke, whatever gRPC calls it.
-        self.is_away = self.was_away = True
+        self.was_away = True
         self._waits_out(error if isinstance(error, UnavailableError) else UnavailableError("the stream broke off"))
         return delay_s
-
-    def redirected(self) -> int:
-        """Counts the redirects: another daemon has the session, which is asked next."""
-        self._redirects += 1
-        return self._redirects
 
     def _waits_out(self, error: ExecutorClientError) -> None:
         awaited, reason = trouble(error, self._address)

@@ -41,21 +41,6 @@ KEEPALIVE_TIME_S = 330
 """Seconds between pings; gRPC servers treat more than one in five minutes as abuse."""
 KEEPALIVE_TIMEOUT_S = 20
 
-# Nodes of a fleet.
-NODE_KEEPALIVE_TIME_S = 1.0
-"""Seconds between pings to a node while a call to it is open; its daemon takes two a second."""
-NODE_KEEPALIVE_TIMEOUT_S = 2.0
-"""Seconds for the answer. With the time before, less than the front waits before it declares a node's sessions lost."""
-NODE_BACKOFF_MAX_S = 0.3
-"""Seconds that an attempt to connect to a node takes at most while it does not answer."""
-FRONT_ASK_EVERY_S = 0.3
-"""Seconds between two questions to the front, whether a session whose node does not answer is lost."""
-FRONT_ASK_TIMEOUT_S = 1.0
-REDIRECTS_MAX = 1
-"""Addresses that one call follows, one after the other."""
-NODES_MAX = 4096
-"""Nodes that one client connects to; a fleet has no more."""
-
 # Calls.
 CALL_TIMEOUT_S = 120.0
 TRANSFER_BYTES_PER_S_MIN = 1 << 20

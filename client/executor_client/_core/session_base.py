@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
 
 from executor_api.v1 import types_pb2
 from executor_client._core import convert
-from executor_client._core.endpoint import Endpoint
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.waiting import Awaited
-from executor_client.errors import PreconditionError
 from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
 from executor_client.waits import WaitKind
 
@@ -34,24 +31,6 @@ def begins(session_id: str, prefix: str) -> bool:
     out."""
     found = _LONG_ID.fullmatch(session_id)
     return session_id.startswith(prefix) or (found is not None and found[2].startswith(prefix))
-
-
-class SessionLost(PreconditionError):
-    """The front of a fleet has said that the session is lost with its node. `why` is its reason."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"the session's sandbox is gone: {why}", reason="SESSION_LOST")
-        self.why = why
-
-
-class Held(Protocol):
-    """The entry of a session in the lease of its client."""
-
-    def moved(self, endpoint: Endpoint) -> None:
-        """Notes that the daemon at another endpoint has the session."""
-
-    def closed(self) -> None:
-        """Notes that the session was deleted, or is lost."""
 
 
 class SessionBase(ShortRepr):

@@ -47,14 +47,6 @@ _AWAY_REASONS = ("", "DRAINING", "NODE_FENCED")
 _CROWDED_REASONS = ("AUDIT_UNAVAILABLE", "NO_NODE")
 
 
-class SessionElsewhere(PreconditionError):
-    """The session is at another address, and the daemon that was asked passes no calls on."""
-
-    def __init__(self, message: str, *, address: str) -> None:
-        super().__init__(message, reason="NODE_ELSEWHERE")
-        self.address = address
-
-
 @dataclass(frozen=True)
 class Details:
     """The details of a status: all but its code."""
@@ -67,7 +59,6 @@ class Details:
     omitted: int = 0
     progress: Progress | None = None
     modules: tuple[str, ...] = ()
-    address: str = ""
 
 
 def translate(error: grpc.RpcError) -> ExecutorClientError:
@@ -131,7 +122,7 @@ def _details(message: str, metadata: object) -> Details:
     status = _status(metadata)
     if status is None:
         return Details(message[:MESSAGE_CHARS_MAX])
-    reason = incident_id = address = ""
+    reason = incident_id = ""
     making: Progress | None = None
     modules: tuple[str, ...] = ()
     retry_after_s: float | None = None
@@ -143,7 +134,7 @@ def _details(message: str, metadata: object) -> Details:
         listed = pb.Violations()
         if _unpack(detail, info) and info.domain == DOMAIN:
             reason, incident_id = info.reason, info.metadata.get("incident_id", "")
-            making, address = _progress(info.metadata), info.metadata.get("address", "")
+            making = _progress(info.metadata)
             modules = tuple(info.metadata.get("modules", "").split(",", MODULES_MAX)[:MODULES_MAX])
         elif _unpack(detail, retry):
             retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
@@ -151,7 +142,7 @@ def _details(message: str, metadata: object) -> Details:
             violations = tuple(_violation(each) for each in listed.violations[:VIOLATIONS_MAX])
             omitted = listed.omitted + len(listed.violations) - len(violations)
     return Details(
-        message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations, omitted, making, modules, address
+        message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations, omitted, making, modules
     )
 
 
@@ -216,8 +207,6 @@ def _invalid_argument(details: Details) -> ExecutorClientError:
 
 
 def _precondition_failed(details: Details) -> ExecutorClientError:
-    if details.reason == "NODE_ELSEWHERE" and details.address:
-        return SessionElsewhere(details.message, address=details.address)
     make = EnvironmentFailed if details.reason == "ENVIRONMENT_FAILED" else PreconditionError
     return make(details.message, reason=details.reason)
 

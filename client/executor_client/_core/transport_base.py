@@ -44,8 +44,7 @@ class TransportBase:
         self.answered = False
         self._timer = timer
         self._listened = False  # a daemon listened before the first call
-        # For the reason why a daemon that has never answered does not. A node was there a moment ago: it is waited for.
-        self._probed = self.endpoint.is_node
+        self._probed = False  # for the reason why a daemon that has never answered does not
 
     def waits(self) -> Waits:
         """Returns the waits of one call, to be noted."""
@@ -73,8 +72,8 @@ class TransportBase:
 
     @property
     def _away_timeout_s(self) -> float:
-        """A daemon that has answered before gets more time than one that has not. A node has answered its front."""
-        return self.timeouts.reconnect_s if self.answered or self.endpoint.is_node else self.connect_timeout_s
+        """A daemon that has answered before gets more time than one that has not."""
+        return self.timeouts.reconnect_s if self.answered else self.connect_timeout_s
 
     @property
     def connect_timeout_s(self) -> float:

@@ -2,7 +2,7 @@
 
 Owns what needs threads: the channel and its streams, host tools on a bounded pool, the thread that reports waits, the
 primitives of `runtime`, and the thread that renews a client's lease, which serves the asyncio client too.
-`transport` and `transports` are generated from those in `_aio`.
+`transport` and `session_transport` are generated from those in `_aio`.
 
 Must not know `_aio`, nor the clients and sessions above it.
 """
@@ -20,5 +20,6 @@ from executor_client._sync.runtime import (
     sleep,
     wait_for,
 )
+from executor_client._sync.session_transport import SessionTransport
 from executor_client._sync.tool_calls import ToolCalls, ToolPool
-from executor_client._sync.transports import SessionTransport, Transports
+from executor_client._sync.transport import Transport

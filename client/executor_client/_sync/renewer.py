@@ -1,4 +1,4 @@
-"""The threads that renew the leases of clients, and end sessions in the background: one for each lease and daemon.
+"""The threads that renew the leases of clients, and end sessions in the background: one for each lease.
 
 A `Renewer` refers neither to the client nor to its sessions, so that it keeps none of them alive. They leave it jobs
 in a queue whose `put` is reentrant (`SimpleQueue`), because finalizers do so too. A forked child neither renews nor
@@ -102,7 +102,7 @@ class _Held:
 
 
 class Renewer:
-    """Renews a lease at one daemon, and ends sessions there, in a thread of its own."""
+    """Renews a lease, and ends sessions, in a thread of its own."""
 
     def __init__(self, lease_id: str, endpoint: Endpoint, timeouts: Timeouts) -> None:
         self.lease_id = lease_id

@@ -235,7 +235,7 @@ class FrontCreations:
                     session: pb.Session = answer.session
                     self._watcher.node_asked("made")
                     is_there = self._creations.answered(creation, session.session_id, lease_clock())
-                    return self._fleet.placed(session, node) if is_there else None
+                    return session if is_there else None
                 except RefusedByNode as refused:
                     self._watcher.node_asked("refused")
                     if await self._is_final(making, node, refused, unanswered=unanswered):

@@ -202,7 +202,7 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
             lease_left_s=member.renewed_s + fleet.members.timing.lease_s - lease_clock(),
         )
         if hello is not None:
-            shown.address, shown.program_version = hello.address, hello.program_version
+            shown.program_version = hello.program_version
             shown.labels.update(hello.labels)
         if report is not None:
             shown.max_sessions, shown.load, shown.warm = report.max_sessions, report.load, sum(report.warm.values())

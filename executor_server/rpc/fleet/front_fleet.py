@@ -18,11 +18,9 @@ from typing import Protocol
 import structlog
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_api.v1 import types_pb2 as pb
 from executor_server.core import (
     AddressError,
     ExecutorError,
-    NodeElsewhere,
     NotFound,
     PreconditionFailed,
     Principal,
@@ -84,12 +82,10 @@ class FrontFleet:
         watcher: FleetWatcher,
         *,
         version: str,
-        proxy: bool,
         wrong_retry_s: float,
     ) -> None:
         self.members = members
         self._wrong_retry_s = wrong_retry_s
-        self.hides_addresses = proxy
         self._shares = shares
         self._dialer = dialer
         self._control = control
@@ -299,23 +295,11 @@ class FrontFleet:
         raise Unavailable(Reason.NODE_FENCED, f"{name} is not linked now; it may come back", retry_after_s=RETRY_S)
 
     def route(self, principal: Principal, session_id: str, method: str) -> FrontLink:
-        """Returns the link to a session's node. Raises ExecutorError, for a client that has to ask the node itself."""
-        is_admin = method.startswith("/executor_api.v1.AdminService/")
-        found = self.find(principal, session_id, any_tenant=is_admin)
+        """Returns the link to a session's node. Raises ExecutorError."""
+        found = self.find(principal, session_id, any_tenant=method.startswith("/executor_api.v1.AdminService/"))
         if isinstance(found, Tombstone):
             raise lost(found)
-        if not self.hides_addresses and not is_admin:
-            member = self.members.get(found.node)
-            address = member.hello.address if member is not None and member.hello is not None else ""
-            raise NodeElsewhere(found.node, address)
         return found
-
-    def placed(self, session: pb.Session, node: str) -> pb.Session:
-        """Returns the session as its node has answered, with what the node's hello has said of itself."""
-        member = self.members.get(node)
-        session.node = node
-        session.address = member.hello.address if member is not None and member.hello is not None else ""
-        return session
 
     # -- for operators ---------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ import structlog
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
-from executor_api.v1 import types_pb2 as pb
 from executor_server.core import PreconditionFailed, Reason, Unavailable
 from executor_server.fleet import Tombstone
 from executor_server.policy import Policy
@@ -50,7 +49,7 @@ class FrontService(service_grpc.ExecutorServiceServicer):
         principal = current_principal.get()
         async with self._names.giving(principal, checks.session_name(request.name) if request.name else ""):
             session = await self._creations.create(principal, request)
-        return service_pb.CreateSessionResponse(session=self._shown(session))
+        return service_pb.CreateSessionResponse(session=session)
 
     async def PrepareEnvironment(
         self, request: service_pb.PrepareEnvironmentRequest, context: Context
@@ -70,7 +69,7 @@ class FrontService(service_grpc.ExecutorServiceServicer):
         if isinstance(found, Tombstone):
             return service_pb.GetSessionResponse(session=lost_session(found))
         answer: service_pb.GetSessionResponse = await ask(found, "GetSession", request, principal, time_left_s(context))
-        return service_pb.GetSessionResponse(session=self._shown(answer.session))
+        return answer
 
     async def RenameSession(
         self, request: service_pb.RenameSessionRequest, context: Context
@@ -84,14 +83,14 @@ class FrontService(service_grpc.ExecutorServiceServicer):
             answer: service_pb.RenameSessionResponse = await ask(
                 found, "RenameSession", request, principal, time_left_s(context)
             )
-        return service_pb.RenameSessionResponse(session=self._shown(answer.session))
+        return answer
 
     async def ListSessions(
         self, request: service_pb.ListSessionsRequest, context: Context
     ) -> service_pb.ListSessionsResponse:
         principal = current_principal.get()
         answers = await ask_all(self._fleet.links(), "ListSessions", request, principal)
-        sessions = [self._shown(session) for node, answer in answers for session in of_node(node, answer.sessions)]
+        sessions = [session for node, answer in answers for session in of_node(node, answer.sessions)]
         sessions += map(lost_session, self._fleet.members.sessions.tombstones_of(principal.tenant))
         return service_pb.ListSessionsResponse(sessions=in_order(sessions))
 
@@ -148,9 +147,3 @@ class FrontService(service_grpc.ExecutorServiceServicer):
         session_id = checks.identifier(session_id, "session_id")
         structlog.contextvars.bind_contextvars(session_id=session_id)
         return self._fleet.find(current_principal.get(), session_id)
-
-    def _shown(self, session: pb.Session) -> pb.Session:
-        """Returns a session as clients see it."""
-        if self._fleet.hides_addresses:
-            session.address = ""
-        return session

@@ -20,7 +20,6 @@ from google.protobuf.message import DecodeError, Message
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
-from executor_api.v1 import types_pb2 as pb
 from executor_server.core import InvalidRequest, Principal, Reason
 from executor_server.rpc import checks
 from executor_server.rpc.auth import current_principal
@@ -51,10 +50,6 @@ class Route(Protocol):
 
 class Router(Protocol):
     """Knows where sessions are."""
-
-    @property
-    def hides_addresses(self) -> bool:
-        """True when clients are not to learn where nodes are, since they can't reach them."""
 
     def route(self, principal: Principal, session_id: str, method: str) -> Route:
         """Returns the way to the session's node, for a call of this method. Raises ExecutorError."""
@@ -91,13 +86,10 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
         principal = current_principal.get()
         return router.route(principal, session_id, path), metadata_for(principal, context)
 
-    cleaned = _without_address(method) if _has_session(method) else None
-
     async def unary(request: bytes, context: Context) -> bytes:
         way, metadata = route(request, context)
         call = way.channel.unary_unary(path)(request, metadata=metadata, timeout=time_left_s(context))
-        answer = await answer_of(call, way.node)
-        return cleaned(answer) if cleaned is not None and router.hides_addresses else answer
+        return cast("bytes", await answer_of(call, way.node))
 
     async def answers(request: bytes, context: Context) -> None:
         way, metadata = route(request, context)
@@ -204,20 +196,3 @@ def _reader(parts: Sequence[str]) -> _Read:
         return next((getattr(request, part).session_id for part in parts if request.HasField(part)), "")
 
     return read
-
-
-def _has_session(method: _Descriptor) -> bool:
-    field = method.output_type.fields_by_name.get("session")
-    return field is not None and field.message_type is pb.Session.DESCRIPTOR
-
-
-def _without_address(method: _Descriptor) -> Callable[[bytes], bytes]:
-    """Returns the function that removes the node's address from an answer with a session."""
-    answer_class = message_factory.GetMessageClass(method.output_type)
-
-    def clean(answer: bytes) -> bytes:
-        message = cast("Any", answer_class.FromString(answer))
-        message.session.address = ""
-        return cast("bytes", message.SerializeToString())
-
-    return clean

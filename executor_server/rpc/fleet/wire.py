@@ -14,9 +14,7 @@ from typing import TypeVar
 
 from executor_api.v1 import fleet_service_pb2 as pb
 from executor_server.config import is_name
-from executor_server.core import AddressError, InvalidRequest, addresses
 from executor_server.fleet import (
-    MAX_ADDRESS_CHARS,
     MAX_BACKENDS,
     MAX_IMAGES,
     MAX_LABEL_CHARS,
@@ -192,7 +190,6 @@ def _node_hello_from(message: pb.NodeHello, node: str) -> NodeHello:
         node=node,
         epoch=_count(message.epoch, "hello.epoch", least=1),
         instance=checks.identifier(message.instance, "hello.instance"),
-        address=address_from(message.address, "hello.address"),
         labels=labels_from(message.labels.items(), "hello.labels"),
         protocol=message.protocol,
         program_version=_text(message.program_version, MAX_VERSION_CHARS, "hello.program_version"),
@@ -331,20 +328,6 @@ def _tenant(name: str, field: str) -> str:
     if not is_name(name):
         raise checks.invalid(f"{field}.tenant", "is no name that a tenant can have")
     return name
-
-
-def address_from(text: str, field: str) -> str:
-    """Checks the address at which clients reach a node: they connect to it and show their tokens there."""
-    problem: InvalidRequest = checks.invalid(field, "must be HOST:PORT or unix:/PATH")
-    if len(text) > MAX_ADDRESS_CHARS or not text.isprintable():
-        raise problem
-    try:
-        address = addresses.parse(text)
-    except AddressError:
-        raise problem from None
-    if isinstance(address, addresses.TcpAddress) and not address.port:
-        raise problem
-    return text
 
 
 def _distinct(pairs: Iterable[tuple[K, T]], field: str) -> dict[K, T]:

@@ -321,7 +321,7 @@ class GetFleetResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., front_id: _Optional[str] = ..., term: _Optional[int] = ..., control_fingerprint: _Optional[str] = ..., parked: _Optional[int] = ...) -> None: ...
 
 class FleetNode(_message.Message):
-    __slots__ = ("node", "link_address", "address", "state", "problem", "epoch", "program_version", "sessions", "creating", "max_sessions", "warm", "load", "lease_left_s", "labels")
+    __slots__ = ("node", "link_address", "state", "problem", "epoch", "program_version", "sessions", "creating", "max_sessions", "warm", "load", "lease_left_s", "labels")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -331,7 +331,6 @@ class FleetNode(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -345,7 +344,6 @@ class FleetNode(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     node: str
     link_address: str
-    address: str
     state: NodeState
     problem: str
     epoch: int
@@ -357,4 +355,4 @@ class FleetNode(_message.Message):
     load: float
     lease_left_s: float
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, node: _Optional[str] = ..., link_address: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., problem: _Optional[str] = ..., epoch: _Optional[int] = ..., program_version: _Optional[str] = ..., sessions: _Optional[int] = ..., creating: _Optional[int] = ..., max_sessions: _Optional[int] = ..., warm: _Optional[int] = ..., load: _Optional[float] = ..., lease_left_s: _Optional[float] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., link_address: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., problem: _Optional[str] = ..., epoch: _Optional[int] = ..., program_version: _Optional[str] = ..., sessions: _Optional[int] = ..., creating: _Optional[int] = ..., max_sessions: _Optional[int] = ..., warm: _Optional[int] = ..., load: _Optional[float] = ..., lease_left_s: _Optional[float] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...

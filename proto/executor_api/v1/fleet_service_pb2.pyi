@@ -47,7 +47,7 @@ class FrontHello(_message.Message):
     def __init__(self, front_id: _Optional[str] = ..., term: _Optional[int] = ..., protocol: _Optional[int] = ..., program_version: _Optional[str] = ..., report_interval_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., fence_s: _Optional[float] = ..., lost_epoch: _Optional[int] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node", "epoch", "instance", "protocol", "program_version", "address", "labels")
+    __slots__ = ("node", "epoch", "instance", "protocol", "program_version", "labels")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -60,16 +60,14 @@ class NodeHello(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_VERSION_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     node: str
     epoch: int
     instance: str
     protocol: int
     program_version: str
-    address: str
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., instance: _Optional[str] = ..., protocol: _Optional[int] = ..., program_version: _Optional[str] = ..., address: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., instance: _Optional[str] = ..., protocol: _Optional[int] = ..., program_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("policy", "tokens", "fingerprint", "state_key", "locks")

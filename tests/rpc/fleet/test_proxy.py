@@ -15,19 +15,8 @@ from tests.rpc.fleet.conftest import Fleet
 from tests.support.polling import eventually_async
 
 
-async def test_clients_of_a_proxy_never_see_a_nodes_address(fleet: Fleet) -> None:
-    front = await fleet.front(await fleet.node("alpha", address="127.0.0.1:7001"), proxy=True)
-    session = await front.create()
-    keep = service_pb.KeepAliveRequest(session_id=session.session_id)
-    kept = (await front.service.KeepAlive(keep, metadata=front.auth)).session
-    got = await front.get(session.session_id)
-    listed = (await front.service.ListSessions(service_pb.ListSessionsRequest(), metadata=front.auth)).sessions
-    assert [each.address for each in (session, kept, got, *listed)] == ["", "", "", ""]
-    assert kept.session_id == session.session_id
-
-
 async def test_a_stream_of_events_passes_whole_and_in_order(fleet: Fleet) -> None:
-    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    front = await fleet.front(await fleet.node("alpha"))
     session = await front.create()
     request = service_pb.ExecuteRequest(session_id=session.session_id, execution_id="e1", code="1000")
     numbers = [answer.event.number async for answer in front.service.Execute(request, metadata=front.auth)]
@@ -36,7 +25,7 @@ async def test_a_stream_of_events_passes_whole_and_in_order(fleet: Fleet) -> Non
 
 async def test_a_client_that_leaves_ends_the_nodes_call(fleet: Fleet) -> None:
     node = await fleet.node("alpha")
-    front = await fleet.front(node, proxy=True)
+    front = await fleet.front(node)
     session = await front.create()
     request = service_pb.ExecuteRequest(session_id=session.session_id, execution_id="e1", code="forever")
     call = front.service.Execute(request, metadata=front.auth)
@@ -49,7 +38,7 @@ async def test_a_client_that_leaves_ends_the_nodes_call(fleet: Fleet) -> None:
 async def test_a_client_that_does_not_read_holds_its_node_back(fleet: Fleet) -> None:
     """Else the front would take a stream's events into memory without end."""
     node = await fleet.node("alpha")
-    front = await fleet.front(node, proxy=True)
+    front = await fleet.front(node)
     session = await front.create()
 
     request = service_pb.ExecuteRequest(session_id=session.session_id, execution_id="e1", code="100000")
@@ -65,7 +54,7 @@ async def test_a_client_that_does_not_read_holds_its_node_back(fleet: Fleet) -> 
 
 
 async def test_an_upload_passes_with_its_answer(fleet: Fleet) -> None:
-    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    front = await fleet.front(await fleet.node("alpha"))
     session = await front.create()
 
     async def pieces() -> AsyncIterator[service_pb.PutFileRequest]:
@@ -83,7 +72,7 @@ def _to_port(session_id: str, port: int = 8000) -> service_pb.ForwardPortRequest
 
 
 async def test_a_connection_to_a_port_passes_both_ways_at_once(fleet: Fleet) -> None:
-    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    front = await fleet.front(await fleet.node("alpha"))
     session = await front.create()
     call = front.service.ForwardPort(metadata=front.auth)
     await call.write(_to_port(session.session_id))
@@ -99,7 +88,7 @@ async def test_a_connection_to_a_port_passes_both_ways_at_once(fleet: Fleet) -> 
 
 async def test_the_end_of_a_connection_to_a_port_reaches_the_other_side(fleet: Fleet) -> None:
     node = await fleet.node("alpha")
-    front = await fleet.front(node, proxy=True)
+    front = await fleet.front(node)
     session = await front.create()
     ended = front.service.ForwardPort(metadata=front.auth)
     await ended.write(_to_port(session.session_id, port=2))
@@ -116,7 +105,7 @@ async def test_the_end_of_a_connection_to_a_port_reaches_the_other_side(fleet: F
 
 
 async def test_a_port_that_the_node_refuses_is_refused_with_its_reason(fleet: Fleet) -> None:
-    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    front = await fleet.front(await fleet.node("alpha"))
     session = await front.create()
     call = front.service.ForwardPort(metadata=front.auth)
     await call.write(_to_port(session.session_id, port=1))
@@ -124,24 +113,16 @@ async def test_a_port_that_the_node_refuses_is_refused_with_its_reason(fleet: Fl
 
 
 async def test_a_watch_passes(fleet: Fleet) -> None:
-    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    front = await fleet.front(await fleet.node("alpha"))
     session = await front.create()
     watch = service_pb.WatchFilesRequest(session_id=session.session_id, path="a")
     answers = [answer async for answer in front.service.WatchFiles(watch, metadata=front.auth)]
     assert [change.path for answer in answers for change in answer.changes] == ["a"]
 
 
-async def test_ports_of_a_front_that_is_no_proxy_are_at_the_node(fleet: Fleet) -> None:
-    front = await fleet.front(await fleet.node("alpha", address="127.0.0.1:7001"))
-    session = await front.create()
-    call = front.service.ForwardPort(metadata=front.auth)
-    await call.write(_to_port(session.session_id))
-    assert await refused(call) == ("FAILED_PRECONDITION", "NODE_ELSEWHERE")
-
-
 async def test_a_call_that_an_older_node_does_not_know_is_refused_for_good(fleet: Fleet) -> None:
     """A client that reads of a delay tries again, and would do so for ever."""
-    front = await fleet.front(await fleet.node("alpha"), proxy=True)
+    front = await fleet.front(await fleet.node("alpha"))
     session = await front.create()
     resize = service_pb.ResizeProcessRequest(session_id=session.session_id, process_id="p1")
     call = front.service.ResizeProcess(resize, metadata=front.auth)
@@ -150,7 +131,7 @@ async def test_a_call_that_an_older_node_does_not_know_is_refused_for_good(fleet
 
 async def test_a_refusal_of_the_node_reaches_the_client_as_it_is(fleet: Fleet) -> None:
     node = await fleet.node("alpha")
-    front = await fleet.front(node, proxy=True)
+    front = await fleet.front(node)
     session = await front.create()
     node.end(session.session_id)
     request = service_pb.ExecuteRequest(session_id=session.session_id, execution_id="e1", code="1")
@@ -167,7 +148,7 @@ async def test_a_refusal_of_the_node_reaches_the_client_as_it_is(fleet: Fleet) -
 
 async def test_a_deadline_is_the_nodes_too(fleet: Fleet) -> None:
     node = await fleet.node("alpha")
-    front = await fleet.front(node, proxy=True)
+    front = await fleet.front(node)
     session = await front.create()
     request = service_pb.ExecuteRequest(session_id=session.session_id, execution_id="e1", code="forever")
     call = front.service.Execute(request, metadata=front.auth, timeout=0.3)
@@ -179,7 +160,7 @@ async def test_a_deadline_is_the_nodes_too(fleet: Fleet) -> None:
 
 
 async def test_another_tenants_session_is_not_found(fleet: Fleet) -> None:
-    front = await fleet.front(await fleet.node("alpha"), proxy=True, tenants=["acme", "other"])
+    front = await fleet.front(await fleet.node("alpha"), tenants=["acme", "other"])
     session = await front.create(tenant="acme")
     keep = service_pb.KeepAliveRequest(session_id=session.session_id)
     call = front.service.KeepAlive(keep, metadata=front.metadata("other"))
@@ -188,7 +169,7 @@ async def test_another_tenants_session_is_not_found(fleet: Fleet) -> None:
 
 async def test_hostile_messages_end_at_the_front(fleet: Fleet) -> None:
     node = await fleet.node("alpha")
-    front = await fleet.front(node, proxy=True)
+    front = await fleet.front(node)
     calls = len(node.calls)
     path = "/executor_api.v1.ExecutorService/"
     raw: Any = front.channel
@@ -211,7 +192,7 @@ async def test_hostile_messages_end_at_the_front(fleet: Fleet) -> None:
 
 async def test_a_node_whose_connection_breaks_is_unavailable_until_it_comes_back(fleet: Fleet) -> None:
     node = await fleet.node("alpha")
-    front = await fleet.front(node, proxy=True, lease_s=2.0)
+    front = await fleet.front(node, lease_s=2.0)
     session = await front.create()
     request = service_pb.ExecuteRequest(session_id=session.session_id, execution_id="e1", code="forever")
     call = front.service.Execute(request, metadata=front.auth)

@@ -150,7 +150,7 @@ class Daemon:
             self.connection.break_off()
         self.connection = connection
         self.reported = set()
-        mine = NodeHello(self.machine.name, self.lease.epoch, self.lease.record.instance, "address")
+        mine = NodeHello(self.machine.name, self.lease.epoch, self.lease.record.instance)
         self.world.send(connection, front, lambda: answer(mine))
 
     def report(self, connection: Connection, *, full: bool) -> NodeReport | None:

@@ -37,7 +37,7 @@ class Transport:
     def __init__(self) -> None:
         self.streams: list[Stream] = []
         self.meanwhile: Callable[[], None] = lambda: None
-        self.current = SimpleNamespace(calling=self._calling, answered=False)
+        self.daemon = SimpleNamespace(calling=self._calling, answered=False)
 
     def _calling(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -43,7 +43,7 @@ class Front:
         return lost
 
     def link(self, node: str = "n1", epoch: int = 1, instance: str = "i") -> Link:
-        link = self.links[node] = self.members.linked(NodeHello(node, epoch, instance, f"{node}:1"), self.now_s)
+        link = self.links[node] = self.members.linked(NodeHello(node, epoch, instance), self.now_s)
         return link
 
     def report(self, node: str = "n1", **fields: object) -> bool:

@@ -379,7 +379,7 @@ async def test_what_was_admitted_is_released_when_the_lease_is_over() -> None:
 
 def test_ids_name_the_node_and_the_epoch() -> None:
     epoch = [7]
-    ids = NodeIds("n-1", "n-1:1", lambda: epoch[0])
+    ids = NodeIds("n-1", lambda: epoch[0])
     session_id = ids.new()
     assert session_id.startswith("n-1-00000007") and len(session_id) == len("n-1-") + 32
     assert not ids.is_foreign(session_id) and not ids.why_lost(session_id)
@@ -389,7 +389,7 @@ def test_ids_name_the_node_and_the_epoch() -> None:
 
 @pytest.mark.parametrize("other", ["n-2-" + "0" * 32, "0" * 32, "x", "", "n-1", "n-1-" + "g" * 32])
 def test_ids_of_others_are_foreign_and_not_lost(other: str) -> None:
-    ids = NodeIds("n-1", "n-1:1", lambda: 8)
+    ids = NodeIds("n-1", lambda: 8)
     assert ids.is_foreign(other) and not ids.why_lost(other)
 
 
@@ -403,7 +403,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def config_of(tmp_path: Path, folder: Path, **sections: dict[str, Any]) -> Config:
-    fleet = {"role": "node", "certificates": str(folder), "listen": "127.0.0.1:0", "address": "n1.example:50051"}
+    fleet = {"role": "node", "certificates": str(folder), "listen": "127.0.0.1:0"}
     overrides = {**sections, "fleet": {**fleet, **sections.get("fleet", {})}}
     return load(None, {"server": {"state_dir": str(tmp_path)}, **overrides} if "server" not in sections else overrides)
 
@@ -422,30 +422,12 @@ def test_a_node_pings_its_sandboxes_and_lets_them_end_as_fast_as_itself(tmp_path
         ({"state": {"key_file": "/k"}}, "state.key_file: can't be set for a node"),
         ({"sessions": {"max_sessions": 20_000}}, "sessions.max_sessions: must be at most 16,384"),
         ({"fleet": {"labels": {"a b": "c"}}}, "fleet.labels must have keys"),
-        ({"fleet": {"address": "nowhere"}}, "fleet.address must be HOST:PORT"),
         ({"fleet": {"certificates": "/nowhere"}}, "fleet.certificates: There is no certificate"),
     ],
 )
 def test_what_a_node_cant_have_is_refused(tmp_path: Path, folder: Path, sections: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         Node(config_of(tmp_path, folder, **sections), StateDir(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("listen", "address"),
-    [(["127.0.0.1:7"], "127.0.0.1:7"), (["unix:/x", "n1.example:7"], "n1.example:7"), (["0.0.0.0:7"], ""), ([], "")],
-)
-def test_clients_are_sent_to_an_address_that_they_can_connect_to(
-    tmp_path: Path, folder: Path, listen: list[str], address: str
-) -> None:
-    server = {"state_dir": str(tmp_path), "listen": listen}
-    config = config_of(tmp_path, folder, server=server)
-    config = config.model_copy(update={"fleet": config.fleet.model_copy(update={"address": None})})
-    if address:
-        assert Node(config, StateDir(tmp_path)).ids.address == address
-    else:
-        with pytest.raises(ConfigError, match=r"fleet.address: is missing"):
-            Node(config, StateDir(tmp_path))
 
 
 def test_a_stored_policy_that_the_node_cant_serve_any_more_does_not_stop_its_start(

@@ -27,7 +27,7 @@ class Site:
 
     def node(self, name: str, labels: dict[str, str] | None = None, **fields: object) -> None:
         front = self.front
-        hello = NodeHello(name, 1, "i", "", labels=labels or {})
+        hello = NodeHello(name, 1, "i", labels=labels or {})
         front.links[name] = front.members.linked(hello, front.now_s)
         front.report(name, **{"backends": LOCAL, **fields})
 

@@ -31,7 +31,7 @@ def test_the_label_of_a_ray_node_names_its_daemon() -> None:
 def test_a_front_gets_no_key_of_a_node_and_a_node_none_of_a_front(tmp_path: Path) -> None:
     text = '[fleet]\npark_s = 7.0\nlease_s = 4.0\nlabels = { zone = "a" }\n[pool]\nsize = 1\n'
     files = FleetFiles(tmp_path)
-    front = write_front_config(files.front, text, is_local=True)
+    front = write_front_config(files.front, text)
     node = write_node_config(files.node("n1"), text, "127.0.0.1", {"disk": "fast"})
     assert (front.fleet.role, front.fleet.park_s, front.fleet.labels, front.pool.size) == ("front", 7.0, {}, 1)
     assert (node.fleet.role, node.fleet.park_s) == ("node", 5.0)
@@ -43,7 +43,7 @@ def test_a_front_gets_no_key_of_a_node_and_a_node_none_of_a_front(tmp_path: Path
 def test_nodes_outlive_a_front_for_as_long_as_ray_may_take_to_start_the_next_one(tmp_path: Path) -> None:
     files = FleetFiles(tmp_path)
     for text, fence_s in (("", FENCE_S), ("[fleet]\nfence_s = 5.0\n", 5.0)):
-        front = write_front_config(files.front, text, is_local=True)
+        front = write_front_config(files.front, text)
         node = write_node_config(files.node("n1"), text, "127.0.0.1", {})
         assert front.fleet.fence_s == node.fleet.fence_s == fence_s
 
@@ -53,34 +53,26 @@ def test_a_node_reads_no_policy_and_no_tokens_of_its_own(tmp_path: Path) -> None
     files = FleetFiles(tmp_path)
     node = write_node_config(files.node("n1"), text, "127.0.0.1", {})
     assert (node.policy.file, node.server.token_file, node.state.key_file) == (None, None, None)
-    assert write_front_config(files.front, text, is_local=True).policy.file == Path("/p.toml")
+    assert write_front_config(files.front, text).policy.file == Path("/p.toml")
 
 
-def test_the_addresses_of_a_node_stay_when_it_is_configured_again(tmp_path: Path) -> None:
+def test_the_address_of_a_node_stays_when_it_is_configured_again(tmp_path: Path) -> None:
     files = FleetFiles(tmp_path).node("n1")
     before = write_node_config(files, "", "127.0.0.1", {}).fleet
     after = write_node_config(files, "[pool]\nsize = 0\n", "127.0.0.1", {}).fleet
-    assert (after.listen, after.address) == (before.listen, before.address)
-    assert write_node_config(files, "", "127.0.0.9", {}).fleet.address != before.address
+    assert after.listen == before.listen
+    assert write_node_config(files, "", "127.0.0.9", {}).fleet.listen != before.listen
 
 
-def test_on_a_cluster_without_tls_the_front_passes_the_calls_for_sessions_on(tmp_path: Path) -> None:
-    files = FleetFiles(tmp_path)
-    tls = '[server]\ntls_cert = "/c.pem"\ntls_key = "/k.pem"\n'
-    assert write_front_config(files.front, "", is_local=False).fleet.proxy
-    assert not write_front_config(files.front, tls, is_local=False).fleet.proxy
-    assert not write_front_config(files.front, "", is_local=True).fleet.proxy
-
-
-def test_a_node_behind_a_front_that_passes_calls_on_has_no_address_for_clients(tmp_path: Path) -> None:
-    text = '[server]\ntls_cert = "/c.pem"\ntls_key = "/k.pem"\n[fleet]\nproxy = true\n'
+def test_a_node_has_no_address_for_clients(tmp_path: Path) -> None:
+    text = '[server]\ntls_cert = "/c.pem"\ntls_key = "/k.pem"\n'
     node = write_node_config(FleetFiles(tmp_path).node("n1"), text, "127.0.0.1", {})
     assert [address.partition(":")[0] for address in node.server.listen] == ["unix"]
     assert node.server.tls_cert is None
 
 
 def test_keys_of_both_roles_are_one_good_configuration() -> None:
-    check_config('[fleet]\nproxy = true\npark_s = 1.0\nlabels = { zone = "a" }\n')
+    check_config('[fleet]\npark_s = 1.0\nlabels = { zone = "a" }\n')
 
 
 def test_a_configuration_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -96,5 +88,5 @@ def test_a_configuration_that_is_none_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             check_config(text)
     with pytest.raises(ConfigError):
-        write_front_config(FleetFiles(tmp_path).front, texts[0], is_local=True)
+        write_front_config(FleetFiles(tmp_path).front, texts[0])
     assert list(tmp_path.iterdir()) == []

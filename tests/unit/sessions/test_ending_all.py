@@ -29,7 +29,7 @@ ALICE = Principal("alice", "a")
 class Ids(SessionIds):
     """Ids with an epoch in front."""
 
-    node, address = "n1", "n1:1"
+    node = "n1"
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -65,7 +65,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Any]:
 async def test_all_sessions_end_with_the_reason(start: Any) -> None:
     daemon = await start()
     session = await daemon.create()
-    assert (session.session_id, session.node, session.address) == ("1-1", "n1", "n1:1")
+    assert (session.session_id, session.node) == ("1-1", "n1")
     await daemon.manager.end_all(SessionEnd.LEASE_LOST, 5.0)
     assert (daemon.manager.list_all(), daemon.backend.living) == ([], [])
     assert daemon.ends.reasons == [SessionEnd.LEASE_LOST]

@@ -53,7 +53,7 @@ class Followed:
                 return delay_s
             self.refused = bool(error.reason) and not isinstance(error, DaemonError)
             raise error from None
-        delay_s = self._retries.away_delay_s(now_s)
+        delay_s = self._retries.away_delay_s(error, now_s)
         if delay_s is None:
             why = error.message if error is not None else "streams end without a result"
             raise ConnectionLost(

@@ -69,7 +69,8 @@ BUSY_SPREAD = 0.25
 IMAGE_TIMEOUT_S = 600.0
 """Seconds that the creation of a session is repeated while the daemon fetches the image or makes the environment."""
 BUILD_RETRY_MIN_S = 0.2
-"""Least seconds between two requests for an environment that is being made; more where the daemon says so."""
+"""Least seconds between two requests for an environment that is being made, more where the daemon says so; seconds
+between two for a session whose node is away."""
 IMAGE_RETRY_MAX_S = 15.0
 """A daemon that names a longer time to retry is not fetching the image now: its last attempt has failed."""
 

@@ -57,9 +57,11 @@ class Retries:
     def timeout_s(self, kind: WaitKind) -> float:
         return self._timeouts_s[kind]
 
-    def away_delay_s(self, now_s: float) -> float | None:
+    def away_delay_s(self, error: ExecutorClientError | None, now_s: float) -> float | None:
         """Returns the seconds to wait for a daemon that does not answer; None when its timeout is over."""
-        return self._backoff(WaitKind.DAEMON).delay_s(now_s)
+        # The front of a fleet knows within seconds whether a node comes back or is lost.
+        is_growing = error is None or error.reason != "NODE_FENCED"
+        return self._backoff(WaitKind.DAEMON).delay_s(now_s, is_growing=is_growing)
 
     def retry_after_delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
         """Returns the seconds to wait if the daemon named a time to retry; None without one, and past the timeout."""
@@ -76,7 +78,7 @@ class Retries:
     def delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
         """Returns the seconds to wait before a call that failed with this error is repeated; None when it is not."""
         if status.is_transport_failure(error):
-            return self.away_delay_s(now_s)
+            return self.away_delay_s(error, now_s)
         return self.retry_after_delay_s(error, now_s)
 
     def _backoff(self, kind: WaitKind) -> Backoff:

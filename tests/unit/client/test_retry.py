@@ -131,3 +131,10 @@ def test_image_is_not_waited_for_longer_than_its_time() -> None:
     while (delay_s := retries.delay_s(fetching(5.0), now_s)) is not None:
         now_s += delay_s
     assert 10 <= now_s <= 20
+
+
+def test_a_front_whose_node_is_away_is_asked_at_one_rate_until_it_knows_the_end() -> None:
+    """The loss is to be known to a client as soon as to the front: within five seconds of the node's end."""
+    retries = Retries(away_timeout_s=60.0, busy_timeout_s=30.0)
+    fenced = UnavailableError("away", reason="NODE_FENCED", retry_after_s=1.0)
+    assert [retries.delay_s(fenced, 100.0 + second) for second in range(12)] == [BUILD_RETRY_MIN_S] * 12

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from .streams import Streams
 
 _CO_COROUTINE = 0x80
-# For the code of a step's value, which encoding runs: `__repr__`, properties.
-VALUE_TIME_S = 1.0
+# For the code of a step's value, which encoding runs: `__repr__`, properties, the drawing of a figure.
+VALUE_TIME_S = 5.0
 
 
 class Executions:

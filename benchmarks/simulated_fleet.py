@@ -16,16 +16,16 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from executor_server.fleet import NodeBackend, NodeHello, NodeReport, NodeSession, TenantUse, WarmKind
-from executor_server.fleet.creations import Creations
-from executor_server.fleet.ids import new_session_id
-from executor_server.fleet.member import Link
-from executor_server.fleet.members import Members
-from executor_server.fleet.placement import Placement, Wanted
-from executor_server.fleet.session_index import Creation
-from executor_server.fleet.shares import Shares
-from executor_server.fleet.store import FleetStore
-from executor_server.fleet.timing import Timing
+from executor_server.fleet.membership import NodeBackend, NodeHello, NodeReport, NodeSession, TenantUse, WarmKind
+from executor_server.fleet.membership.creations import Creations
+from executor_server.fleet.membership.ids import new_session_id
+from executor_server.fleet.membership.member import Link
+from executor_server.fleet.membership.members import Members
+from executor_server.fleet.membership.placement import Placement, Wanted
+from executor_server.fleet.membership.session_index import Creation
+from executor_server.fleet.membership.shares import Shares
+from executor_server.fleet.membership.store import FleetStore
+from executor_server.fleet.membership.timing import Timing
 from executor_server.policy import QuotasTable
 
 AT_ONCE = 4

@@ -4,14 +4,14 @@ import gc
 import os
 
 # Modules are no garbage, and looking for some between them took a fifth of a daemon's start. Here, and not in `cli`,
-# since it is for a process that runs a command only; `cli.shared.start_collector` ends it.
+# since it is for a process that runs a command only; `daemon.cli.shared.start_collector` ends it.
 gc.disable()
 
 # gRPC passes what its listener reads through three threads of its own. Without that, the thread that waits for messages
 # reads them, and a call that does nothing takes a quarter less. gRPC reads this when it is first imported.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
-from executor_server.cli import main  # noqa: E402
+from executor_server.daemon.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     main()

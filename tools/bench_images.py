@@ -7,7 +7,14 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from executor_server.cli.image_building.build import RECIPES, Bases, Builder, BuildFailure, exclusive, require_engine
+from executor_server.daemon.cli.image_building.build import (
+    RECIPES,
+    Bases,
+    Builder,
+    BuildFailure,
+    exclusive,
+    require_engine,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "images"

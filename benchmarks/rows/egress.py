@@ -156,7 +156,7 @@ def _proxy_memory(served: Served) -> Iterator[Figure]:
     """With secrets and a resolver. Proportional set size, as of sessions: the interpreter and OpenSSL are the daemon's
     too; and all that is resident."""
     children = psutil.Process(served.daemon.pid).children()
-    proxies = [child for child in children if "executor_server.egress_proxy" in child.cmdline()]
+    proxies = [child for child in children if "executor_server.network.proxy" in child.cmdline()]
     assert len(proxies) == 1, proxies
     yield Figure("egress proxy, after all that", "MB", (pss_bytes(proxies) / 1e6,), aim=AtMost(40))
     yield Figure("the same, resident", "MB", (proxies[0].memory_info().rss / 1e6,), aim=AtMost(40))

@@ -20,9 +20,9 @@ from benchmarks.figures import AtMost, AtMostMore, Figure, Reference, in_turns, 
 from benchmarks.references import Unmeasurable
 from benchmarks.rows.sessions import warm_session
 from executor_client import ExecutorClient, ExecutorClientError, Session
-from executor_server.config import read_token
-from executor_server.fleet_ray.layout import FleetFiles
-from executor_server.fleet_ray.local_cluster import read_cluster
+from executor_server.core.config import read_token
+from executor_server.fleet.ray.layout import FleetFiles
+from executor_server.fleet.ray.local_cluster import read_cluster
 from tests.chaos.witness import Witness
 from tests.support.machines import QUIET, Fleet, NodeMachine, fleet, new_id
 from tests.support.polling import eventually

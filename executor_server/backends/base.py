@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from executor_server.channel import GuestEndpoint
+from executor_server.backends.channel import GuestEndpoint
 from executor_server.core import SandboxSpec
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ class Workshops(Protocol):
 
 
 class Environments(Protocol):
-    """The environments of this daemon. `executor_server.environments.EnvironmentService` is the implementation."""
+    """The environments of this daemon. `executor_server.packages.EnvironmentService` is the implementation."""
 
     async def ready(self, packages: PackagesSpec, target: Target) -> Environment:
         """Returns the environment of these packages, made for this image.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from executor_server.backends.base import PassiveSandbox
-from executor_server.channel import SocketEndpoint
+from executor_server.backends.channel import SocketEndpoint
 
 
 class MissingSandbox(PassiveSandbox):

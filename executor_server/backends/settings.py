@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from functools import cache
 
-from executor_server.channel import first_token
+from executor_server.backends.channel import first_token
 from executor_server.core import SandboxSpec
 from executor_server.guest.wire.egress_listener import LISTENER_ADDRESS
 from executor_server.guest.wire.tokens import chained

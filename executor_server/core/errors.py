@@ -1,7 +1,7 @@
 """The errors of the daemon: few, one base, each saying what the caller can do.
 
 A program that fails is a result and none of these errors; neither are our own bugs, which become INTERNAL at the RPC
-border. `rpc/errors.py` translates each class to its status by a table.
+border. `api/errors.py` translates each class to its status by a table.
 """
 
 from __future__ import annotations

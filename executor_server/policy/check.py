@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
-from executor_server.config import BackendName, Config, ConfigError, KeyPath, Problem, some_of
 from executor_server.core import secret_names
+from executor_server.core.config import BackendName, Config, ConfigError, KeyPath, Problem, some_of
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile
 from executor_server.policy.network import BACKENDS_WITHOUT_SECRETS

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from executor_server.config import ConfigError, PoolSection
 from executor_server.core import (
     ExecutorError,
     PolicyRef,
@@ -26,6 +25,7 @@ from executor_server.core import (
     Violation,
     ViolationKind,
 )
+from executor_server.core.config import ConfigError, PoolSection
 from executor_server.policy.backend_choice import BackendChoice
 from executor_server.policy.file import PolicyFile
 from executor_server.policy.grants import (

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from executor_server.config import (
+from executor_server.core.config import (
     KeyPath,
     Name,
     Problem,

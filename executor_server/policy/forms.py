@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from executor_server.config import DAY_S, KIB, MIB, Form, ImportPattern, Section, WrittenSize
+from executor_server.core.config import DAY_S, KIB, MIB, Form, ImportPattern, Section, WrittenSize
 
 T = TypeVar("T")
 

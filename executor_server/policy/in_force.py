@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from executor_server.config import ConfigError, read_trusted
+from executor_server.core.config import ConfigError, read_trusted
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, built_in_policy, parse_policy
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from executor_server.config import KeyPath, Problem, cut, some_of
+from executor_server.core.config import KeyPath, Problem, cut, some_of
 
 _MAX_SHOWN_CIRCLE = 20
 

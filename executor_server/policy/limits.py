@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from executor_server.config import DAY_S, GIB, MIB, Count, Section, contradiction, refuse
 from executor_server.core import DEFAULT_MAX_FILES
+from executor_server.core.config import DAY_S, GIB, MIB, Count, Section, contradiction, refuse
 from executor_server.policy.forms import Cpus, Disk, Files, Memory, Output, Processes, Time
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
 
-from executor_server.config import MIB, ConfigError, parse_toml, read_trusted
+from executor_server.core.config import MIB, ConfigError, parse_toml, read_trusted
 
 MAX_LOCK_BYTES = 4 * MIB
 MAX_LOCKED = 1024

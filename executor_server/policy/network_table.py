@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from executor_server.config import Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
 from executor_server.core import NetworkRules, secret_names
+from executor_server.core.config import Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
 from executor_server.guest.egress.rules import FRAMING_HEADERS
 from executor_server.policy.hosts import is_denied_host, pattern_of, reaches, undenied
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, model_validator
 from pydantic_core import InitErrorDetails
 
-from executor_server.config import DAY_S, GIB, MIB, Form, ReadForm, Section, WrittenSize, contradiction, refuse
+from executor_server.core.config import DAY_S, GIB, MIB, Form, ReadForm, Section, WrittenSize, contradiction, refuse
 from executor_server.policy.lock_file import LOCK_FORM, LockFile, read_lock
 from executor_server.policy.requirement import REQUIREMENT_FORM, BadRequirement, Requirement, read_requirement
 

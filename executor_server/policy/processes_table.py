@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from executor_server.config import ReadForm, Section
 from executor_server.core import PortRules, ProcessRules
+from executor_server.core.config import ReadForm, Section
 from executor_server.policy.forms import MAX_PATTERNS, Flag, Output
 
 _PORTS = re.compile(r"([1-9][0-9]{0,4})(?:-([1-9][0-9]{0,4}))?")

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from executor_api.limits import SAVEPOINTS_MAX
-from executor_server.config import (
+from executor_server.core import LANGUAGE_RULES, AuditRules, FileRules, StateRules, ToolRules
+from executor_server.core.config import (
     BackendName,
     Bytes,
     Count,
@@ -22,7 +23,6 @@ from executor_server.config import (
     each_once,
     refuse,
 )
-from executor_server.core import LANGUAGE_RULES, AuditRules, FileRules, StateRules, ToolRules
 from executor_server.policy.forms import (
     MAX_PATTERNS,
     NO_INSTALLATION,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from executor_server.config import dotted
 from executor_server.core import Violation, ViolationKind
+from executor_server.core.config import dotted
 
 MAX_SHOWN_CHARS = 256
 

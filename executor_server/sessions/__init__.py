@@ -4,7 +4,7 @@ It owns their creation, their leases, their lifetime and their recovery after a 
 or configuration files.
 """
 
-from executor_server.channel import VariablesReply
+from executor_server.backends.channel import VariablesReply
 from executor_server.sessions.manager import SessionManager
 from executor_server.sessions.ports import PortConnection
 from executor_server.sessions.session import Session

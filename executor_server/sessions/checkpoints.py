@@ -17,12 +17,12 @@ from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 
-from executor_server.channel import MAX_PAYLOAD_BYTES, Request, file_part
+from executor_server.backends.channel import MAX_PAYLOAD_BYTES, Request, file_part
 from executor_server.core import FileInfo, StateManifest
+from executor_server.core.lifecycle import StateFacts
 from executor_server.guest.wire.frames import Frame, FrameError
 from executor_server.guest.wire.messages import BlobChunk, Done, ExportState, FileChunk, FileGet, RestoreState
 from executor_server.guest.wire.schema import message_of
-from executor_server.lifecycle import StateFacts
 from executor_server.policy import check_state_export, check_state_restore
 from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionServices

@@ -52,10 +52,10 @@ from typing import Any, Protocol
 import structlog
 
 from executor_server.backends import MachineSandbox, Sandbox
-from executor_server.channel import READY_TIME_S, GuestChannel, RefusedError, UnreachedError
+from executor_server.backends.channel import READY_TIME_S, GuestChannel, RefusedError, UnreachedError
 from executor_server.core import SandboxFailure
-from executor_server.egress import RemoteListener
-from executor_server.journal import Registry
+from executor_server.network.egress import RemoteListener
+from executor_server.sessions.journal import Registry
 
 # Seconds for a backend to stop a sandbox, and to wake it: a cloud writes the memory out, gigabytes at times.
 _PAUSE_TIME_S = 120.0
@@ -326,7 +326,7 @@ class GuestConnection:
 
 @dataclass(frozen=True)
 class _MachineListener:
-    """The listener of a sandbox on another machine. Implements `executor_server.egress.RemoteListener`."""
+    """The listener of a sandbox on another machine. Implements `executor_server.network.egress.RemoteListener`."""
 
     connection: GuestConnection
     sandbox: MachineSandbox

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import structlog
 
-from executor_server.channel import GuestChannel
+from executor_server.backends.channel import GuestChannel
 from executor_server.core import (
     BlobRef,
     EventKind,
@@ -37,8 +37,10 @@ from executor_server.core import (
     Unavailable,
     Usage,
 )
+from executor_server.core.lifecycle import Answer
 from executor_server.guest.wire.schema import Message
-from executor_server.journal import (
+from executor_server.policy import RequestedLimits, check_branch, check_savepoint, check_tools, execution_limits
+from executor_server.sessions.journal import (
     Execution,
     ExecutionRequest,
     Journal,
@@ -47,8 +49,6 @@ from executor_server.journal import (
     SessionRecord,
     ToolFailure,
 )
-from executor_server.lifecycle import Answer
-from executor_server.policy import RequestedLimits, check_branch, check_savepoint, check_tools, execution_limits
 from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
 
 _log = structlog.get_logger(__name__)

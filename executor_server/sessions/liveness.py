@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from executor_server.channel import GuestChannel
+from executor_server.backends.channel import GuestChannel
 from executor_server.sessions.connection import GuestConnection
 
 

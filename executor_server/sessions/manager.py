@@ -25,17 +25,17 @@ from executor_server.core import (
     TooManySessions,
     Unavailable,
 )
-from executor_server.fairness import ReadingShares
-from executor_server.journal import JournalMemory, Registry
-from executor_server.lifecycle import SessionEnd
+from executor_server.core.fairness import ReadingShares
+from executor_server.core.lifecycle import SessionEnd
 from executor_server.policy import Policy
-from executor_server.pool import WarmPool
 from executor_server.sessions.creations import Creations, withdrawn
+from executor_server.sessions.journal import JournalMemory, Registry
 from executor_server.sessions.leases import Leases, Released, Renewal, SessionKey
 from executor_server.sessions.names import SessionNames
 from executor_server.sessions.notes import UseNotes
 from executor_server.sessions.own_sessions import no_room, with_own_sessions
 from executor_server.sessions.policy_changes import End, Keep, Tighten, decide
+from executor_server.sessions.pool import WarmPool
 from executor_server.sessions.recovery import recover_sessions
 from executor_server.sessions.session import Session
 from executor_server.sessions.set_up import SessionFactory, SessionRequest, prepare_environment

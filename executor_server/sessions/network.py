@@ -38,7 +38,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from executor_server.channel import GuestChannel, UnreachedError
+from executor_server.backends.channel import GuestChannel, UnreachedError
 from executor_server.core import (
     NO_NETWORK_USE,
     EgressConnection,
@@ -50,11 +50,11 @@ from executor_server.core import (
     SessionSpec,
     Unavailable,
 )
-from executor_server.egress import EgressError, RemoteListener
 from executor_server.guest.egress import reasons
 from executor_server.guest.wire.messages import Note
-from executor_server.journal import Journal, SessionRecord
+from executor_server.network.egress import EgressError, RemoteListener
 from executor_server.sessions.connection import GuestConnection
+from executor_server.sessions.journal import Journal, SessionRecord
 from executor_server.sessions.network_steps import Notice, Step, Totals, notice_of_denial, notice_of_end, values_of
 from executor_server.sessions.shared import SessionHooks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from executor_server.journal import Registry, SessionUse
+from executor_server.sessions.journal import Registry, SessionUse
 from executor_server.sessions.session import Session
 
 # Seconds between two writes of the sessions' last use.

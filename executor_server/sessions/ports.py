@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from executor_server.channel import GuestChannel
+from executor_server.backends.channel import GuestChannel
 from executor_server.core import (
     ExecutorError,
     PortUse,

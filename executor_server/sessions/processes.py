@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import structlog
 
-from executor_server.channel import GuestChannel, Request, nothing, written_bytes
+from executor_server.backends.channel import GuestChannel, Request, nothing, written_bytes
 from executor_server.core import (
     ExecutorError,
     InvalidRequest,
@@ -41,7 +41,8 @@ from executor_server.guest.wire.process_messages import (
     StartProcess,
     WriteProcess,
 )
-from executor_server.journal import (
+from executor_server.policy import check_process
+from executor_server.sessions.journal import (
     MAX_FINISHED_PROCESSES,
     MAX_UNREAD_PROCESSES,
     JournalMemory,
@@ -49,7 +50,6 @@ from executor_server.journal import (
     ProcessLog,
     Registry,
 )
-from executor_server.policy import check_process
 from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionServices
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from executor_server.backends import Backend, KnownSandbox, MissingSandbox, Sandbox
-from executor_server.channel import GuestChannel
+from executor_server.backends.channel import GuestChannel
 from executor_server.guest.wire.frames import PROTOCOL_VERSION
-from executor_server.journal import Registry, SessionRecord
+from executor_server.sessions.journal import Registry, SessionRecord
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 

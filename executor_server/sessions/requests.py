@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import ExitStack, aclosing, contextmanager
 from typing import Any, Protocol, TypeVar
 
-from executor_server.channel import (
+from executor_server.backends.channel import (
     MAX_PAYLOAD_BYTES,
     MAX_SHIPPED_BYTES,
     BlobDigests,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from executor_server.channel import Request, listed_savepoints
+from executor_server.backends.channel import Request, listed_savepoints
 from executor_server.core import NotFound, Reason, Savepoints
 from executor_server.guest.wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 from executor_server.guest.wire.schema import Message

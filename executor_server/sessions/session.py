@@ -18,19 +18,19 @@ from typing import Any
 import structlog
 
 from executor_server.backends import Sandbox
-from executor_server.channel import PROCESS_EVENTS, GuestChannel
+from executor_server.backends.channel import PROCESS_EVENTS, GuestChannel
 from executor_server.core import ErrorDetail, Outcome, PreconditionFailed, Reason, SandboxFailure, SessionSpec
-from executor_server.fairness import ReadingShares
+from executor_server.core.fairness import ReadingShares
 from executor_server.guest.wire.file_changes import FilesChanged
 from executor_server.guest.wire.frames import Frame
 from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk
 from executor_server.guest.wire.process_messages import PortOutput
 from executor_server.guest.wire.schema import message_of
-from executor_server.journal import JournalMemory, Registry, SegmentError, SessionRecord, SessionUse
 from executor_server.sessions.background_charge import BackgroundCharge
 from executor_server.sessions.checkpoints import Checkpoints
 from executor_server.sessions.connection import ConnectionState, GuestConnection
 from executor_server.sessions.executions import Executions, facts_of
+from executor_server.sessions.journal import JournalMemory, Registry, SegmentError, SessionRecord, SessionUse
 from executor_server.sessions.labels import label_soon
 from executor_server.sessions.lifetime import SessionLife
 from executor_server.sessions.liveness import GuestLiveness

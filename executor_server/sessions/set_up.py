@@ -21,11 +21,11 @@ from executor_server.core import (
     SessionSpec,
     Unavailable,
 )
-from executor_server.environments import requested_by
-from executor_server.journal import Registry, RegistryError, SessionRecord
+from executor_server.packages import requested_by
 from executor_server.policy import Policy
-from executor_server.pool import CreationQueue, ReadySandbox, WarmPool
+from executor_server.sessions.journal import Registry, RegistryError, SessionRecord
 from executor_server.sessions.needed_packages import NeededPackages
+from executor_server.sessions.pool import CreationQueue, ReadySandbox, WarmPool
 from executor_server.sessions.refusals import refusal_of
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings

@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from executor_server.channel import MAX_PAYLOAD_BYTES
+from executor_server.backends.channel import MAX_PAYLOAD_BYTES
 from executor_server.core import SessionFacts, SessionSpec
-from executor_server.egress import Egress
-from executor_server.lifecycle import AdmissionController, Observer
+from executor_server.core.lifecycle import AdmissionController, Observer
+from executor_server.network.egress import Egress
 from executor_server.sessions.session_ids import SessionIds
 
 

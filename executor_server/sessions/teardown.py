@@ -9,8 +9,8 @@ from collections.abc import Coroutine
 import structlog
 
 from executor_server.core import SandboxFailure
-from executor_server.journal import Registry
-from executor_server.lifecycle import Observer
+from executor_server.core.lifecycle import Observer
+from executor_server.sessions.journal import Registry
 from executor_server.sessions.session import Session
 
 # Seconds between two attempts to destroy a sandbox that could not be destroyed, and those that are remembered.

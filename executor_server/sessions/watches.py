@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from executor_server.channel import GuestChannel, Request, changes_part
+from executor_server.backends.channel import GuestChannel, Request, changes_part
 from executor_server.core import FileChanges, Reason, ResourceExhausted
 from executor_server.guest.wire.file_changes import NextChanges, UnwatchFiles, WatchFiles
 from executor_server.sessions.requests import GuestRequests

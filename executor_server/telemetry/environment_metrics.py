@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor_server.environments import BuildEnd, EnvironmentObserver, EnvironmentUse
+from executor_server.packages import BuildEnd, EnvironmentObserver, EnvironmentUse
 from executor_server.telemetry.instruments import Book
 
 

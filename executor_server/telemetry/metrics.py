@@ -32,8 +32,8 @@ from executor_server.core import (
     SessionFacts,
     ToolCall,
 )
+from executor_server.core.lifecycle import Answer, Observer, RunningQueue, SessionEnd, StateFacts
 from executor_server.guest.egress import reasons
-from executor_server.lifecycle import Answer, Observer, RunningQueue, SessionEnd, StateFacts
 from executor_server.policy import Policy, PolicyListener
 from executor_server.telemetry.environment_metrics import EnvironmentMetrics
 from executor_server.telemetry.fleet_metrics import FleetMetrics

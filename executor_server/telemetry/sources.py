@@ -13,14 +13,14 @@ from typing import Any
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from executor_server.admission import Quotas
-from executor_server.audit import AuditStats
 from executor_server.backends.local import ForkServerStats
 from executor_server.core import SandboxSpec
-from executor_server.environments import Statistics
+from executor_server.packages import Statistics
 from executor_server.policy import Policy
-from executor_server.pool import PoolStats
+from executor_server.policy.audit import AuditStats
+from executor_server.policy.quotas import Quotas
 from executor_server.sessions import Session
+from executor_server.sessions.pool import PoolStats
 from executor_server.telemetry.instruments import PREFIX, Described, Names
 from executor_server.telemetry.metrics import Metrics
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from executor_server.core import ExecutionLimits, Principal, ProcessFacts, SessionFacts, SessionSpec, ToolCall, ToolSpec
-from executor_server.lifecycle import AdmissionController, Answer, StateFacts
+from executor_server.core.lifecycle import AdmissionController, Answer, StateFacts
 from executor_server.telemetry.metrics import Metrics
 
 

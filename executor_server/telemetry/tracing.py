@@ -45,7 +45,7 @@ from executor_server.core import (
     SessionFacts,
     ToolCall,
 )
-from executor_server.lifecycle import Answer, Observer, RunningQueue
+from executor_server.core.lifecycle import Answer, Observer, RunningQueue
 
 QUEUE_SPANS = 4096
 """Spans that wait for the exporter; more are dropped."""

@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from executor_server.backends.channel.channel import READY_TIME_S
 from executor_server.backends.e2b import E2BBackend
-from executor_server.channel.channel import READY_TIME_S
 from executor_server.core.errors import (
     ExecutorError,
     PreconditionFailed,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor_client import ExecutorClient, ExecutorClientError, Outcome, Session
-from executor_server.audit.verification import verify
+from executor_server.policy.audit.verification import verify
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import WAIT_S
 from tests.support.audit import paths, records

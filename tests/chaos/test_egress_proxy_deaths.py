@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from executor_server.core import NetworkRules
-from executor_server.egress import EgressService
-from executor_server.egress import service as egress_module
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.protocols import Limits
+from executor_server.network.egress import EgressService
+from executor_server.network.egress import service as egress_module
 from tests.support.egress_service import SOON_S, BoundSession, bind, egress_service, settings_for
 from tests.support.internet.world import Internet
 from tests.support.rounds import rounds
@@ -193,7 +193,7 @@ def _proxies() -> list[psutil.Process]:
     for child in psutil.Process().children():
         try:
             if (
-                any("egress_proxy" in word or "no_imports" in word for word in child.cmdline())
+                any("executor_server.network.proxy" in word or "no_imports" in word for word in child.cmdline())
                 and "authority" not in child.cmdline()
             ):
                 found.append(child)

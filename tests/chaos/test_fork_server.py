@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.local import LocalBackend
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.nursery import births, demand, forks, nurseries
@@ -26,9 +27,8 @@ from executor_server.backends.local.nursery.forks import NurseryProcess
 from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.resources import Resources
-from executor_server.channel.channel import GuestChannel
-from executor_server.config import LocalImage
 from executor_server.core import SandboxSpec
+from executor_server.core.config import LocalImage
 from tests.support import rounds
 from tests.support.forked_backend import ForkedBackend
 from tests.support.polling import eventually_async, has_ended

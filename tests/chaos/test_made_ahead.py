@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.local import backend as local_backend
 from executor_server.backends.local.nursery import stock
 from executor_server.backends.local.nursery.forks import NurseryProcess
 from executor_server.backends.local.nursery.nursery import Nursery
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.channel.channel import GuestChannel
 from executor_server.core import SandboxFailure, SandboxSpec
 from tests.support.forked_backend import ForkedBackend
 from tests.support.polling import eventually_async

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from executor_server.backends.base import Backend
-from executor_server.config.backend_config import LocalImage
+from executor_server.core.config.backend_config import LocalImage
 from tests.contract import ahead
 from tests.contract.harness import Harness, images_examined_once, open_harness
 from tests.contract.inside import reason_of

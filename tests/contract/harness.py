@@ -28,8 +28,8 @@ from executor_server.backends.local import host
 from executor_server.backends.local.images import Image as ProbedImage
 from executor_server.backends.local.images import probe_image as probe_local_image
 from executor_server.backends.local.resources import Resources as LocalResources
-from executor_server.config.backend_config import LocalImage
-from executor_server.config.state_dir import StateDir
+from executor_server.core.config.backend_config import LocalImage
+from executor_server.core.config.state_dir import StateDir
 from executor_server.core.model import (
     BlobChunk,
     Event,
@@ -48,12 +48,12 @@ from executor_server.core.model import (
 )
 from executor_server.core.network import NetworkRules
 from executor_server.core.packages import PackagesSpec
-from executor_server.journal.execution import Execution, ToolFailure
-from executor_server.journal.registry import Registry
 from executor_server.policy.requests import RequestedLimits
-from executor_server.pool.asked_kinds import AskedSettings
-from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
+from executor_server.sessions.journal.execution import Execution, ToolFailure
+from executor_server.sessions.journal.registry import Registry
+from executor_server.sessions.pool.asked_kinds import AskedSettings
+from executor_server.sessions.pool.pool import PoolSettings, WarmPool
 from tests.contract.policies import policy_of
 from tests.contract.probes import Probe, probe_of, supervisor_of
 from tests.support.backends import require

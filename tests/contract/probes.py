@@ -26,7 +26,7 @@ from executor_server.backends.docker import DockerBackend
 from executor_server.backends.docker.resources import SANDBOX_LABEL
 from executor_server.backends.local import LocalBackend
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection, LocalImage
+from executor_server.core.config.backend_config import DockerImage, DockerSection, E2BSection, LocalImage
 from executor_server.core.model import SandboxSpec
 from executor_server.sessions import Session
 from tests.support.backends import DOCKER_IMAGE, egress_bundle, make_backend

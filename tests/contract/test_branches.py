@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from executor_server.config import MIB
 from executor_server.core import (
     BranchEnd,
     NotFound,
@@ -17,6 +16,7 @@ from executor_server.core import (
     Reason,
     VariablesState,
 )
+from executor_server.core.config import MIB
 from tests.contract.harness import Harness, Transcript, follow
 from tests.contract.marks import promise
 from tests.support.attacks import KILL_COPIES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from executor_server.core.lifecycle.observer import Observer
 from executor_server.core.model import SessionFacts
-from executor_server.lifecycle.observer import Observer
 from tests.contract.harness import Harness
 from tests.contract.marks import promise
 from tests.support.polling import eventually_async, eventually_awaited

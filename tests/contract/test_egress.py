@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from executor_server.backends.base import Backend, MachineSandbox
+from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.settings import CA_BUNDLE
-from executor_server.channel.channel import GuestChannel
 from executor_server.core.errors import SandboxFailure
-from executor_server.journal.execution import Execution
 from executor_server.sessions import Session
+from executor_server.sessions.journal.execution import Execution
 from tests.contract.harness import PRINCIPAL, Harness, follow, open_harness
 from tests.contract.marks import instead, promise
 from tests.contract.probes import Probe

@@ -26,8 +26,8 @@ from executor_server.core import (
     SignalTarget,
     TerminalSize,
 )
-from executor_server.journal import ProcessLog
 from executor_server.sessions import Session
+from executor_server.sessions.journal import ProcessLog
 from tests.contract.harness import Harness
 from tests.contract.marks import promise
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from executor_server.config import MIB
 from executor_server.core import NotFound, PolicyViolation, PreconditionFailed, ProcessRequest, Reason, VariablesState
+from executor_server.core.config import MIB
 from tests.contract.harness import Harness, follow
 from tests.contract.marks import promise
 from tests.support.attacks import KILL_COPIES

@@ -10,7 +10,7 @@ import pytest
 from executor_api.values import decode, encode
 from executor_server.core.errors import NotFound, PreconditionFailed
 from executor_server.core.model import ToolCall, ToolSpec
-from executor_server.journal.execution import ToolFailure
+from executor_server.sessions.journal.execution import ToolFailure
 from tests.contract.harness import Harness, follow
 from tests.contract.marks import promise
 

@@ -28,13 +28,13 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import UnavailableError
-from executor_server.config.backend_config import LocalImage
+from executor_server.core.config.backend_config import LocalImage
 from executor_server.core.errors import NotFound, OutOfRange
 from executor_server.core.model import BlobChunk, Event, FileInfo, OutputMode, Payload, StateManifest, ToolSpec
 from executor_server.core.packages import PackagesSpec
-from executor_server.journal.execution import ToolFailure
 from executor_server.policy.requests import RequestedLimits
 from executor_server.sessions import Session, VariablesReply
+from executor_server.sessions.journal.execution import ToolFailure
 from tests.contract import wire_values as values
 from tests.contract.harness import LIMITS, Harness, Running, Transcript, harness_on
 from tests.contract.probes import NodesProbe

@@ -6,7 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
-from executor_server.identity import TokenFile
+from executor_server.policy.identity import TokenFile
 from tests.contract.policies import policy_text
 from tests.support.fleet_daemon import NODES
 from tests.support.machines import Fleet

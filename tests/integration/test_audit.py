@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from executor_client import ExecutorClient, ExecutorClientError
-from executor_server.audit.verification import verify
+from executor_server.policy.audit.verification import verify
 from tests.support.audit import paths, records
 from tests.support.backends import require
 from tests.support.daemon import STOP_TIMEOUT_S, Daemon, running_daemon

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from executor_server.cli import main
-from executor_server.cli.egress import EXIT_REFUSED
+from executor_server.daemon.cli import main
+from executor_server.daemon.cli.egress import EXIT_REFUSED
 from tests.support.internet.world import SUFFIX, Internet
 
 POLICY = f"""\

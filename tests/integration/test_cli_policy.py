@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from executor_server.cli import main
-from executor_server.cli.policy import EXIT_REFUSED
-from executor_server.cli.shared import EXIT_CONFIG
+from executor_server.daemon.cli import main
+from executor_server.daemon.cli.policy import EXIT_REFUSED
+from executor_server.daemon.cli.shared import EXIT_CONFIG
 
 POLICY = """\
 version = "1"

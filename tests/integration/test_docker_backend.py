@@ -22,7 +22,7 @@ from executor_server.backends.base import KnownSandbox
 from executor_server.backends.docker import DockerBackend, containers, resources
 from executor_server.backends.docker.sandbox import DockerSandbox
 from executor_server.backends.guest_archive import GuestArchive, pack_archive
-from executor_server.config.backend_config import DockerImage, DockerSection
+from executor_server.core.config.backend_config import DockerImage, DockerSection
 from executor_server.core.errors import ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.support.backends import DOCKER_IMAGE, require

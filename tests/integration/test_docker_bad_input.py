@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from executor_client import InvalidRequest, UnavailableError, Wait, WaitKind
+from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.docker import DockerBackend, probe
 from executor_server.backends.docker.host import NoEngine, engine_socket
-from executor_server.channel.channel import GuestChannel
-from executor_server.config.backend_config import DockerImage, DockerSection
-from executor_server.config.config import load
-from executor_server.config.settings import ConfigError
+from executor_server.core.config.backend_config import DockerImage, DockerSection
+from executor_server.core.config.config import load
+from executor_server.core.config.settings import ConfigError
 from executor_server.core.errors import ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.support.backends import require

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.backends.docker import DockerBackend
-from executor_server.config.backend_config import DockerImage, DockerSection
+from executor_server.core.config.backend_config import DockerImage, DockerSection
 from executor_server.core.errors import SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.contract.harness import Harness

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from executor_server.backends.base import Backend, KnownSandbox
+from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.e2b import E2BBackend, retry, sandbox
 from executor_server.backends.e2b.check import examine
 from executor_server.backends.e2b.sandbox import E2BSandbox
-from executor_server.channel.channel import GuestChannel
-from executor_server.config.backend_config import E2BSection
+from executor_server.core.config.backend_config import E2BSection
 from executor_server.core.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.contract.harness import Harness, follow

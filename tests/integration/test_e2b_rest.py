@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from executor_server.backends.e2b import E2BBackend
-from executor_server.config.state_dir import StateDir
+from executor_server.core.config.state_dir import StateDir
 from executor_server.core.model import Log, Outcome, OutputMode, Principal, Result, SandboxSpec
-from executor_server.journal.registry import Registry
 from executor_server.policy.requests import RequestedLimits
-from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions.journal.registry import Registry
+from executor_server.sessions.pool.pool import PoolSettings, WarmPool
 from tests.support.e2b import WHY_NOT, Double, Kind, e2b_section
 from tests.support.polling import eventually_async
 from tests.support.specs import LIMITS, session_spec

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.egress_proxy import resolvers
-from executor_server.egress_proxy.resolvers import DnsResolver
 from executor_server.guest.egress.host_resolver import MAX_ADDRESSES
 from executor_server.guest.egress.protocols import Unresolved
+from executor_server.network.proxy import resolvers
+from executor_server.network.proxy.resolvers import DnsResolver
 from tests.support.internet.world import Internet
 
 SOON_S = 30.0

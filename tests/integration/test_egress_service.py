@@ -15,9 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from executor_server.core import NetworkRules, NetworkSecret, NetworkUsage
-from executor_server.egress import EgressError, EgressService, EgressSettings, try_connection
-from executor_server.egress.proxy_process import PROXY_COMMAND
 from executor_server.guest.egress import reasons
+from executor_server.network.egress import EgressError, EgressService, EgressSettings, try_connection
+from executor_server.network.egress.proxy_process import PROXY_COMMAND
 from tests.support import egress_programs
 from tests.support.egress_service import (
     COMMAND,

@@ -238,7 +238,7 @@ async def test_bad_body_ends_the_connection_and_not_the_proxy(tmp_path: Path) ->
 
 
 async def test_slow_head_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_server.egress_proxy.exchange.HEAD_S", 0.05)
+    monkeypatch.setattr("executor_server.network.proxy.exchange.HEAD_S", 0.05)
     async with termination(tmp_path, Server()) as running:
         client = await running.connect()
         client.send("GET / HT")
@@ -246,7 +246,7 @@ async def test_slow_head_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 async def test_client_may_be_idle_between_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_server.egress_proxy.exchange.HEAD_S", 0.05)
+    monkeypatch.setattr("executor_server.network.proxy.exchange.HEAD_S", 0.05)
     async with termination(tmp_path, Server()) as running:
         client = await running.connect()
         await client.get("/")

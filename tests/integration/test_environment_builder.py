@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from executor_server.backends.environments import Workshop
 from executor_server.core import EnvironmentFailed, ImageNotReady, NetworkRules, NetworkSecret, SandboxSpec
-from executor_server.environments.workshop import Order, open_workshop
+from executor_server.packages.workshop import Order, open_workshop
 from tests.support.backends import require
 from tests.support.internet.world import Internet
 from tests.support.package_builder import Building, building

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from executor_server.fleet import issue_front, issue_node
+from executor_server.fleet.membership import issue_front, issue_node
 from tests.support.backends import require
 from tests.support.engine import engine_client
 from tests.support.polling import eventually
@@ -36,7 +36,7 @@ NAMES = {
 }
 FLEET = """
 import json
-from executor_server.rpc import AdminEndpoint, admin_client
+from executor_server.api import AdminEndpoint, admin_client
 endpoint = AdminEndpoint("unix:/state/executor.sock", open("/state/token").read().strip())
 with admin_client(endpoint) as client:
     print(json.dumps(client.fleet()))

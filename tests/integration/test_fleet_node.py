@@ -19,8 +19,8 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_client import AsyncExecutorClient
 from executor_server.core import Principal
-from executor_server.fleet import Allowance
-from executor_server.identity import TokenFile
+from executor_server.fleet.membership import Allowance
+from executor_server.policy.identity import TokenFile
 from tests.rpc.edge import refused
 from tests.support.backends import require
 from tests.support.fake_front import LOCAL, FakeFront, control_of, front_of, metadata_of

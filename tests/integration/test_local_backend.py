@@ -29,7 +29,7 @@ from executor_server.backends.local.backend import _FIRST_USER
 from executor_server.backends.local.bubblewrap import find_bwrap
 from executor_server.backends.local.cgroups import NoCgroups, discover_cgroups
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.config.backend_config import LocalImage
+from executor_server.core.config.backend_config import LocalImage
 from executor_server.core.errors import ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.support.backends import require

@@ -58,7 +58,7 @@ def python(home: Path) -> str:
     """A Python that the user may run, and that can run us."""
     name = "python{}.{}".format(*sys.version_info)
     for candidate in (sys.executable, f"/usr/bin/{name}", f"/usr/local/bin/{name}"):
-        command = [candidate, "-c", "import executor_server.app.daemon, executor_client"]
+        command = [candidate, "-c", "import executor_server.daemon.daemon, executor_client"]
         try:
             tried = subprocess.run(command, env=environment(home), cwd=home, capture_output=True, **as_user(USER))
         except OSError:  # it lies where only root may enter
@@ -192,7 +192,7 @@ from pathlib import Path
 import structlog
 from executor_server.backends.base import KnownSandbox
 from executor_server.backends.local import LocalBackend
-from executor_server.channel.channel import GuestChannel
+from executor_server.backends.channel.channel import GuestChannel
 from executor_server.core.model import SandboxSpec
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 STATE_DIR, SPEC = Path({str(home / "o")!r}), SandboxSpec("base", 2**28, 32, 2**24, 60.0)

@@ -27,7 +27,7 @@ from executor_client import (
     InvalidRequest,
     PolicyViolationError,
 )
-from executor_server.identity.token_file import TokenFile
+from executor_server.policy.identity.token_file import TokenFile
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.fork_server import server

@@ -20,7 +20,7 @@ import pytest
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client import ExecutorClient, InvalidRequest, Outcome, PolicyViolationError, Session
-from executor_server.config.problems import undotted
+from executor_server.core.config.problems import undotted
 from executor_server.core.errors import Violation, ViolationKind
 from executor_server.core.import_patterns import is_denied
 from executor_server.policy.decide import Policy

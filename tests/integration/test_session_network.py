@@ -25,7 +25,7 @@ from executor_client import (
     Session,
     VariablesState,
 )
-from executor_server.audit.verification import verify
+from executor_server.policy.audit.verification import verify
 from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon

@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 
 from executor_server.backends.local import LocalBackend
-from executor_server.config.backend_config import LocalImage
+from executor_server.core.config.backend_config import LocalImage
 from executor_server.core.model import StateManifest
 from executor_server.sessions import Session, SessionRequest
 from executor_server.sessions.state_archive import StateArchives

@@ -76,6 +76,6 @@ def test_a_dead_collector_costs_no_execution_and_no_stop() -> None:
 
 
 def test_a_daemon_that_does_not_trace_does_not_import_the_sdk() -> None:
-    code = "import sys, executor_server.app.daemon, executor_server.rpc.tracing; print([m for m in sys.modules if 'opentelemetry' in m])"
+    code = "import sys, executor_server.daemon.daemon, executor_server.api.tracing; print([m for m in sys.modules if 'opentelemetry' in m])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

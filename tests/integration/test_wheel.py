@@ -23,7 +23,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_images_can_be_built_from_a_wheel(names: set[str]) -> None:
     recipes = {str(path.relative_to(ROOT / "images")) for path in (ROOT / "images").rglob("*") if path.is_file()}
-    inside = "executor_server/cli/image_building/"
+    inside = "executor_server/daemon/cli/image_building/"
     assert {f"{inside}recipes/{name}" for name in recipes if "__pycache__" not in name} <= names
     assert f"{inside}debian_base.sh" in names
 

@@ -18,11 +18,24 @@ import grpc
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
-from executor_server.admission import Admission, Quotas
-from executor_server.app.fleet_news import FleetNews
+from executor_server.api.server import RpcServer, ServerSettings
+from executor_server.api.service import ExecutorService
 from executor_server.core import ExecutorError, NotFound, Principal, Reason, TcpAddress
-from executor_server.fairness import FairSemaphore
-from executor_server.fleet import (
+from executor_server.core.fairness import FairSemaphore
+from executor_server.fleet.api.choice import NodeChoice
+from executor_server.fleet.api.creations import FrontCreations
+from executor_server.fleet.api.dialing import Dialers
+from executor_server.fleet.api.front_admin import FrontAdmin
+from executor_server.fleet.api.front_fleet import FrontFleet
+from executor_server.fleet.api.front_service import BY_HAND, FrontService
+from executor_server.fleet.api.lease_guard import LeaseGuard
+from executor_server.fleet.api.moving import Mover
+from executor_server.fleet.api.names import FrontNames
+from executor_server.fleet.api.node_link import FleetService
+from executor_server.fleet.api.node_server import FrontServices, NodeServer
+from executor_server.fleet.api.proxy import proxy_handlers
+from executor_server.fleet.daemons.fleet_news import FleetNews
+from executor_server.fleet.membership import (
     Control,
     Creations,
     FleetStore,
@@ -42,22 +55,9 @@ from executor_server.fleet import (
     issue_node,
     lease_clock,
 )
-from executor_server.identity import Identities
 from executor_server.policy import Policy, QuotasTable
-from executor_server.rpc.fleet.choice import NodeChoice
-from executor_server.rpc.fleet.creations import FrontCreations
-from executor_server.rpc.fleet.dialing import Dialers
-from executor_server.rpc.fleet.front_admin import FrontAdmin
-from executor_server.rpc.fleet.front_fleet import FrontFleet
-from executor_server.rpc.fleet.front_service import BY_HAND, FrontService
-from executor_server.rpc.fleet.lease_guard import LeaseGuard
-from executor_server.rpc.fleet.moving import Mover
-from executor_server.rpc.fleet.names import FrontNames
-from executor_server.rpc.fleet.node_link import FleetService
-from executor_server.rpc.fleet.node_server import FrontServices, NodeServer
-from executor_server.rpc.fleet.proxy import proxy_handlers
-from executor_server.rpc.server import RpcServer, ServerSettings
-from executor_server.rpc.service import ExecutorService
+from executor_server.policy.identity import Identities
+from executor_server.policy.quotas import Admission, Quotas
 from executor_server.sessions import SessionRequest
 from executor_server.sessions.leases import Renewal as LeaseRenewal
 from tests.rpc.session_names import EPOCH, Renaming, fleet_id, name_of

@@ -21,7 +21,7 @@ NOT_BEHIND_A_FRONT = {
         "the labels of nodes are a wrong field for a daemon only: tests/rpc/fleet/test_nodes_that_fail.py"
     ),
     "test_admin.py::test_bytes_of_the_network_are_reported_beside_their_quota": (
-        "a front adds up what its nodes report: tests/unit/fleet/test_shares.py"
+        "a front adds up what its nodes report: tests/unit/fleet/membership/test_shares.py"
     ),
     "test_admin.py::test_every_call_is_recorded_before_its_effect": "a front and its nodes have a log each",
     "test_admin.py::test_the_command_line_kills_drains_resumes_and_reloads": (

@@ -18,10 +18,13 @@ from google.rpc import error_details_pb2, status_pb2
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
+from executor_server.api.peer_socket import PeerSocket
+from executor_server.api.server import RpcServer, ServerSettings, TlsFiles
+from executor_server.api.service import ExecutorService
 from executor_server.backends.environments import Environment
-from executor_server.config.config import Config
 from executor_server.core import Savepoint, Savepoints
 from executor_server.core.addresses import checked
+from executor_server.core.config.config import Config
 from executor_server.core.errors import NotFound, Reason
 from executor_server.core.model import (
     BlobChunk,
@@ -36,16 +39,13 @@ from executor_server.core.model import (
     ToolSpec,
 )
 from executor_server.core.network import NO_NETWORK_USE, EgressDenial, NetworkUsage
-from executor_server.identity.identities import Identities
-from executor_server.identity.tokens import Tokens
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, Tenant
+from executor_server.policy.identity.identities import Identities
+from executor_server.policy.identity.tokens import Tokens
 from executor_server.policy.profile import ImportsTable, Profile
 from executor_server.policy.requests import RequestedLimits
 from executor_server.policy.session_rules import execution_limits
-from executor_server.rpc.peer_socket import PeerSocket
-from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
-from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionRequest, VariablesReply
 from executor_server.sessions.leases import Renewal
 from executor_server.sessions.network import NetworkState, OpenConnection

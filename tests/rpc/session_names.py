@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError, Message
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
-from executor_server.fleet import node_of
-from executor_server.rpc.handlers import OWN_METHODS, Handler
+from executor_server.api.handlers import OWN_METHODS, Handler
+from executor_server.fleet.membership import node_of
 from tests.support.fleet_daemon import NODES
 
 EPOCH = 1

@@ -18,16 +18,16 @@ from click.testing import CliRunner, Result
 from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
-from executor_server.admission.quotas import Quotas
-from executor_server.cli import main
-from executor_server.config.settings import ConfigError
+from executor_server.api.admin import AdminService
+from executor_server.core.config.settings import ConfigError
 from executor_server.core.errors import NotFound, Reason
 from executor_server.core.model import AuditRules, PolicyRef, Principal, SandboxSpec, SessionFacts
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkSecret, NetworkUsage
+from executor_server.daemon.cli import main
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.profile import Profile, QuotasTable
-from executor_server.rpc.admin import AdminService
+from executor_server.policy.quotas.quotas import Quotas
 from executor_server.sessions.network import OpenConnection
 from tests.rpc.edge import AUTH, TOKEN, FakeNetwork, FakeSession, FakeSessions, make_server, refusal, refused, settings
 from tests.rpc.session_names import name_of

@@ -17,11 +17,11 @@ from click.testing import CliRunner, Result
 
 from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
-from executor_server.admission.quotas import Quotas
-from executor_server.cli import main
+from executor_server.api.admin import AdminService
 from executor_server.core import Principal, Progress, SandboxFailure
-from executor_server.environments import BuildInfo, Collected, EnvironmentInfo, Evicted, Lock, Statistics
-from executor_server.rpc.admin import AdminService
+from executor_server.daemon.cli import main
+from executor_server.packages import BuildInfo, Collected, EnvironmentInfo, Evicted, Lock, Statistics
+from executor_server.policy.quotas.quotas import Quotas
 from tests.rpc.edge import AUTH, TOKEN, FakeSessions, make_policy, make_server, refused, settings
 from tests.support.fleet_daemon import wanted
 

@@ -18,10 +18,10 @@ from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_server.core.errors import ExecutorError
+from executor_server.core.lifecycle.observer import Observer
 from executor_server.core.model import Event, Log, Principal
-from executor_server.identity.token_file import TokenFile
-from executor_server.identity.tokens import Tokens
-from executor_server.lifecycle.observer import Observer
+from executor_server.policy.identity.token_file import TokenFile
+from executor_server.policy.identity.tokens import Tokens
 from tests.rpc.edge import AUTH, TOKEN, Edge, FakeExecution, refusal, refused, serving
 
 DENIED = ("UNAUTHENTICATED", "UNAUTHENTICATED")

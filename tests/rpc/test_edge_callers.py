@@ -20,15 +20,15 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
+from executor_server.api import peer_socket
+from executor_server.api.peer_socket import PeerSocket
+from executor_server.api.server import RpcServer, TlsFiles
 from executor_server.core.addresses import AddressError, UnixAddress
 from executor_server.core.model import Event, Log, Principal
-from executor_server.identity.token_file import TokenFile
-from executor_server.identity.tokens import Tokens
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import Tenant
-from executor_server.rpc import peer_socket
-from executor_server.rpc.peer_socket import PeerSocket
-from executor_server.rpc.server import RpcServer, TlsFiles
+from executor_server.policy.identity.token_file import TokenFile
+from executor_server.policy.identity.tokens import Tokens
 from tests.rpc.edge import AUTH, TOKEN, FakeExecution, FakeSessions, make_policy, make_server, refused, settings
 from tests.support.certificates import Authority, Pair, self_signed
 from tests.support.polling import eventually_async

@@ -13,12 +13,12 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
-from executor_server.admission.quotas import CALL_RETRY_S, Quotas
+from executor_server.api import calls
 from executor_server.core.errors import ExecutorError, ResourceExhausted
+from executor_server.core.lifecycle.observer import Observer
 from executor_server.core.model import Principal
-from executor_server.lifecycle.observer import Observer
 from executor_server.policy.profile import QuotasTable
-from executor_server.rpc import calls
+from executor_server.policy.quotas.quotas import CALL_RETRY_S, Quotas
 from tests.rpc.edge import AUTH, Edge, FakeExecution, FakeSessions, make_server, refusal, settings
 from tests.support.polling import eventually_async
 

@@ -15,8 +15,8 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
+from executor_server.api.server import TlsFiles
 from executor_server.core.addresses import AddressError
-from executor_server.rpc.server import TlsFiles
 from tests.rpc.edge import AUTH, FakeExecution, FakeSessions, make_server, refusal, serving, settings
 from tests.support.certificates import Authority
 

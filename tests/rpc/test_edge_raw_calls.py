@@ -14,11 +14,11 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
-from executor_server.admission.quotas import Capacity, Quotas
-from executor_server.identity.token_file import TokenFile
-from executor_server.identity.tokens import Tokens
+from executor_server.api import auth, calls
+from executor_server.policy.identity.token_file import TokenFile
+from executor_server.policy.identity.tokens import Tokens
 from executor_server.policy.profile import QuotasTable
-from executor_server.rpc import auth, calls
+from executor_server.policy.quotas.quotas import Capacity, Quotas
 from tests.rpc.edge import AUTH, TOKEN, FakeSessions, make_server, settings
 from tests.support.polling import eventually_async
 from tests.support.raw_http2 import EMPTY_MESSAGE, RawConnection, raw_connection, unfinished_message

@@ -32,8 +32,8 @@ from executor_server.core.model import (
     ToolSpec,
     VariablesState,
 )
-from executor_server.journal.execution import ToolFailure
 from executor_server.sessions import VariablesReply
+from executor_server.sessions.journal.execution import ToolFailure
 from tests.rpc.edge import AUTH, Edge, FakeExecution, refusal, refused
 
 PIECE = 262_144
@@ -256,7 +256,7 @@ async def test_a_file_larger_than_the_disk_is_refused_before_its_data(edge: Edge
 
 
 async def test_an_upload_that_stands_still_is_cut_off(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_server.rpc.upload.PIECE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("executor_server.api.upload.PIECE_TIMEOUT_S", 0.01)
     await edge.session()
     call = edge.stub.UploadBlob(metadata=AUTH)
     await call.write(blob_header(2))

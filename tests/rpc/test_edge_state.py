@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
+from executor_server.api import service
 from executor_server.core.errors import Forbidden, PreconditionFailed, Reason
 from executor_server.core.model import StateManifest, StateOmission
-from executor_server.rpc import service
 from tests.rpc.edge import AUTH, Edge, refused, serving
 
 MANIFEST = StateManifest(("a", "\ud800"), (StateOmission("b", "why"),), 2, 9, (StateOmission("l", "a link"),), "3.11.7")

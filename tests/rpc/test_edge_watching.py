@@ -11,10 +11,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from executor_api.v1 import executor_service_pb2 as pb
+from executor_server.api.handlers import OWN_METHODS
+from executor_server.api.meter import metering
+from executor_server.api.tracing import call_tracing
 from executor_server.core.model import Event, Log, Outcome, Result, VariablesState
-from executor_server.rpc.handlers import OWN_METHODS
-from executor_server.rpc.meter import metering
-from executor_server.rpc.tracing import call_tracing
 from executor_server.telemetry.instruments import PREFIX
 from executor_server.telemetry.metrics import Metrics
 from executor_server.telemetry.tracing import Tracing

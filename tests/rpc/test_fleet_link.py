@@ -20,9 +20,16 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_api.v1 import fleet_service_pb2 as fleet_pb
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
+from executor_server.api.auth import current_principal
+from executor_server.api.server import ServerSettings
 from executor_server.core import PreconditionFailed, Principal, Reason, TcpAddress
 from executor_server.core.addresses import checked
-from executor_server.fleet import (
+from executor_server.fleet.api import node_link, wire
+from executor_server.fleet.api.front_callers import MAX_PRINCIPAL_BYTES, PRINCIPAL_KEY, principal_from
+from executor_server.fleet.api.lease_guard import LeaseGuard, placed_by_front
+from executor_server.fleet.api.node_link import FleetService
+from executor_server.fleet.api.node_server import FrontServices, NodeServer
+from executor_server.fleet.membership import (
     Control,
     FrontHello,
     NodeHello,
@@ -32,13 +39,6 @@ from executor_server.fleet import (
     issue_node,
     read_credentials,
 )
-from executor_server.rpc.auth import current_principal
-from executor_server.rpc.fleet import node_link, wire
-from executor_server.rpc.fleet.front_callers import MAX_PRINCIPAL_BYTES, PRINCIPAL_KEY, principal_from
-from executor_server.rpc.fleet.lease_guard import LeaseGuard, placed_by_front
-from executor_server.rpc.fleet.node_link import FleetService
-from executor_server.rpc.fleet.node_server import FrontServices, NodeServer
-from executor_server.rpc.server import ServerSettings
 from tests.rpc.edge import refused
 from tests.support.fake_front import LOCAL, FakeFront, control_of, hello_of, metadata_of
 from tests.support.polling import eventually_async

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health
 
-from executor_server.rpc.handlers import OWN_METHODS, MethodTable
-from executor_server.rpc.server import BY_THEMSELVES
+from executor_server.api.handlers import OWN_METHODS, MethodTable
+from executor_server.api.server import BY_THEMSELVES
 from tests.rpc.edge import FakeSessions, make_server, settings
 from tests.support.fleet_daemon import wanted
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor_client import ExecutorClient, ExecutorClientError, Outcome
-from executor_server.audit.verification import verify
+from executor_server.policy.audit.verification import verify
 from tests.support.attacks import LINK
 from tests.support.audit import paths, records
 from tests.support.daemon import Daemon

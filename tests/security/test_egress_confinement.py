@@ -19,13 +19,13 @@ import psutil
 import pytest
 
 from executor_server.core import NetworkRules, NetworkUsage
-from executor_server.egress import EgressError, EgressService, EgressSettings
-from executor_server.egress import service as egress_module
 from executor_server.guest.egress import reasons
+from executor_server.network.egress import EgressError, EgressService, EgressSettings
+from executor_server.network.egress import service as egress_module
 from tests.support.egress_programs import PROGRAMS
 from tests.support.egress_service import SOON_S, RecordingSink, bind, egress_service
 from tests.support.polling import eventually_async, has_ended
-from tests.unit.egress.test_reports import CONNECTION, DENIAL
+from tests.unit.network.egress.test_reports import CONNECTION, DENIAL
 
 RULES = NetworkRules(allowed=("a.example",))
 
@@ -260,7 +260,7 @@ async def test_proxy_that_sends_rubbish_without_end_is_replaced() -> None:
 async def test_proxy_that_does_not_start_fails_the_session_with_a_reason(
     then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_server.egress.proxy_process._START_S", 1.0)
+    monkeypatch.setattr("executor_server.network.egress.proxy_process._START_S", 1.0)
     async with egress_service(command=(*HOSTILE, "[]", f"start-{then}")) as service:
         with pytest.raises(EgressError, match="egress proxy"):
             await bind(service, RULES)

@@ -24,7 +24,7 @@ from executor_api.v1 import fleet_service_pb2 as fleet_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_api.v1.fleet_service_pb2 import NodeHello as Hello
 from executor_api.v1.fleet_service_pb2 import NodeReport as Report
-from executor_server.fleet.certificates import issue_node
+from executor_server.fleet.membership.certificates import issue_node
 from tests.support.lying_node import LyingNode
 from tests.support.machines import START_TIMEOUT_S, Fleet, new_id
 from tests.support.polling import eventually
@@ -143,7 +143,7 @@ LIES = {
 }
 
 
-# tests/unit/fleet has each of them. Here each takes the seconds that pass before the front tries a liar again.
+# tests/unit/fleet/membership has each of them. Here each takes the seconds that pass before the front tries a liar again.
 SOME_LIES = LIES if ALL else dict(list(LIES.items())[::8])
 
 

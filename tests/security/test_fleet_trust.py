@@ -21,9 +21,9 @@ from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_api.v1 import fleet_service_pb2 as fleet_pb
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_client import ExecutorClientError, NotFoundError
-from executor_server.fleet.certificates import Member, issue_front
-from executor_server.fleet.messages import PROTOCOL
-from executor_server.identity import TokenFile
+from executor_server.fleet.membership.certificates import Member, issue_front
+from executor_server.fleet.membership.messages import PROTOCOL
+from executor_server.policy.identity import TokenFile
 from tests.support.backends import require
 from tests.support.machines import Fleet, fleet, new_id
 from tests.support.polling import eventually

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from executor_server.guest.wire.frames import Kind
-from executor_server.journal import segments as segments_module
-from executor_server.journal.execution import ToolFailure
-from executor_server.journal.journal import Journal
-from executor_server.journal.records import HEAD, SegmentError
-from executor_server.journal.segments import RecordKind
+from executor_server.sessions.journal import segments as segments_module
+from executor_server.sessions.journal.execution import ToolFailure
+from executor_server.sessions.journal.journal import Journal
+from executor_server.sessions.journal.records import HEAD, SegmentError
+from executor_server.sessions.journal.segments import RecordKind
 from tests.support.rounds import rounds
-from tests.unit.journal.test_journal import Bench, Files, held_events, known, replayed
+from tests.unit.sessions.journal.test_journal import Bench, Files, held_events, known, replayed
 
 # Bytes from one place that is damaged to the next; prime, and so no record's size divides by it.
 STRIDE = rounds(1, 13)

@@ -22,7 +22,7 @@ from executor_api.v1 import admin_service_pb2_grpc as admin_services
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as services
 from executor_api.v1 import types_pb2 as types
-from executor_server.identity.token_file import TokenFile
+from executor_server.policy.identity.token_file import TokenFile
 from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, code_of, running_daemon

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from executor_server.config.state_dir import StateDir
+from executor_server.core.config.state_dir import StateDir
 from executor_server.guest.wire.frames import FrameDecoder, FrameError, Kind, encode_frame
 from executor_server.guest.wire.messages import ToolResult
-from executor_server.journal.execution import ToolFailure
-from executor_server.journal.records import SegmentError
-from executor_server.journal.registry import Registry
-from executor_server.journal.segments import RecordKind, Segments
-from tests.unit.journal.test_journal import Bench, Files, replayed
-from tests.unit.journal.test_registry import RECORD
+from executor_server.sessions.journal.execution import ToolFailure
+from executor_server.sessions.journal.records import SegmentError
+from executor_server.sessions.journal.registry import Registry
+from executor_server.sessions.journal.segments import RecordKind, Segments
+from tests.unit.sessions.journal.test_journal import Bench, Files, replayed
+from tests.unit.sessions.journal.test_registry import RECORD
 
 MiB = 1 << 20
 

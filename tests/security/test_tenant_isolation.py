@@ -18,15 +18,15 @@ from executor_api import values
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as services
 from executor_api.v1 import types_pb2 as types
-from executor_server.config.state_dir import StateDir
+from executor_server.api.auth import current_principal
+from executor_server.api.service import ExecutorService
+from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import ExecutorError
 from executor_server.core.model import Principal
-from executor_server.identity.token_file import TokenFile
-from executor_server.journal.registry import Registry
-from executor_server.pool.pool import PoolSettings, WarmPool
-from executor_server.rpc.auth import current_principal
-from executor_server.rpc.service import ExecutorService
+from executor_server.policy.identity.token_file import TokenFile
 from executor_server.sessions import SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions.journal.registry import Registry
+from executor_server.sessions.pool.pool import PoolSettings, WarmPool
 from tests.support.daemon import Daemon
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.polling import eventually

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from executor_server.audit.chain import AuditKind
-from executor_server.audit.files import AuditFiles
-from executor_server.audit.log import AuditLog, AuditSettings
 from executor_server.core.model import AuditRules, PolicyRef, Principal, SessionFacts
+from executor_server.policy.audit.chain import AuditKind
+from executor_server.policy.audit.files import AuditFiles
+from executor_server.policy.audit.log import AuditLog, AuditSettings
 
 PRINCIPAL = Principal("acme", "ci")
 KIND = AuditKind.VARIABLES_SET

@@ -20,7 +20,7 @@ import pytest
 from executor_server.backends.base import Backend
 from executor_server.backends.docker import DockerBackend
 from executor_server.backends.e2b import E2BBackend
-from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection
+from executor_server.core.config.backend_config import DockerImage, DockerSection, E2BSection
 from tests.support.certificates import Authority
 from tests.support.environments import ServedEnvironments
 from tests.support.fork_server import server

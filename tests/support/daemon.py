@@ -17,8 +17,8 @@ import grpc
 import pytest
 
 from executor_client import AuthenticationError, ExecutorClient, ExecutorClientError, UnavailableError
-from executor_server.config import StateDir
-from executor_server.identity import TokenFile
+from executor_server.core.config import StateDir
+from executor_server.policy.identity import TokenFile
 from tests.support.fork_server import SERVER, popen
 from tests.support.leftovers import DAEMON_PREFIX
 from tests.support.polling import eventually

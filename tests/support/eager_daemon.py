@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 
 from executor_server.backends.local.nursery import demand, stock
-from executor_server.cli import main
+from executor_server.daemon.cli import main
 
 EAGER_SERVER = (sys.executable, __file__)
 

@@ -15,9 +15,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from executor_server.core import NO_NETWORK_USE, EgressConnection, EgressDenial, NetworkRules, NetworkUsage
-from executor_server.egress import EgressService, EgressSettings
-from executor_server.egress.proxy_process import PROXY_COMMAND
-from executor_server.egress_proxy.authority import ensure_authority
+from executor_server.network.egress import EgressService, EgressSettings
+from executor_server.network.egress.proxy_process import PROXY_COMMAND
+from executor_server.network.proxy.authority import ensure_authority
 from tests.support.internet.world import Internet
 
 # The real process, in which imports fail from its confinement on.

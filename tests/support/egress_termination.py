@@ -12,10 +12,10 @@ from typing import Any
 
 import h11
 
-from executor_server.egress_proxy.authority import CERTIFICATE_NAME
-from executor_server.egress_proxy.authority import Authority as ProxyAuthority
-from executor_server.egress_proxy.secrets import Secrets
-from executor_server.egress_proxy.terminator import TlsTerminator, upstream_context
+from executor_server.network.proxy.authority import CERTIFICATE_NAME
+from executor_server.network.proxy.authority import Authority as ProxyAuthority
+from executor_server.network.proxy.secrets import Secrets
+from executor_server.network.proxy.terminator import TlsTerminator, upstream_context
 from tests.support.certificates import Authority, Pair
 from tests.support.egress_engine import SOON_S, Engine, Handler, engine
 

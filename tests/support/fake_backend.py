@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from executor_server.backends.base import HostFinding, KnownSandbox
+from executor_server.backends.channel.endpoint import GuestEndpoint
 from executor_server.backends.environments import Environment
-from executor_server.channel.endpoint import GuestEndpoint
 from executor_server.core.errors import SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.support.fake_guest import FakeGuest

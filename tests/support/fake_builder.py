@@ -10,7 +10,7 @@ from pathlib import Path
 
 from executor_server.backends.environments import Target
 from executor_server.core import PackagesSpec, Progress
-from executor_server.environments import Built, Lock, OnProgress, Places
+from executor_server.packages import Built, Lock, OnProgress, Places
 
 IMAGE = Target("local", "base", "image-1")
 

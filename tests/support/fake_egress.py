@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkUsage
-from executor_server.egress import EgressError, EgressSink, RemoteListener
 from executor_server.guest.egress import reasons
+from executor_server.network.egress import EgressError, EgressSink, RemoteListener
 
 
 @dataclass

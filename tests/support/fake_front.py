@@ -17,7 +17,9 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_server.core import Principal
-from executor_server.fleet import (
+from executor_server.fleet.api import wire
+from executor_server.fleet.api.front_callers import PRINCIPAL_KEY
+from executor_server.fleet.membership import (
     Allowance,
     Control,
     FrontHello,
@@ -28,8 +30,6 @@ from executor_server.fleet import (
     fingerprint_of,
     read_credentials,
 )
-from executor_server.rpc.fleet import wire
-from executor_server.rpc.fleet.front_callers import PRINCIPAL_KEY
 from tests.support.polling import eventually_async
 
 INTERVAL_S = 0.1

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from executor_server.channel.endpoint import SocketEndpoint
+from executor_server.backends.channel.endpoint import SocketEndpoint
 from executor_server.guest.wire.frames import PROTOCOL_VERSION, Frame, FrameDecoder, Kind, encode_frame
 from executor_server.guest.wire.sequenced import Sequenced
 from tests.support.polling import eventually_async

@@ -25,8 +25,11 @@ from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_api.v1 import fleet_service_pb2 as fleet_pb
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_api.v1 import types_pb2 as pb
+from executor_server.api.errors import ErrorBorder, ignore_lost_callers
 from executor_server.core import NotFound, PreconditionFailed, Principal, Reason
-from executor_server.fleet import (
+from executor_server.fleet.api import wire
+from executor_server.fleet.api.front_callers import PRINCIPAL_KEY
+from executor_server.fleet.membership import (
     Control,
     FrontHello,
     NodeBackend,
@@ -38,10 +41,7 @@ from executor_server.fleet import (
     TenantUse,
     issue_node,
 )
-from executor_server.fleet.ids import new_session_id
-from executor_server.rpc.errors import ErrorBorder, ignore_lost_callers
-from executor_server.rpc.fleet import wire
-from executor_server.rpc.fleet.front_callers import PRINCIPAL_KEY
+from executor_server.fleet.membership.ids import new_session_id
 
 EXECUTOR, ADMIN = "/executor_api.v1.ExecutorService/", "/executor_api.v1.AdminService/"
 

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from executor_server.config.state_dir import StateDir
+from executor_server.core.config.state_dir import StateDir
 from executor_server.core.model import Log, OutputMode, Principal, Result
-from executor_server.journal.execution import Execution
-from executor_server.journal.registry import Registry, SessionRecord
-from executor_server.pool.making import make_ready
-from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import SessionManager
+from executor_server.sessions.journal.execution import Execution
+from executor_server.sessions.journal.registry import Registry, SessionRecord
+from executor_server.sessions.pool.making import make_ready
+from executor_server.sessions.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox

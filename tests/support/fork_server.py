@@ -46,7 +46,7 @@ _ORDER_BYTES = 1 << 20
 _LATE_MODULES = {
     "docker": "executor_server.backends.docker",
     "e2b": "executor_server.backends.e2b.cloud",
-    "front": "executor_server.app.front",
+    "front": "executor_server.fleet.daemons.front",
     "mcp": "executor_client.mcp.command",
 }
 # Read while modules are imported, or by libraries at their start: who sets one gets a program of its own.
@@ -268,12 +268,12 @@ def main() -> None:
     import executor_client.cli.commands
     import executor_client.cli.processes
     import executor_server.__main__
-    import executor_server.app.daemon
-    import executor_server.cli
+    import executor_server.daemon.cli
+    import executor_server.daemon.daemon
 
     run_program: dict[str, Callable[[], Any]] = {
         "executor_client.cli": executor_client.cli.main,
-        "executor_server": functools.partial(executor_server.cli.main, prog_name="python -m executor_server"),
+        "executor_server": functools.partial(executor_server.daemon.cli.main, prog_name="python -m executor_server"),
         KILLED_DAEMON[2]: lambda: importlib.import_module(KILLED_DAEMON[2]).main(),
     }
     order = _serve(connection)

@@ -20,8 +20,8 @@ from executor_server.backends.local.nursery import nurseries
 from executor_server.backends.local.nursery.forks import NurseryProcess
 from executor_server.backends.local.nursery.nurseries import Fallback
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.config import LocalImage
 from executor_server.core import SandboxFailure, SandboxSpec
+from executor_server.core.config import LocalImage
 from tests.support.polling import eventually_async
 
 VARIABLE = "EXECUTOR_TEST_FORK_SERVER"

@@ -15,10 +15,10 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
-from executor_server.app.front import start_up
-from executor_server.config import load
-from executor_server.fleet import issue_front
-from executor_server.identity import TokenFile
+from executor_server.core.config import load
+from executor_server.fleet.daemons.front import start_up
+from executor_server.fleet.membership import issue_front
+from executor_server.policy.identity import TokenFile
 from tests.support.polling import eventually_awaited
 
 # A loaded machine may take seconds for what a node has to say.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_client import ExecutorClient
-from executor_server.fleet import issue_front
+from executor_server.fleet.membership import issue_front
 from tests.support.fork_server import SERVER, popen, server
 from tests.support.node_daemon import NodeDaemon, node_daemon
 from tests.support.polling import eventually
@@ -53,7 +53,7 @@ class FrontProcess:
 
     def states(self) -> dict[str, str]:
         """Returns the states of the nodes; empty while the front does not answer."""
-        from executor_server.rpc import AdminEndpoint, AdminError, admin_client
+        from executor_server.api import AdminEndpoint, AdminError, admin_client
 
         try:
             with admin_client(AdminEndpoint(self.address, self.token)) as client:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from executor_server.config.backend_config import E2BSection
+from executor_server.core.config.backend_config import E2BSection
 from executor_server.core.model import SandboxSpec
 from executor_server.core.packages import PackagesSpec
 from tests.support.backends import make_backend

@@ -18,7 +18,7 @@ from typing import Any
 
 from executor_server.backends.local.host import examine_host
 from executor_server.backends.local.trial import run_python
-from executor_server.config.backend_config import LocalImage
+from executor_server.core.config.backend_config import LocalImage
 from executor_server.core.model import SandboxSpec
 
 MEMORY_BYTES = 2**28

@@ -59,7 +59,9 @@ _UNIT_BENCH = "tests/unit/benchmarks/test_comparison.py: sides take turns, with 
 LONG = (
     Long("tests/integration/test_bench_tools.py", "test_a_commit_beside_itself", _UNIT_BENCH),
     Long(_RAY, "test_the_status", "test_a_session_of_a_fleet_on_ray, which waits for all nodes"),
-    Long(_RAY, "test_ray_knows_no_secret", "tests/unit/fleet/test_enrolment.py: keys stay where they are made"),
+    Long(
+        _RAY, "test_ray_knows_no_secret", "tests/unit/fleet/membership/test_enrolment.py: keys stay where they are made"
+    ),
     Long(_RAY, "test_the_next_actor", _ADOPTS),
     Long(_RAY, "test_the_end_of_a_raylet", _ADOPTS),
     Long(_RAY, "test_the_end_of_rays_head", _ADOPTS),
@@ -162,7 +164,7 @@ LONG = (
         "the same test, with what is raised at once",
         ("later",),
     ),
-    Long(_FRONTS, "test_two_fronts", "tests/unit/fleet/test_simulation.py, and test_a_second_front"),
+    Long(_FRONTS, "test_two_fronts", "tests/unit/fleet/membership/test_simulation.py, and test_a_second_front"),
     Long(_FRONTS, "test_a_node_that_dies_together", "tests/chaos/test_fleet_deaths.py, and the simulation"),
     Long(_AGENT, "test_an_authorized_module", _LOCAL_TOO, _OTHERS),
     Long(_AGENT, "test_packages_that_are_asked_for_are", _LOCAL_TOO, _OTHERS),
@@ -178,7 +180,7 @@ LONG = (
     Long(_FAIL_OVER, "test_sessions_of_a_backend_that_does_not_come_back", "test_sessions_on_both_outlive"),
     Long(_FAIL_OVER, "test_a_client_waits_for_a_place", "test_who_finds_the_account_full"),
     Long(_FAIL_OVER, "test_a_daemon_starts_with_the_backends", "test_a_cloud_that_is_away"),
-    Long(_FAIL_OVER, "test_the_pool_keeps", "tests/unit/pool"),
+    Long(_FAIL_OVER, "test_the_pool_keeps", "tests/unit/sessions/pool"),
     Long(_BROWSER, "test_the_example", "its tools one by one, on pages like the example's"),
     Long(_BROWSER, "test_a_new_interpreter", "the pages"),
     Long(_BROWSER, "test_a_session_that_is_gone", "the pages"),

@@ -20,7 +20,7 @@ import grpc
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import fleet_service_pb2 as fleet_pb
 from executor_api.v1 import types_pb2 as pb
-from executor_server.fleet.messages import PROTOCOL
+from executor_server.fleet.membership.messages import PROTOCOL
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 _THREADS = 16

@@ -24,7 +24,7 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_api.v1 import types_pb2 as pb
 from executor_client import ExecutorClient
-from executor_server.fleet.certificates import issue_front, issue_node
+from executor_server.fleet.membership.certificates import issue_front, issue_node
 from tests.support.cable import Cable
 from tests.support.fork_server import SERVER, popen
 from tests.support.free_ports import free_port

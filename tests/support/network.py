@@ -94,7 +94,7 @@ def networked_session(client: ExecutorClient, *hosts: str, **options: Any) -> Se
 def proxies(daemon: Daemon) -> list[psutil.Process]:
     """The daemon's egress proxy; none where it has none at present."""
     children = psutil.Process(daemon.process.pid).children()
-    return [child for child in children if "executor_server.egress_proxy" in words_of(child)]
+    return [child for child in children if "executor_server.network.proxy" in words_of(child)]
 
 
 def words_of(process: psutil.Process) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_client import AsyncExecutorClient
-from executor_server.fleet import issue_front, issue_node
+from executor_server.fleet.membership import issue_front, issue_node
 from tests.support.fork_server import SERVER, popen
 from tests.support.free_ports import free_port
 from tests.support.polling import eventually

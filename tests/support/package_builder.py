@@ -14,11 +14,11 @@ from typing import Any
 from executor_server.backends.docker import DockerBackend
 from executor_server.backends.environments import Target, Workshop
 from executor_server.backends.local import LocalBackend
-from executor_server.config.backend_config import DockerImage, DockerSection
 from executor_server.core import NetworkRules, PackagesSpec, SandboxSpec
-from executor_server.egress import EgressService
-from executor_server.environments import BuildSettings, BuildSlot, Built, Lock, Places, UvBuilder, Wheels
-from executor_server.environments.workshop import Order, open_workshop
+from executor_server.core.config.backend_config import DockerImage, DockerSection
+from executor_server.network.egress import EgressService
+from executor_server.packages import BuildSettings, BuildSlot, Built, Lock, Places, UvBuilder, Wheels
+from executor_server.packages.workshop import Order, open_workshop
 from tests.support.backends import DOCKER_IMAGE
 from tests.support.egress_service import place_authority, settings_for
 from tests.support.internet.world import Internet

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from executor_server.backends.local import LocalBackend
-from executor_server.config import LocalImage
+from executor_server.core.config import LocalImage
 from tests.contract.harness import Harness
 from tests.support.forked_backend import ForkedBackend
 

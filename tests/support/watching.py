@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from executor_server.core.errors import Reason, Unavailable
+from executor_server.core.lifecycle.admission import AdmissionController, Answer
+from executor_server.core.lifecycle.observer import Observer
 from executor_server.core.model import (
     ExecutionLimits,
     FileInfo,
@@ -19,8 +21,6 @@ from executor_server.core.model import (
     ToolCall,
     ToolSpec,
 )
-from executor_server.lifecycle.admission import AdmissionController, Answer
-from executor_server.lifecycle.observer import Observer
 
 CLOSED_TEXT = "the gate is closed"
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from executor_server.config import parse_toml, validated
-from executor_server.config.config import Config
-from executor_server.fleet import is_node_name
-from executor_server.fleet_ray.configs import check_config
-from executor_server.fleet_ray.layout import RESOURCE
+from executor_server.core.config import parse_toml, validated
+from executor_server.core.config.config import Config
+from executor_server.fleet.membership import is_node_name
+from executor_server.fleet.ray.configs import check_config
+from executor_server.fleet.ray.layout import RESOURCE
 
 FOLDER = Path(__file__).parents[2] / "examples/kubernetes"
 MANIFESTS = sorted(FOLDER.glob("*.yaml"))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from executor_server.app import open_files
-from executor_server.config.config import sessions_for
+from executor_server.backends import open_files
+from executor_server.core.config.config import sessions_for
 
 Limits = tuple[int, int]
 

@@ -52,8 +52,8 @@ from executor_server.backends.environments import (
 )
 from executor_server.backends.settings import TOKEN_BYTES
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of, swept
-from executor_server.config import DockerSection
 from executor_server.core import SandboxFailure, SandboxSpec, SpecUnsupported
+from executor_server.core.config import DockerSection
 
 _KIND = "docker"
 _NOT_FOUND = 404

@@ -20,8 +20,8 @@ from executor_server.backends.docker.probe import PreparedImage, Unreachable
 from executor_server.backends.docker.pulls import Pulls
 from executor_server.backends.docker.resources import Resources
 from executor_server.backends.findings import Findings
-from executor_server.config import DockerImage, DockerSection
 from executor_server.core import ImageNotReady, SandboxFailure
+from executor_server.core.config import DockerImage, DockerSection
 
 CONCURRENCY = 8  # requests to the Engine at a time
 PULL_TIMEOUT_S = 1800.0

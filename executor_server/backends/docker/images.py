@@ -16,8 +16,8 @@ from executor_server.backends.docker.engine import EngineImage
 from executor_server.backends.docker.probe import PreparedImage, UselessImage, probe
 from executor_server.backends.docker.pulls import Pulls
 from executor_server.backends.docker.resources import Resources
-from executor_server.config import DockerImage
 from executor_server.core import ImageNotReady, SandboxFailure
+from executor_server.core.config import DockerImage
 
 _PROBED = 256  # images whose Python is remembered
 _SLOW_RETRY_S = 30.0

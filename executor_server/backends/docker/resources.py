@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from executor_server.backends.channel import SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME, new_sandbox_id
 from executor_server.backends.docker.engine import Engine, EngineFacts
 from executor_server.backends.docker.options import Bind, ContainerRequest, container_config
@@ -16,7 +17,6 @@ from executor_server.backends.docker.sandbox import DockerSandbox
 from executor_server.backends.guest_archive import GuestArchive, pack_guest
 from executor_server.backends.settings import HOSTS
 from executor_server.backends.users import UNIQUE_USERS, UNNAMED_USERS, HostUsers
-from executor_server.channel import SocketEndpoint
 from executor_server.guest.wire.paths import GUEST_PATH
 
 DAEMON_LABEL = "executor.daemon"

@@ -18,12 +18,12 @@ from typing import ClassVar
 import structlog
 
 from executor_server.backends.base import PassiveSandbox
+from executor_server.backends.channel import SocketEndpoint
 from executor_server.backends.control_groups import count_oom_kills, set_cpu_share
 from executor_server.backends.directory import remove_sandbox_directory
 from executor_server.backends.docker.cgroup import ContainerGroup, cpu_group, memory_group
 from executor_server.backends.docker.engine import ContainerState, Engine, EngineFailure
 from executor_server.backends.teardown import Teardown
-from executor_server.channel import SocketEndpoint
 from executor_server.guest.wire.ends import END_REASONS
 
 KILLED = 128 + 9

@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executor_server.config import E2BSection
 from executor_server.core import SandboxFailure
+from executor_server.core.config import E2BSection
 
 if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Cloud

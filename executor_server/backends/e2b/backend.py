@@ -47,8 +47,8 @@ from executor_server.backends.environments import Environment, Environments, Int
 from executor_server.backends.guest_archive import pack_guest
 from executor_server.backends.settings import TOKEN_BYTES
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of, swept
-from executor_server.config import E2BImage, E2BSection
 from executor_server.core import BackendFull, BackendSilent, SandboxFailure, SandboxSpec
+from executor_server.core.config import E2BImage, E2BSection
 
 if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Listed

@@ -28,8 +28,8 @@ from executor_server.backends.e2b.sandbox_factory import DAEMON_KEY, SandboxFact
 from executor_server.backends.e2b.templates import Prepared, Templates
 from executor_server.backends.guest_archive import pack_guest
 from executor_server.backends.settings import TOKEN_BYTES
-from executor_server.config import E2BSection
 from executor_server.core import ImageNotReady, SandboxFailure, SandboxSpec
+from executor_server.core.config import E2BSection
 
 if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Cloud

@@ -81,7 +81,7 @@ class RelayConnections:
 
 @dataclass(frozen=True)
 class RelayEndpoint:
-    """Implements `executor_server.channel.GuestEndpoint`."""
+    """Implements `executor_server.backends.channel.GuestEndpoint`."""
 
     token: bytes = field(repr=False)
     reconnect_s: float

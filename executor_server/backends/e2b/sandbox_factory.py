@@ -25,8 +25,8 @@ from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, cloud_clock_s
 from executor_server.backends.e2b.templates import Prepared, Templates
 from executor_server.backends.environments import Environment
-from executor_server.config import E2BImage
 from executor_server.core import BackendFull, SandboxFailure, SandboxSpec
+from executor_server.core.config import E2BImage
 
 if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Cloud, Machine

@@ -17,8 +17,8 @@ from executor_server.backends.e2b.failures import CloudFailure, CommandFailed
 from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.python_probe import UNREADABLE, UnusablePython, printable, python_version
 from executor_server.backends.settings import NO_COMMAND
-from executor_server.config import E2BImage
 from executor_server.core import ImageNotReady, SandboxFailure
+from executor_server.core.config import E2BImage
 
 if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Machine

@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from executor_server.backends.base import HostFinding, KnownSandbox
+from executor_server.backends.channel import SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
 from executor_server.backends.environments import (
     Environment,
@@ -44,9 +45,8 @@ from executor_server.backends.local.system import neutral_directory
 from executor_server.backends.settings import TOKEN_BYTES
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of
 from executor_server.backends.users import DEFAULT_UID_BASE, HostUsers
-from executor_server.channel import SocketEndpoint
-from executor_server.config import LocalImage
 from executor_server.core import ImageNotReady, SandboxFailure, SandboxSpec
+from executor_server.core.config import LocalImage
 
 DEFAULT_IMAGE = "base"
 # Below the state directory: a directory for each sandbox, and the files that all of them mount.

@@ -21,8 +21,8 @@ from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.trial import run_python
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 from executor_server.backends.users import usable_uids
-from executor_server.config import LocalImage
 from executor_server.core import SandboxFailure, SandboxSpec
+from executor_server.core.config import LocalImage
 from executor_server.guest.nursery.owner import has_rights
 
 _TRIAL_TIMEOUT_S = 15.0

@@ -12,11 +12,11 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from executor_server.backends.channel import SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable, wait_readable_too
 from executor_server.backends.local.records import Record, open_recorded, read_record
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.channel import SocketEndpoint
 from executor_server.core import SandboxFailure
 
 

@@ -18,11 +18,11 @@ from typing import ClassVar
 import structlog
 
 from executor_server.backends.base import PassiveSandbox
+from executor_server.backends.channel import SocketEndpoint
 from executor_server.backends.directory import remove_sandbox_directory
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.process import SandboxProcess
 from executor_server.backends.teardown import Teardown
-from executor_server.channel import SocketEndpoint
 from executor_server.guest.wire.ends import END_REASONS
 
 DESTROY_TIMEOUT_S = 10.0

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from executor_server.config import dotted
 from executor_server.core import LANGUAGE_RULES, is_covered, is_denied
+from executor_server.core.config import dotted
 from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.grants import FORK_SERVERS, fork_server
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from executor_server.config import KeyPath, dotted, undotted
 from executor_server.core import (
     ExecutorError,
     InvalidRequest,
@@ -23,6 +22,7 @@ from executor_server.core import (
     ViolationKind,
     is_covered,
 )
+from executor_server.core.config import KeyPath, dotted, undotted
 from executor_server.policy.backend_choice import CONFIGURED_BACKEND
 from executor_server.policy.decide import Policy
 from executor_server.policy.explain.lines import FreePlace, Line, Lines

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from executor_server.config import KeyPath, dotted
+from executor_server.core.config import KeyPath, dotted
 from executor_server.policy.inheritance import is_written
 
 # Strings and comments, which can hide the other tokens, longest quotes first; brackets; the equals sign; a line's end.

@@ -11,7 +11,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from executor_server.config import Form, ReadForm, Section
 from executor_server.core import (
     LANGUAGE_RULES,
     ExecutorError,
@@ -26,6 +25,7 @@ from executor_server.core import (
     is_denied,
     is_pattern,
 )
+from executor_server.core.config import Form, ReadForm, Section
 from executor_server.guest.egress.names import parse_authority
 from executor_server.policy.decide import Policy
 from executor_server.policy.hosts import pattern_of

@@ -1,4 +1,4 @@
-"""Sessions rely on what an egress proxy promises (egress/interface.py): the fake keeps it as the service does."""
+"""Sessions rely on what an egress proxy promises (network/egress/interface.py): the fake keeps it as the service does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Protocol
 import pytest
 
 from executor_server.core.network import NO_NETWORK_USE, EgressConnection, NetworkRules, NetworkUsage
-from executor_server.egress import Egress, EgressError
 from executor_server.guest.egress import reasons
+from executor_server.network.egress import Egress, EgressError
 from tests.support.egress_service import SOON_S, RecordingSink, egress_service, settings_for
 from tests.support.fake_egress import FakeEgress
 from tests.support.internet.world import RAW_PORT, Internet

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.fleet_ray.local_cluster import ClusterError, read_cluster, start_cluster, stop_cluster
+from executor_server.fleet.ray.local_cluster import ClusterError, read_cluster, start_cluster, stop_cluster
 
 # Fails as often as the file FAILURES of the node's address says, then runs until it is ended.
 PROGRAM = """

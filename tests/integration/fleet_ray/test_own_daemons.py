@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from executor_server.fleet_ray.daemon import DaemonError, OwnDaemon
-from executor_server.fleet_ray.processes import identity_of, read_pid_file, session_members, write_pid_file
-from executor_server.fleet_ray.watcher import DaemonWatcher
+from executor_server.fleet.ray.daemon import DaemonError, OwnDaemon
+from executor_server.fleet.ray.processes import identity_of, read_pid_file, session_members, write_pid_file
+from executor_server.fleet.ray.watcher import DaemonWatcher
 from tests.support.polling import eventually, has_ended
 
 SLEEPER = [sys.executable, "-c", "import time; print('runs', flush=True); time.sleep(600)"]
@@ -29,7 +29,7 @@ STUBBORN = [
 STARTER = """
 import sys, time
 from pathlib import Path
-from executor_server.fleet_ray.daemon import OwnDaemon
+from executor_server.fleet.ray.daemon import OwnDaemon
 print(OwnDaemon(Path(sys.argv[1]), "node").start(sys.argv[2:]).identity.pid, flush=True)
 time.sleep(600)
 """

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from executor_client import ExecutorClient
-from executor_server.fleet_ray.layout import FleetFiles
-from executor_server.fleet_ray.local_cluster import LocalCluster, read_cluster
-from executor_server.fleet_ray.processes import read_pid_file
+from executor_server.fleet.ray.layout import FleetFiles
+from executor_server.fleet.ray.local_cluster import LocalCluster, read_cluster
+from executor_server.fleet.ray.processes import read_pid_file
 from tests.support.backends import require
 from tests.support.polling import eventually
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.fleet import issue_front
+from executor_server.fleet.membership import issue_front
 from tests.support.fake_node import FakeNode, serving
 from tests.support.front import TestedFront, fronting
 

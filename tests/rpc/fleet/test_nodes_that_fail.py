@@ -15,7 +15,7 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.core import Principal, Reason, ResourceExhausted, Unavailable
-from executor_server.fleet import NodeReport, NodeSession
+from executor_server.fleet.membership import NodeReport, NodeSession
 from tests.rpc.edge import refusal, refused
 from tests.rpc.fleet.conftest import Fleet
 from tests.support.fake_node import FakeNode, serving

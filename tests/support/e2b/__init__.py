@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from executor_server.config.backend_config import E2BSection
+from executor_server.core.config.backend_config import E2BSection
 from tests.support.e2b.faults import Fault, Kind, Request, Storm
 from tests.support.e2b.server import Double, DoubleSandbox, Template
 from tests.support.e2b.threaded import ThreadedDouble

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from executor_server.backends import unlisted_uid
-from executor_server.egress.system_calls import proxy_filter
-from executor_server.egress_proxy.confinement import Confinement, confine
+from executor_server.network.egress.system_calls import proxy_filter
+from executor_server.network.proxy.confinement import Confinement, confine
 
 _PTRACE_ATTACH = 16
 _CLONE_NEWUSER = 0x10000000

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from executor_server.egress import EgressService, EgressSettings
+from executor_server.network.egress import EgressService, EgressSettings
 
 
 async def main(directory: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from executor_server.egress_proxy import process
 from executor_server.guest.egress.own_addresses import OwnAddresses
+from executor_server.network.proxy import process
 
 
 def fail(_: OwnAddresses) -> frozenset[object]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from executor_server.egress_proxy import process
-from executor_server.egress_proxy.confinement import Confinement, confine
+from executor_server.network.proxy import process
+from executor_server.network.proxy.confinement import Confinement, confine
 
 
 class _NoImports:

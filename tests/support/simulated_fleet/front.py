@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 
 from executor_server.core import ResourceExhausted
-from executor_server.fleet.creations import Creations
-from executor_server.fleet.ids import epoch_of, node_of
-from executor_server.fleet.member import Link, Whereabouts
-from executor_server.fleet.members import TICK_S, Members
-from executor_server.fleet.messages import FrontHello, NodeHello, NodeReport, Renewal
-from executor_server.fleet.placement import Placement, Wanted
-from executor_server.fleet.session_index import Creation
-from executor_server.fleet.shares import Shares
-from executor_server.fleet.store import FleetStore, StoredNode, Tombstone
-from executor_server.fleet.timing import NodeRefused
+from executor_server.fleet.membership.creations import Creations
+from executor_server.fleet.membership.ids import epoch_of, node_of
+from executor_server.fleet.membership.member import Link, Whereabouts
+from executor_server.fleet.membership.members import TICK_S, Members
+from executor_server.fleet.membership.messages import FrontHello, NodeHello, NodeReport, Renewal
+from executor_server.fleet.membership.placement import Placement, Wanted
+from executor_server.fleet.membership.session_index import Creation
+from executor_server.fleet.membership.shares import Shares
+from executor_server.fleet.membership.store import FleetStore, StoredNode, Tombstone
+from executor_server.fleet.membership.timing import NodeRefused
 from tests.support.simulated_fleet.node import TIMING, Daemon, Machine
 from tests.support.simulated_fleet.world import QUOTAS, Connection, Process, World
 

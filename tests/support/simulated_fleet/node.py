@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from executor_server.fleet.ids import epoch_of
-from executor_server.fleet.messages import (
+from executor_server.fleet.membership.ids import epoch_of
+from executor_server.fleet.membership.messages import (
     FrontHello,
     NodeBackend,
     NodeHello,
@@ -15,9 +15,9 @@ from executor_server.fleet.messages import (
     Renewal,
     TenantUse,
 )
-from executor_server.fleet.node_lease import NodeLease, NodeRecord
-from executor_server.fleet.shares import NodeShares
-from executor_server.fleet.timing import NodeRefused, Timing
+from executor_server.fleet.membership.node_lease import NodeLease, NodeRecord
+from executor_server.fleet.membership.shares import NodeShares
+from executor_server.fleet.membership.timing import NodeRefused, Timing
 from tests.support.simulated_fleet.world import QUOTAS, Connection, Process, World
 
 TIMING = Timing()
@@ -104,7 +104,7 @@ class Machine:
 
 
 class Daemon:
-    """One start of a node's daemon: calls its lease as app/node does."""
+    """One start of a node's daemon: calls its lease as fleet/daemons/node does."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from executor_server.fleet.ids import epoch_of
+from executor_server.fleet.membership.ids import epoch_of
 from executor_server.policy import QuotasTable
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class World:
         assert len(live) <= SESSIONS or not self.is_exact, f"{len(live)} sessions of {tenant}"
 
     def check_executions(self, tenant: str) -> None:
-        """The bound that fleet/shares.py states."""
+        """The bound that fleet/membership/shares.py states."""
         running = sum(len(sandbox.running) for sandbox in self.live(tenant))
         bound = EXECUTIONS + len(self.machines) - 1
         is_new = self.now_s - self.front_began_s < TAKE_OVER_S

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.config.backend_config import DockerSection, E2BSection, LocalSection
-from executor_server.config.config import Config, ServerSection
-from executor_server.config.problems import validated
-from executor_server.config.settings import ConfigError
+from executor_server.core.config.backend_config import DockerSection, E2BSection, LocalSection
+from executor_server.core.config.config import Config, ServerSection
+from executor_server.core.config.problems import validated
+from executor_server.core.config.settings import ConfigError
 from executor_server.core.errors import InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
 from executor_server.core.model import Principal
 from executor_server.policy.check import policy_for, unserved

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smolagents.local_python_executor import check_import_authorized
 
-from executor_server.config.config import PoolSection
+from executor_server.core.config.config import PoolSection
 from executor_server.core.errors import InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
 from executor_server.core.import_patterns import is_covered, is_denied
 from executor_server.core.model import Limits, PolicyRef, Principal, SessionSpec, ShippedTool, ToolSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from executor_server.cli import main
+from executor_server.daemon.cli import main
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/policy.md").read_text()

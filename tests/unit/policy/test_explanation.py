@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.config.problems import undotted
+from executor_server.core.config.problems import undotted
 from executor_server.policy.decide import Policy
 from executor_server.policy.explain.explanation import Explanation, PolicyText, explain
 from executor_server.policy.explain.lines import Lines

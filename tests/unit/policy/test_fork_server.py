@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.config.config import PoolSection
+from executor_server.core.config.config import PoolSection
 from executor_server.core.model import Principal, SessionSpec
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import parse_policy

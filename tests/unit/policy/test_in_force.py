@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from executor_server.config.settings import ConfigError
-from executor_server.config.toml_file import read_bytes
+from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.toml_file import read_bytes
 from executor_server.policy import in_force
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from executor_server.config import ConfigError
 from executor_server.core import PackagesSpec, PolicyViolation, Principal, SessionSpec
+from executor_server.core.config import ConfigError
 from executor_server.policy.decide import Policy
 from executor_server.policy.explain.diff import differences
 from executor_server.policy.file import PolicyFile, parse_policy

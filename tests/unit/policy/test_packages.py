@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from executor_server.config import Config, ConfigError, PoolSection, validated
 from executor_server.core import PackagesSpec
+from executor_server.core.config import Config, ConfigError, PoolSection, validated
 from executor_server.core.errors import InvalidRequest, PolicyViolation, Violation, ViolationKind
 from executor_server.core.model import Principal, SessionSpec
 from executor_server.policy.check import policy_for, unserved

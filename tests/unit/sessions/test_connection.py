@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from executor_api.v1 import types_pb2 as pb
+from executor_server.api.to_wire import session_to
 from executor_server.core.errors import PreconditionFailed, Reason, SandboxFailure
 from executor_server.core.model import Outcome, OutputMode, ToolSpec
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.guest.wire.messages import BlobDrop
-from executor_server.journal.execution import Execution
-from executor_server.rpc.to_wire import session_to
 from executor_server.sessions import connection
+from executor_server.sessions.journal.execution import Execution
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionSettings
 from tests.support.fake_backend import FakeBackend, FakeSandbox
@@ -517,7 +517,7 @@ async def test_a_way_that_breaks_on_waking_is_made_again(far: Any) -> None:
 def handed_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """The listener of the sandbox, but for its port, which is one of this host."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setattr("executor_server.channel.listener.LISTENER_ADDRESS", listener.getsockname())
+        monkeypatch.setattr("executor_server.backends.channel.listener.LISTENER_ADDRESS", listener.getsockname())
         bench.guest.egress_listener = listener
         yield listener
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from executor_server.core.errors import NotFound, PreconditionFailed, Reason, SandboxFailure
+from executor_server.core.lifecycle.admission import AdmissionController
+from executor_server.core.lifecycle.observer import SessionEnd
 from executor_server.core.model import Principal
-from executor_server.lifecycle.admission import AdmissionController
-from executor_server.lifecycle.observer import SessionEnd
 from executor_server.sessions import SessionRequest, teardown
 from executor_server.sessions.session_ids import SessionIds
 from executor_server.sessions.shared import SessionHooks

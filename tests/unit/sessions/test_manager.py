@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.config.state_dir import StateDir
+from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import (
     BackendFull,
     InvalidRequest,
@@ -23,10 +23,10 @@ from executor_server.core.errors import (
 )
 from executor_server.core.model import Outcome, OutputMode, Principal
 from executor_server.guest.wire.frames import Frame, Kind
-from executor_server.journal.registry import Registry
 from executor_server.policy.decide import WarmSandboxes
-from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions.journal.registry import Registry
+from executor_server.sessions.pool.pool import PoolSettings, WarmPool
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import FakeGuest
 from tests.support.fake_session import execute, result_of

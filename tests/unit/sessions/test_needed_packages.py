@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from executor_server.backends.environments import Environment
-from executor_server.config.state_dir import StateDir
+from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import (
     EnvironmentFailed,
     ImageNotReady,
@@ -23,13 +23,13 @@ from executor_server.core.errors import (
     SandboxFailure,
     Unavailable,
 )
+from executor_server.core.lifecycle import AdmissionController
 from executor_server.core.model import Principal, SandboxSpec, SessionSpec
 from executor_server.core.packages import PackagesSpec, Progress
 from executor_server.guest.wire.frames import Frame, Kind
-from executor_server.journal.registry import Registry
-from executor_server.lifecycle import AdmissionController
-from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import Session, SessionHooks, SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions.journal.registry import Registry
+from executor_server.sessions.pool.pool import PoolSettings, WarmPool
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.fake_guest import FakeGuest
 from tests.support.specs import LIMITS, POLICY, session_spec

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from executor_server.core.errors import InvalidRequest, NotFound, Reason, Unavailable
+from executor_server.core.lifecycle import AdmissionController, Observer
 from executor_server.core.model import Outcome, Principal, SessionFacts
 from executor_server.core.network import (
     NO_NETWORK,
@@ -22,13 +23,12 @@ from executor_server.core.network import (
     NetworkRules,
     NetworkUsage,
 )
-from executor_server.egress import EgressError
 from executor_server.guest.egress import reasons
 from executor_server.guest.wire.frames import Frame, Kind
-from executor_server.journal.registry import Registry
-from executor_server.lifecycle import AdmissionController, Observer
+from executor_server.network.egress import EgressError
 from executor_server.sessions import Session, SessionHooks, SessionRequest
 from executor_server.sessions import network as network_module
+from executor_server.sessions.journal.registry import Registry
 from executor_server.sessions.network_steps import notice_of_denial
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_egress import FakeEgress
@@ -109,7 +109,7 @@ class Daemon(SessionDaemon):
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """The listener in each sandbox, but for its port, which is one of this host."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setattr("executor_server.channel.listener.LISTENER_ADDRESS", listener.getsockname())
+        monkeypatch.setattr("executor_server.backends.channel.listener.LISTENER_ADDRESS", listener.getsockname())
         yield listener
 
 
@@ -198,7 +198,7 @@ async def test_a_creation_waits_for_a_proxy_that_is_started_again_but_not_for_ev
 async def test_a_guest_that_hands_out_something_else_is_given_up_with_the_reason(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_server.channel.listener.LISTENER_ADDRESS", ("127.0.0.1", 1))
+    monkeypatch.setattr("executor_server.backends.channel.listener.LISTENER_ADDRESS", ("127.0.0.1", 1))
     with pytest.raises(Unavailable, match="died at once"):
         await daemon.create()
     assert daemon.notes.misbehaved == ["the guest handed out another socket than its listener"]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from executor_server.admission.quotas import Quotas
 from executor_server.core.errors import NotFound, Reason, ResourceExhausted, TooManySessions
+from executor_server.core.lifecycle.admission import AdmissionController
+from executor_server.core.lifecycle.observer import Observer, SessionEnd
 from executor_server.core.model import Principal, SessionFacts
-from executor_server.lifecycle.admission import AdmissionController
-from executor_server.lifecycle.observer import Observer, SessionEnd
 from executor_server.policy.profile import QuotasTable
+from executor_server.policy.quotas.quotas import Quotas
 from executor_server.sessions import Session, SessionRequest
 from executor_server.sessions.shared import SessionHooks
 from tests.support.clock import Clock

@@ -16,9 +16,9 @@ from executor_server.core.errors import NotFound, PreconditionFailed, Reason, Re
 from executor_server.core.model import BlobRef, Outcome, Principal
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained, is_next
-from executor_server.journal.registry import Registry, SessionUse
-from executor_server.journal.segments import Segments
 from executor_server.sessions import Session, SessionRequest
+from executor_server.sessions.journal.registry import Registry, SessionUse
+from executor_server.sessions.journal.segments import Segments
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import TOKEN, FakeGuest, Network
 from tests.support.fake_session import SessionDaemon, execute, outcome_of, successive_daemons

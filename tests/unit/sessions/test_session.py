@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.config.state_dir import StateDir
+from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import (
     ExecutorError,
     InvalidRequest,
@@ -25,6 +25,7 @@ from executor_server.core.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from executor_server.core.lifecycle.admission import AdmissionController
 from executor_server.core.model import (
     BlobRef,
     Log,
@@ -40,11 +41,10 @@ from executor_server.core.model import (
     VariablesState,
 )
 from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_FRAME_BYTES, Frame, Kind, encode_frame
-from executor_server.journal.execution import Execution, ToolFailure
-from executor_server.journal.registry import Registry, SessionRecord
-from executor_server.lifecycle.admission import AdmissionController
-from executor_server.pool.making import make_ready
+from executor_server.sessions.journal.execution import Execution, ToolFailure
+from executor_server.sessions.journal.registry import Registry, SessionRecord
 from executor_server.sessions.lifetime import SessionLife
+from executor_server.sessions.pool.making import make_ready
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox

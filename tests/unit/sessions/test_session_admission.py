@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.config.state_dir import StateDir
+from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import (
     ExecutorError,
     NotFound,
@@ -20,12 +20,12 @@ from executor_server.core.errors import (
     Reason,
     Unavailable,
 )
+from executor_server.core.lifecycle.admission import Answer
 from executor_server.core.model import FileRules, LimitWarning, Outcome, Principal, Result, ToolRules, ToolSpec
 from executor_server.guest.wire.frames import Frame, Kind
-from executor_server.journal.execution import ToolFailure
-from executor_server.journal.registry import Registry
-from executor_server.lifecycle.admission import Answer
 from executor_server.sessions import Session, SessionHooks, SessionRequest
+from executor_server.sessions.journal.execution import ToolFailure
+from executor_server.sessions.journal.registry import Registry
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import FakeGuest
 from tests.support.fake_session import SessionDaemon, execute, result_of, successive_daemons

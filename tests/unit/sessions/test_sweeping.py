@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from executor_server.journal import SessionUse
 from executor_server.sessions import notes, sweeping
+from executor_server.sessions.journal import SessionUse
 from executor_server.sessions.notes import UseNotes
 from executor_server.sessions.sweeping import Sweeper
 from tests.support.polling import eventually_async

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
-from executor_server.environments import BuildEnd, EnvironmentUse, Lock
+from executor_server.packages import BuildEnd, EnvironmentUse, Lock
 from executor_server.telemetry.metrics import Metrics
 
 USE = EnvironmentUse("acme", "local", "base", ("hostile-name",))

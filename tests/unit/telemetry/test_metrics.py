@@ -18,10 +18,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from executor_server.admission.quotas import Quotas
-from executor_server.audit.log import AuditStats
 from executor_server.core.addresses import AddressError
 from executor_server.core.errors import NotFound, PolicyViolation, Reason, Violation, ViolationKind
+from executor_server.core.lifecycle.admission import AdmissionController, Answer, StateFacts
+from executor_server.core.lifecycle.observer import SessionEnd
 from executor_server.core.model import (
     AuditRules,
     FileInfo,
@@ -36,12 +36,12 @@ from executor_server.core.model import (
 )
 from executor_server.core.network import EgressConnection, EgressDenial
 from executor_server.guest.egress import reasons
-from executor_server.lifecycle.admission import AdmissionController, Answer, StateFacts
-from executor_server.lifecycle.observer import SessionEnd
+from executor_server.policy.audit.log import AuditStats
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.profile import Profile, QuotasTable
-from executor_server.pool.kind import PoolStats
+from executor_server.policy.quotas.quotas import Quotas
+from executor_server.sessions.pool.kind import PoolStats
 from executor_server.telemetry import endpoint
 from executor_server.telemetry.endpoint import MetricsEndpoint, page
 from executor_server.telemetry.instruments import OTHER, PREFIX, Names

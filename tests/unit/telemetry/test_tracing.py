@@ -16,8 +16,11 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
-from executor_server.config.config import TracingSection
-from executor_server.config.settings import ConfigError
+from executor_server.api.tracing import load_tracing
+from executor_server.core.config.config import TracingSection
+from executor_server.core.config.settings import ConfigError
+from executor_server.core.lifecycle.admission import Answer
+from executor_server.core.lifecycle.observer import SessionEnd
 from executor_server.core.model import (
     AuditRules,
     LimitWarning,
@@ -30,9 +33,6 @@ from executor_server.core.model import (
     VariablesState,
 )
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkUsage
-from executor_server.lifecycle.admission import Answer
-from executor_server.lifecycle.observer import SessionEnd
-from executor_server.rpc.tracing import load_tracing
 from executor_server.telemetry import tracing as module
 from executor_server.telemetry.tracing import LoggedExporter, Tracing, make_tracing, remote_parent
 from tests.support.otlp import attributes, collecting

@@ -9,7 +9,7 @@ import pytest
 
 from executor_server.backends.docker.backend import DockerBackend
 from executor_server.backends.docker.probe import Confinement, PreparedImage
-from executor_server.config.backend_config import DockerSection
+from executor_server.core.config.backend_config import DockerSection
 from executor_server.core.errors import SandboxFailure, SpecUnsupported
 from tests.support.fake_backend import SPEC
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.backends.e2b.access import KEY_VARIABLE, open_cloud, read_key
-from executor_server.config.backend_config import E2BSection
+from executor_server.core.config.backend_config import E2BSection
 from executor_server.core.errors import SandboxFailure
 
 KEY = "e2b_" + "0" * 40

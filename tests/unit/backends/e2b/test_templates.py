@@ -13,7 +13,7 @@ import pytest
 from executor_server.backends.e2b import templates
 from executor_server.backends.e2b.templates import Templates, read_answer
 from executor_server.backends.python_probe import UnusablePython
-from executor_server.config.backend_config import E2BImage
+from executor_server.core.config.backend_config import E2BImage
 from executor_server.core.errors import ImageNotReady, SandboxFailure
 
 ANSWER = {"implementation": "cpython", "version": [3, 9], "machine": "x86_64", "user": 0, "memory_bytes": 2**29}

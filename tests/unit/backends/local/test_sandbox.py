@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from executor_server.backends.channel.endpoint import SocketEndpoint
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.channel.endpoint import SocketEndpoint
 from executor_server.guest.wire import ends
 
 KILLED = 137

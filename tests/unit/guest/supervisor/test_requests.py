@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from executor_server.channel.tool_packing import packed_tools
+from executor_server.backends.channel.tool_packing import packed_tools
 from executor_server.core.model import BlobRef, ShippedTool, ToolSpec
 from executor_server.guest.supervisor.requests import REQUEST_TIME_S, Requests
 from executor_server.guest.wire import link

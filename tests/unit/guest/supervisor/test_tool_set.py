@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from executor_server.channel.tool_packing import packed_tools
+from executor_server.backends.channel.tool_packing import packed_tools
 from executor_server.core.model import BlobRef, ShippedTool, ToolSource, ToolSpec
 from executor_server.guest.supervisor.tool_set import PartMissing, ToolSet, TooMuchShipped
 from executor_server.guest.wire import link

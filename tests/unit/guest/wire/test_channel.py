@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from executor_server.channel.channel import GuestChannel
-from executor_server.channel.endpoint import SocketEndpoint
+from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.endpoint import SocketEndpoint
 from executor_server.core.errors import SandboxFailure
 from executor_server.guest.wire import channel as guest_channel
 from executor_server.guest.wire.channel import Channel, FileSlice

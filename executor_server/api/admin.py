@@ -1,0 +1,162 @@
+"""AdminService: calls for the operators of the daemon.
+
+Its callers were found to be admins when they were authenticated (auth.py), for every method of the service. Here each
+call is recorded before it has an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from executor_api.messages import write
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
+from executor_server.api import checks, to_wire
+from executor_server.api.auth import current_principal
+from executor_server.api.handlers import Context
+from executor_server.api.reloading import reloaded
+from executor_server.core import (
+    NotFound,
+    PreconditionFailed,
+    Principal,
+    Reason,
+    SandboxFailure,
+    Unavailable,
+)
+from executor_server.packages import EnvironmentService
+from executor_server.policy import Policy
+from executor_server.policy.quotas import Quotas
+from executor_server.sessions import Session, SessionManager
+
+_log = structlog.get_logger(__name__)
+
+
+class AdminService(admin_grpc.AdminServiceServicer):
+    """Serves executor_api.v1.AdminService.
+
+    `policy` returns the one in force. `reload` reads the policy file and the tokens again, returns True when the policy
+    has changed, and raises ConfigError when it can't be used. `record` receives the caller, the method and its subject.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionManager,
+        quotas: Quotas,
+        policy: Callable[[], Policy],
+        reload: Callable[[], Awaitable[bool]],
+        record: Callable[[Principal, str, str], None],
+        environments: EnvironmentService,
+    ) -> None:
+        self._sessions = sessions
+        self._quotas = quotas
+        self._policy = policy
+        self._reload = reload
+        self._record = record
+        self._environments = environments
+
+    async def ListAllSessions(
+        self, request: admin_pb.ListAllSessionsRequest, context: Context
+    ) -> admin_pb.ListAllSessionsResponse:
+        tenant = checks.tenant_or_all(request.tenant)
+        self._note("ListAllSessions", tenant)
+        sessions = sorted(self._sessions.list_all(), key=lambda session: session.create_time_s)
+        return admin_pb.ListAllSessionsResponse(
+            sessions=[
+                self._owned(session, with_request=request.with_requests)
+                for session in sessions
+                if tenant in ("", session.owner.tenant)
+            ]
+        )
+
+    def _owned(self, session: Session, *, with_request: bool) -> admin_pb.OwnedSession:
+        owner = session.owner
+        owned = admin_pb.OwnedSession(tenant=owner.tenant, principal=owner.name, session=to_wire.session_to(session))
+        if with_request:
+            owned.prelude = session.spec.prelude
+            owned.lease_id = self._sessions.lease_of((owner.tenant, session.session_id))
+        return owned
+
+    async def KillSession(self, request: admin_pb.KillSessionRequest, context: Context) -> admin_pb.KillSessionResponse:
+        session_id = checks.identifier(request.session_id, "session_id")
+        self._note("KillSession", session_id)
+        await self._sessions.kill(session_id)
+        return admin_pb.KillSessionResponse()
+
+    async def GetSessionNetwork(
+        self, request: admin_pb.GetSessionNetworkRequest, context: Context
+    ) -> admin_pb.GetSessionNetworkResponse:
+        session_id = checks.identifier(request.session_id, "session_id")
+        self._note("GetSessionNetwork", session_id)
+        return to_wire.session_network_to(self._sessions.find(session_id))
+
+    async def ListEnvironments(
+        self, request: admin_pb.ListEnvironmentsRequest, context: Context
+    ) -> admin_pb.ListEnvironmentsResponse:
+        self._note("ListEnvironments")
+        statistics = self._environments.statistics()
+        return write(
+            admin_pb.ListEnvironmentsResponse,
+            statistics,
+            environments=map(to_wire.environment_to, self._environments.list()),
+            builds=map(to_wire.environment_build_to, self._environments.builds()),
+        )
+
+    async def GetEnvironment(
+        self, request: admin_pb.GetEnvironmentRequest, context: Context
+    ) -> admin_pb.GetEnvironmentResponse:
+        environment_id = checks.identifier(request.environment_id, "environment_id")
+        self._note("GetEnvironment", environment_id)
+        found = self._environments.show(environment_id)
+        if found is None:
+            raise NotFound(Reason.ENVIRONMENT_NOT_FOUND, f"there is no environment {environment_id!r}")
+        return to_wire.environment_with_lock_to(found)
+
+    async def CollectEnvironments(
+        self, request: admin_pb.CollectEnvironmentsRequest, context: Context
+    ) -> admin_pb.CollectEnvironmentsResponse:
+        self._note("CollectEnvironments", str(request.max_bytes))
+        try:
+            collected = await self._environments.collect(request.max_bytes)
+        except SandboxFailure as failure:
+            _log.error("environments_not_collected", error=str(failure))
+            message = "the environments can't be measured or removed now; the daemon's log says why"
+            raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
+        ids = [each.environment_id for each in collected.evicted]
+        return write(admin_pb.CollectEnvironmentsResponse, collected, environment_ids=ids)
+
+    async def Drain(self, request: admin_pb.DrainRequest, context: Context) -> admin_pb.DrainResponse:
+        if request.node or request.move:
+            raise checks.invalid("node", "is for the front of a fleet; this is none")
+        self._note("Drain", "resume" if request.resume else "")
+        if request.resume:
+            self._sessions.take_again()
+        else:
+            self._sessions.stop_taking()
+        states = [session.state for session in self._sessions.list_all()]
+        return admin_pb.DrainResponse(draining=self._sessions.draining, sessions=len(states), busy=states.count("busy"))
+
+    async def GetFleet(self, request: admin_pb.GetFleetRequest, context: Context) -> admin_pb.GetFleetResponse:
+        self._note("GetFleet")
+        raise PreconditionFailed(Reason.NO_NODE, "this daemon is no front of a fleet")
+
+    async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
+        self._note("Reload")
+        return await reloaded(self._reload, self._policy)
+
+    async def GetUsage(self, request: admin_pb.GetUsageRequest, context: Context) -> admin_pb.GetUsageResponse:
+        tenant = checks.tenant_or_all(request.tenant)
+        self._note("GetUsage", tenant)
+        tenants = [tenant] if tenant else self._quotas.tenants()
+        return admin_pb.GetUsageResponse(tenants=[self._usage_of(each) for each in tenants])
+
+    def _usage_of(self, tenant: str) -> admin_pb.TenantUsage:
+        policy, use = self._policy(), self._quotas.use_of(tenant)
+        profile, quotas = policy.profile_name(tenant) or "", policy.quotas_of(tenant)
+        return write(admin_pb.TenantUsage, use, tenant=tenant, profile=profile, quotas=quotas)
+
+    def _note(self, method: str, target: str = "") -> None:
+        principal = current_principal.get()
+        self._record(principal, method, target)
+        _log.info("admin_called", method=method, target=target, tenant=principal.tenant, principal=principal.name)

@@ -1,0 +1,31 @@
+"""The parts of the daemon that a node of a fleet reports on and serves to its front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from executor_server.api import AdminService, Around, ExecutorService, ServerSettings
+from executor_server.backends import Backend
+from executor_server.core.lifecycle import Observer
+from executor_server.policy import PolicyStore
+from executor_server.policy.identity import Tokens
+from executor_server.policy.quotas import Quotas
+from executor_server.sessions import SessionManager, StateArchives
+from executor_server.sessions.pool import WarmPool
+
+
+@dataclass(frozen=True)
+class Parts:
+    sessions: SessionManager
+    pool: WarmPool
+    quotas: Quotas
+    backend: Backend
+    policies: PolicyStore
+    tokens: Tokens
+    archives: StateArchives
+    service: ExecutorService
+    admin: AdminService
+    observer: Observer
+    settings: ServerSettings
+    interceptors: Callable[[], Sequence[Around]]  # new ones for each server: they keep its handlers

@@ -1,0 +1,116 @@
+"""The parts that watch what happens: the audit log, metrics, traces. Each of them may be switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from executor_server.api import OWN_METHODS, Around, call_tracing, load_tracing, metering
+from executor_server.api.assembly.environment_trail import EnvironmentTrail
+from executor_server.api.assembly.settings import audit_files, audit_settings
+from executor_server.core.config import Config
+from executor_server.core.lifecycle import Observer
+from executor_server.packages import EnvironmentObserver
+from executor_server.policy import Policy, PolicyListener
+from executor_server.policy.audit import AuditLog, AuditTrail, ConnectionTrail, FleetTrail
+from executor_server.policy.identity import Tokens
+from executor_server.telemetry import Metrics, MetricsEndpoint, Sources, SourcesCollector
+
+if TYPE_CHECKING:
+    from executor_server.telemetry.tracing import Tracing
+
+
+@dataclass(frozen=True)
+class Watchers:
+    """None stands for what is switched off."""
+
+    log: AuditLog | None
+    trail: AuditTrail | None
+    connections: ConnectionTrail | None
+    environments: EnvironmentTrail | None
+    fleet: FleetTrail | None
+    metrics: Metrics | None
+    tracing: Tracing | None
+
+    @classmethod
+    def build(cls, config: Config, version: str, backend: str) -> Watchers:
+        """Raises ConfigError when the configuration asks for traces and their package is missing."""
+        log = AuditLog(audit_files(config), audit_settings(config)) if config.audit.enabled else None
+        return cls(
+            log=log,
+            trail=AuditTrail(log) if log is not None else None,
+            connections=ConnectionTrail(log) if log is not None else None,
+            environments=EnvironmentTrail(log) if log is not None else None,
+            fleet=FleetTrail(log) if log is not None else None,
+            metrics=(
+                Metrics(version=version, backend=backend, methods=OWN_METHODS)
+                if config.metrics.listen is not None
+                else None
+            ),
+            tracing=load_tracing(config.tracing, version),
+        )
+
+    async def start(self, stack: AsyncExitStack, tokens: Tokens, policy: Policy, version: str, backend: str) -> None:
+        """Opens the audit log and records the start of the daemon as its first record. Raises AuditDirError."""
+        if self.log is not None and self.trail is not None:
+            stack.push_async_callback(self.log.close)
+            await self.log.start()
+            tokens.listen(self.trail.tokens_changed)
+            self.trail.daemon_started(
+                version=version, backend=backend, policy=policy.fingerprint, policy_version=policy.version
+            )
+        if self.tracing is not None:
+            stack.push_async_callback(self.tracing.close)
+
+    async def serve_metrics(self, stack: AsyncExitStack, listen: str | None, sources: Sources | None) -> None:
+        """Serves the metrics page, where it is configured; a front has no `sources`. Raises AddressError."""
+        if self.metrics is None or listen is None:
+            return
+        if sources is not None:
+            self.metrics.registry.register(SourcesCollector(self.metrics, sources))
+        endpoint = MetricsEndpoint(self.metrics, listen)
+        stack.push_async_callback(endpoint.close)
+        await endpoint.start()
+
+    def observers(self) -> list[Observer]:
+        """Returns those that are notified of what happens in sessions."""
+        watching = (self.trail, self.connections, self.metrics, self.tracing)
+        return [each for each in watching if each is not None]
+
+    def environment_observers(self) -> list[EnvironmentObserver]:
+        """Returns those that are notified of environments that are made, used and removed."""
+        metrics = self.metrics.environments if self.metrics is not None else None
+        return [each for each in (self.environments, metrics) if each is not None]
+
+    def interceptors(self) -> list[Around]:
+        """Returns what surrounds each call, the outermost first."""
+        around = [] if self.tracing is None else [call_tracing(self.tracing)]
+        return around if self.metrics is None else [*around, metering(self.metrics)]
+
+
+class PolicyListeners(PolicyListener):
+    """Passes news of the policy on: first to those who count and record it, then to those who apply it."""
+
+    def __init__(self, listeners: Sequence[PolicyListener | None]) -> None:
+        self._listeners = [each for each in listeners if each is not None]
+        self._follow: Callable[[Policy], None] | None = None
+
+    def on_change(self, follow: Callable[[Policy], None]) -> None:
+        """Sets who applies another policy; to be called before the store begins to watch its file."""
+        self._follow = follow
+
+    def policy_changed(self, before: Policy, now: Policy) -> None:
+        for each in self._listeners:
+            each.policy_changed(before, now)
+        if self._follow is not None:
+            self._follow(now)
+
+    def policy_unchanged(self) -> None:
+        for each in self._listeners:
+            each.policy_unchanged()
+
+    def policy_refused(self, current: Policy, problems: Sequence[str]) -> None:
+        for each in self._listeners:
+            each.policy_refused(current, problems)

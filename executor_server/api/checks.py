@@ -1,0 +1,156 @@
+"""Checks the form of single fields: identifiers, names, paths, source text, sizes.
+
+Each check returns the value it was given, or raises InvalidRequest that names the field and says what is allowed.
+The meaning of a field, and whether it is granted, is decided in the layers below.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import unicodedata
+from collections.abc import Mapping
+
+from executor_api.limits import (
+    CODE_BYTES_MAX,
+    IDENTIFIER_CHARS_MAX,
+    PATH_BYTES_MAX,
+    SAVEPOINT_NUMBER_MAX,
+    SESSION_NAME_CHARS_MAX,
+)
+from executor_server.core import (
+    ENVIRONMENT_BYTES_MAX,
+    ENVIRONMENT_VARIABLES_MAX,
+    InvalidRequest,
+    Reason,
+    ResourceExhausted,
+)
+from executor_server.core.config import is_name
+
+MAX_PATH_PART_BYTES = 255
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SESSION_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{SESSION_NAME_CHARS_MAX - 1}}}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_LEASE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def invalid(field: str, problem: str, reason: Reason = Reason.INVALID_FIELD) -> InvalidRequest:
+    return InvalidRequest(reason, f"{field} {problem}", field)
+
+
+def identifier(text: str, field: str) -> str:
+    """Checks an id that the daemon or the caller chose."""
+    if not _ID.fullmatch(text):
+        raise invalid(field, "must be 1 to 64 of A-Z a-z 0-9 _ -")
+    return text
+
+
+def session_name(text: str) -> str:
+    """Checks the name of a session."""
+    if not _SESSION_NAME.fullmatch(text):
+        raise invalid(
+            "name", f"must be 1 to {SESSION_NAME_CHARS_MAX} of A-Z a-z 0-9 . _ -, the first a letter or digit"
+        )
+    return text
+
+
+def lease_id(text: str) -> str:
+    """Checks the id of a lease: 128 random bits, so that two clients never choose the same."""
+    if not _LEASE_ID.fullmatch(text):
+        raise invalid("lease_id", "must be 32 of 0-9 a-f, chosen at random")
+    return text
+
+
+def python_name(text: str, field: str) -> str:
+    """Checks a name that agent code can write: an identifier that is no keyword and none of Python's own __names__."""
+    # CPython normalizes identifiers when it compiles; a name of another form could be set but never read.
+    if not text.isidentifier() or unicodedata.normalize("NFKC", text) != text or len(text) > IDENTIFIER_CHARS_MAX:
+        raise invalid(field, f"must be a Python identifier of at most {IDENTIFIER_CHARS_MAX} characters")
+    if keyword.iskeyword(text):
+        raise invalid(field, f"is a keyword of Python: {text}")
+    if text.startswith("__") and text.endswith("__"):
+        raise invalid(field, f"has the form __x__, which Python keeps for itself: {text}")
+    return text
+
+
+def module_name(text: str, field: str) -> str:
+    """Checks the dotted name of a module."""
+    if len(text) > IDENTIFIER_CHARS_MAX or not all(part.isidentifier() for part in text.split(".")):
+        raise invalid(field, f"must be dotted names of modules of at most {IDENTIFIER_CHARS_MAX} characters")
+    return text
+
+
+def environment(variables: Mapping[str, str], field: str) -> dict[str, str]:
+    """Checks environment variables: their names, their number, their size."""
+    if len(variables) > ENVIRONMENT_VARIABLES_MAX:
+        raise invalid(field, f"has more than {ENVIRONMENT_VARIABLES_MAX} variables")
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name):
+            raise invalid(field, f"has a name that is none: {name[:64]!r}; use A-Z a-z 0-9 _, the first no digit")
+        if "\0" in value:
+            raise invalid(f"{field}.{name}", "holds a NUL character")
+    if sum(len(name.encode()) + len(value.encode()) for name, value in variables.items()) > ENVIRONMENT_BYTES_MAX:
+        raise invalid(field, f"is larger than {ENVIRONMENT_BYTES_MAX:,} bytes")
+    return dict(variables)
+
+
+def source(code: str, field: str) -> str:
+    if len(code.encode()) > CODE_BYTES_MAX:
+        raise invalid(field, f"is larger than {CODE_BYTES_MAX:,} bytes")
+    if "\0" in code:
+        raise invalid(field, "holds a NUL character")
+    return code
+
+
+def tenant_or_all(name: str) -> str:
+    """Checks the name of a tenant; an empty one stands for all of them."""
+    if name and not is_name(name):
+        raise invalid("tenant", "is no name that a tenant can have")
+    return name
+
+
+def workspace_path(path: str, field: str, *, may_be_empty: bool = False) -> str:
+    """Checks that the text of a path stays in the workspace; the guest checks links when it opens the path."""
+    if not path and may_be_empty:
+        return path
+    data = path.encode()
+    parts = data.split(b"/")
+    if not path or path.startswith("/") or b".." in parts:
+        raise invalid(field, "must be relative to the workspace and stay in it", Reason.PATH_REFUSED)
+    if b"\0" in data or len(data) > PATH_BYTES_MAX or any(len(part) > MAX_PATH_PART_BYTES for part in parts):
+        raise invalid(
+            field,
+            f"must have no NUL, at most {PATH_BYTES_MAX} bytes, and at most {MAX_PATH_PART_BYTES} in each part",
+            Reason.PATH_REFUSED,
+        )
+    return path
+
+
+def count(number: int, most: int, field: str) -> None:
+    if number > most:
+        raise invalid(field, f"has {number} entries; at most {most:,} are allowed")
+
+
+def branch(in_branch: bool, *, savepoint: bool) -> bool:
+    if in_branch and savepoint:
+        raise invalid("branch", "has no savepoint before it: the session stays as it is")
+    return in_branch
+
+
+def savepoint(number: int, field: str) -> int:
+    if number > SAVEPOINT_NUMBER_MAX:
+        raise invalid(field, "is not the number of a savepoint, nor 0 for the newest")
+    return number
+
+
+def size(size_bytes: int, most: int, what: str) -> int:
+    if size_bytes > most:
+        raise ResourceExhausted(Reason.TOO_LARGE, f"{what} of {size_bytes:,} bytes is over the limit of {most:,}")
+    return size_bytes
+
+
+def distinct(names: list[str], field: str) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise invalid(field, f"names {twice} twice")

@@ -1,0 +1,185 @@
+"""Reads requests: the wire's messages become values of the daemon.
+
+The form of every field is checked here, and the layers below rely on it. Each function raises InvalidRequest that names
+the field, or ResourceExhausted for what is too large. Protobuf types go no further than here and to_wire.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from executor_api.limits import (
+    IDENTIFIER_CHARS_MAX,
+    PIECE_BYTES,
+    TOOL_ERROR_ARGUMENTS_BYTES_MAX,
+    TOOL_MODULES_MAX,
+    TOOL_PARAMETERS_MAX,
+    TOOLS_MAX,
+    TOOLS_SHIPPED_BYTES_MAX,
+    VARIABLES_NAMED_MAX,
+)
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_server.api import checks
+from executor_server.core import BlobRef, OutputMode, Payload, ShippedTool, ToolSource, ToolSpec
+from executor_server.policy import RequestedLimits, RequestedSession
+from executor_server.sessions.journal import ToolFailure
+
+MAX_TOOL_DESCRIPTION_BYTES = 16 * 1024
+
+_OUTPUT_MODES: dict[int, OutputMode] = {
+    pb.OUTPUT_MODE_UNSPECIFIED: OutputMode.TRAILING_EXPRESSION,
+    pb.OUTPUT_MODE_TRAILING_EXPRESSION: OutputMode.TRAILING_EXPRESSION,
+    pb.OUTPUT_MODE_LAST_STATEMENT: OutputMode.LAST_STATEMENT,
+}
+_FILE_FORMATS: dict[int, bool] = {
+    pb.FILE_FORMAT_UNSPECIFIED: False,
+    pb.FILE_FORMAT_PLAIN: False,
+    pb.FILE_FORMAT_TAR: True,
+}
+
+
+def requested_session_from(request: service_pb.CreateSessionRequest) -> RequestedSession:
+    return RequestedSession(
+        image=request.image,
+        backend=request.backend,
+        network=tuple(request.network),
+        packages=tuple(request.packages),
+        authorized_imports=tuple(request.authorized_imports),
+        limits=requested_limits_from(request.limits),
+        labels=dict(request.labels),
+        prelude=request.prelude,
+        name=checks.session_name(request.name) if request.name else "",
+        env_names=tuple(sorted(checks.environment(request.env, "env"))),
+    )
+
+
+def requested_environment_from(request: service_pb.PrepareEnvironmentRequest) -> RequestedSession:
+    """Returns the session that would have the environment: the policy decides about it as about any other."""
+    return RequestedSession(image=request.image, backend=request.backend, packages=tuple(request.packages))
+
+
+def needed_modules_from(request: service_pb.CreateSessionRequest) -> tuple[str, ...]:
+    checks.count(len(request.modules), TOOL_MODULES_MAX, "modules")
+    return tuple(checks.module_name(name, "modules") for name in request.modules)
+
+
+def requested_limits_from(message: pb.Limits) -> RequestedLimits:
+    return RequestedLimits(**{field.name: value for field, value in message.ListFields()})
+
+
+def output_mode_from(request: service_pb.ExecuteRequest) -> OutputMode:
+    if request.whole_output:
+        return OutputMode.WHOLE_EXPRESSION
+    try:
+        return _OUTPUT_MODES[request.output_mode]
+    except KeyError:
+        raise checks.invalid("output_mode", f"is {request.output_mode}, which no mode has") from None
+
+
+def is_tar(number: int) -> bool:
+    """True for the format of a directory, which is sent as a tar archive."""
+    try:
+        return _FILE_FORMATS[number]
+    except KeyError:
+        raise checks.invalid("format", f"is {number}, which no format has") from None
+
+
+def tools_from(messages: Sequence[pb.ToolSpec]) -> list[ToolSpec]:
+    checks.count(len(messages), TOOLS_MAX, "tools")
+    checks.size(sum(map(_shipped_bytes, messages)), TOOLS_SHIPPED_BYTES_MAX, "what is shipped of tools")
+    tools = [_tool_from(message, f"tools[{index}]") for index, message in enumerate(messages)]
+    checks.distinct([tool.name for tool in tools], "tools")
+    return tools
+
+
+def variables_from(messages: Sequence[pb.NamedValue]) -> list[tuple[str, Payload]]:
+    checks.count(len(messages), VARIABLES_NAMED_MAX, "variables")
+    variables = [
+        (
+            checks.python_name(message.name, f"variables[{index}].name"),
+            payload_from(message.value, f"variables[{index}].value"),
+        )
+        for index, message in enumerate(messages)
+    ]
+    checks.distinct([name for name, _ in variables], "variables")
+    return variables
+
+
+def variable_names_from(names: Sequence[str]) -> list[str]:
+    checks.count(len(names), VARIABLES_NAMED_MAX, "names")
+    return [checks.python_name(name, f"names[{index}]") for index, name in enumerate(names)]
+
+
+def answer_from(request: service_pb.SubmitToolResultRequest) -> Payload | ToolFailure:
+    match request.WhichOneof("answer"):
+        case "value":
+            return payload_from(request.value, "value")
+        case "error":
+            error_type = request.error.type[:IDENTIFIER_CHARS_MAX]
+            if len(request.error.message.encode()) > PIECE_BYTES:
+                raise checks.invalid("error.message", f"is larger than {PIECE_BYTES:,} bytes")
+            if len(request.error.arguments) > TOOL_ERROR_ARGUMENTS_BYTES_MAX:
+                raise checks.invalid("error.arguments", f"are more than {TOOL_ERROR_ARGUMENTS_BYTES_MAX:,} bytes")
+            return ToolFailure(error_type, request.error.message, request.error.arguments)
+        case _:
+            raise checks.invalid("answer", "is missing; it is a value or an error")
+
+
+def payload_from(value: pb.Value, field: str) -> Payload:
+    content = value.packed.WhichOneof("content")
+    if content == "inline":
+        if len(value.packed.inline) > PIECE_BYTES:
+            raise checks.invalid(field, f"is larger than {PIECE_BYTES:,} bytes; send it by UploadBlob")
+        return value.packed.inline
+    if content == "blob":
+        blob = value.packed.blob
+        return BlobRef(checks.identifier(blob.blob_id, f"{field}.blob_id"), blob.size_bytes)
+    raise checks.invalid(field, "is missing")
+
+
+def _tool_from(message: pb.ToolSpec, field: str) -> ToolSpec:
+    if len(message.description.encode()) > MAX_TOOL_DESCRIPTION_BYTES:
+        raise checks.invalid(f"{field}.description", f"is larger than {MAX_TOOL_DESCRIPTION_BYTES:,} bytes")
+    checks.count(len(message.parameters), TOOL_PARAMETERS_MAX, f"{field}.parameters")
+    parameters = [checks.python_name(name, f"{field}.parameters") for name in message.parameters]
+    checks.distinct(parameters, f"{field}.parameters")
+    is_shipped = message.HasField("shipped")
+    if is_shipped and parameters:
+        raise checks.invalid(f"{field}.parameters", "can't be set for a tool that is shipped, which has its own")
+    if is_shipped and message.is_final_answer:
+        raise checks.invalid(f"{field}.is_final_answer", "can't be set for a tool that is shipped; a host tool can")
+    return ToolSpec(
+        name=checks.python_name(message.name, f"{field}.name"),
+        description=message.description,
+        parameters=tuple(parameters),
+        is_final_answer=message.is_final_answer,
+        shipped=_shipped_from(message.shipped, f"{field}.shipped") if is_shipped else None,
+    )
+
+
+def _shipped_from(message: pb.ShippedTool, field: str) -> ShippedTool:
+    checks.count(len(message.modules), TOOL_MODULES_MAX, f"{field}.modules")
+    modules = tuple(checks.module_name(name, f"{field}.modules") for name in message.modules)
+    match message.WhichOneof("code"):
+        case "source":
+            return ShippedTool(_source_from(message.source, f"{field}.source"), modules)
+        case "value":
+            return ShippedTool(payload_from(message.value, f"{field}.value"), modules)
+        case _:
+            raise checks.invalid(field, "has no code; it is a source or a value")
+
+
+def _source_from(message: pb.ToolSource, field: str) -> ToolSource:
+    has_bindings = message.HasField("bindings")
+    return ToolSource(
+        text=checks.source(message.text, f"{field}.text"),
+        entry=checks.python_name(message.entry, f"{field}.entry"),
+        bindings=payload_from(message.bindings, f"{field}.bindings") if has_bindings else None,
+    )
+
+
+def _shipped_bytes(message: pb.ToolSpec) -> int:
+    """Bytes that a tool brings into the sandbox, counted without copying them."""
+    values = (message.shipped.value, message.shipped.source.bindings)
+    return message.shipped.ByteSize() + sum(value.packed.blob.size_bytes for value in values)

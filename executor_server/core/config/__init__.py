@@ -1,0 +1,47 @@
+"""The configuration file and the state directory: read, checked, and trusted only where no other user could write.
+
+It owns the keys, their defaults and their documentation, and the lock that keeps a second daemon out of a state
+directory. It must not know what the values are used for.
+"""
+
+from executor_server.core.config.backend_config import DockerImage, DockerSection, E2BImage, E2BSection, LocalImage
+from executor_server.core.config.config import Config, PoolSection, ServerSection, TracingSection, load, to_toml
+from executor_server.core.config.egress_config import EgressSection
+from executor_server.core.config.environments_config import EnvironmentsSection
+from executor_server.core.config.fleet_config import FleetSection
+from executor_server.core.config.problems import (
+    KeyPath,
+    Problem,
+    config_error,
+    contradiction,
+    cut,
+    dotted,
+    examined,
+    refuse,
+    some_of,
+    undotted,
+    validated,
+)
+from executor_server.core.config.settings import (
+    DAY_S,
+    GIB,
+    KIB,
+    MIB,
+    NAME_FORM,
+    BackendName,
+    Bytes,
+    ConfigError,
+    Count,
+    Form,
+    ImageName,
+    ImportPattern,
+    Name,
+    ReadForm,
+    Seconds,
+    Section,
+    WrittenSize,
+    each_once,
+    is_name,
+)
+from executor_server.core.config.state_dir import StateDir, StateDirError, default_state_dir, read_token
+from executor_server.core.config.toml_file import parse_toml, read_bytes, read_trusted

@@ -1,0 +1,321 @@
+"""The daemon's configuration: every key with its default, read from TOML.
+
+No key needs to be set. The file is validated as a whole: `load` raises one ConfigError that lists each problem with the
+path of its key and the values that are allowed. Options of the command line are merged in before, so the result, which
+is frozen, is the configuration in effect.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from executor_server.core import secret_names
+from executor_server.core.config.backend_config import DockerSection, E2BSection, LocalSection
+from executor_server.core.config.egress_config import EgressSection
+from executor_server.core.config.environments_config import EnvironmentsSection
+from executor_server.core.config.fleet_config import FleetSection
+from executor_server.core.config.problems import contradiction, refuse, some_of, validated
+from executor_server.core.config.settings import (
+    GIB,
+    KIB,
+    MIB,
+    AbsolutePath,
+    BackendName,
+    Bytes,
+    Count,
+    ImageName,
+    Name,
+    Seconds,
+    Section,
+    WrittenSize,
+    each_once,
+)
+from executor_server.core.config.state_dir import default_state_dir
+from executor_server.core.config.toml_file import read_toml
+
+DEFAULT_TCP_ADDRESS = "127.0.0.1:50051"
+
+_BYTES_PER_SESSION = 24 * MIB
+_FEWEST_SESSIONS, _MOST_SESSIONS = 64, 1000
+
+
+class ServerSection(Section):
+    """Addresses of the daemon, its backends, and limits of connections."""
+
+    listen: tuple[str, ...] = ()
+    """Addresses for clients, `HOST:PORT` or `unix:PATH`, besides the state directory's Unix socket, which is always
+    there. Empty: 127.0.0.1:50051, if it is free."""
+    state_dir: AbsolutePath = Field(default_factory=default_state_dir)
+    """The folder for the daemon's token, socket, sessions and audit log. One daemon at a time uses it."""
+    backend: BackendName = "local"
+    """The backend that makes sandboxes, unless a profile of the policy lists others."""
+    other_backends: Annotated[tuple[BackendName, ...], AfterValidator(each_once)] = ()
+    """Backends that run beside it, for the profiles of the policy that list them."""
+    tls_cert: AbsolutePath | None = None
+    """The daemon's certificate, in PEM form. It is required to listen on any address that is not of this host."""
+    tls_key: AbsolutePath | None = None
+    """The key of the certificate."""
+    tls_client_ca: AbsolutePath | None = None
+    """TCP clients must show a certificate of this authority. One that the policy maps to a tenant needs no token."""
+    peer_socket: AbsolutePath | None = None
+    """A Unix socket at which a user of this host is known by number, which the policy maps to a tenant."""
+    token_file: AbsolutePath | None = None
+    """Tokens of tenants, made by `executor-server token new`. Not set: `tokens.json` in the state directory."""
+    max_concurrent_calls: Count = 1024
+    """Calls at a time of all clients together."""
+
+    @model_validator(mode="after")
+    def _check_backends(self) -> ServerSection:
+        if self.backend in self.other_backends:
+            raise ValueError(f"other_backends lists {self.backend!r}, which is the backend")
+        return self
+
+    @property
+    def backends(self) -> tuple[BackendName, ...]:
+        """All backends that run, the daemon's own first."""
+        return (self.backend, *self.other_backends)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> ServerSection:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be given together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        return self
+
+
+PoolSize = Annotated[int, Field(strict=True, ge=0, le=1024)]
+
+
+class WarmSection(Section):
+    """One kind of sandbox to keep ready: of an image, with the limits of a profile unless others are given."""
+
+    image: ImageName
+    """The name of the image."""
+    size: PoolSize
+    """Sandboxes of this kind to keep ready."""
+    profile: Name | None = None
+    """The profile whose limits they have. Not set: the default profile."""
+    memory_bytes: Bytes | None = None
+    """Bytes of memory of such a sandbox. Not set: as the profile has it."""
+    processes: Count | None = None
+    """Processes of such a sandbox. Not set: as the profile has it."""
+    disk_bytes: Bytes | None = None
+    """Bytes of files of such a sandbox. Not set: as the profile has it."""
+    max_files: Count | None = None
+    """Files in each file system of such a sandbox. Not set: as the profile has it."""
+    network: bool = False
+    """True for sandboxes of sessions that ask for hosts. Those of a profile with default hosts have it anyway."""
+    packages: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """Packages of such a sandbox, as sessions ask for them. Their environment is made when the daemon has started."""
+
+
+class PoolSection(Section):
+    """Sandboxes that are kept ready."""
+
+    size: PoolSize = 2
+    """Sandboxes of the default image with the default limits to keep ready, when `warm` names none. 0: none."""
+    warm: Annotated[tuple[WarmSection, ...], Field(max_length=64)] = ()
+    """The kinds of sandboxes to keep ready, instead of the default kind."""
+    kinds_with_packages: Annotated[int, Field(strict=True, ge=0, le=64)] = 2
+    """Kinds of sandboxes with packages of which one is kept ready, besides: those that were asked for three times in
+    ten minutes, for an hour after the last time. 0: none."""
+
+
+def sessions_for(memory_bytes: int) -> int:
+    """Returns how many sessions a host with this memory takes: an idle one of a local sandbox needs some 13 MiB."""
+    return max(_FEWEST_SESSIONS, min(_MOST_SESSIONS, memory_bytes // _BYTES_PER_SESSION))
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class SessionsSection(Section):
+    """The number of sessions, and the resources that the daemon keeps for them."""
+
+    max_sessions: Count = Field(default_factory=lambda: sessions_for(_memory_bytes()))
+    """Sessions of all tenants at a time. Not set: one for each 24 MiB of the host's memory, from 64 to 1,000."""
+    creations: Annotated[int, Field(strict=True, gt=0, le=64)] = 4
+    """Sandboxes that are created at a time for sessions that wait for one. Tenants take turns."""
+    journal_bytes: Bytes = 64 * MIB
+    """Bytes of the events that are kept of one session's executions."""
+    journal_total_bytes: Bytes = 512 * MIB
+    """Bytes of the events that are kept of all sessions' executions, shared fairly among tenants."""
+    max_file_bytes: Bytes = GIB
+    """Bytes of one file that is put or got."""
+    ping_interval_s: Seconds = 10.0
+    """Seconds of silence after which a guest is sent a ping."""
+    silence_s: Seconds = 60.0
+    """Seconds to wait for its answer before the session is lost."""
+    drain_s: Seconds = 30.0
+    """Seconds that a stopping daemon waits for running executions."""
+    recovery_s: Seconds = 15.0
+    """Seconds that a starting daemon waits for the sandboxes of an earlier one."""
+    host_sweep_interval_s: Seconds = 60.0
+    """Seconds between two searches of the host for sandboxes that belong to no session."""
+    orphan_time_s: Seconds = 600.0
+    """Seconds without a daemon after which a sandbox ends itself."""
+
+    @model_validator(mode="after")
+    def _check_orphan_time(self) -> SessionsSection:
+        if self.orphan_time_s < 3 * self.ping_interval_s:
+            raise ValueError(
+                "orphan_time_s must be at least 3 times ping_interval_s, or quiet sandboxes end themselves"
+            )
+        return self
+
+
+class StateSection(Section):
+    """States of sessions that clients export."""
+
+    key_file: AbsolutePath | None = None
+    """A file with a key, which no other user can read, shared by daemons that restore each other's states. Not set:
+    the daemon's own key."""
+
+
+class PolicySection(Section):
+    """The policy file."""
+
+    file: AbsolutePath | None = None
+    """The policy file. Not set: the built-in policy, which is all defaults (docs/policy.md)."""
+
+
+class AuditSection(Section):
+    """The audit log."""
+
+    enabled: bool = True
+    """True when the audit log is written."""
+    directory: AbsolutePath | None = None
+    """The folder of the log. Not set: `audit` in the state directory."""
+    max_file_bytes: Annotated[int, WrittenSize, Field(strict=True, ge=64 * KIB, lt=2**40)] = 64 * MIB
+    """Bytes after which a file of the log is followed by the next."""
+    max_files: Count | None = None
+    """Files to keep; the oldest of more are removed. Not set: all."""
+    sync: Literal["always", "interval", "never"] = "interval"
+    """The time at which records are forced to the disk: `always` after each, each second with `interval`, or `never`,
+    which leaves it to the system."""
+
+
+class MetricsSection(Section):
+    """The endpoint for Prometheus."""
+
+    listen: str | None = None
+    """The endpoint's address, `HOST:PORT`, which asks for no token. Not set: there is none."""
+
+
+class TracingSection(Section):
+    """OpenTelemetry traces."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://\S{1,255}$")] | None = None
+    """The URL that spans are sent to, by OTLP over HTTP. Not set: there are none."""
+    service_name: Name = "remote-executor"
+    """The name of the service in its spans."""
+    sample_ratio: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 1.0
+    """The part of the traces that begin here which is recorded. The client decides for a trace that it began."""
+
+
+class LogSection(Section):
+    """The daemon's own log, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important messages that are written."""
+    format: Literal["auto", "console", "json"] = "auto"
+    """`auto` is `console` on a terminal, else `json`."""
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    server: ServerSection = Field(default_factory=ServerSection)
+    local: LocalSection = Field(default_factory=LocalSection)
+    docker: DockerSection = Field(default_factory=DockerSection)
+    e2b: E2BSection = Field(default_factory=E2BSection)
+    pool: PoolSection = PoolSection()
+    sessions: SessionsSection = SessionsSection()
+    policy: PolicySection = PolicySection()
+    egress: EgressSection = EgressSection()
+    environments: EnvironmentsSection = EnvironmentsSection()
+    fleet: FleetSection = FleetSection()
+    state: StateSection = StateSection()
+    audit: AuditSection = AuditSection()
+    metrics: MetricsSection = MetricsSection()
+    tracing: TracingSection = TracingSection()
+    log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _check_index_secret(self) -> Config:
+        key, header = ("environments", "index_authorization"), self.environments.index_authorization
+        for name in secret_names(header or ""):
+            if name not in self.egress.secrets:
+                has = f"it has {some_of(self.egress.secrets)}" if self.egress.secrets else "it has none"
+                text = f"names the secret {name!r}, which egress.secrets lacks; {has}"
+                refuse(self, [contradiction(key, text, header, also=[("egress", "secrets")])])
+        return self
+
+    @property
+    def listen_addresses(self) -> tuple[str, ...]:
+        """All addresses, the Unix socket of the state directory first."""
+        return tuple(dict.fromkeys((self._own_socket, *(self.server.listen or (DEFAULT_TCP_ADDRESS,)))))
+
+    @property
+    def unasked_addresses(self) -> frozenset[str]:
+        """The addresses that are defaults: the daemon does without one that is taken, as long as there is another."""
+        return frozenset({self._own_socket, DEFAULT_TCP_ADDRESS}) - frozenset(self.server.listen)
+
+    @property
+    def _own_socket(self) -> str:
+        return f"unix:{self.server.state_dir / 'executor.sock'}"
+
+    def alone(self, backend: BackendName) -> Config:
+        """Returns this configuration with that backend, and no other."""
+        server = self.server.model_copy(update={"backend": backend, "other_backends": ()})
+        return self.model_copy(update={"server": server})
+
+    @property
+    def audit_directory(self) -> Path:
+        return self.audit.directory or self.server.state_dir / "audit"
+
+
+def load(path: Path | None = None, overrides: Mapping[str, Mapping[str, object]] | None = None) -> Config:
+    """Returns the configuration in `path` (None: all defaults) with `overrides` on top. Raises ConfigError."""
+    sections = read_toml(path, "configuration file") if path is not None else {}
+    for section, keys in (overrides or {}).items():
+        found = sections.setdefault(section, {})
+        if isinstance(found, dict):  # else `validated` reports it
+            found.update(keys)
+    return validated(Config, sections, None if path is None else path.absolute().parent)
+
+
+def to_toml(config: Config) -> str:
+    """Returns the configuration as TOML that `load` reads back to the same values; unset keys are comments."""
+    return "\n".join(_toml_lines("", config.model_dump(mode="json"))).lstrip("\n") + "\n"
+
+
+def _toml_lines(prefix: str, table: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in table.items():
+        if value is None:
+            yield f"# {key} is not set"
+        elif not isinstance(value, dict):
+            yield f"{_toml_key(key)} = {_toml_value(value)}"
+    for key, value in table.items():
+        if isinstance(value, dict):
+            name = f"{prefix}{_toml_key(key)}"
+            yield f"\n[{name}]"
+            yield from _toml_lines(f"{name}.", value)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+
+
+def _toml_value(value: object) -> str:
+    """JSON's strings, numbers, booleans and arrays of them are TOML's too; DEL alone must be escaped there."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,143 @@
+"""The configuration of environments: the index that packages come from, and how much making and keeping them may take.
+
+The packages that sessions may have are in the policy. A daemon whose policy grants none needs nothing of this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import InitErrorDetails
+
+from executor_server.core.config.problems import contradiction, refuse
+from executor_server.core.config.settings import (
+    GIB,
+    MIB,
+    AbsolutePath,
+    Bytes,
+    ReadForm,
+    Seconds,
+    Section,
+    WrittenSize,
+)
+from executor_server.guest.egress.names import HostPattern, is_within
+
+PUBLIC_INDEX_HOST = "pypi.org"
+PUBLIC_INDEX_HOSTS = ("pypi.org:443", "files.pythonhosted.org:443")
+"""The hosts of the public index: its pages, and the files that they lead to."""
+MAX_INDEX_HOSTS = 64
+MAX_URL_CHARS = 512
+MAX_HEADER_CHARS = 1024
+
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<authority>[^*/@?#\s][^/@?#\s]*)(?P<path>(?:/[A-Za-z0-9._~!$&'()*+,;=:%-]*)*)"
+)
+_HEADER = re.compile(r"(?:Basic|Bearer) \$\{[A-Za-z0-9][A-Za-z0-9._-]{0,63}\}")
+_PORTS = {"https": 443, "http": 80}
+
+
+def _url_of(text: str) -> str:
+    """Returns the URL of an index without slashes at its end. Raises ValueError with a clause."""
+    if len(text) > MAX_URL_CHARS:
+        raise ValueError(f"is longer than {MAX_URL_CHARS} characters")
+    if "@" in text:
+        raise ValueError("has a user or a password; name a secret in index_authorization")
+    match = _URL.fullmatch(text)
+    if match is None:
+        raise ValueError("is no URL of a directory")
+    return f"{match['scheme']}://{HostPattern.parse(match['authority']).text}{match['path'].rstrip('/')}"
+
+
+def _host_of(text: str) -> str:
+    return HostPattern.parse(text).text
+
+
+def _authorization_of(text: str) -> str:
+    if len(text) > MAX_HEADER_CHARS or _HEADER.fullmatch(text) is None:
+        raise ValueError("is not a scheme and the name of a secret")
+    return text
+
+
+_URL_FORM = ReadForm('the URL of an index, as "https://packages.example.com/simple"', _url_of)
+_HOST_FORM = ReadForm('a host by name, as "packages.example.com:443"', _host_of)
+_AUTHORIZATION_FORM = ReadForm(
+    '"Basic ${NAME}" or "Bearer ${NAME}", with a secret of egress.secrets', _authorization_of
+)
+
+
+class EnvironmentsSection(Section):
+    """Environments: packages that sessions have besides those of their image, as their policy grants them. Each is made
+    once, in a sandbox whose only way out is the index, and seen read-only by every session that asks for the same
+    packages."""
+
+    uv: AbsolutePath | None = None
+    """The uv to use. Not set: that of the Python environment that the daemon runs in, else the system's."""
+    index_url: Annotated[str, AfterValidator(_URL_FORM)] | None = None
+    """The index that packages come from, by the simple API. Not set: PyPI. One of your own lets a policy allow `"*"`:
+    every package that you put there."""
+    index_hosts: Annotated[
+        tuple[Annotated[str, AfterValidator(_HOST_FORM)], ...], Field(max_length=MAX_INDEX_HOSTS)
+    ] = ()
+    """The hosts of the index, its own and those that its files come from. Empty: the host of `index_url` alone, and for
+    PyPI both of its hosts. Where one has a private address, `egress.internal` must have its range."""
+    index_authorization: Annotated[str, AfterValidator(_AUTHORIZATION_FORM)] | None = None
+    """The header `Authorization` of requests to the host of `index_url`. The egress proxy sets it, and no sandbox sees
+    it. For `Basic` the file of the secret has the Base64 of `USER:PASSWORD`."""
+    cache: AbsolutePath | None = None
+    """The folder of the environments and of the downloaded wheels, on one file system. Not set: `environments` in the
+    state directory."""
+    max_bytes: Bytes = 20 * GIB
+    """Bytes of that folder. Environments and wheels that were not used for longest are removed first, and none that is
+    in use."""
+    build_timeout_s: Seconds = 600.0
+    """Seconds that making one environment may take."""
+    max_archive_bytes: Annotated[int, WrittenSize, Field(strict=True, gt=0, le=GIB)] = 256 * MIB
+    """Bytes of the archive in which an environment travels to a machine of E2B. A larger one is refused there."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Patterns of the hosts of the index."""
+        if self.index_hosts:
+            return self.index_hosts
+        return PUBLIC_INDEX_HOSTS if self.index_url is None else (_host_of_url(self.index_url).text,)
+
+    @property
+    def has_own_index(self) -> bool:
+        """True when an operator has chosen what the index has, so that all of it may be allowed."""
+        return self.index_url is not None and _host_of_url(self.index_url).host != PUBLIC_INDEX_HOST
+
+    def directory_in(self, state_dir: Path) -> Path:
+        """The folder of the environments."""
+        return self.cache or state_dir / "environments"
+
+    @model_validator(mode="after")
+    def _check_index(self) -> EnvironmentsSection:
+        refuse(self, list(self._contradictions()))
+        return self
+
+    def _contradictions(self) -> Iterator[InitErrorDetails]:
+        if self.index_url is None:
+            for key in ("index_hosts", "index_authorization"):
+                if getattr(self, key):
+                    yield contradiction((key,), "needs index_url, which is not set", getattr(self, key))
+            return
+        own = _host_of_url(self.index_url)
+        if self.index_hosts and not any(is_within(own, HostPattern.parse(each)) for each in self.index_hosts):
+            text = f"lacks the host of index_url, {own.text}"
+            yield contradiction(("index_hosts",), text, self.index_hosts, also=[("index_url",)])
+        if self.index_authorization is not None and self.index_url.startswith("http:"):
+            text = "needs an index_url of https, or it would be sent unencrypted"
+            yield contradiction(("index_authorization",), text, self.index_authorization, also=[("index_url",)])
+
+
+def _host_of_url(url: str) -> HostPattern:
+    """The host of an index with its port."""
+    parts = urlsplit(url)
+    host = HostPattern.parse(parts.netloc)
+    return host if host.port is not None else replace(host, port=_PORTS[parts.scheme])

@@ -1,0 +1,94 @@
+"""The section [fleet]: a daemon as the front of a fleet, or as one of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import InitErrorDetails
+
+from executor_server.core import AddressError, TcpAddress, addresses
+from executor_server.core.config.problems import contradiction, refuse
+from executor_server.core.config.settings import AbsolutePath, Form, Seconds, Section
+
+NodeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$")]
+
+_SOURCES = ("nodes", "dns", "nodes_file")
+_OF_FRONT = (*_SOURCES, "refused_nodes")
+_OF_NODE = ("listen", "labels")
+
+
+def _is_tcp(text: str) -> bool:
+    try:
+        address = addresses.parse(text)
+    except AddressError:
+        return False
+    return isinstance(address, TcpAddress)
+
+
+_TcpAddress = Annotated[str, AfterValidator(Form("HOST:PORT", _is_tcp))]
+
+
+class FleetSection(Section):
+    """Many daemons behind one address. Without a role the daemon belongs to no fleet."""
+
+    role: Literal["front", "node"] | None = None
+    """`front` places sessions on nodes and makes none itself; `node` serves while a front renews its lease."""
+    certificates: AbsolutePath | None = None
+    """The folder with `ca.pem`, `cert.pem` and `key.pem` of this front or node (`executor-server fleet init`)."""
+    # -- of a front
+    nodes: Annotated[tuple[_TcpAddress, ...], Field(max_length=4096)] = ()
+    """The nodes' addresses for the front, `HOST:PORT` each."""
+    dns: _TcpAddress | None = None
+    """A DNS name, `HOST:PORT`, whose addresses are those of the nodes; it is asked every five seconds."""
+    nodes_file: AbsolutePath | None = None
+    """A file that lists the nodes' addresses, one a line; it is read again when it changes."""
+    refused_nodes: Annotated[tuple[NodeName, ...], Field(max_length=4096)] = ()
+    """The names of nodes that the front links to no more, as when a certificate was stolen. SIGHUP and `executor-server
+    admin reload` read them again, and close the links of those that are new."""
+    park_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 5.0
+    """Seconds that a request for a session waits for a place when all nodes are full."""
+    report_interval_s: Seconds = 0.5
+    """Seconds between two reports of a node."""
+    lease_s: Seconds = 3.0
+    """Seconds for which a node may serve after a report that the front has answered. One second after them the front
+    declares the node's sessions lost."""
+    fence_s: Seconds = 10.0
+    """Seconds without a lease after which a node ends its sandboxes."""
+    wrong_retry_s: Seconds = 30.0
+    """Seconds before the front tries a node again that said what no node should say. Each further time doubles them, up
+    to twenty times as many."""
+    # -- of a node
+    listen: _TcpAddress | None = None
+    """The address at which the node serves its front, `HOST:PORT`."""
+    labels: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
+    """Labels of the node, for clients that ask for some with `node_labels`."""
+
+    @model_validator(mode="after")
+    def _check_role(self) -> FleetSection:
+        refuse(self, [*self._missing(), *self._of_other_role(), *self._times()])
+        return self
+
+    def _missing(self) -> Iterator[InitErrorDetails]:
+        if self.role is not None and self.certificates is None:
+            yield contradiction(("certificates",), f"is missing: a {self.role} shows its certificate", self)
+        if self.role == "front" and not any(getattr(self, key) for key in _SOURCES):
+            yield contradiction(("nodes",), "is missing: a front needs nodes, dns or nodes_file", self)
+        if self.role == "node" and self.listen is None:
+            yield contradiction(("listen",), "is missing: a node serves its front there", self)
+
+    def _of_other_role(self) -> Iterator[InitErrorDetails]:
+        others = {"front": _OF_NODE, "node": _OF_FRONT, None: (*_OF_FRONT, *_OF_NODE)}[self.role]
+        for key in others:
+            if value := getattr(self, key):
+                whose = "front" if key in _OF_FRONT else "node"
+                yield contradiction((key,), f"is of a {whose}, and role is {self.role!r}", value, also=[("role",)])
+
+    def _times(self) -> Iterator[InitErrorDetails]:
+        if self.report_interval_s > self.lease_s / 4:
+            text = "must be at most a quarter of lease_s: one lost report must not end a lease"
+            yield contradiction(("report_interval_s",), text, self.report_interval_s, also=[("lease_s",)])
+        if self.fence_s < self.lease_s:
+            text = "must be at least lease_s"
+            yield contradiction(("fence_s",), text, self.fence_s, also=[("lease_s",)])

@@ -1,0 +1,19 @@
+"""Announces that a daemon or a front serves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from executor_server.core.config import StateDir
+
+_log = structlog.get_logger(__name__)
+
+
+def announce(listening: Sequence[str], own_state: StateDir) -> None:
+    """Writes the addresses for a person, or a program that waits: their sockets accept calls from here on."""
+    sys.stdout.write(f"executor-server listens on {' and '.join(listening)}; the token is in {own_state.token_path}\n")
+    sys.stdout.flush()
+    _log.info("daemon_listening", addresses=list(listening))

@@ -1,0 +1,404 @@
+"""Builds the daemon from its configuration, runs it, and shuts it down in order.
+
+Everything that is acquired is on one exit stack, which releases it in the opposite order: sessions, calls, the pool,
+the backend, and last the lock of the state directory. The first signal drains the sessions; a second one hurries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import shutil
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import structlog
+import uvloop
+
+from executor_server.api import AdminService, ExecutorService, RpcServer
+from executor_server.api.assembly.parts import Parts
+from executor_server.api.assembly.settings import (
+    backends_of,
+    capacity_of,
+    joined,
+    policy_of,
+    pool_settings,
+    server_settings,
+    session_settings,
+)
+from executor_server.api.assembly.watchers import PolicyListeners, Watchers
+from executor_server.backends import Backend, HostFinding, HostSweeper, open_files
+from executor_server.backends.local import ForkServerStats, LocalBackend
+from executor_server.core import Principal, SandboxFailure, logs
+from executor_server.core.config import BackendName, Config, ConfigError, StateDir, state_dir
+from executor_server.core.fairness import CpuShares, FairSemaphore
+from executor_server.core.lifecycle import AdmissionController, Observers
+from executor_server.core.lifecycle.announcement import announce
+from executor_server.core.lifecycle.signals import Signals, handled_signals
+from executor_server.daemon.egress import EgressOwner, network_finding
+from executor_server.daemon.environments import EnvironmentOwner
+from executor_server.daemon.helper_workshops import packages_finding
+from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyStore
+from executor_server.policy.identity import Identities, TokenFile, TokenFileError, Tokens
+from executor_server.policy.quotas import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
+from executor_server.sessions import SessionHooks, SessionIds, SessionManager, StateArchives
+from executor_server.sessions.journal import Registry
+from executor_server.sessions.pool import BackendSet, WarmPool
+from executor_server.telemetry import Sources, TimedAdmission
+
+if TYPE_CHECKING:
+    from executor_server.fleet.daemons.node import Node
+
+VERSION = version("remote-executor")
+# Seconds for calls to deliver what is already there, after the sessions have ended.
+STOP_GRACE_S = 2.0
+_PRELOAD_AFTER_S = 2.0
+# mallopt(3)
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+_log = structlog.get_logger(__name__)
+
+
+def serve(config: Config, owner_pid: int | None = None) -> None:
+    """Runs the daemon until a signal stops it. Raises ConfigError, StateDirError, AddressError, SandboxFailure.
+
+    With an owner, a parent process, it ends with that, and removes its state directory.
+    """
+    logs.configure(config.log.level, config.log.format)
+    _keep_freed_memory()
+    open_files.raise_limit()
+    try:
+        uvloop.run(_serve(config, owner_pid))
+    finally:
+        if owner_pid is not None:
+            shutil.rmtree(config.server.state_dir)
+
+
+def check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
+    """Returns what this host can isolate and limit with one of the backends."""
+    logs.configure(config.log.level, config.log.format)
+    return uvloop.run(_check_host(config, backend))
+
+
+async def _check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
+    alone = config.alone(backend)
+    findings = [*await joined(alone, backends_of(alone)).check_host()]
+    findings.append(open_files.open_files_finding(config.sessions.max_sessions))
+    if backend != "e2b":  # there the proxy is the machine's
+        findings.append(await network_finding(config))
+    elif "local" not in config.server.backends:
+        findings.append(await packages_finding(config))
+    return findings
+
+
+def _keep_freed_memory() -> None:
+    """Makes the allocator keep freed memory, up to a bound, instead of returning it after every large message.
+
+    Values pass through in messages of 256 KiB. glibc maps and unmaps each separately, and clearing the pages again
+    costs more than all the copying (505 µs against 20 µs for one message, measured). Other C libraries have no mallopt.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)
+        mallopt(_M_TRIM_THRESHOLD, 64 * 1024 * 1024)
+
+
+async def _serve(config: Config, owner_pid: int | None) -> None:
+    """Starts up, runs until a signal asks for the end, and shuts down: leaving the stack releases everything."""
+    async with AsyncExitStack() as stack:
+        signals = stack.enter_context(handled_signals(owner_pid))
+        daemon = await _start_up(config, stack)
+        signals.on_reload(daemon.reload_soon)
+        announce(await daemon.server.start(), daemon.own_state)
+
+        await signals.first()
+        _log.info("daemon_draining", drain_s=config.sessions.drain_s)
+        await daemon.server.announce_end()
+        await _drain_unless_hurried(signals, daemon.sessions, config.sessions.drain_s)
+        _log.info("daemon_stopping")
+
+
+@dataclass(frozen=True)
+class _Daemon:
+    """The parts that the running daemon still speaks to."""
+
+    own_state: StateDir
+    policies: PolicyStore
+    egress: EgressOwner
+    sessions: SessionManager
+    server: RpcServer
+
+    def reload_soon(self) -> None:
+        self.policies.reload_soon()
+        self.egress.reload_soon()
+
+
+@dataclass(frozen=True)
+class _Control:
+    """The parts that say who may do what, and who watches it."""
+
+    tokens: Tokens
+    policies: PolicyStore
+    listeners: PolicyListeners
+    quotas: Quotas
+    watchers: Watchers
+
+
+async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
+    """Builds and starts the parts from the bottom up.
+
+    Sessions of an earlier daemon end with this one, so all that can be wrong with the configuration is found before
+    they are recovered: reading it, the tokens, the backend's host, the audit log, the addresses.
+    """
+    settings = server_settings(config)
+    own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
+    node = _node(config, own_state)
+    config = config if node is None else node.config
+    token_file = TokenFile(config.server.token_file or own_state.tokens_path)
+    tokens = Tokens(state_dir.read_or_make_token(own_state), token_file)
+    registry = stack.enter_context(closing(Registry(own_state)))
+    archives = StateArchives(own_state.states_path, state_dir.read_or_make_state_key(own_state, config.state.key_file))
+    egress = EgressOwner(config, own_state)
+    stack.push_async_callback(egress.close)
+    await egress.start()
+    environments = EnvironmentOwner(config)
+    backend = await _start_backends(config, stack, egress, environments)
+    control = await _start_control(config, stack, own_state, tokens, backend.name)
+    await environments.start(control.watchers.environment_observers())
+    watchers, policies, quotas = control.watchers, control.policies, control.quotas
+    shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
+    of_node = [] if node is None else [node.ended]
+    observer = Observers([quotas, *watchers.observers(), shares, *of_node])
+    pool = WarmPool(backend, pool_settings(config))
+    stack.push_async_callback(pool.close)
+    ids = node.ids if node is not None else SessionIds()
+    admission = _admission(config, control, node)
+    hooks = SessionHooks(admission, observer, egress.service, environments.service.held_by, ids)
+    sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)
+    quotas.on_window_change(sessions.renew_windows)
+    if watchers.log is not None:
+        watchers.log.on_failing(lambda: sessions.stop_executions(must_stop, STOPPED_TEXT))
+    parts = Parts(
+        sessions=sessions,
+        pool=pool,
+        quotas=quotas,
+        backend=backend,
+        policies=policies,
+        tokens=tokens,
+        archives=archives,
+        service=ExecutorService(lambda: policies.current, sessions, archives, in_fleet=node is not None),
+        admin=_admin(control, egress, environments, sessions),
+        observer=observer,
+        settings=settings,
+        interceptors=watchers.interceptors,
+    )
+    server = _bind(stack, parts, watchers, node)
+    await watchers.serve_metrics(stack, config.metrics.listen, _sources(parts, watchers, environments))
+
+    # Before anything makes a sandbox: recovery destroys every sandbox that no session of an earlier daemon owns.
+    await sessions.recover()
+    _follow_policy(control, config, egress, pool, sessions)
+    await sessions.start()
+    await _start_background(config, stack, backend, policies)
+    preloading = asyncio.create_task(_preload(config, _local(backend), pool, policies))
+    stack.push_async_callback(_end, preloading)
+    if node is not None:
+        await node.start()
+    return _Daemon(own_state, policies, egress, sessions, server)
+
+
+def _admission(config: Config, control: _Control, node: Node | None) -> AdmissionController:
+    watchers = control.watchers
+    admission: AdmissionController = Admission(control.quotas, FairSemaphore(config.sessions.creations), watchers.log)
+    if watchers.metrics is not None:
+        admission = TimedAdmission(admission, watchers.metrics)
+    return admission if node is None else node.admission(admission)
+
+
+async def _start_background(config: Config, stack: AsyncExitStack, backend: Backend, policies: PolicyStore) -> None:
+    """Begins to sweep the host, and to watch the policy's file."""
+    sweeper = HostSweeper(backend, config.sessions.host_sweep_interval_s)
+    stack.push_async_callback(sweeper.close)
+    await sweeper.start()
+    stack.push_async_callback(policies.close)
+    await policies.start()
+
+
+async def _start_backends(
+    config: Config, stack: AsyncExitStack, egress: EgressOwner, environments: EnvironmentOwner
+) -> Backend:
+    """Starts the backends, which act as one. Environments end before them, and give their workshops back."""
+    backends = backends_of(config, egress.bundle, lambda: environments.service)
+    environments.build_in(backends, egress.service, egress.bundle)
+    backend = joined(config, backends)
+    stack.push_async_callback(backend.close)
+    await backend.start()
+    stack.push_async_callback(environments.close)
+    return backend
+
+
+async def _start_control(
+    config: Config, stack: AsyncExitStack, own_state: StateDir, tokens: Tokens, backend: str
+) -> _Control:
+    """Reads the policy, and starts what counts and records its use."""
+    watchers = Watchers.build(config, VERSION, backend)
+    listeners = PolicyListeners([watchers.trail, watchers.metrics])
+    copies = own_state.node_locks_path if config.fleet.role == "node" else None
+    make = partial(policy_of, config)
+    policies = PolicyStore(config.policy.file, make, WATCH_INTERVAL_S, listeners, copies)
+    usage = stack.enter_context(closing(UsageStore(own_state.usage_path)))
+    capacity = capacity_of(config, lambda: policies.current, tokens)
+    quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), usage, capacity=capacity)
+    stack.enter_context(closing(quotas))
+    await watchers.start(stack, tokens, policies.current, VERSION, backend)
+    return _Control(tokens, policies, listeners, quotas, watchers)
+
+
+def _node(config: Config, own_state: StateDir) -> Node | None:
+    """Returns the parts of a node; None for a daemon that belongs to no fleet. Raises ConfigError, StateDirError."""
+    if config.fleet.role != "node":
+        return None
+    # Imported here: no other daemon needs them, nor the library for their certificates.
+    from executor_server.fleet.daemons.node import Node
+
+    return Node(config, own_state)
+
+
+def _bind(stack: AsyncExitStack, parts: Parts, watchers: Watchers, node: Node | None) -> RpcServer:
+    """Opens the listeners, for clients and for a front. Raises AddressError."""
+    server = RpcServer(
+        parts.service,
+        Identities(parts.tokens, lambda: parts.policies.current),
+        parts.settings,
+        admin=parts.admin,
+        observer=parts.observer,
+        quotas=parts.quotas,
+        interceptors=parts.interceptors(),
+        guards=() if node is None else node.guards(parts.sessions),
+        require_known=None if node is None else node.require_lease,
+    )
+    if watchers.trail is not None:
+        stack.callback(watchers.trail.daemon_stopped)
+    # The sessions end before the server does: their executions end as cancelled, and the callers still hear of it.
+    stack.push_async_callback(server.stop, STOP_GRACE_S)
+    if node is not None:
+        node.bind(stack, parts)
+    stack.push_async_callback(parts.sessions.close)
+    server.bind()
+    for problem in server.unserved:
+        _log.warning("address_not_served", problem=problem)
+    return server
+
+
+def _admin(
+    control: _Control, egress: EgressOwner, environments: EnvironmentOwner, sessions: SessionManager
+) -> AdminService:
+    policies, trail = control.policies, control.watchers.trail
+    return AdminService(
+        sessions,
+        control.quotas,
+        lambda: policies.current,
+        partial(_reload, policies, control.tokens, egress),
+        _record_nothing if trail is None else trail.admin_called,
+        environments.service,
+    )
+
+
+def _follow_policy(
+    control: _Control, config: Config, egress: EgressOwner, pool: WarmPool, sessions: SessionManager
+) -> None:
+    """Applies the policy in force, now and whenever it is replaced."""
+
+    def follow(policy: Policy) -> None:
+        # The pool goes first: from here on no session gets a sandbox that only the earlier policy approved.
+        pool.keep_ready(policy.warm_sandboxes(config.pool))
+        egress.follow(policy)
+        sessions.follow(policy)
+        sessions.renew_windows()  # the quotas may be others
+
+    control.listeners.on_change(follow)
+    follow(control.policies.current)
+
+
+async def _reload(policies: PolicyStore, tokens: Tokens, egress: EgressOwner) -> bool:
+    """Reads policy, tokens and secrets again. Returns True when the policy changed. Raises ConfigError."""
+    try:
+        await tokens.reload()
+    except TokenFileError as error:
+        raise ConfigError([str(error)]) from error
+    await egress.reload()
+    return await policies.reload()
+
+
+def _record_nothing(_principal: Principal, _method: str, _target: str) -> None:
+    """There is no audit log."""
+
+
+def _sources(parts: Parts, watchers: Watchers, environments: EnvironmentOwner) -> Sources:
+    return Sources(
+        sessions=parts.sessions.list_all,
+        pool=parts.pool.stats,
+        policy=lambda: parts.policies.current,
+        quotas=parts.quotas,
+        audit=watchers.log.stats if watchers.log is not None else None,
+        backends=parts.backend.states if isinstance(parts.backend, BackendSet) else dict,
+        environments=environments.service.statistics,
+        fork_server=partial(_fork_server_stats, parts.backend),
+    )
+
+
+def _fork_server_stats(backend: Backend) -> ForkServerStats:
+    """Returns the counts of the local backend, if there is one."""
+    local = _local(backend)
+    return ForkServerStats() if local is None else local.fork_server_stats()
+
+
+def _local(backend: Backend) -> LocalBackend | None:
+    members = backend.members() if isinstance(backend, BackendSet) else [backend]
+    return next((member for member in members if isinstance(member, LocalBackend)), None)
+
+
+async def _preload(config: Config, backend: LocalBackend | None, pool: WarmPool, policies: PolicyStore) -> None:
+    """Has the usual libraries imported for the first kind of sandboxes that the pool keeps, and makes those again.
+
+    Not at once: a daemon that lives for seconds, as a program's own may, would spend most of its time on it. Not where
+    the pool keeps no sandboxes.
+    """
+    await asyncio.sleep(_PRELOAD_AFTER_S)
+    kinds = [kind for kind in policies.current.warm_sandboxes(config.pool) if kind.size]
+    if backend is None or not kinds:
+        return
+    try:
+        modules = await backend.preload(kinds[0].spec)
+    except SandboxFailure as failure:
+        _log.warning("libraries_not_preloaded", error=str(failure))
+        return
+    if modules:
+        _log.info("libraries_preloaded", image=kinds[0].spec.image, modules=modules)
+        pool.renew()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def _drain_unless_hurried(signals: Signals, sessions: SessionManager, drain_s: float) -> None:
+    """Drains the sessions; a second signal ends that."""
+    drain = asyncio.create_task(sessions.drain(drain_s))
+    hurry = asyncio.create_task(signals.second())
+    try:
+        await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+        if not drain.done():
+            _log.warning("daemon_hurried")
+    finally:
+        drain.cancel()
+        hurry.cancel()
+        await asyncio.wait((drain, hurry))
+    if not drain.cancelled():
+        drain.result()

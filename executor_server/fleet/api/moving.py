@@ -1,0 +1,239 @@
+"""Moves sessions from a node that is drained to others: variables and files, as their profiles allow to export them.
+
+The state goes from node to node through the front in pieces, and is kept nowhere. The new session is made first, and
+the old one is ended last: after any failure one of them has the state. The reason of the old one names the new one.
+Sessions in which something runs or waits are left alone, and so are those with environment variables, whose values only
+their sandboxes have. A name moves with its session. Savepoints are copies of an interpreter, and stay behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, cast
+
+import structlog
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_server.api.errors import PassedOn
+from executor_server.core import ExecutorError, Principal
+from executor_server.fleet.api.asking import ASK_TIME_S, ask
+from executor_server.fleet.api.creations import FrontCreations
+from executor_server.fleet.api.front_fleet import FrontFleet
+from executor_server.fleet.api.front_link import FrontLink
+from executor_server.fleet.api.front_sessions import of_node
+from executor_server.fleet.api.names import FrontNames
+from executor_server.fleet.api.node_calls import NodeSilent, answer_of, metadata_for, translated
+from executor_server.fleet.membership import Tombstone, lease_clock
+from executor_server.policy import Policy
+
+AT_A_TIME = 4
+"""Sessions that are moved at one time."""
+MOVE_TIME_S = 600.0
+"""Seconds for one session."""
+MAX_PROBLEM_CHARS = 500
+
+_EXPORT, _RESTORE = "/executor_api.v1.ExecutorService/ExportState", "/executor_api.v1.ExecutorService/RestoreState"
+
+_log = structlog.get_logger(__name__)
+
+
+class MoveWatcher(Protocol):
+    """Hears of each session that was to be moved; `new_session_id` is empty where it was not."""
+
+    def session_moved(self, tenant: str, session_id: str, new_session_id: str, problem: str) -> None: ...
+
+
+class Mover:
+    """Moves the sessions of nodes that are drained."""
+
+    def __init__(
+        self,
+        fleet: FrontFleet,
+        creations: FrontCreations,
+        names: FrontNames,
+        policy: Callable[[], Policy],
+        watcher: MoveWatcher,
+    ) -> None:
+        self._fleet = fleet
+        self._creations = creations
+        self._names = names
+        self._policy = policy
+        self._watcher = watcher
+        self._places = asyncio.Semaphore(AT_A_TIME)
+
+    async def move_all(self, link: FrontLink, admin: Principal) -> list[admin_pb.MovedSession]:
+        """Moves the idle sessions of a node. Returns what became of each of its sessions, moved or not."""
+        request = admin_pb.ListAllSessionsRequest(with_requests=True)
+        answer: admin_pb.ListAllSessionsResponse = await ask(link, "ListAllSessions", request, admin, ASK_TIME_S)
+        own = {session.session_id for session in of_node(link.node, (each.session for each in answer.sessions))}
+        owned = [each for each in answer.sessions if each.session.session_id in own]
+        return list(await asyncio.gather(*(self._one(link, each) for each in owned)))
+
+    async def _one(self, link: FrontLink, owned: admin_pb.OwnedSession) -> admin_pb.MovedSession:
+        session_id = owned.session.session_id
+        async with self._places:
+            try:
+                async with asyncio.timeout(MOVE_TIME_S):
+                    new_id, problem = await self._move(link, owned)
+            except TimeoutError:
+                new_id, problem = "", f"it took longer than {MOVE_TIME_S:g} s"
+            except (ExecutorError, PassedOn) as error:
+                new_id, problem = "", error.message[:MAX_PROBLEM_CHARS]
+        _log.info("fleet_session_moved", session_id=session_id, new_session_id=new_id, problem=problem)
+        self._watcher.session_moved(owned.tenant, session_id, new_id, problem)
+        return admin_pb.MovedSession(session_id=session_id, new_session_id=new_id, problem=problem)
+
+    async def _move(self, link: FrontLink, owned: admin_pb.OwnedSession) -> tuple[str, str]:
+        """Returns the new session and what of the state was left out. Raises ExecutorError, RefusedByNode."""
+        old, owner = owned.session, Principal(owned.tenant, owned.principal)
+        if reason := await _why_it_stays(link, old, owner):
+            return "", reason
+        savepoints = await _savepoints(link, old, owner)
+        async with _exported(link, old.session_id, owner) as pieces:
+            first = await anext(pieces, b"")  # where its export is refused, no other session is made
+            new = await self._creations.create(owner, self._request(owned, owner))
+            try:
+                manifest = await self._restored(new, owner, first, pieces)
+            except BaseException:
+                await self._delete(new.session_id, owner)
+                raise
+        unnamed = await self._replace(link, old, new, owner)
+        reason = f"it was moved to the session {new.session_id}"
+        self._fleet.members.replaced(old.session_id, owner.tenant, reason, lease_clock())
+        return new.session_id, _joined(_left_out(manifest), savepoints, unnamed)
+
+    async def _replace(self, link: FrontLink, old: pb.Session, new: pb.Session, owner: Principal) -> str:
+        """Ends the old session, and gives its name to the new one. Returns why that has no name; empty when it has."""
+        request = service_pb.DeleteSessionRequest(session_id=old.session_id)
+        is_ended = False
+        try:
+            async with self._names.giving(owner, old.name, old.session_id):
+                await ask(link, "DeleteSession", request, owner, None)
+                is_ended = True
+                return await self._rename(new, old.name, owner) if old.name else ""
+        except BaseException:
+            if not is_ended:
+                await self._delete(new.session_id, owner)  # the old one goes on
+            raise
+
+    async def _rename(self, session: pb.Session, name: str, owner: Principal) -> str:
+        """Returns why it was not renamed."""
+        link = self._fleet.link_of(session.node)
+        request = service_pb.RenameSessionRequest(session_id=session.session_id, name=name)
+        try:
+            if link is None:
+                raise NodeSilent(session.node)
+            await ask(link, "RenameSession", request, owner, ASK_TIME_S)
+        except (ExecutorError, PassedOn) as error:
+            return f"it has lost its name {name}: {error.message}"
+        return ""
+
+    def _request(self, owned: admin_pb.OwnedSession, owner: Principal) -> service_pb.CreateSessionRequest:
+        """Returns the request for a session like the old one: what the policy adds by itself is not asked for."""
+        old, summary = owned.session, self._policy().describe(owner)
+        return service_pb.CreateSessionRequest(
+            # The same again for the same session: a second attempt finds what the first one has made.
+            request_id=f"move-{old.session_id.rpartition('-')[2]}",
+            image=old.image,
+            backend=old.backend,
+            authorized_imports=_beside(old.authorized_imports, summary.default_imports),
+            network=_beside(old.network, summary.network.default),
+            packages=_beside(old.packages, ()),
+            limits=old.limits,
+            labels=old.labels,
+            prelude=owned.prelude,
+            lease_id=owned.lease_id,
+        )
+
+    async def _restored(
+        self, new: pb.Session, owner: Principal, first: bytes, pieces: AsyncIterator[bytes]
+    ) -> service_pb.StateManifest:
+        link = self._fleet.link_of(new.node)
+        if link is None:
+            raise NodeSilent(new.node)
+        call: Any = link.channel.stream_unary(
+            _RESTORE,
+            request_serializer=lambda message: cast("bytes", message.SerializeToString()),
+            response_deserializer=service_pb.RestoreStateResponse.FromString,
+        )(metadata=cast("Any", metadata_for(owner)))
+        try:
+            with translated(link.node):
+                await call.write(service_pb.RestoreStateRequest(session_id=new.session_id))
+                await call.write(service_pb.RestoreStateRequest(data=first))
+                async for piece in pieces:
+                    await call.write(service_pb.RestoreStateRequest(data=piece))
+                await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # the node has ended the call; its status says why
+        answer: service_pb.RestoreStateResponse = await answer_of(call, link.node)
+        return answer.manifest
+
+    async def _delete(self, session_id: str, owner: Principal) -> None:
+        """Ends the new session of a move that has failed; what is left of it ends by itself."""
+        try:
+            link = self._fleet.find(owner, session_id)
+            if isinstance(link, Tombstone):
+                return
+            await ask(link, "DeleteSession", service_pb.DeleteSessionRequest(session_id=session_id), owner, ASK_TIME_S)
+        except (ExecutorError, PassedOn) as error:
+            _log.warning("fleet_session_left", session_id=session_id, problem=str(error))
+
+
+@asynccontextmanager
+async def _exported(link: FrontLink, session_id: str, owner: Principal) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Gives the pieces of a session's state."""
+    call: Any = link.channel.unary_stream(
+        _EXPORT,
+        request_serializer=lambda message: cast("bytes", message.SerializeToString()),
+        response_deserializer=service_pb.ExportStateResponse.FromString,
+    )(service_pb.ExportStateRequest(session_id=session_id), metadata=cast("Any", metadata_for(owner)))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        with translated(link.node):
+            async for message in call:
+                if message.WhichOneof("part") == "data":
+                    yield message.data
+
+    try:
+        yield pieces()
+    finally:
+        call.cancel()
+
+
+async def _why_it_stays(link: FrontLink, old: pb.Session, owner: Principal) -> str:
+    """Returns why a session can't be moved now; empty when it can. Raises ExecutorError, RefusedByNode."""
+    if old.state == pb.SESSION_STATE_LOST:
+        return "it is lost"
+    if old.state not in (pb.SESSION_STATE_IDLE, pb.SESSION_STATE_PAUSED):
+        return "an execution runs or waits in it"
+    if old.env_names:
+        return f"only its sandbox has the values of its environment variables ({', '.join(old.env_names)})"
+    request = service_pb.ListProcessesRequest(session_id=old.session_id)
+    answer: service_pb.ListProcessesResponse = await ask(link, "ListProcesses", request, owner, ASK_TIME_S)
+    running = [each.process_id for each in answer.processes if not each.HasField("result")]
+    return f"processes run in it: {', '.join(running)}"[:MAX_PROBLEM_CHARS] if running else ""
+
+
+async def _savepoints(link: FrontLink, old: pb.Session, owner: Principal) -> str:
+    """Returns what of them is left behind, for people. Raises ExecutorError, RefusedByNode."""
+    request = service_pb.ListSavepointsRequest(session_id=old.session_id)
+    answer: service_pb.ListSavepointsResponse = await ask(link, "ListSavepoints", request, owner, ASK_TIME_S)
+    return f"not moved: its savepoints ({len(answer.savepoints)})" if answer.savepoints else ""
+
+
+def _joined(*problems: str) -> str:
+    return "; ".join(filter(None, problems))[:MAX_PROBLEM_CHARS]
+
+
+def _beside(has: Sequence[str], default: Collection[str]) -> list[str]:
+    return [each for each in has if each not in default]
+
+
+def _left_out(manifest: service_pb.StateManifest) -> str:
+    omitted = [*manifest.omitted_variables, *manifest.omitted_files]
+    listed = "; ".join(f"{each.name}: {each.reason}" for each in omitted)
+    return f"not restored: {listed}"[:MAX_PROBLEM_CHARS] if omitted else ""

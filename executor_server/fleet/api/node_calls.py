@@ -1,0 +1,129 @@
+"""Calls from a front to one node: the caller that they are made for, and what a refusal of the node says.
+
+A node answers a refused call with a status of ours, which has an ErrorInfo; it goes on to the client as it is. Any
+other status was made by gRPC itself: the node could not be reached, or the connection broke, and then it is not known
+whether the call had an effect. Its text may name addresses, so the client gets one of ours instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from executor_server.api.errors import DETAILS_KEY, DOMAIN, PassedOn
+from executor_server.api.handlers import Context
+from executor_server.core import ExecutorError, PreconditionFailed, Principal, Reason, ResourceExhausted, Unavailable
+from executor_server.fleet.api.front_callers import MAX_NAME_CHARS, PRINCIPAL_KEY
+
+T = TypeVar("T")
+
+RETRY_S = 1.0
+"""Seconds after which a client may ask again for what a node did not answer."""
+
+# Metadata of a client's call that go on to the node: its trace.
+_PASSED_ON = frozenset({"traceparent", "tracestate"})
+# A client refuses trailers above 8 KiB and sees that instead of the refusal.
+_MAX_DETAILS_BYTES = 6000
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+class RefusedByNode(PassedOn):
+    """The node has refused the call, with a reason of ours."""
+
+    def __init__(self, node: str, code: grpc.StatusCode, message: str, details: bytes) -> None:
+        super().__init__(code, message, details)
+        self.node = node
+        self.reason = ""
+        self.retry_after_s: float | None = None
+
+
+class NodeSilent(Unavailable):
+    """The node has not answered the call, which may have had an effect. The client gets this when it must ask again."""
+
+    def __init__(self, node: str, problem: str = "") -> None:
+        super().__init__(Reason.NODE_FENCED, f"the node {node} did not answer; it may come back", retry_after_s=RETRY_S)
+        self.node = node
+        self.problem = problem  # for operators
+
+
+def metadata_for(principal: Principal, context: Context | None = None) -> Metadata:
+    """Returns the metadata of a call that is made for this caller, with the trace of its call."""
+    name = "".join(char for char in principal.name if char.isprintable())[:MAX_NAME_CHARS]
+    known = {"tenant": principal.tenant, "name": name, "is_admin": principal.is_admin}
+    metadata: list[tuple[str, str | bytes]] = [(PRINCIPAL_KEY, json.dumps(known).encode())]
+    if context is not None:
+        metadata += [(key, value) for key, value in context.invocation_metadata() or () if key in _PASSED_ON]
+    return metadata
+
+
+def time_left_s(context: Context) -> float | None:
+    """Returns the seconds until the deadline of the client's call; None when it has none."""
+    left: float | None = cast("Any", context).time_remaining()
+    return left
+
+
+async def answer_of(call: Awaitable[T], node: str) -> T:
+    """Returns the answer of a node. Raises RefusedByNode, NodeSilent. Ends the call when the caller is cancelled."""
+    try:
+        with translated(node):
+            return await call
+    finally:
+        cast("Any", call).cancel()
+
+
+@contextmanager
+def translated(node: str) -> Iterator[None]:
+    """Translates the ends of calls to a node."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise refusal_of(node, error) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # The link was closed, which cancels the calls on its connection.
+        raise NodeSilent(node, "its link was closed") from None
+
+
+def refusal_of(node: str, error: grpc.aio.AioRpcError) -> RefusedByNode | ExecutorError:
+    """Reads the status of a call to a node. NodeSilent for one that says nothing of what the node has done."""
+    code, message = error.code(), error.details() or ""
+    details = next((value for key, value in cast("Any", error).trailing_metadata() or () if key == DETAILS_KEY), b"")
+    if isinstance(details, bytes) and 0 < len(details) <= _MAX_DETAILS_BYTES:
+        refused = RefusedByNode(node, code, message, details)
+        if _read_details(refused):
+            return refused
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return ResourceExhausted(Reason.TOO_LARGE, f"the answer of the node {node} is too large to pass on")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        # Its gRPC has answered, so the call had no effect, and none of the same program will have one.
+        message = f"the node {node} does not know this call: its program is older than the front's"
+        return PreconditionFailed(Reason.NODE_REFUSED, message)
+    return NodeSilent(node, f"{code.name}: {message}")
+
+
+def _read_details(refused: RefusedByNode) -> bool:
+    """Reads reason and delay; False when the details are not those of a status of ours."""
+    status, info, retry = status_pb2.Status(), error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    try:
+        status.ParseFromString(refused.details)
+        for detail in status.details:
+            detail.Unpack(info)
+            detail.Unpack(retry)
+    except DecodeError:
+        return False
+    if info.domain != DOMAIN or not info.reason or status.code != refused.code.value[0]:
+        return False
+    refused.reason = info.reason
+    if retry.HasField("retry_delay"):
+        refused.retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
+    return True

@@ -1,0 +1,198 @@
+"""Passes calls for sessions on to their nodes, as the bytes that they are.
+
+A request is read only to find the session that it names, with the parser that the node uses too, so that both see the
+same one; then its bytes go on unchanged, and so do the answer's. Streams go on message by message: each waits until the
+other side has taken it, so that nothing piles up here. The call that ends first ends the other one: a client that
+leaves cancels the node's call, its deadline is the node's, and the node's status is the client's.
+
+Handlers are coroutines that write to their context, for the reasons that service.py gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.message import DecodeError, Message
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_server.api import checks
+from executor_server.api.auth import current_principal
+from executor_server.api.handlers import Context, Handler
+from executor_server.api.upload import PIECE_TIMEOUT_S
+from executor_server.core import InvalidRequest, Principal, Reason
+from executor_server.fleet.api.node_calls import Metadata, answer_of, metadata_for, time_left_s, translated
+
+_SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"]
+_ADMIN = admin_pb.DESCRIPTOR.services_by_name["AdminService"]
+# The requests that name a session, among those of administrators.
+_OF_ADMINS = frozenset({"KillSession", "GetSessionNetwork"})
+
+T = TypeVar("T")
+
+_Descriptor: TypeAlias = Any  # protobuf's descriptors have no types
+_Read: TypeAlias = Callable[[Message], str]
+
+
+class Route(Protocol):
+    """The way to one node."""
+
+    node: str
+
+    @property
+    def channel(self) -> Any:
+        """The channel to it; the stubs of grpc know no calls of plain bytes."""
+
+
+class Router(Protocol):
+    """Knows where sessions are."""
+
+    def route(self, principal: Principal, session_id: str, method: str) -> Route:
+        """Returns the way to the session's node, for a call of this method. Raises ExecutorError."""
+
+
+def proxy_handlers(router: Router, *, by_hand: frozenset[str]) -> dict[str, dict[str, Handler]]:
+    """Returns the handlers of all methods whose request names a session, without those that are written `by_hand`.
+
+    They are for RpcServer, by the names of service and method.
+    """
+    return {
+        service.full_name: {
+            method.name: _handler(method, router)
+            for method in service.methods
+            if method.name not in by_hand and _names_session(method)
+        }
+        for service in (_SERVICE, _ADMIN)
+    }
+
+
+def _names_session(method: _Descriptor) -> bool:
+    if method.containing_service is _ADMIN:
+        return method.name in _OF_ADMINS
+    return method.client_streaming or "session_id" in method.input_type.fields_by_name
+
+
+def _handler(method: _Descriptor, router: Router) -> Handler:
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    first_parts, request_class = _first_parts(method), message_factory.GetMessageClass(method.input_type)
+    session_in = _reader(first_parts)
+
+    def route(request: bytes, context: Context) -> tuple[Route, Metadata]:
+        session_id = checks.identifier(session_in(_parsed(request_class, request)), "session_id")
+        principal = current_principal.get()
+        return router.route(principal, session_id, path), metadata_for(principal, context)
+
+    async def unary(request: bytes, context: Context) -> bytes:
+        way, metadata = route(request, context)
+        call = way.channel.unary_unary(path)(request, metadata=metadata, timeout=time_left_s(context))
+        return cast("bytes", await answer_of(call, way.node))
+
+    async def answers(request: bytes, context: Context) -> None:
+        way, metadata = route(request, context)
+        call = way.channel.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
+        await _receive(call, way.node, context)
+
+    async def requests(pieces: AsyncIterator[bytes], context: Context) -> bytes:
+        first = await _first(pieces, first_parts)
+        way, metadata = route(first, context)
+        call = way.channel.stream_unary(path)(metadata=metadata, timeout=time_left_s(context))
+        answer: bytes = await _both(_send(call, first, pieces), answer_of(call, way.node))
+        return answer
+
+    async def both(pieces: AsyncIterator[bytes], context: Context) -> None:
+        first = await _first(pieces, first_parts)
+        way, metadata = route(first, context)
+        call = way.channel.stream_stream(path)(metadata=metadata, timeout=time_left_s(context))
+        await _both(_send(call, first, pieces), _receive(call, way.node, context))
+
+    if method.client_streaming and method.server_streaming:
+        return grpc.stream_stream_rpc_method_handler(cast("Any", both))
+    if method.client_streaming:
+        return grpc.stream_unary_rpc_method_handler(cast("Any", requests))
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(cast("Any", answers))
+    return grpc.unary_unary_rpc_method_handler(cast("Any", unary))
+
+
+async def _first(pieces: AsyncIterator[bytes], parts: Sequence[str]) -> bytes:
+    try:
+        async with asyncio.timeout(PIECE_TIMEOUT_S):
+            first = await anext(pieces, None)
+    except TimeoutError as error:
+        raise InvalidRequest(Reason.INVALID_FIELD, f"nothing came for {PIECE_TIMEOUT_S:g} s") from error
+    if first is None:
+        raise checks.invalid(" or ".join(parts), "must be the first message")
+    return first
+
+
+async def _both(send: Coroutine[Any, Any, None], receive: Coroutine[Any, Any, T]) -> T:
+    """Returns what `receive` returns, which is the end of the call, while `send` passes the client's messages on.
+
+    A client that has sent all goes on to receive; one whose stream breaks ends the call.
+    """
+    sending, receiving = asyncio.create_task(send), asyncio.create_task(receive)
+    try:
+        await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()  # the client's stream broke
+        return await receiving
+    finally:
+        for task in (sending, receiving):
+            task.cancel()
+        await asyncio.gather(sending, receiving, return_exceptions=True)
+
+
+async def _receive(call: Any, node: str, context: Context) -> None:
+    """Passes a node's messages on. Raises RefusedByNode, NodeSilent. Ends the call when the caller is cancelled."""
+    try:
+        with translated(node):
+            async for message in call:
+                await context.write(message)
+    finally:
+        call.cancel()
+
+
+async def _send(call: Any, first: bytes, pieces: AsyncIterator[bytes]) -> None:
+    """Passes a client's messages on. A node that has ended the call takes no more: its answer says why."""
+    try:
+        await call.write(first)
+        async for piece in pieces:
+            await call.write(piece)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Messages
+
+
+def _parsed(request_class: type[Message], request: bytes) -> Message:
+    try:
+        return request_class.FromString(request)
+    except DecodeError:
+        raise InvalidRequest(Reason.INVALID_FIELD, "the message is malformed (text must be UTF-8)") from None
+
+
+def _first_parts(method: _Descriptor) -> Sequence[str]:
+    """Returns the parts of a stream's first message that name the session; none where the request itself does."""
+    if "session_id" in method.input_type.fields_by_name:
+        return ()
+    parts = [field for field in method.input_type.fields if field.message_type is not None]
+    return [field.name for field in parts if "session_id" in field.message_type.fields_by_name]
+
+
+def _reader(parts: Sequence[str]) -> _Read:
+    """Returns the function that finds the session in a request, in the first one where there are several."""
+    if not parts:
+        return lambda request: cast("Any", request).session_id
+
+    def read(request: Message) -> str:
+        """Returns an empty id when the message has another part."""
+        return next((getattr(request, part).session_id for part in parts if request.HasField(part)), "")
+
+    return read

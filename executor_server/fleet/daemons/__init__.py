@@ -1,0 +1,1 @@
+"""Builds and runs a front, and what makes a daemon a node."""

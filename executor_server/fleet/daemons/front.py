@@ -1,0 +1,285 @@
+"""Builds the front of a fleet from its configuration, runs it, and shuts it down in order.
+
+A front makes no sandboxes: it has no backend and no sessions of its own, so it starts fast and stops at once. Sessions
+on its nodes go on without it for as long as their leases do, and the next front finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+
+import structlog
+import uvloop
+
+from executor_server.api import RpcServer
+from executor_server.api.assembly.settings import capacity_of, server_settings
+from executor_server.api.assembly.watchers import PolicyListeners, Watchers
+from executor_server.backends import open_files
+from executor_server.core import Principal, logs
+from executor_server.core.config import Config, ConfigError, StateDir, StateDirError, state_dir
+from executor_server.core.fairness import FairSemaphore
+from executor_server.core.lifecycle import Observers
+from executor_server.core.lifecycle.announcement import announce
+from executor_server.core.lifecycle.signals import Signals, handled_signals
+from executor_server.fleet.api.choice import NodeChoice
+from executor_server.fleet.api.creations import FrontCreations
+from executor_server.fleet.api.dialing import Dialers
+from executor_server.fleet.api.front_admin import FrontAdmin
+from executor_server.fleet.api.front_fleet import FrontFleet
+from executor_server.fleet.api.front_service import BY_HAND, FrontService
+from executor_server.fleet.api.moving import Mover
+from executor_server.fleet.api.names import FrontNames
+from executor_server.fleet.api.proxy import proxy_handlers
+from executor_server.fleet.daemons.fleet_control import FleetControl, check_locks
+from executor_server.fleet.daemons.fleet_news import FleetNews
+from executor_server.fleet.membership import (
+    CertificateError,
+    Creations,
+    Discovery,
+    FleetStore,
+    Members,
+    Placement,
+    Shares,
+    Timing,
+    lease_clock,
+)
+from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyFile, PolicyStore, QuotasTable, policy_for
+from executor_server.policy.identity import FrontTokens, Identities, TokenFile, TokenFileError, Tokens, make_token
+from executor_server.policy.quotas import Admission, Capacity, Quotas
+
+VERSION = version("remote-executor")
+BACKEND = "fleet"
+"""The word for a front's backend, in the metrics and the audit log."""
+# Seconds for calls to end.
+STOP_GRACE_S = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+def serve_front(config: Config, read_again: Callable[[], Config]) -> None:
+    """Runs the front until a signal stops it, or another one has taken all its nodes.
+
+    Raises ConfigError, StateDirError, AddressError, AuditDirError.
+
+    `read_again` returns the configuration as its files have it now, or raises ConfigError.
+    """
+    logs.configure(config.log.level, config.log.format)
+    open_files.raise_limit()
+    uvloop.run(_serve(config, read_again))
+
+
+async def _serve(config: Config, read_again: Callable[[], Config]) -> None:
+    async with AsyncExitStack() as stack:
+        signals = stack.enter_context(handled_signals())
+        front = await start_up(config, stack, read_again)
+        signals.on_reload(front.reload_soon)
+        announce(await front.server.start(), front.own_state)
+        await _until_its_end(signals, front.is_superseded)
+        _log.info("front_stopping")
+        await front.server.announce_end()
+
+
+async def _until_its_end(signals: Signals, is_superseded: asyncio.Event) -> None:
+    """Returns when a signal asks for the end, or no node obeys this front any more: its clients must find the other."""
+    superseded = asyncio.create_task(is_superseded.wait())
+    stopped = asyncio.create_task(signals.first())
+    await asyncio.wait((superseded, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if not stopped.done():
+        _log.error("front_superseded", remedy="another front has this state directory or a copy of it; run one of them")
+    for task in (superseded, stopped):
+        task.cancel()
+    await asyncio.gather(superseded, stopped, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class _Control:
+    """The parts that say who may do what, and who watches it."""
+
+    tokens: Tokens
+    policies: PolicyStore
+    listeners: PolicyListeners
+    quotas: Quotas
+    watchers: Watchers
+    fleet: FleetControl
+
+
+@dataclass(frozen=True)
+class _Knowledge:
+    """The parts that know the nodes."""
+
+    members: Members
+    creations: Creations
+    placement: Placement
+    shares: Shares
+
+
+@dataclass(frozen=True)
+class _Front:
+    own_state: StateDir
+    control: _Control
+    server: RpcServer
+    refuse_again: Callable[[], None]
+    is_superseded: asyncio.Event
+
+    def reload_soon(self) -> None:
+        self.control.policies.reload_soon()
+        try:
+            self.refuse_again()
+        except ConfigError as error:
+            _log.error("refused_nodes_kept", problems=error.problems)
+
+
+async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[], Config] | None = None) -> _Front:
+    """Builds and starts the parts from the bottom up. `read_again` is as for serve_front."""
+    settings = server_settings(config)
+    own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
+    dialer = _dialer(config)
+    control = await _start_control(config, stack, own_state)
+    watchers, policies = control.watchers, control.policies
+    knowledge = _knowledge(config, stack, own_state, policies)
+    news = FleetNews(watchers.fleet, watchers.metrics)
+    fleet = _fleet(config, dialer, control, knowledge, news)
+    refuse_again = partial(_refuse_again, fleet, read_again or (lambda: config))
+    refuse_again()
+    choice = NodeChoice(knowledge.members, knowledge.placement, config.fleet.park_s)
+    news.parked = lambda: choice.parked
+    admission = Admission(control.quotas, FairSemaphore(1), watchers.log)
+    creations = FrontCreations(
+        lambda: policies.current, fleet, knowledge.creations, knowledge.shares, choice, admission, news
+    )
+    names = FrontNames(fleet)
+    watching = [each for each in (watchers.trail, watchers.metrics) if each is not None]
+    admin = FrontAdmin(
+        fleet,
+        knowledge.creations,
+        knowledge.shares,
+        control.quotas,
+        Mover(fleet, creations, names, lambda: policies.current, news),
+        lambda: choice.parked,
+        lambda: policies.current,
+        partial(_reload, control, refuse_again),
+        _record_nothing if watchers.trail is None else watchers.trail.admin_called,
+    )
+    server = RpcServer(
+        FrontService(lambda: policies.current, fleet, creations, names),
+        Identities(control.tokens, lambda: policies.current),
+        settings,
+        admin=admin,
+        observer=Observers(watching),
+        quotas=control.quotas,
+        interceptors=watchers.interceptors(),
+        handlers=proxy_handlers(fleet, by_hand=BY_HAND),
+    )
+    if watchers.trail is not None:
+        stack.callback(watchers.trail.daemon_stopped)
+    stack.push_async_callback(fleet.close)
+    stack.push_async_callback(creations.close)
+    stack.push_async_callback(server.stop, STOP_GRACE_S)
+    server.bind()
+    for problem in server.unserved:
+        _log.warning("address_not_served", problem=problem)
+    await watchers.serve_metrics(stack, config.metrics.listen, None)
+    control.fleet.on_change(knowledge.placement.set_fingerprint)
+    await _look_for_nodes(config, stack, fleet)
+    stack.push_async_callback(policies.close)
+    await policies.start()
+    return _Front(own_state, control, server, refuse_again, fleet.is_superseded)
+
+
+def _dialer(config: Config) -> Dialers:
+    assert config.fleet.certificates is not None, "FleetSection requires it of a front"
+    try:
+        return Dialers(config.fleet.certificates)
+    except CertificateError as error:
+        raise ConfigError([f"fleet.certificates: {error}"]) from error
+
+
+async def _start_control(config: Config, stack: AsyncExitStack, own_state: StateDir) -> _Control:
+    """Reads tokens and policy, and starts what counts and records their use."""
+    own_token = state_dir.read_or_make_token(own_state, make_token)
+    file = TokenFile(config.server.token_file or own_state.tokens_path)
+    records = FrontTokens(file, own_token, own_state.token_path)
+    tokens = Tokens(own_token, records)
+    state_key = state_dir.read_or_make_state_key(own_state, config.state.key_file)
+    watchers = Watchers.build(config, VERSION, BACKEND)
+    listeners = PolicyListeners([watchers.trail, watchers.metrics])
+
+    def make(file: PolicyFile) -> Policy:
+        return check_locks(policy_for(file, config))
+
+    policies = PolicyStore(config.policy.file, make, WATCH_INTERVAL_S, listeners)
+    capacity = _calls_of(capacity_of(config, lambda: policies.current, tokens))
+    quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), capacity=capacity)
+    stack.enter_context(closing(quotas))
+    await watchers.start(stack, tokens, policies.current, VERSION, BACKEND)
+    control = FleetControl(policies, tokens, records, state_key)
+    listeners.on_change(control.follow)
+    return _Control(tokens, policies, listeners, quotas, watchers, control)
+
+
+def _calls_of(capacity: Capacity) -> Capacity:
+    """Returns the capacity of a server that has calls only."""
+    return Capacity(capacity.calls, 2**31, capacity.is_shared)
+
+
+def _knowledge(config: Config, stack: AsyncExitStack, own_state: StateDir, policies: PolicyStore) -> _Knowledge:
+    """Raises StateDirError."""
+    store = stack.enter_context(closing(FleetStore(own_state.fleet_path)))
+    section = config.fleet
+    timing = Timing(section.report_interval_s, section.lease_s, section.fence_s)
+    try:
+        members = Members(store, timing, lease_clock(), time.time())
+    except sqlite3.Error as error:
+        raise StateDirError(f"The front's file {own_state.fleet_path} can't be written: {error}.") from error
+    except ValueError as error:
+        raise ConfigError([f"fleet: {error}"]) from error
+
+    def quotas_of(tenant: str) -> QuotasTable:
+        return policies.current.quotas_of(tenant)
+
+    return _Knowledge(members, Creations(members, quotas_of), Placement(members), Shares(quotas_of))
+
+
+def _fleet(config: Config, dialer: Dialers, control: _Control, knowledge: _Knowledge, news: FleetNews) -> FrontFleet:
+    return FrontFleet(
+        knowledge.members,
+        knowledge.shares,
+        dialer.current,
+        lambda: control.fleet.current,
+        news,
+        version=VERSION,
+        wrong_retry_s=config.fleet.wrong_retry_s,
+    )
+
+
+async def _look_for_nodes(config: Config, stack: AsyncExitStack, fleet: FrontFleet) -> None:
+    discovery = Discovery(config.fleet, fleet.follow)
+    stack.push_async_callback(discovery.close)
+    await fleet.start()
+    await discovery.start()
+
+
+def _refuse_again(fleet: FrontFleet, read_again: Callable[[], Config]) -> None:
+    """Reads again which nodes are refused. Raises ConfigError; the nodes that were refused stay so then."""
+    fleet.refuse(frozenset(read_again().fleet.refused_nodes))
+
+
+async def _reload(control: _Control, refuse_again: Callable[[], None]) -> bool:
+    """Reads policy, tokens and refused nodes again. Returns True when the policy changed. Raises ConfigError."""
+    refuse_again()
+    try:
+        await control.tokens.reload()
+    except TokenFileError as error:
+        raise ConfigError([str(error)]) from error
+    return await control.policies.reload()
+
+
+def _record_nothing(_principal: Principal, _method: str, _target: str) -> None:
+    """There is no audit log."""

@@ -1,0 +1,254 @@
+"""A daemon as a node of a fleet: its lease, its link to the front, and what the front decides for it.
+
+Without `fleet.role = "node"` nothing of this is made, and a daemon works as if there were no fleets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+
+import structlog
+
+from executor_server.api import Around, refusals_to
+from executor_server.api.assembly.parts import Parts
+from executor_server.api.assembly.settings import policy_of
+from executor_server.core import InvalidRequest, addresses
+from executor_server.core.config import Config, ConfigError, StateDir
+from executor_server.core.lifecycle import AdmissionController
+from executor_server.fleet.api import wire
+from executor_server.fleet.api.lease_guard import LeaseGuard, fenced, placed_by_front
+from executor_server.fleet.api.node_link import FleetService
+from executor_server.fleet.api.node_server import FrontServices, NodeServer
+from executor_server.fleet.daemons.node_admission import LeasedAdmission
+from executor_server.fleet.daemons.node_control import NodeControl
+from executor_server.fleet.daemons.node_files import NodeFiles
+from executor_server.fleet.daemons.node_lease import Fencing
+from executor_server.fleet.daemons.node_reports import EndedSessions, NodeReports
+from executor_server.fleet.membership import (
+    MAX_NODE_SESSIONS,
+    CertificateError,
+    Control,
+    FrontHello,
+    NodeHello,
+    NodeLease,
+    NodeReport,
+    Renewal,
+    Timing,
+    epoch_of,
+    lease_clock,
+    new_session_id,
+    node_of,
+    read_credentials,
+)
+from executor_server.policy import load_policy
+from executor_server.policy.quotas import NodeShare
+from executor_server.sessions import SessionIds, SessionManager
+
+VERSION = version("remote-executor")
+WARN_BEFORE_EXPIRY = timedelta(days=30)
+PINGS_PER_ORPHAN_TIME = 4
+MAX_SESSIONS = MAX_NODE_SESSIONS // 2
+"""Sessions of a node: one report has room for all that there are, and for as many that have ended since."""
+# A sandbox that was frozen gets its whole time again, once.
+ORPHAN_TIMES_UNTIL_GONE = 2
+# Seconds for calls of the front to end, after the sessions have.
+STOP_GRACE_S = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class NodeIds(SessionIds):
+    """Ids that name the node and the epoch: every one of an earlier epoch is known to be lost."""
+
+    def __init__(self, node: str, epoch: Callable[[], int]) -> None:
+        self.node = node
+        self._epoch = epoch
+
+    def new(self) -> str:
+        return new_session_id(self.node, self._epoch())
+
+    def why_lost(self, session_id: str) -> str:
+        is_lost = node_of(session_id) == self.node and epoch_of(session_id) < self._epoch()
+        return "the node lost its lease" if is_lost else ""
+
+    def is_foreign(self, session_id: str) -> bool:
+        return node_of(session_id) != self.node or epoch_of(session_id) != self._epoch()
+
+
+class Node:
+    """The parts that only a node has. `LinkedNode` is implemented by `_Linked`, once the daemon's parts are there."""
+
+    def __init__(self, config: Config, state_dir: StateDir) -> None:
+        """Raises ConfigError, StateDirError, AddressError."""
+        _check(config)
+        fleet = config.fleet
+        assert fleet.certificates is not None and fleet.listen is not None, "the configuration requires both of a node"
+        try:
+            credentials = read_credentials(fleet.certificates, "node")
+        except CertificateError as error:
+            raise ConfigError([f"fleet.certificates: {error}"]) from error
+        left = credentials.expire_time - datetime.now(UTC)
+        if left < WARN_BEFORE_EXPIRY:
+            _log.warning("fleet_certificate_expires", expire_time=credentials.expire_time.isoformat(), days=left.days)
+        self._files = NodeFiles(state_dir)
+        self.config = self._adapted(config)
+        """The configuration, with what the fleet decides."""
+        self._check_policy()
+        timing = Timing(fleet.report_interval_s, fleet.lease_s, fleet.fence_s)
+        record = self._files.read_record()
+        self._lease = NodeLease(record, self._files.write_record, timing, lease_clock(), time.monotonic)
+        # One for each server: a guard keeps the handlers of the server that it is part of.
+        self._client_guard, self._front_guard = LeaseGuard(self._serves), LeaseGuard(self._serves)
+        self.ids = NodeIds(credentials.member.node, lambda: self._lease.epoch)
+        self.ended = EndedSessions(self.ids.node)
+        self._begins: Sequence[Callable[[], Awaitable[None]]] = ()
+        _log.info("fleet_node", node=self.ids.node, epoch=record.epoch)
+
+    def _adapted(self, config: Config) -> Config:
+        """Returns the configuration with the front's policy, tokens and state key.
+
+        A sandbox whose daemon is dead ends as fast as one of a node without a lease.
+        """
+        sessions = config.sessions
+        orphan_time_s = min(sessions.orphan_time_s, config.fleet.fence_s)
+        times = {
+            "orphan_time_s": orphan_time_s,
+            "ping_interval_s": min(sessions.ping_interval_s, orphan_time_s / PINGS_PER_ORPHAN_TIME),
+        }
+        state_key = self._files.state_key if self._files.state_key.exists() else config.state.key_file
+        return config.model_copy(
+            update={
+                "sessions": sessions.model_copy(update=times),
+                "policy": config.policy.model_copy(update={"file": self._files.policy}),
+                "server": config.server.model_copy(update={"token_file": self._files.tokens}),
+                "state": config.state.model_copy(update={"key_file": state_key}),
+            }
+        )
+
+    def _check_policy(self) -> None:
+        """Puts the built-in policy in place of one that this daemon can't serve any more; the front sends it again."""
+        try:
+            policy_of(self.config, load_policy(self._files.policy, self._files.locks))
+        except ConfigError as error:
+            _log.error("fleet_policy_dropped", problems=error.problems)
+            self._files.drop_policy()
+
+    def _serves(self) -> bool:
+        return self._lease.serves(lease_clock())
+
+    def _cut(self) -> None:
+        """Ends the calls that are running."""
+        self._client_guard.cut()
+        self._front_guard.cut()
+
+    def require_lease(self) -> None:
+        """Raises Unavailable while the node serves nobody: one that has just begun may not know its clients yet."""
+        if not self._serves():
+            raise fenced()
+
+    def admission(self, admission: AdmissionController) -> AdmissionController:
+        return LeasedAdmission(admission, self.require_lease)
+
+    def guards(self, sessions: SessionManager) -> Sequence[Around]:
+        """Returns the guards of the listener for clients."""
+        return self._client_guard, placed_by_front(sessions.created)
+
+    def bind(self, stack: AsyncExitStack, parts: Parts) -> None:
+        """Opens the listener for the front, until the stack is left; calls wait for `start`. Raises AddressError."""
+        config = self.config
+        assert config.fleet.listen is not None and config.fleet.certificates is not None
+        destroy_s = ORPHAN_TIMES_UNTIL_GONE * config.sessions.orphan_time_s
+        fencing = Fencing(self._lease, lease_clock, parts.sessions, self._cut, destroy_s)
+        control = NodeControl(self._files, parts.policies, parts.tokens, parts.archives)
+        reports = NodeReports(config, parts, control, self.ended)
+        link = FleetService(_Linked(self.ids, config, fencing, reports, control, parts))
+        server = NodeServer(
+            addresses.parse(config.fleet.listen),
+            config.fleet.certificates,
+            FrontServices(link, parts.service, parts.admin),
+            parts.settings,
+            refusals_to(parts.observer),
+            interceptors=parts.interceptors(),
+            guards=(self._front_guard,),
+        )
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        stack.push_async_callback(link.last_report)
+        stack.push_async_callback(fencing.close)
+        _log.info("fleet_listening", address=str(server.bind()))
+        self._begins = (fencing.start, server.start)
+
+    async def start(self) -> None:
+        """Begins to serve the front."""
+        for begin in self._begins:
+            await begin()
+
+
+class _Linked:
+    """The node, as its link sees it."""
+
+    def __init__(
+        self,
+        ids: NodeIds,
+        config: Config,
+        fencing: Fencing,
+        reports: NodeReports,
+        control: NodeControl,
+        parts: Parts,
+    ) -> None:
+        self._ids = ids
+        self._labels = dict(config.fleet.labels)
+        self._fencing = fencing
+        self._reports = reports
+        self._control = control
+        self._quotas = parts.quotas
+
+    async def hello(self, hello: FrontHello) -> NodeHello:
+        await self._fencing.begin_link(hello)
+        return NodeHello(
+            node=self._ids.node,
+            epoch=self._fencing.epoch,
+            instance=self._fencing.instance,
+            labels=self._labels,
+            program_version=VERSION,
+        )
+
+    def report(self, *, full: bool) -> NodeReport:
+        # The time of sending is taken first: what comes after it makes the lease shorter, and not longer.
+        sequence = self._fencing.report_sent()
+        return self._reports.build(sequence, self._fencing.epoch, self._fencing.renewed_sequence, full=full)
+
+    def renewed(self, renewal: Renewal) -> None:
+        if self._fencing.renewed(renewal):
+            self._quotas.share_with_nodes(
+                {tenant: NodeShare(**vars(allowance)) for tenant, allowance in renewal.allowances.items()}
+            )
+
+    async def take_control(self, control: Control) -> None:
+        await self._control.take(control)
+
+
+def _check(config: Config) -> None:
+    """Raises ConfigError for what a node can't have."""
+    problems = list(_problems(config))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems(config: Config) -> Iterator[str]:
+    for key, value in (
+        ("policy.file", config.policy.file),
+        ("server.token_file", config.server.token_file),
+        ("state.key_file", config.state.key_file),
+    ):
+        if value is not None:
+            yield f"{key}: can't be set for a node, which has it from its front (it is {str(value)!r})"
+    if config.sessions.max_sessions > MAX_SESSIONS:
+        yield f"sessions.max_sessions: must be at most {MAX_SESSIONS:,} for a node"
+    try:
+        wire.labels_from(config.fleet.labels.items(), "fleet.labels")
+    except InvalidRequest as error:
+        yield error.message

@@ -1,0 +1,173 @@
+"""Creations of sessions through a front: reserved exactly once, counted exactly, moved to another node only when safe.
+
+A request (tenant and request_id) has at most one creation under way. It is asked of one node at a time. Another node is
+asked only after the first has refused it, or is lost: a node that did not answer may have made the session, and its
+next report, or the same request again, shows whether it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from executor_server.core import Reason, ResourceExhausted, TooManySessions
+from executor_server.fleet.membership.ids import epoch_of, node_of
+from executor_server.fleet.membership.member import Member, MemberState
+from executor_server.fleet.membership.members import Members
+from executor_server.fleet.membership.messages import NodeReport
+from executor_server.fleet.membership.session_index import Creation, KnownSession
+from executor_server.fleet.membership.store import Tombstone
+from executor_server.policy import QuotasTable
+from executor_server.policy.quotas import Window
+
+SESSION_RETRY_S = 2.0
+_WINDOW_PARTS, _PART_S = 60, 1.0
+# Tenants whose creations are counted; those that have made none within a minute are dropped before.
+_MAX_WINDOWS = 1024
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The result of an earlier call with the same request; one field is set.
+
+    `node`: it has the session, or is making it; it gives the answer when it is asked for the same request.
+    `creation`: this front has it under way; its end is the answer. `tombstone`: the session is lost.
+    """
+
+    node: str = ""
+    creation: Creation | None = None
+    tombstone: Tombstone | None = None
+
+
+class Creations:
+    """The creations that one front has under way."""
+
+    def __init__(self, members: Members, quotas_of: Callable[[str], QuotasTable]) -> None:
+        """`quotas_of` is called for each check, so that a new policy holds at once."""
+        self._members = members
+        self._sessions = members.sessions
+        self._quotas_of = quotas_of
+        self._windows: dict[str, Window] = {}
+        members.on_first_report.append(self._learn)
+
+    def find(self, tenant: str, request_id: str) -> Earlier | None:
+        """Returns what an earlier call with this request has led to, if anything."""
+        request = tenant, request_id
+        if (creation := self._sessions.creation(request)) is not None:
+            return Earlier(creation=creation)
+        if (session := self._sessions.find_request(request)) is not None:
+            return Earlier(node=session.node)
+        if (node := self._sessions.foreign(request)) is not None:
+            return Earlier(node=node)
+        if (tombstone := self._sessions.lost_request(request)) is not None:
+            return Earlier(tombstone=tombstone)
+        return None
+
+    def begin(self, tenant: str, request_id: str, now_s: float) -> Creation:
+        """Reserves a session. Requires that `find` returns nothing, or a tombstone. Raises ResourceExhausted."""
+        quotas = self._quotas_of(tenant)
+        there = self._sessions.count(tenant)
+        if quotas.sessions is not None and there >= quotas.sessions:
+            raise TooManySessions(
+                Reason.QUOTA_EXCEEDED,
+                f"quota sessions: {quotas.sessions} at one time, and so many there are; one more can be when one has "
+                "ended",
+                retry_after_s=SESSION_RETRY_S,
+            )
+        self._count_in_minute(tenant, quotas.creations_per_minute, now_s)
+        creation = Creation(tenant, request_id)
+        self._sessions.begin(creation)
+        return creation
+
+    def place(self, creation: Creation, node: str) -> None:
+        """Notes that this node is asked next. Requires `may_move`."""
+        assert self.may_move(creation)
+        member = self._members.get(node)
+        assert member is not None
+        self._sessions.place(creation, node, member.epoch)
+        member.creating.add(creation.request)
+        self._members.changed(member)
+
+    def answered(self, creation: Creation, session_id: str, now_s: float) -> bool:
+        """Takes the node's answer. Returns False when what it made was lost meanwhile: then `place` on another node.
+
+        After True the creation is over. A node that answers with an id that is not its own has made nothing: False.
+        """
+        member = self._members.get(creation.node)
+        if member is None or not self._is_current(creation) or not _is_of(member, session_id):
+            self.refused(creation, is_full=False)
+            return False
+        if session_id not in member.sessions and session_id not in member.closed_early:
+            session = KnownSession(
+                session_id,
+                member.name,
+                creation.tenant,
+                creation.request_id,
+                is_lost=False,
+                is_reported=False,
+                since_s=now_s,
+            )
+            self._members.add_session(member, session)
+        member.closed_early.discard(session_id)
+        self.end(creation)
+        return True
+
+    def refused(self, creation: Creation, *, is_full: bool) -> None:
+        """The node has not made it, for sure. `is_full`: it has no room, until its next report."""
+        member = self._members.get(creation.node)
+        if member is not None:
+            member.creating.discard(creation.request)
+            member.is_full = member.is_full or is_full
+            self._members.changed(member)
+        creation.node = ""
+
+    def may_move(self, creation: Creation) -> bool:
+        """Returns True when no node can have made it for a client; else the same node must be asked again."""
+        return not self._is_current(creation)
+
+    def end(self, creation: Creation) -> None:
+        """Ends a creation, whatever came of it. Idempotent."""
+        self.refused(creation, is_full=False)
+        self._sessions.end(creation)
+
+    def _is_current(self, creation: Creation) -> bool:
+        """True when the node that was asked last is not lost, nor begun again."""
+        member = self._members.get(creation.node)
+        if member is None:
+            return False
+        return member.state is not MemberState.LOST and member.epoch == creation.epoch
+
+    def in_last_minute(self, tenant: str, now_s: float) -> int:
+        """Returns the creations of a tenant within the last minute."""
+        window = self._windows.get(tenant)
+        return int(window.total(now_s)) if window is not None else 0
+
+    def _learn(self, report: NodeReport, now_s: float) -> None:
+        """Counts what an earlier front has had a node create within the last minute, as if it had just been."""
+        for tenant, use in report.tenants.items():
+            if use.creations:
+                self._window(tenant, now_s).add(use.creations, now_s)
+
+    def _window(self, tenant: str, now_s: float) -> Window:
+        window = self._windows.get(tenant)
+        if window is None:
+            if len(self._windows) >= _MAX_WINDOWS:
+                self._windows = {name: each for name, each in self._windows.items() if each.total(now_s)}
+            window = self._windows[tenant] = Window(_WINDOW_PARTS, _PART_S)
+        return window
+
+    def _count_in_minute(self, tenant: str, most: int | None, now_s: float) -> None:
+        window = self._window(tenant, now_s)
+        if most is not None and window.total(now_s) >= most:
+            wait_s = window.wait_s(most, now_s)
+            raise ResourceExhausted(
+                Reason.QUOTA_EXCEEDED,
+                f"quota creations_per_minute: {most}; there is room again in {math.ceil(wait_s)} s",
+                retry_after_s=wait_s,
+            )
+        window.add(1, now_s)
+
+
+def _is_of(member: Member, session_id: str) -> bool:
+    return node_of(session_id) == member.name and epoch_of(session_id) == member.epoch

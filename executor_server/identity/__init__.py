@@ -1,9 +1,0 @@
-"""Identifies the caller: from a token, a client certificate, or the user at the other end of a Unix socket.
-
-It owns the file of the tenants' tokens. It must not know what a principal may do: that is the policy's.
-"""
-
-from executor_server.identity.front_tokens import FrontTokens
-from executor_server.identity.identities import Identities, Shown, certificate_in
-from executor_server.identity.token_file import TokenFile, TokenFileError, TokenRecord, make_token
-from executor_server.identity.tokens import TokenNews, Tokens

@@ -1,0 +1,113 @@
+"""The certificate authorities that sandboxes with a network trust: the system's, those of `ca_file`, and the proxy's.
+
+The proxy's authority is made by a process of its own the first time, so that its key is never in the daemon's memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from executor_server.network.egress.interface import EgressError
+
+CERTIFICATE_NAME = "authority.pem"
+# A line between certificates, which readers of PEM files ignore. Chromium has the system's authorities built in, and
+# takes those after this line (images/browser/trust-authorities).
+OWN_MARK = b"# Authorities of this daemon: those of egress.ca_file, and the egress proxy's own."
+_MAX_FILE_BYTES = 2**23
+_HASH_CHARS = 16
+_MAKE_S = 30.0
+# Another bundle is made when the system's authorities change, and the older ones may be mounted in sandboxes.
+_KEPT_BUNDLES = 8
+
+
+def build_bundle(directory: Path, ca_file: Path | None) -> Path:
+    """Returns the bundle's path; its name is a hash of the content. Blocks. Raises EgressError."""
+    own = ensure_certificate(directory)
+    parts = [*(_read(path) for path in _system_files()), OWN_MARK]
+    if ca_file is not None:
+        extra = _read(ca_file)
+        _check_certificates(extra, ca_file)
+        parts.append(extra)
+    content = b"\n".join(part.strip() for part in (*parts, own)) + b"\n"
+    bundles = directory / "bundles"
+    path = bundles / f"ca-{hashlib.sha256(content).hexdigest()[:_HASH_CHARS]}.pem"
+    try:
+        bundles.mkdir(mode=0o755, exist_ok=True)
+        if not path.exists():
+            _write(path, content)
+            _remove_old(bundles)
+    except OSError as error:
+        raise EgressError(f"The bundle of authorities can't be written to {bundles}: {error.strerror}.") from error
+    return path
+
+
+def ensure_certificate(directory: Path) -> bytes:
+    """Returns the authority's certificate, and makes the authority on first use. Raises EgressError."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise EgressError(f"The directory {directory} can't be made: {error.strerror}.") from error
+    command = [sys.executable, "-P", "-m", "executor_server.network.proxy", "authority", str(directory)]
+    path = directory / CERTIFICATE_NAME
+    if not path.exists():
+        made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_MAKE_S, check=False)
+        if made.returncode != 0:
+            lines = made.stderr.decode("utf-8", "replace").strip().splitlines() or ["it gave no reason"]
+            raise EgressError(f"The proxy's certificate authority can't be made: {lines[-1][:300]}")
+    return _read(path)
+
+
+def _system_files() -> Iterator[Path]:
+    """Yields the file of the system's authorities, where there is one: the one that OpenSSL reads, or a usual one."""
+    for name in (
+        ssl.get_default_verify_paths().cafile or "",
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/cert.pem",
+    ):
+        if name and Path(name).is_file():
+            yield Path(name)
+            return
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise EgressError(f"The certificates in {path} can't be read: {error.strerror}.") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise EgressError(f"The certificates in {path} are larger than {_MAX_FILE_BYTES:,} bytes.")
+    return data
+
+
+def _check_certificates(data: bytes, path: Path) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode("ascii"))
+    except (ValueError, ssl.SSLError) as error:
+        raise EgressError(f"The file {path} of egress.ca_file holds no certificates in PEM form.") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    fd, name = tempfile.mkstemp(prefix=".ca-", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            os.fchmod(fd, 0o644)  # for the users of sandboxes, whom no list names
+        Path(name).rename(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _remove_old(bundles: Path) -> None:
+    files = sorted(bundles.glob("ca-*.pem"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[_KEPT_BUNDLES:]:
+        path.unlink(missing_ok=True)

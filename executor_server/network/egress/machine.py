@@ -1,0 +1,250 @@
+"""The way out of a sandbox on another machine: the proxy runs beside it there, and is driven over a stream.
+
+Theory of operation. The listener of such a sandbox can't be passed to this host, so a command in the machine takes it
+and serves it (guest/cloud/egress.py). The stream of that command carries the control protocol. When the stream breaks,
+the command is started again, with the next token of the guest's chain; it ends its predecessor. Programs that connect
+meanwhile wait in the kernel's queue, as for a proxy of this host that is restarted.
+
+The machine belongs to one session, so what the proxy says concerns no other one. It is believed as little as a sandbox,
+because hostile bytes reach it: each report is checked, and a stream that breaks the form of the protocol is closed.
+
+The machine's own network is the outer wall: it is asked to let the hosts of the rules out, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import structlog
+
+from executor_server.core import NetworkRules, SandboxFailure
+from executor_server.guest.egress.control import MAX_REPORT_BYTES, ControlError, LineReader, encode
+from executor_server.guest.egress.names import HostPattern
+from executor_server.network.egress.bound import BoundSession
+from executor_server.network.egress.commands import Commands
+from executor_server.network.egress.interface import EgressError, RemoteListener
+
+_START_S = 30.0
+_ANSWER_S = 15.0
+_SETTLE_S = 3.0
+_RELEASE_S = 7.0
+_PING_INTERVAL_S = 10.0
+_BACKOFF_S = 0.25
+_MAX_BACKOFF_S = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+class MachineProxy:
+    """The proxy of one session, in the machine of its sandbox. `open` it; `close` it in every case."""
+
+    def __init__(self, session: BoundSession, listener: RemoteListener, internal: Sequence[str]) -> None:
+        self._session = session
+        self._listener = listener
+        self._internal = list(internal)
+        self._stream: _Stream | None = None  # the stream of the proxy that serves the session
+        self._supervisor: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def open(self) -> None:
+        """Has the listener served. Raises EgressError."""
+        try:
+            async with asyncio.timeout(_START_S):
+                await self._allow(self._session.rules)
+                stream = await self._begin()
+        except TimeoutError:
+            raise EgressError(f"No egress proxy was there in the machine within {_START_S:g} seconds.") from None
+        self._supervisor = asyncio.create_task(self._supervise(stream))
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self._stream is not None:
+            self._stream.commands.send(message)
+
+    async def change(self, rules: NetworkRules) -> None:
+        """Applies other rules, to the proxy first: a wall that is opened before it would be open for nothing."""
+        self.send(self._session.change_message())
+        try:
+            await self._allow(rules)
+        except EgressError as error:
+            _log.error("machine_network_not_changed", session_id=self._session.session_id, reason=str(error))
+
+    async def settle(self) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(EgressError):
+                await self._stream.commands.ask({"type": "settle", "session": self._session.session_id}, _SETTLE_S)
+
+    async def close(self) -> None:
+        """Ends the session's connections, and the proxy. Idempotent."""
+        if self._stream is not None and not self._closed:
+            self._closed = True
+            with contextlib.suppress(EgressError):
+                await self._stream.commands.ask({"type": "end", "session": self._session.session_id}, _RELEASE_S)
+        self._closed = True
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await supervisor
+        self._session.close()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    async def _allow(self, rules: NetworkRules) -> None:
+        try:
+            await self._listener.allow_hosts(hosts_of(rules))
+        except SandboxFailure as failure:
+            raise EgressError(f"The machine's own network can't be opened: {failure}.") from failure
+
+    async def _begin(self) -> _Stream:
+        """Starts a proxy in the machine and binds the session to it. Raises EgressError."""
+        stream = _Stream(self._session)
+        try:
+            await self._listener.open(lambda: stream)
+            message = {"type": "listen", "token": self._listener.next_token(), "internal": self._internal}
+            await stream.commands.ask(message, _ANSWER_S)
+            await stream.commands.ask(self._session.bind_message(), _ANSWER_S)
+        except SandboxFailure as failure:
+            stream.abort()
+            raise EgressError(f"No egress proxy can be started in the machine: {failure}.") from failure
+        except BaseException:
+            stream.abort()
+            raise
+        if self._session.exhausted is not None:
+            stream.commands.send(self._session.exhaust_message())
+        self._stream = stream
+        return stream
+
+    async def _supervise(self, stream: _Stream | None) -> None:
+        """Keeps a proxy running until `close`."""
+        pause_s = 0.0
+        while True:
+            if stream is not None:
+                try:
+                    pause_s = 0.0
+                    why = await _watch(stream)
+                finally:
+                    self._stream = None
+                    self._session.abandon()
+                    stream.abort()
+                _log.warning("machine_proxy_restarts", session_id=self._session.session_id, reason=why)
+            await asyncio.sleep(pause_s)
+            pause_s = min(_MAX_BACKOFF_S, max(_BACKOFF_S, 2 * pause_s))
+            stream = await self._begin_again()
+
+    async def _begin_again(self) -> _Stream | None:
+        try:
+            async with asyncio.timeout(_START_S):
+                return await self._begin()
+        except (EgressError, TimeoutError) as error:
+            _log.warning("machine_proxy_not_started", session_id=self._session.session_id, reason=str(error))
+            return None
+
+
+async def _watch(stream: _Stream) -> str:
+    """Returns the reason of the stream's end. Asks something now and then: the proxy ends where it hears nothing."""
+    while True:
+        done, _ = await asyncio.wait({stream.ended}, timeout=_PING_INTERVAL_S)
+        if done:
+            return stream.ended.result()
+        try:
+            await stream.commands.ask({"type": "settle", "session": ""}, _ANSWER_S)
+        except EgressError as error:
+            return str(error)
+
+
+class _Stream(asyncio.Protocol):
+    """The daemon's end of the control protocol over one command's streams."""
+
+    def __init__(self, session: BoundSession) -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.commands = Commands(self._write, lambda name: session if name == session.session_id else None, self._end)
+        self._lines = LineReader(MAX_REPORT_BYTES)
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._lines.feed(data):
+                self.commands.take(message)
+        except ControlError as error:
+            self._end(str(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end("its stream ended" if exc is None else f"its stream broke: {type(exc).__name__}")
+
+    def abort(self) -> None:
+        self._end("it was given up")
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, message: dict[str, Any], _descriptor: int | None) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(message))
+
+    def _end(self, why: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(why)
+            self.commands.fail_all()
+
+
+def hosts_of(rules: NetworkRules) -> list[str]:
+    """The hosts as the cloud takes them: names, and `*.` before a domain. Ports are the proxy's to check."""
+    patterns = [HostPattern.parse(text) for text in rules.allowed]
+    return sorted({f"*.{pattern.host}" if pattern.wildcard else pattern.host for pattern in patterns})
+
+
+class Machines:
+    """The sessions whose sandboxes are not on this host. Calls for others do nothing."""
+
+    def __init__(self, internal: Sequence[str]) -> None:
+        self._internal = internal
+        self._bound: dict[str, tuple[BoundSession, MachineProxy]] = {}
+        self._changes: set[asyncio.Task[None]] = set()
+
+    async def bind(self, session: BoundSession, listener: RemoteListener) -> None:
+        """Raises EgressError; nothing is bound then."""
+        await self.release(session.session_id)
+        proxy = MachineProxy(session, listener, self._internal)
+        self._bound[session.session_id] = (session, proxy)
+        try:
+            await proxy.open()
+        except BaseException:
+            self._bound.pop(session.session_id, None)
+            await proxy.close()
+            raise
+
+    def change(self, session_id: str, rules: NetworkRules) -> None:
+        if (bound := self._bound.get(session_id)) is not None:
+            bound[0].rules = rules
+            change = asyncio.create_task(bound[1].change(rules))
+            self._changes.add(change)
+            change.add_done_callback(self._changes.discard)
+
+    def allow(self, session_id: str, total_bytes: int | None) -> None:
+        if (bound := self._bound.get(session_id)) is not None:
+            bound[0].total_bytes = total_bytes
+            bound[1].send(bound[0].allow_message())
+
+    def exhaust(self, session_id: str, reason: str | None) -> None:
+        if (bound := self._bound.get(session_id)) is not None:
+            bound[0].exhausted = reason
+            bound[1].send(bound[0].exhaust_message())
+
+    async def settle(self, session_id: str) -> None:
+        if (bound := self._bound.get(session_id)) is not None:
+            await bound[1].settle()
+
+    async def release(self, session_id: str) -> None:
+        if (bound := self._bound.pop(session_id, None)) is not None:
+            await bound[1].close()
+
+    async def close(self) -> None:
+        for change in list(self._changes):
+            change.cancel()
+        await asyncio.gather(*self._changes, return_exceptions=True)
+        await asyncio.gather(*(self.release(session_id) for session_id in list(self._bound)))

@@ -1,0 +1,349 @@
+"""One request and its response between the two sides of a terminated connection.
+
+Theory of operation. Two h11 machines stand back to back: one is the server of the sandbox, the other the client of the
+real server. Events pass between them, never bytes, so each side's framing is our own: no length, no transfer coding, no
+header of one connection reaches the other as it was written, and no second request can hide in a body. Request and
+response are pumped at the same time, each at the pace of who takes it; memory holds one piece per direction.
+
+The secret's header is set here, on the one request that is sent next. It is set after every header of that name was
+removed, in all spellings that a gateway might fold into one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import h11
+
+from executor_server.guest.egress import reasons
+from executor_server.guest.egress.endpoint import DeadlinePassed, LoopShare
+from executor_server.guest.egress.forward import (
+    MAX_INFORMATIONAL_RESPONSES,
+    RESPONSE_HEAD_LINES,
+    UPGRADE_HEADERS,
+    Headers,
+    asks_for_websocket,
+    end_to_end,
+    has_header,
+    switching,
+)
+from executor_server.guest.egress.head import LineLimit, check_framing
+from executor_server.guest.egress.names import BadName, LiteralAddress, Target, parse_authority
+from executor_server.guest.egress.protocols import Tunnel
+from executor_server.guest.egress.refusals import Ended, Refusal, failure, response_to, shown
+from executor_server.network.proxy.requests import Ambiguous, is_spelling_of, secrets_for
+from executor_server.network.proxy.secrets import SecretMissing, Secrets
+from executor_server.network.proxy.servers import Server, Servers
+from executor_server.network.proxy.tls import TlsStream
+
+HEAD_BYTES = 32_768
+HEAD_LINES = 256
+HEAD_S = 30.0
+LINGER_S = 2.0
+_HTTPS_PORT = 443
+
+
+class Client:
+    """The sandbox's side: its TLS stream, and the machine that speaks HTTP on it."""
+
+    def __init__(self, stream: TlsStream) -> None:
+        self.stream = stream
+        self.machine = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+
+
+class Exchange:
+    def __init__(self, tunnel: Tunnel, client: Client, servers: Servers, secrets: Secrets) -> None:
+        self._tunnel = tunnel
+        self._client = client
+        self._servers = servers
+        self._secrets = secrets
+        self._share = LoopShare()
+        self._informed = 0
+        self._answered = False  # the response has begun
+        self._heard = False  # the server has sent something
+
+    async def run(self) -> bool:
+        """Returns True when the connection is ready for another request. Raises OSError, Ended, DeadlinePassed."""
+        request: h11.Request | None = None
+        try:
+            request = await self._read_head()
+            if request is None:
+                return False
+            outgoing = self._outgoing(request)
+            server = await self._servers.connect()
+            return await self._relay(request, outgoing, server)
+        except (Ended, OSError, DeadlinePassed):
+            raise
+        except Exception as error:
+            refusal = error if isinstance(error, Refusal) else failure(error)
+            await self._tunnel.deny(refusal)
+            if self._answered:
+                raise OSError(0, refusal.message) from error
+            with_body = request is None or request.method != b"HEAD"
+            await self._client.stream.send(response_to(refusal, with_body=with_body))
+            await self._finish()
+            return False
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # The request
+
+    async def _read_head(self) -> h11.Request | None:
+        """Returns the next request; None at the end. A client may be idle between requests, not within a head."""
+        machine = self._client.machine
+        deadline: float | None = None
+        lines = LineLimit(HEAD_LINES)
+        data = machine.trailing_data[0]  # clients may send their next request before the response
+        while True:
+            if not lines.allows(data):
+                raise Refusal(reasons.HEAD_TOO_LARGE, "the head of the request has more lines than the proxy reads")
+            try:
+                event = machine.next_event()
+            except h11.RemoteProtocolError as error:
+                raise _unreadable(error) from error
+            if isinstance(event, h11.Request):
+                return event
+            if event is not h11.NEED_DATA:
+                return None
+            try:
+                data = await self._client.stream.receive(deadline)
+            except DeadlinePassed:
+                raise Refusal(reasons.HEAD_TIMEOUT, "the head of the request was not complete in time") from None
+            if deadline is None:
+                deadline = asyncio.get_running_loop().time() + HEAD_S
+            machine.receive_data(data)
+
+    def _outgoing(self, request: h11.Request) -> h11.Request:
+        """The request as the server gets it. Raises Refusal."""
+        check_framing(request)
+        self._check_target(request)
+        rules = self._tunnel.allowed.secrets
+        names = [name for name, _ in request.headers]
+        try:
+            chosen = secrets_for(rules, bytes(request.method), bytes(request.target), names)
+            filled = [(rule.header.encode("ascii"), self._secrets.fill(rule.value)) for rule in chosen]
+        except Ambiguous as error:
+            message = f"the request to {self._tunnel.target} {error}; send it in its plain form"
+            raise Refusal(reasons.AMBIGUOUS_PATH, message) from error
+        except SecretMissing as error:
+            message = f"requests to {self._tunnel.target} need a secret that the proxy does not have"
+            raise Refusal(reasons.SECRET_MISSING, message) from error
+        kept = [
+            (name, value)
+            for name, value in end_to_end(request.headers)
+            if not any(is_spelling_of(name, rule.header) for rule in chosen)
+        ]
+        headers: Headers = [(b"Host", _host_of(self._tunnel.target)), *kept, *filled]
+        if has_header(request.headers, b"transfer-encoding"):
+            headers.append((b"Transfer-Encoding", b"chunked"))
+        if asks_for_websocket(request):
+            headers += UPGRADE_HEADERS
+        if chosen:
+            self._tunnel.secret_used = chosen[0].header
+        return h11.Request(method=request.method, target=request.target, headers=headers)
+
+    def _check_target(self, request: h11.Request) -> None:
+        """The request must be for the name that the tunnel was made to: a certificate may be good for many."""
+        target = self._tunnel.target
+        if not (request.target.startswith(b"/") or (request.target == b"*" and request.method == b"OPTIONS")):
+            raise Refusal(reasons.BAD_REQUEST, f"the target of a request to {target} must be a path")
+        hosts = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
+        if len(hosts) != 1 or not _is_for(hosts[0], target):
+            other = shown(hosts[0]) if any(hosts) else "no host"
+            message = f"the tunnel was asked for {target}, and the request in it is for {other}"
+            raise Refusal(reasons.MISDIRECTED, message)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Both directions
+
+    async def _relay(self, request: h11.Request, outgoing: h11.Request, server: Server) -> bool:
+        upload = self._tunnel.create_task(self._upload(outgoing, server))
+        download = self._tunnel.create_task(self._download(request, server))
+        try:
+            # A server may answer before it has read the request, and then the rest of it is not waited for.
+            await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)
+            if not download.done():
+                upload.result()
+                await download
+            switched = download.result()
+            if upload.done():
+                upload.result()
+        except _Unheard:
+            await self._finish()
+            return False
+        finally:
+            for task in (upload, download):
+                task.cancel()
+            await asyncio.gather(upload, download, return_exceptions=True)
+        if switched:
+            await self._switch(server)
+            return False
+        machine = self._client.machine
+        if machine.our_state is h11.DONE and machine.their_state is h11.DONE:
+            machine.start_next_cycle()
+            return True
+        await self._finish()
+        return False
+
+    async def _upload(self, outgoing: h11.Request, server: Server) -> None:
+        machine = self._client.machine
+        await self._send_up(server, outgoing)
+        while True:
+            await self._share.step()
+            try:
+                event = machine.next_event()
+            except h11.RemoteProtocolError as error:
+                raise Refusal(
+                    reasons.BAD_REQUEST, f"the body of the request can't be read: {shown(str(error))}"
+                ) from error
+            if event is h11.NEED_DATA:
+                machine.receive_data(await self._client.stream.receive())
+            elif isinstance(event, h11.Data):
+                await self._send_up(server, h11.Data(data=bytes(event.data)))
+            elif isinstance(event, h11.EndOfMessage):
+                # Without its trailers: a server may take them for headers, and they were not checked.
+                await self._send_up(server, h11.EndOfMessage())
+                return
+            else:
+                raise Ended(reasons.BROKEN)
+
+    async def _send_up(self, server: Server, event: h11.Event) -> None:
+        data = server.machine.send(event)
+        assert data is not None
+        # A server that takes no more may have answered all the same, which the download learns.
+        with contextlib.suppress(OSError):
+            await server.stream.send(data)
+
+    async def _download(self, request: h11.Request, server: Server) -> bool:
+        """Returns True when the server has switched to another protocol."""
+        lines = LineLimit(RESPONSE_HEAD_LINES)
+        while True:
+            await self._share.step()
+            event = self._next_of(server)
+            if event is h11.NEED_DATA:
+                data = await self._receive_down(server)
+                self._check_lines(server, lines, data)
+                server.machine.receive_data(data)
+            elif isinstance(event, h11.InformationalResponse):
+                lines = LineLimit(RESPONSE_HEAD_LINES)
+                self._check_lines(server, lines, server.machine.trailing_data[0])
+                self._informed += 1
+                if self._informed > MAX_INFORMATIONAL_RESPONSES:
+                    raise self._broken(server, "it sends informational responses without end")
+                if event.status_code == 101:
+                    await self._send_down(switching(event))
+                    return True
+                # A client of HTTP/1.0 knows none, and would take it for the response.
+                if request.http_version == b"1.1":
+                    headers = end_to_end(event.headers)
+                    await self._send_down(h11.InformationalResponse(status_code=event.status_code, headers=headers))
+            elif isinstance(event, h11.Response):
+                self._answered = True
+                await self._send_down(_response(event))
+            elif isinstance(event, h11.Data):
+                await self._send_down(h11.Data(data=bytes(event.data)))
+            elif isinstance(event, h11.EndOfMessage):
+                await self._send_down(h11.EndOfMessage())
+                return False
+            else:
+                raise self._broken(server, "it ended the connection")
+
+    def _check_lines(self, server: Server, lines: LineLimit, data: bytes) -> None:
+        if not lines.allows(data):
+            raise self._broken(server, "its head has too many lines")
+
+    def _next_of(self, server: Server) -> object:
+        try:
+            return server.machine.next_event()
+        except h11.RemoteProtocolError as error:
+            raise self._broken(server, shown(str(error))) from error
+
+    async def _receive_down(self, server: Server) -> bytes:
+        try:
+            data = await server.stream.receive()
+        except OSError as error:  # errors of TLS are among them
+            raise self._broken(server, "it broke the connection") from error
+        self._heard = self._heard or bool(data)
+        return data
+
+    async def _send_down(self, event: h11.Event) -> None:
+        try:
+            data = self._client.machine.send(event)
+        except h11.LocalProtocolError as error:
+            raise Ended(reasons.BROKEN) from error  # a response that can't be written in HTTP/1.1
+        if data:
+            await self._client.stream.send(data)
+
+    def _broken(self, server: Server, clause: str) -> Exception:
+        if self._answered:
+            return Ended(reasons.BROKEN)
+        if server.was_used and not self._heard:
+            return _Unheard()
+        return Refusal(reasons.UNREACHED, f"{self._tunnel.target} gave no response that can be read: {clause}")
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # The end
+
+    async def _switch(self, server: Server) -> None:
+        """Passes bytes on in both directions, until one side has ended."""
+        client = self._client
+        await server.stream.send(client.machine.trailing_data[0])
+        await client.stream.send(server.machine.trailing_data[0])
+        directions = {
+            self._tunnel.create_task(_copy(client.stream, server.stream)),
+            self._tunnel.create_task(_copy(server.stream, client.stream)),
+        }
+        try:
+            done, _ = await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+            for direction in done:
+                direction.result()
+        finally:
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
+
+    async def _finish(self) -> None:
+        """Ends the client's side so that it can read what it was sent, whatever it still sends itself."""
+        stream = self._client.stream
+        await stream.close(asyncio.get_running_loop().time() + LINGER_S)
+        await stream.endpoint.linger(LINGER_S)
+
+
+class _Unheard(Exception):
+    """A connection that was used before ended before it said anything: it was closed while the request was on its way.
+
+    The client gets no answer but the same end, which it knows how to treat: only it knows what may be sent twice.
+    """
+
+
+async def _copy(source: TlsStream, target: TlsStream) -> None:
+    while data := await source.receive():
+        await target.send(data)
+
+
+def _response(response: h11.Response) -> h11.Response:
+    headers = end_to_end(response.headers)
+    if has_header(response.headers, b"transfer-encoding"):
+        # The server's coding goes before its length (RFC 9112, section 6.3), so the length says nothing.
+        headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+    return h11.Response(status_code=response.status_code, headers=headers, reason=response.reason)
+
+
+def _is_for(host: str, target: Target) -> bool:
+    try:
+        return parse_authority(host, default_port=_HTTPS_PORT) == target
+    except LiteralAddress as error:
+        return error.target == target
+    except BadName:
+        return False
+
+
+def _host_of(target: Target) -> bytes:
+    text = str(target)
+    return (text.rpartition(":")[0] if target.port == _HTTPS_PORT else text).encode("ascii")
+
+
+def _unreadable(error: h11.RemoteProtocolError) -> Refusal:
+    if error.error_status_hint == 431:
+        return Refusal(reasons.HEAD_TOO_LARGE, "the head of the request is larger than the proxy reads")
+    return Refusal(reasons.BAD_REQUEST, f"the request can't be read: {shown(str(error))}")

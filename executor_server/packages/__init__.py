@@ -1,0 +1,24 @@
+"""Environments: directories of packages, made once of a lock outside of any session, checked, and mounted read-only.
+
+It owns their store on disk, which requests they answer, and the steps that make one: resolving, installing and the
+first import, each in a workshop, a sandbox for the daemon's own work. It must not know sessions, clients or policies:
+it is given packages that were approved, and nothing in it decides who may have them.
+"""
+
+from executor_server.packages.build import Builder, Built, OnProgress, UvBuilder
+from executor_server.packages.build_queue import EnvironmentSettings
+from executor_server.packages.listing import BuildInfo, Collected, EnvironmentInfo, Evicted, Statistics
+from executor_server.packages.lock import Lock
+from executor_server.packages.observer import (
+    BuildEnd,
+    EnvironmentObserver,
+    EnvironmentUse,
+    Outcome,
+    current_requester,
+    requested_by,
+)
+from executor_server.packages.places import Places
+from executor_server.packages.service import EnvironmentService
+from executor_server.packages.uv import ForeignPython, foreign_python
+from executor_server.packages.uv_workshops import BuildSettings, BuildSlot
+from executor_server.packages.wheels import Wheels

@@ -1,0 +1,132 @@
+"""The wheel files that the index sent: kept for the next environment, and compared with their hash at each use.
+
+Each is in a directory named by its SHA-256, since an index may give one name to two files. The daemon alone writes
+there; workshops see it read-only. What a workshop downloaded is copied, so nothing else has a descriptor of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from executor_server.core import EnvironmentFailed
+from executor_server.guest.wire.paths import PROGRAMS_PATH
+from executor_server.packages.disk import Walk, remove
+from executor_server.packages.lock import Wheel
+from executor_server.packages.places import Places
+
+_CHUNK_BYTES = 2**20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_log = structlog.get_logger(__name__)
+
+
+class Wheels:
+    """The cache. Its methods block, except where they say so."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._in_use: Counter[str] = Counter()
+
+    def has(self, sha256: str) -> bool:
+        """True when a file is there, which `missing` has to verify before it is used. Does not block."""
+        return self._path(sha256).is_dir()
+
+    def missing(self, hashes: Collection[str], walk: Walk) -> list[str]:
+        """Verifies these wheels, and removes damaged ones. Returns the hashes of those that are not there.
+
+        Raises Stopped, OSError.
+        """
+        return [sha256 for sha256 in hashes if not self._is_whole(sha256, walk)]
+
+    def add(self, wheels: Collection[Wheel], directory: Path, walk: Walk) -> None:
+        """Copies what a workshop downloaded, each file by its hash as its name.
+
+        Raises EnvironmentFailed when one is another file, Stopped, OSError.
+        """
+        for wheel in wheels:
+            self._add(wheel, directory / wheel.sha256, walk)
+
+    def _add(self, wheel: Wheel, downloaded: Path, walk: Walk) -> None:
+        staging = self._places.staging / f"new-{secrets.token_hex(8)}"
+        staging.mkdir(mode=0o755)
+        try:
+            staging.chmod(0o755)  # the umask may say less, and the user of workshops has to read it
+            with os.fdopen(os.open(downloaded, _READ), "rb") as source, (staging / wheel.file_name).open("xb") as copy:
+                digest = hashlib.sha256()
+                while chunk := source.read(_CHUNK_BYTES):
+                    walk.step()
+                    digest.update(chunk)
+                    copy.write(chunk)
+                os.fchmod(copy.fileno(), 0o644)
+            if digest.hexdigest() != wheel.sha256:
+                raise EnvironmentFailed(
+                    f"the packages can't be installed: Hash mismatch for {wheel}: the index sent another file than it "
+                    "has listed"
+                )
+            try:
+                staging.rename(self._path(wheel.sha256))
+            except OSError:
+                if not self.has(wheel.sha256):  # no other build was faster
+                    raise
+        finally:
+            remove(staging)
+
+    @contextmanager
+    def in_use(self, hashes: Collection[str]) -> Iterator[None]:
+        """Keeps these wheels from being evicted as long as the block lasts. Does not block."""
+        self._in_use.update(hashes)
+        try:
+            yield
+        finally:
+            self._in_use -= Counter(hashes)
+
+    def unused(self) -> list[tuple[float, Path]]:
+        """Returns the wheels that no build uses, each with its last use in seconds since the epoch. Raises OSError."""
+        return [(path.stat().st_mtime, path) for path in self._places.wheels.iterdir() if not self._in_use[path.name]]
+
+    def is_in_use(self, path: Path) -> bool:
+        """Does not block."""
+        return self._in_use[path.name] > 0
+
+    def take_out(self, path: Path) -> Path:
+        """Ends the use of a wheel, at once. Returns what is to be removed. Raises OSError."""
+        removed = self._places.staging / f"old-{secrets.token_hex(8)}"
+        with suppress(FileNotFoundError):
+            path.rename(removed)
+        return removed
+
+    @staticmethod
+    def mounted(sha256: str) -> str:
+        """Returns the directory of a wheel, as a workshop sees it. Does not block."""
+        return f"{PROGRAMS_PATH}/wheels/{sha256}"
+
+    def _path(self, sha256: str) -> Path:
+        return self._places.wheels / sha256
+
+    def _is_whole(self, sha256: str, walk: Walk) -> bool:
+        path = self._path(sha256)
+        try:
+            (file,) = path.iterdir()
+            digest = hashlib.sha256()
+            with os.fdopen(os.open(file, _READ), "rb") as opened:
+                while chunk := opened.read(_CHUNK_BYTES):
+                    walk.step()
+                    digest.update(chunk)
+            if digest.hexdigest() == sha256:
+                os.utime(path)
+                return True
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            _log.error("wheel_unreadable", sha256=sha256, error=str(error))
+        _log.error("wheel_damaged", sha256=sha256)
+        remove(path)
+        return False

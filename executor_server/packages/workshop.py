@@ -1,0 +1,324 @@
+"""Runs one program of ours in a workshop: a sandbox for the daemon's own work on environments.
+
+A workshop has a guest as every sandbox has, and this is the least that can drive one: it connects, sends the rules and
+a program, reads lines, and takes a file out. The program is ours, but what it works on comes from an index, so whatever
+comes out of the sandbox is hostile: frames are checked by the channel, and lines and files are counted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Literal, TypeVar
+
+import structlog
+
+from executor_server.backends import Sandbox, Workshop, Workshops
+from executor_server.backends.channel import GuestChannel, Request, file_part, nothing, read_result
+from executor_server.core import (
+    NO_NETWORK_USE,
+    EgressConnection,
+    EgressDenial,
+    ExecutorError,
+    FileInfo,
+    NetworkRules,
+    Outcome,
+    OutputMode,
+    Reason,
+    Result,
+    SandboxFailure,
+    SandboxSpec,
+    Unavailable,
+)
+from executor_server.guest.wire.frames import Frame, FrameError
+from executor_server.guest.wire.messages import Configure, Done, Execute, FileChunk, FileGet, Log
+from executor_server.guest.wire.messages import Result as ResultMessage
+from executor_server.guest.wire.schema import message_of
+from executor_server.guest.wire.session_rules import ExecutionMax, SessionRules
+from executor_server.network.egress import Egress, EgressError
+
+MAX_OUTPUT_BYTES = 2 * 2**20
+"""Bytes that one program may print. What it says is progress and errors."""
+_MAX_LINE_CHARS = 16_384
+_OPERATIONS = 10**9
+_CONFIGURE_TIME_S = 30.0
+_BIND_TIME_S = 30.0
+_PING_INTERVAL_S = 5.0
+# Seconds beyond the program's own limit until a guest that reports no end is given up.
+_REPORT_TIME_S = 15.0
+
+_log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+OnLine = Callable[[dict[str, Any]], None]
+"""Called in the event loop with each line of the program, a JSON object. Raises nothing."""
+
+
+class WorkshopFailed(SandboxFailure):
+    """The program did not end as it should. The message is for the log."""
+
+
+class WorkshopTimeout(WorkshopFailed):
+    """The program did not end in time."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The way out of a workshop."""
+
+    egress: Egress
+    rules: NetworkRules
+
+
+@dataclass(frozen=True)
+class Order:
+    """A workshop as it is to be made."""
+
+    workshops: Workshops
+    spec: SandboxSpec
+    workshop: Workshop
+    network: Network | None = None
+
+
+class RunningWorkshop:
+    """A workshop whose guest is ready. One program runs at a time."""
+
+    def __init__(self, sandbox: Sandbox, channel: GuestChannel) -> None:
+        self.denials: list[EgressDenial] = []
+        """The first refusals of its network."""
+        self._sandbox = sandbox
+        self._channel = channel
+        self._requests: dict[int, Request[Any]] = {}
+        self._ended: asyncio.Future[Result] | None = None
+        self._output: _Lines | None = None
+        self._ops = 0
+        self._lost: str | None = None
+        channel.on_frame = self._on_frame
+        channel.on_lost = self._on_lost
+
+    async def configure(self, spec: SandboxSpec) -> None:
+        """Sends the rules: everything is allowed that the sandbox allows. Raises SandboxFailure."""
+        most = ExecutionMax(wall_time_s=86_400.0, cpu_time_s=86_400.0, operations=_OPERATIONS, output_bytes=2**40)
+        rules = SessionRules(
+            authorized=["*"],
+            denied=[],
+            refused=[],
+            session_operations=_OPERATIONS,
+            execution_max=most,
+            shipped_tools=[],
+        )
+        body = json.dumps(rules.head()).encode()
+        async with asyncio.timeout(_CONFIGURE_TIME_S):
+            await self._ask(nothing, lambda op: Configure(op=op, settings=len(body), env=0), body)
+
+    async def run(self, program: str, *, time_s: float, on_line: OnLine) -> None:
+        """Runs a program to its end. Raises WorkshopFailed when it fails, WorkshopTimeout when it does not end."""
+        self._require_alive()
+        self._ended = asyncio.get_running_loop().create_future()
+        self._output = _Lines(on_line)
+        execute = Execute(
+            id=secrets.token_hex(8),
+            mode=OutputMode.LAST_STATEMENT.value,
+            asked={},
+            wall_time_s=time_s,
+            cpu_time_s=time_s * 64,
+            operations=_OPERATIONS,
+            output_bytes=MAX_OUTPUT_BYTES,
+            policy="",
+        )
+        self._channel.send(execute, program.encode())
+        try:
+            result = await self._end_of(self._ended, time_s + _REPORT_TIME_S)
+        except TimeoutError as error:
+            raise WorkshopTimeout(f"the program did not end within {time_s:g} s") from error
+        if result.outcome in (Outcome.TIMEOUT, Outcome.CPU_LIMIT):
+            raise WorkshopTimeout(f"the program did not end within {time_s:g} s")
+        if result.outcome is not Outcome.SUCCEEDED:
+            why = result.error.message[:500] if result.error is not None else ""
+            raise WorkshopFailed(f"the program ended as {result.outcome.value}: {why}")
+
+    async def _end_of(self, ended: asyncio.Future[Result], within_s: float) -> Result:
+        """Waits, and pings meanwhile: a guest that hears nothing for long takes its daemon for dead."""
+        async with asyncio.timeout(within_s):
+            while not ended.done():
+                await asyncio.wait([ended], timeout=_PING_INTERVAL_S)
+                self._channel.ping()
+        return ended.result()
+
+    async def take_file(self, path: str, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Yields a file of the workspace in pieces. Raises SandboxFailure when it is longer, or is not there."""
+        left = max_bytes
+        request: Request[FileInfo | bytes] = Request(file_part, self._hold)
+        with self._asking(request) as op:
+            self._channel.send(FileGet(op=op, path=path, max_bytes=max_bytes, tar=False))
+            while (part := await _next(request)) is not None:
+                if isinstance(part, bytes) and part:
+                    left -= len(part)
+                    if left < 0:
+                        raise WorkshopFailed(f"the file has more than {max_bytes:,} bytes")
+                    yield part
+
+    async def _ask(self, read: Callable[[Frame], None], message: Callable[[int], Configure], body: bytes) -> None:
+        request: Request[None] = Request(read, self._hold)
+        with self._asking(request) as op:
+            self._channel.send(message(op), body)
+            await _next(request)
+
+    @contextmanager
+    def _asking(self, request: Request[Any]) -> Iterator[int]:
+        """A request that waits for its answer, as long as the block lasts."""
+        self._require_alive()
+        self._ops += 1
+        self._requests[op := self._ops] = request
+        try:
+            yield op
+        finally:
+            del self._requests[op]
+
+    def _hold(self, _: object, held: bool) -> None:
+        if held:
+            self._channel.reading.pause()
+        else:
+            self._channel.reading.resume()
+
+    def _require_alive(self) -> None:
+        if self._lost is not None:
+            raise WorkshopFailed(f"the workshop is lost: {self._lost}")
+
+    # -- what comes from the guest -------------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame) -> None:
+        message = message_of(frame)
+        if isinstance(message, (Done, FileChunk)):
+            request = self._requests.get(message.op)
+            if request is not None:
+                request.take(frame)
+        elif isinstance(message, ResultMessage):
+            if self._ended is None or self._ended.done():
+                raise FrameError("a result of nothing")
+            self._ended.set_result(read_result(frame))
+        elif isinstance(message, Log) and self._output is not None and message.stream == "stdout":
+            self._output.take(frame.body)
+
+    def _on_lost(self, reason: str) -> None:
+        self._lost = reason
+        failure = WorkshopFailed(f"the workshop was lost: {reason}")
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(failure)
+            self._ended.exception()  # marks it as seen: possibly no task waits for it
+        for request in self._requests.values():
+            request.fail(Unavailable(Reason.BACKEND_UNAVAILABLE, str(failure)))
+
+    # -- reports of the egress proxy: EgressSink -----------------------------------------------------------------
+
+    def connection_opened(self, connection: EgressConnection) -> None:
+        _log.debug("workshop_connected", host=connection.host)
+
+    def connection_closed(self, connection: EgressConnection) -> None:
+        _log.debug("workshop_disconnected", host=connection.host, received_bytes=connection.received_bytes)
+
+    def connection_denied(self, denial: EgressDenial) -> None:
+        _log.info("workshop_denied", host=denial.host, port=denial.port, reason=denial.reason)
+        if len(self.denials) < 8:
+            self.denials.append(denial)
+
+    def denials_uncounted(self, count: int) -> None:
+        _log.info("workshop_denied_more", count=count)
+
+    def listener_misused(self) -> None:
+        self._on_lost("it tried to block the egress proxy")
+
+    def moved(self, sent_bytes: int, received_bytes: int) -> None:
+        return
+
+
+async def _next(request: Request[T]) -> T | None:
+    """Returns the next part of an answer. Raises WorkshopFailed when the guest refuses, or is lost."""
+    try:
+        return await request.next()
+    except ExecutorError as error:
+        raise WorkshopFailed(f"the workshop refused a request: {error.message[:500]}") from error
+
+
+class _Lines:
+    """Cuts what a program printed into lines of JSON objects; drops lines that are none, or too long."""
+
+    def __init__(self, on_line: OnLine) -> None:
+        self._on_line = on_line
+        self._pending = b""
+        self._taken_bytes = 0
+
+    def take(self, data: bytes) -> None:
+        """Takes the next bytes. Raises FrameError when a guest sends more than it was to let through."""
+        self._taken_bytes += len(data)
+        if self._taken_bytes > 2 * MAX_OUTPUT_BYTES:
+            raise FrameError("more output than was allowed")
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        if len(self._pending) > _MAX_LINE_CHARS:
+            self._pending = b""
+        for line in lines:
+            if len(line) <= _MAX_LINE_CHARS:
+                self._give(line)
+
+    def _give(self, line: bytes) -> None:
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(said, dict):
+            self._on_line(said)
+
+
+@asynccontextmanager
+async def open_workshop(order: Order) -> AsyncIterator[RunningWorkshop]:
+    """Makes a workshop, and destroys it at the end of the block, whatever happens there.
+
+    Raises SandboxFailure; EgressError when its network can't be opened.
+    """
+    sandbox = await order.workshops.create_workshop(order.spec, order.workshop)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(_destroy, sandbox)
+        channel = GuestChannel(sandbox.endpoint)
+        stack.callback(channel.close)
+        await channel.connect()
+        running = RunningWorkshop(sandbox, channel)
+        await running.configure(order.spec)
+        if order.network is not None:
+            await stack.enter_async_context(_bound(order.network, channel, running))
+        yield running
+
+
+async def _destroy(sandbox: Sandbox) -> None:
+    await asyncio.shield(sandbox.destroy())
+
+
+@asynccontextmanager
+async def _bound(network: Network, channel: GuestChannel, sink: RunningWorkshop) -> AsyncIterator[None]:
+    session_id = f"environment-{secrets.token_hex(8)}"
+    try:
+        async with asyncio.timeout(_BIND_TIME_S):
+            listener = await channel.take_listener()
+            await network.egress.bind(session_id, network.rules, listener, sink, NO_NETWORK_USE)
+    except TimeoutError as error:
+        raise EgressError("the egress proxy does not serve a workshop") from error
+    try:
+        yield
+    finally:
+        await asyncio.shield(network.egress.release(session_id))
+
+
+def program(name: Literal["run_uv", "first_import"], task: dict[str, Any]) -> str:
+    """Returns the text of a program of inside/ that calls its `main` with this task."""
+    return f"{_text_of(name)}\n\nmain(json.loads({json.dumps(task)!r}))\n"
+
+
+@functools.cache
+def _text_of(name: str) -> str:
+    return (files(__package__) / "inside" / f"{name}.py").read_text()

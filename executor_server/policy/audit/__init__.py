@@ -1,0 +1,26 @@
+"""The audit log: a chain of records, each of which is written before its event takes place.
+
+It owns the form of records, the files and their anchor, and the verification of a log. It must not know how a refusal
+to write is enforced: that is admission.
+"""
+
+from executor_server.policy.audit.chain import AuditKind, Position, as_ascii, read_fields
+from executor_server.policy.audit.connections import ConnectionTrail
+from executor_server.policy.audit.directory import file_numbers, file_path, read_lines
+from executor_server.policy.audit.fields import (
+    known_of,
+    known_of_execution,
+    of_code,
+    of_command,
+    of_execution,
+    of_input,
+    of_names,
+    of_request,
+    of_state,
+    of_tools,
+)
+from executor_server.policy.audit.files import AuditDirError, AuditFiles
+from executor_server.policy.audit.fleet import FleetTrail
+from executor_server.policy.audit.log import AuditLog, AuditSettings, AuditStats
+from executor_server.policy.audit.trail import AuditTrail
+from executor_server.policy.audit.verification import Finding, verify

@@ -1,0 +1,153 @@
+"""Numbered events that are kept, within a bound, and read by any number of readers from any number on.
+
+Shared by executions and processes: numbers rise by one from 1, readers wait for what is next, and what is kept is
+counted for the tenant (memory.py). What may be dropped, and who is made to wait when nothing may, differs; the classes
+that derive from this one decide it in `trim`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+from executor_server.core import OutOfRange, Reason
+from executor_server.sessions.journal.memory import TenantMemory
+
+EVENT_OVERHEAD_BYTES = 256
+
+
+class NumberedEvent(Protocol):
+    """An event with its number."""
+
+    @property
+    def number(self) -> int: ...
+
+
+E = TypeVar("E", bound=NumberedEvent)
+
+
+class Reader:
+    """One reader: the number of the last event that it has, and the cost of all events up to it."""
+
+    def __init__(self, position: int, taken_bytes: int) -> None:
+        self.position = position
+        self.taken_bytes = taken_bytes
+        self.wakeup: asyncio.Future[None] | None = None
+
+
+class EventLog(Generic[E]):
+    """Events of one execution or process. Everything happens in the event loop."""
+
+    def __init__(self, memory: TenantMemory) -> None:
+        self.done = False
+        self.last_number = 0
+        self.journal_size = 0
+        self._memory = memory
+        self._journal: deque[E] = deque()
+        self._costs: deque[int] = deque()  # parallel to `_journal`
+        self._total_bytes = 0  # cost of all events, those that were dropped included
+        self._readers: set[Reader] = set()
+        self._finished = asyncio.Event()
+
+    def trim(self) -> None:
+        """Drops what need not be kept; decides whether the guest must wait."""
+        raise NotImplementedError
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def _append(self, event: E, size_bytes: int) -> None:
+        """Adds an event, whose number is the next one, and wakes the readers."""
+        self.last_number = event.number
+        self._journal.append(event)
+        self._costs.append(0)
+        self._add_cost(EVENT_OVERHEAD_BYTES + size_bytes)
+        for reader in self._readers:
+            if reader.wakeup is not None and not reader.wakeup.done():
+                reader.wakeup.set_result(None)
+
+    def _finish(self) -> None:
+        """Notes that the last event is the terminal one."""
+        self.done = True
+        self._finished.set()
+
+    def _add_cost(self, size_bytes: int) -> None:
+        """Adds to the cost of the last event."""
+        self._costs[-1] += size_bytes
+        self.journal_size += size_bytes
+        self._total_bytes += size_bytes
+        self._memory.charge(size_bytes)
+
+    def _drop_first(self) -> None:
+        self._journal.popleft()
+        cost = self._costs.popleft()
+        self.journal_size -= cost
+        self._memory.charge(-cost)
+
+    @property
+    def _taken(self) -> int:
+        """Number of the last event that every reader has; 0 when there is no reader."""
+        return min((reader.position for reader in self._readers), default=0)
+
+    def drop_read(self) -> None:
+        """Drops all events but the last, unless a reader follows them."""
+        while len(self._journal) > 1 and not self._readers:
+            self._drop_first()
+
+    def enter(self, memory: TenantMemory) -> None:
+        """Shares memory with others from here on."""
+        self._memory = memory
+        memory.charge(self.journal_size)
+        self.trim()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def events(self, after: int = 0) -> AsyncGenerator[E]:
+        """Yields the events after a number, up to the terminal one. Raises OutOfRange when they are not held.
+
+        A reader has taken an event when it asks for the next one.
+        """
+        self._require_held(after)
+        lacking = self.last_number - after
+        reader = Reader(after, self._total_bytes - sum(islice(reversed(self._costs), lacking)))
+        self._readers.add(reader)
+        self.trim()  # the events that this reader has may be all that fills the journal
+        try:
+            while not (self.done and reader.position == self.last_number):
+                if reader.position == self.last_number:
+                    reader.wakeup = asyncio.get_running_loop().create_future()
+                    await reader.wakeup
+                event = self._journal[reader.position + 1 - self.first_number]
+                yield event
+                reader.taken_bytes += self._costs[event.number - self.first_number]
+                reader.position = event.number
+                self.trim()
+            self._memory.note_read(self)
+        finally:
+            self._readers.discard(reader)
+            self._on_reader_left()
+
+    def _require_held(self, after: int) -> None:
+        if after > self.last_number or (after < self.last_number and after + 1 < self.first_number):
+            raise OutOfRange(
+                Reason.EVENT_OUT_OF_RANGE, f"the journal holds events {self.first_number} to {self.last_number}"
+            )
+
+    def _on_reader_left(self) -> None:
+        """Called when a reader has stopped reading."""
+
+    @property
+    def first_number(self) -> int:
+        """Number of the first event that is held; of the next one when none is."""
+        return self._journal[0].number if self._journal else self.last_number + 1
+
+    async def wait(self) -> None:
+        """Waits for the terminal event."""
+        await self._finished.wait()
+
+    @property
+    def followed(self) -> bool:
+        """True while a client reads its events."""
+        return bool(self._readers)

@@ -1,0 +1,284 @@
+"""An execution: its numbered events, its readers, and its open tool calls.
+
+An execution belongs to its session, not to the call that started it. Its events are numbered and kept, and any number
+of readers follow them from any number on. What is kept is bounded, for one execution and for all together (memory.py).
+Past the bound, events that every reader has are dropped; when there are none, reading from the guest stops until a
+reader has caught up. A cancelled execution holds nothing back, so that its end can arrive: events without room are
+discarded then, and the result is preceded by the number of bytes that are missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from executor_server.core import (
+    NO_NETWORK_USE,
+    BlobChunk,
+    Event,
+    EventKind,
+    Image,
+    Log,
+    NetworkUsage,
+    NotFound,
+    OutputMode,
+    Payload,
+    PreconditionFailed,
+    Reason,
+    Result,
+    ToolCall,
+)
+from executor_server.guest.wire.frames import Fields
+from executor_server.policy import RequestedLimits
+from executor_server.sessions.journal.event_log import EventLog
+from executor_server.sessions.journal.memory import UNSHARED, TenantMemory
+
+_FILE_OVERHEAD_BYTES = 256  # per artifact
+# Answered calls that an execution remembers, to distinguish a second answer from one to no call; a program may make
+# calls for hours.
+_MAX_ANSWERED_CALLS = 4096
+# Open calls at one time; an honest supervisor stops far below.
+_MAX_OPEN_CALLS = 1024
+_MAX_REASON_CHARS = 1024
+
+
+@dataclass(frozen=True)
+class ExecutionRequest:
+    """An execution as a client asks for it. The same id again must come with the same values."""
+
+    execution_id: str
+    code: str
+    mode: OutputMode
+    limits: RequestedLimits
+    savepoint: bool = False  # one is taken before it begins
+    branch: bool = False  # it runs in a copy of the interpreter
+
+
+@dataclass(frozen=True)
+class ToolFailure:
+    """A tool that raised on the host."""
+
+    type: str
+    message: str
+    arguments: bytes = b""  # packed, and passed on unread
+
+
+class ExecutionOwner(Protocol):
+    """The journal, as far as its executions use it."""
+
+    def send_cancel(self, execution_id: str) -> None:
+        """Asks the guest to end an execution."""
+        ...
+
+    def send_answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
+        """Sends the answer to a tool call to the guest."""
+        ...
+
+    def hold(self, holder: object, held: bool) -> None:
+        """Stops reading from the guest while any holder is full; resumes when none is."""
+        ...
+
+
+class Execution(EventLog[Event]):
+    """One run of code. Everything happens in the event loop."""
+
+    def __init__(
+        self,
+        execution_id: str,
+        fingerprint: bytes,
+        policy_fingerprint: str,
+        journal_bytes: int,
+        owner: ExecutionOwner,
+        memory: TenantMemory = UNSHARED,
+    ) -> None:
+        super().__init__(memory)
+        self.execution_id = execution_id
+        self.fingerprint = fingerprint
+        self.policy_fingerprint = policy_fingerprint
+        self.stopped = ""  # the reason, when the daemon stopped it
+        self.network = NO_NETWORK_USE  # so far
+        self.discarded_bytes = 0  # frames that found no room after it was cancelled
+        self._owner = owner
+        self._journal_limit = journal_bytes
+        self._open_calls: dict[str, bool] = {}  # call id → answered
+        self._answered: deque[str] = deque()
+        self._held = False
+        self._cancelled = False
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def publish(self, kind: EventKind, frame_bytes: int = 0) -> None:
+        """Adds an event. After the result nothing is added any more: what comes late is dropped.
+
+        `frame_bytes`: the event's size in a segment. A hostile guest can make it far larger than the event's content,
+        and segments are kept for as long as an event of theirs is, so the larger of the two is charged.
+        """
+        if self.done:
+            return
+        self._append(Event(self.last_number + 1, kind), max(_content_bytes(kind), frame_bytes))
+        if isinstance(kind, ToolCall):
+            self._open_calls[kind.call_id] = False
+        elif isinstance(kind, Result):
+            self._finish()
+        self.trim()
+
+    def trim(self) -> None:
+        """Drops events until it is within its limit; stops the reading from the guest while that can't be reached."""
+        if self._is_full:
+            taken = self._taken
+            while self._journal and self._journal[0].number <= taken and self._is_full:
+                self._drop_first()
+        held = not self.done and not self._cancelled and self._is_full
+        if held != self._held:
+            self._held = held
+            self._memory.set_waiting(self, held)
+            self._owner.hold(self.execution_id, held)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.journal_size > self._journal_limit or self._memory.is_short_for(self.journal_size)
+
+    def leave(self) -> None:
+        """Stops counting: it is dropped, and the guest need not wait for its readers."""
+        self._memory.leave(self, self.journal_size)
+        self._memory = UNSHARED  # readers that are left do not count
+        if self._held:
+            self._held = False
+            self._owner.hold(self.execution_id, False)
+
+    @property
+    def waits_for_client(self) -> bool:
+        """True when it can't go on until a client answers a tool call, or reads what the journal holds."""
+        return not self.done and (self._held or not all(self._open_calls.values()))
+
+    # -- steering ------------------------------------------------------------------------------------------------
+
+    def may_call(self, call_id: str) -> bool:
+        """Returns True when the id of a tool call is new and not too many calls are open."""
+        return call_id not in self._open_calls and len(self._open_calls) - len(self._answered) < _MAX_OPEN_CALLS
+
+    def cancel(self) -> None:
+        """Asks the guest to end it, once; has no effect after its end."""
+        if not self.done and not self._cancelled:
+            self._owner.send_cancel(self.execution_id)
+            self.note_cancelled()
+
+    def note_cancelled(self) -> None:
+        """Notes that its end was asked for. The guest has to report the end, so it is not held back any more."""
+        self._cancelled = True
+        self.trim()
+
+    @property
+    def has_room(self) -> bool:
+        """True when one more event can be kept. False after one was discarded: what follows would lack its start."""
+        return not self.discarded_bytes and not (self._cancelled and self._is_full)
+
+    def note_discarded(self, discarded_bytes: int) -> None:
+        """Notes how many bytes were discarded so far."""
+        self.discarded_bytes = discarded_bytes
+
+    def note_stop(self, reason: str) -> None:
+        """Notes why the daemon is about to cancel it; the first reason stands in the result."""
+        self.stopped = self.stopped or reason[:_MAX_REASON_CHARS]
+
+    def check_answer(self, call_id: str) -> None:
+        """Raises NotFound, PreconditionFailed when no tool call waits for this answer."""
+        answered = self._open_calls.get(call_id)
+        if answered is None:
+            raise NotFound(Reason.TOOL_CALL_NOT_FOUND, f"this execution has made no tool call {call_id!r}")
+        if answered:
+            raise PreconditionFailed(Reason.TOOL_CALL_ANSWERED, f"tool call {call_id!r} has been answered")
+        if self.done:
+            raise PreconditionFailed(Reason.EXECUTION_ENDED, "the execution has ended; nobody waits for this answer")
+
+    def submit_tool_result(self, call_id: str, answer: Payload | ToolFailure) -> None:
+        """Sends the answer to a tool call to the guest, once. Raises as `check_answer`."""
+        self.check_answer(call_id)
+        self._owner.send_answer(self.execution_id, call_id, answer)
+        self.note_answer(call_id, len(answer) if isinstance(answer, bytes) else 0)
+
+    def note_answer(self, call_id: str, size_bytes: int = 0) -> None:
+        """Notes that a call was answered, or never will be.
+
+        In a segment the answer lies behind the last event and is kept as long, so its size is added to that event.
+        """
+        if self._costs:
+            self._add_cost(size_bytes)
+        self._open_calls[call_id] = True
+        self._answered.append(call_id)
+        if len(self._answered) > _MAX_ANSWERED_CALLS:
+            del self._open_calls[self._answered.popleft()]
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns all that is known of it, without its events."""
+        return {
+            "id": self.execution_id,
+            "fingerprint": self.fingerprint.hex(),
+            "policy": self.policy_fingerprint,
+            "stopped": self.stopped,
+            "cancelled": self._cancelled,
+            "discarded": self.discarded_bytes,
+            "first": self.first_number,
+            "last": self.last_number,
+            "done": self.done,
+            "open": [call_id for call_id, answered in self._open_calls.items() if not answered],
+            "answered": list(self._answered),
+            "network": None if self.network == NO_NETWORK_USE else vars(self.network),
+        }
+
+    def restore(self, snapshot: Fields) -> None:
+        """Takes over a snapshot. Keeps those of its events that lead up to the snapshot without a gap."""
+        self.stopped = snapshot.text("stopped", _MAX_REASON_CHARS)
+        self._cancelled = snapshot.boolean("cancelled")
+        self.discarded_bytes = snapshot.integer("discarded")
+        used = snapshot.object("network")
+        self.network = NO_NETWORK_USE if used is None else network_usage(used)
+        last = snapshot.integer("last")
+        first = snapshot.integer("first", 1, last + 1)
+        if self.last_number != last:
+            while self._journal:
+                self._drop_first()
+            self.last_number = last
+        while self.first_number < first:
+            self._drop_first()
+        self._answered = deque(snapshot.texts("answered", _MAX_ANSWERED_CALLS))
+        self._open_calls = {
+            **dict.fromkeys(snapshot.texts("open", _MAX_OPEN_CALLS), False),
+            **dict.fromkeys(self._answered, True),
+        }
+        if snapshot.boolean("done"):
+            self._finish()
+        self.trim()
+
+
+def network_usage(fields: Fields) -> NetworkUsage:
+    """Reads what the journal says of the use of the network. Raises FrameError."""
+    return NetworkUsage(**{name: fields.integer(name) for name in vars(NO_NETWORK_USE)})
+
+
+def _content_bytes(kind: EventKind) -> int:
+    """Returns about how many bytes of memory the content of an event takes; a text may take four per character."""
+    match kind:
+        case Log(text=text):
+            return sys.getsizeof(text)
+        case BlobChunk(data=data):
+            return len(data)
+        case Image(data=payload) | ToolCall(arguments=payload):
+            return _payload_bytes(payload)
+        case Result():
+            if kind.error is None and not kind.artifacts:
+                return _payload_bytes(kind.output)
+            texts = [artifact.path for artifact in kind.artifacts]
+            if kind.error is not None:
+                texts += (kind.error.type, kind.error.message, kind.error.traceback, kind.error.statement)
+            files_bytes = _FILE_OVERHEAD_BYTES * len(kind.artifacts)
+            return _payload_bytes(kind.output) + sum(map(sys.getsizeof, texts)) + files_bytes
+    return 0
+
+
+def _payload_bytes(payload: Payload | None) -> int:
+    return len(payload) if isinstance(payload, bytes) else 0

@@ -1,0 +1,376 @@
+"""The journal of one session: its executions, and the segments from which a later daemon recovers them.
+
+Theory of operation. All that happens to executions is a record: a frame of ours that starts, answers or cancels one, or
+restricts those that follow; a frame of the guest about one; a finding of the daemon. A record is written before it
+takes effect, hence before the guest's frame is acknowledged. `replay` reads the records and applies them by the same
+methods (state.py), so the later daemon has the same events under the same numbers. What was not written was not
+acknowledged, and the guest sends it again.
+
+Frames of ours that the guest had not received when the daemon died are in the journal too. They are sent again under
+the numbers that follow the last one that the guest has taken. The record RESUMED holds that number, so that one more
+daemon can distinguish the numbers before it from those after.
+
+The segments are about as long as what is held in memory: one is removed when nothing in it is needed (state.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from executor_server.core import (
+    BlobRef,
+    ErrorDetail,
+    EventKind,
+    ExecutionLimits,
+    InvalidRequest,
+    NetworkUsage,
+    Outcome,
+    Payload,
+    Reason,
+    Result,
+    StateRules,
+    ToolCall,
+)
+from executor_server.guest.wire.frames import Frame, encode_frame
+from executor_server.guest.wire.messages import Cancel, Execute, ToolResult
+from executor_server.guest.wire.schema import Message
+from executor_server.sessions.journal.execution import Execution, ExecutionRequest, ToolFailure
+from executor_server.sessions.journal.memory import TenantMemory
+from executor_server.sessions.journal.records import SegmentError
+from executor_server.sessions.journal.replay import replay
+from executor_server.sessions.journal.segments import SENT, RecordKind, Segments
+from executor_server.sessions.journal.sent_frames import Outgoing
+from executor_server.sessions.journal.state import JournalState, fingerprint
+
+
+class JournalOwner(Protocol):
+    """A session, as far as its journal uses it."""
+
+    def send(self, message: Message, body: bytes) -> None:
+        """Sends a message to the guest."""
+        ...
+
+    def hold(self, holder: object, held: bool) -> None:
+        """Stops reading from the guest while any holder is full; resumes when none is."""
+        ...
+
+    def refusal_of(self, execution_id: str, call: ToolCall) -> str | None:
+        """Returns the reason why no client may get this tool call; None when one may."""
+        ...
+
+    def on_undecided(self, execution_id: str) -> None:
+        """Asked to find out what a result lacks, and to call `decide` then."""
+        ...
+
+    def on_event(self, execution_id: str, event: EventKind) -> None:
+        """Notified of each event but the last."""
+        ...
+
+    def on_end(self, execution_id: str, result: Result) -> None:
+        """Notified of each result."""
+        ...
+
+
+@dataclass(frozen=True)
+class JournalLimits:
+    """Bytes that the events of one execution, and of all finished ones, may take; and the count of finished ones."""
+
+    journal_bytes: int
+    max_finished_executions: int
+
+
+class Journal:
+    """Owns the segments of one session, and the state that they record."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        limits: JournalLimits,
+        owner: JournalOwner,
+        generation: int = 1,
+        *,
+        has_network: bool = False,
+    ) -> None:
+        self._segments = segments
+        self._owner = owner
+        self._state = JournalState(
+            self, limits.journal_bytes, limits.max_finished_executions, generation, has_network=has_network
+        )
+
+    def share_memory(self, memory: TenantMemory) -> None:
+        """Shares memory with the journals of other sessions from here on."""
+        self._state.share_memory(memory)
+
+    def begin_segments(self) -> None:
+        """Begins the segments of a new session."""
+        self._segments.create()
+        self._begin_segment()
+
+    def close(self) -> None:
+        """Closes the segments, which stay as they are, and drops the executions; their readers may finish.
+
+        Executions and journal refer to each other, so without this only the garbage collector would free their events.
+        """
+        self._segments.close()
+        self._state.clear()
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> dict[str, Execution]:
+        """Executions that have not ended, in order of arrival."""
+        return self._state.running
+
+    @property
+    def generation(self) -> int:
+        return self._state.generation
+
+    @property
+    def oom_kills(self) -> int:
+        return self._state.oom_kills
+
+    @property
+    def taken_seq(self) -> int:
+        """The number of the last frame of the guest that is in the segments."""
+        return self._state.taken_seq
+
+    @property
+    def lost(self) -> str | None:
+        """The reason why the session is lost, when the segments say so."""
+        return self._state.lost
+
+    def known(self, execution_id: str) -> Execution | None:
+        return self._state.executions.get(execution_id)
+
+    @property
+    def network(self) -> list[NetworkUsage]:
+        """The use of the network by each execution that is known."""
+        return [execution.network for execution in self._state.executions.values()]
+
+    def undecided(self) -> list[str]:
+        """Returns the executions whose result waits for its verdict."""
+        return list(self._state.undecided)
+
+    def is_undecided(self, execution_id: str) -> bool:
+        """Returns True when the result of an execution has come, and waits for its verdict."""
+        return execution_id in self._state.undecided
+
+    def is_suspect(self, execution_id: str) -> bool:
+        """Returns True when the kernel may have killed the execution's interpreter for its memory."""
+        waiting = self._state.undecided.get(execution_id)
+        return waiting is not None and waiting.is_suspect
+
+    # -- requests of clients --------------------------------------------------------------------------------------
+
+    def known_as(self, request: ExecutionRequest) -> Execution | None:
+        """Returns the execution that this id names already. Raises InvalidRequest when that is another one.
+
+        Compares what was asked for, not what was granted, which may be less by now.
+        """
+        known = self.known(request.execution_id)
+        if known is not None and known.fingerprint != fingerprint(
+            request.execution_id, request.mode.value, _asked(request), request.code.encode()
+        ):
+            raise InvalidRequest(
+                Reason.EXECUTION_ID_REUSED,
+                f"execution id {request.execution_id!r} names another execution of this session",
+            )
+        return known
+
+    def execute(
+        self, request: ExecutionRequest, limits: ExecutionLimits, policy: str, savepoints: StateRules | None = None
+    ) -> Execution:
+        """Starts an execution, with these limits and under the policy of this fingerprint.
+
+        `savepoints` are the rules of the savepoint that is taken first, or of the branch that it runs in.
+        """
+        source = request.code.encode()
+        execute = Execute(
+            id=request.execution_id,
+            mode=request.mode.value,
+            asked=_asked(request),
+            wall_time_s=limits.wall_time_s,
+            cpu_time_s=limits.cpu_time_s,
+            operations=limits.operations,
+            output_bytes=limits.output_bytes,
+            policy=policy,
+            savepoints=savepoints.savepoints if savepoints is not None and request.savepoint else None,
+            savepoint_file_bytes=savepoints.savepoint_file_bytes if savepoints is not None else None,
+            branches=savepoints.branches if savepoints is not None and request.branch else None,
+        )
+        self._owner.send(execute, source)
+        return self._state.begin(execute, source)
+
+    def stop(self, execution_id: str, reason: str) -> None:
+        """Cancels an execution that runs or waits; the reason stands in its result."""
+        execution = self.running.get(execution_id)
+        if execution is not None and not execution.stopped:
+            self._write(encode_frame(RecordKind.STOPPED, {"id": execution_id}, reason.encode("utf-8", "replace")))
+            execution.note_stop(reason)
+            execution.cancel()
+
+    def send_cancel(self, execution_id: str) -> None:
+        self._owner.send(Cancel(id=execution_id), b"")
+
+    def hold(self, holder: object, held: bool) -> None:
+        self._owner.hold(holder, held)
+
+    def on_end(self, execution_id: str, result: Result) -> None:
+        self._owner.on_end(execution_id, result)
+
+    def send_answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
+        match answer:
+            case ToolFailure():
+                size = len(answer.arguments) or None
+                failed = ToolResult(id=execution_id, call=call_id, ok=False, type=answer.type, arguments=size)
+                self._owner.send(failed, answer.message.encode() + answer.arguments)
+            case BlobRef():
+                self._owner.send(ToolResult(id=execution_id, call=call_id, ok=True, blob=answer.blob_id), b"")
+            case bytes():
+                self._owner.send(ToolResult(id=execution_id, call=call_id, ok=True), answer)
+
+    def note_sent(self, kind: int, seq: int, prefix: bytes, body: bytes) -> None:
+        """Records a frame that is about to leave."""
+        if kind in SENT:
+            self._write(prefix, body)
+            self._state.sent.add(seq, self._segments.segment)
+
+    def note_delivered(self, seq: int) -> None:
+        """Notes that the guest has taken our frames up to this number."""
+        self._state.sent.note_delivered(seq)
+
+    # -- frames of the guest -------------------------------------------------------------------------------------
+
+    def take(self, frame: Frame) -> None:
+        """Records and applies a frame about an execution. Raises FrameError, and has changed nothing then."""
+        execution, event = self._state.read(frame)
+        if isinstance(event, ToolCall) and (refusal := self._owner.refusal_of(execution.execution_id, event)):
+            self._withhold(frame, execution, event, refusal)
+            return
+        if isinstance(event, Result):
+            self._note_discarded(execution)
+        elif not execution.has_room:
+            self._discard(frame, execution)
+            return
+        self._write(frame.raw)
+        self._state.take(frame, execution, event, self._segments.segment)
+        if execution.execution_id in self._state.undecided:
+            self._owner.on_undecided(execution.execution_id)
+        elif not isinstance(event, Result):
+            self._owner.on_event(execution.execution_id, event)
+
+    def _withhold(self, frame: Frame, execution: Execution, call: ToolCall, refusal: str) -> None:
+        """Ends an execution instead of passing its tool call to a client.
+
+        The record has the frame's number and takes its place. The program gets no answer: it is cancelled while it
+        waits, so it can't catch a refusal and go on.
+        """
+        head = {"id": execution.execution_id, "call": call.call_id}
+        self._write(encode_frame(RecordKind.STOPPED, head, refusal.encode("utf-8", "replace"), frame.seq, frame.ack))
+        self._state.withhold(frame, execution, call.call_id, refusal)
+        execution.cancel()
+
+    def _discard(self, frame: Frame, execution: Execution) -> None:
+        """Takes a frame of a cancelled execution that finds no room, and keeps nothing of it.
+
+        The first one is recorded at once, so that a replay knows that something is missing; the sum of all of them is
+        recorded before the result.
+        """
+        is_first = not execution.discarded_bytes
+        self._state.discard(frame, execution, execution.discarded_bytes + len(frame.raw))
+        if is_first:
+            self._note_discarded(execution)
+
+    def _note_discarded(self, execution: Execution) -> None:
+        if execution.discarded_bytes:
+            head = {"id": execution.execution_id, "bytes": execution.discarded_bytes}
+            self._write(encode_frame(RecordKind.DISCARDED, head, b"", self.taken_seq))
+
+    # -- findings of the daemon ------------------------------------------------------------------------------------
+
+    def note_network(self, execution_id: str, used: NetworkUsage) -> None:
+        """Records what an execution that has not ended has used of the network so far."""
+        execution = self.running.get(execution_id)
+        if execution is not None and execution.network != used:
+            self._write(encode_frame(RecordKind.NETWORK, {"id": execution_id, **vars(used)}))
+            self._state.note_network(execution_id, used)
+
+    def add_notice(self, execution_id: str, text: str) -> None:
+        """Adds a line to the log of an execution that has not ended."""
+        if execution_id in self.running:
+            body = text.encode("utf-8", "replace")
+            self._write(encode_frame(RecordKind.NOTICE, {"id": execution_id}, body))
+            self._state.add_notice(execution_id, body.decode())
+
+    def decide(self, execution_id: str, oom_kills: int | None) -> None:
+        """Ends an undecided execution. `oom_kills`: the kernel's count of kills for memory, for a suspect."""
+        waiting = self._state.undecided.get(execution_id)
+        if waiting is not None:
+            counted = {} if oom_kills is None else {"oom_kills": oom_kills}
+            # The result is written once more, since its first segment may be removed. Both records go into one segment:
+            # a segment removed between them would leave a result without its verdict.
+            self._write(encode_frame(RecordKind.VERDICT, {"id": execution_id, **counted}))
+            self._segments.append(waiting.raw)
+            self._state.decide(execution_id, waiting.result, oom_kills, len(waiting.raw))
+
+    def lose(self, reason: str) -> None:
+        """Records that the session is lost, and with it what runs."""
+        if self.lost is None:
+            self._write(encode_frame(RecordKind.LOST, {}, reason.encode("utf-8", "replace")))
+            self._state.lose(reason)
+            self._segments.close()  # no record follows
+
+    def end_all(self, outcome: Outcome, error: ErrorDetail) -> None:
+        """Ends what runs without a record: for a session that no later daemon shall recover."""
+        self._state.end_all(outcome, error)
+
+    # -- segments ------------------------------------------------------------------------------------------------
+
+    def _write(self, first: bytes | memoryview, second: bytes = b"") -> None:
+        """Writes one record. A new segment begins before it, so that its snapshot holds what has taken effect."""
+        if self._segments.full:
+            self._begin_segment()
+        self._segments.append(first, second)
+
+    def _begin_segment(self) -> None:
+        if self._segments.broken:
+            return
+        self._state.end_segment()
+        self._segments.begin_segment(self._state.snapshot(), without=self._state.unneeded_segments())
+        self._state.begin_segment(self._segments.segment)
+
+    def replay(self) -> None:
+        """Applies all records of the segments, and goes on writing behind them.
+
+        Raises SegmentError at damage: then the records before it have taken effect, and nothing more will be written.
+        """
+        try:
+            replay(self._segments, self._state)
+        except SegmentError:
+            self._segments.close()
+            raise
+        if self.lost is not None:
+            self._segments.close()
+
+    def resume(self, taken: int) -> list[Outgoing]:
+        """Returns the frames to send again, before any other, to a guest that has taken ours up to this number."""
+        if self._state.sent.to_send_again():  # else nothing is renumbered, and a full disk costs no idle session
+            self._write(encode_frame(RecordKind.RESUMED, {"taken": taken}))
+            self._state.sent.renumber(taken)
+        # The earlier daemon may have been killed between its STOPPED record and the frame. A second cancel is harmless.
+        stopped = [execution_id for execution_id, execution in self.running.items() if execution.stopped]
+        return [
+            *self._state.sent.to_send_again(),
+            *((Cancel(id=execution_id), b"") for execution_id in stopped),
+        ]
+
+
+def _asked(request: ExecutionRequest) -> dict[str, Any]:
+    """Returns the limits that a client asks for; EXECUTE carries them beside those that are granted."""
+    asked = {name: value for name, value in vars(request.limits).items() if value is not None}
+    if request.savepoint:
+        asked["savepoint"] = True
+    if request.branch:
+        asked["branch"] = True
+    return asked

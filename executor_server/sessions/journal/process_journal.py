@@ -1,0 +1,340 @@
+"""The journal of a session's processes: their logs, and the segments from which a later daemon recovers them.
+
+It is apart from the journal of executions (journal.py), in a directory of its own beside it, made with the first
+process: a session without processes pays nothing, and a process that prints for hours moves no execution's events.
+
+Theory of operation. A record is written before it takes effect, hence before the guest's frame is acknowledged: what a
+process is, before it is started; each frame of the guest about it; that it is forgotten. The frames of both journals
+have numbers of one sequence, in which each is stored before the next is taken. So the channel goes on after the larger
+of the two journals' last numbers.
+
+A segment is removed when no event in it is held. Which events are held is not recorded: a later daemon may hold a few
+more than the one before, never fewer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Container, Iterable
+from typing import Any, Protocol
+
+from executor_server.backends.channel import read_process_event
+from executor_server.core import (
+    ExecutorError,
+    InvalidRequest,
+    ProcessEventKind,
+    ProcessOutcome,
+    ProcessRequest,
+    ProcessResult,
+    Reason,
+)
+from executor_server.guest.wire.frames import Fields, Frame, FrameError, encode_frame
+from executor_server.sessions.journal.memory import UNSHARED, TenantMemory
+from executor_server.sessions.journal.process_log import (
+    PROCESS_JOURNAL_BYTES,
+    ProcessDescription,
+    ProcessLog,
+    described,
+    fingerprint_of,
+)
+from executor_server.sessions.journal.records import SegmentError, snapshot_body
+from executor_server.sessions.journal.segments import RecordKind, Segments
+from executor_server.sessions.journal.spans import SegmentSpans
+
+MAX_FINISHED_PROCESSES = 64
+"""Processes of a session whose end was read, and that are kept; the oldest is forgotten first."""
+MAX_UNREAD_PROCESSES = 512
+"""Processes of a session that have ended and are kept, also without a reader: a client may be on its way back."""
+
+# Bytes that the events and the arguments of all finished processes of a session may take.
+_MAX_FINISHED_BYTES = 2 * PROCESS_JOURNAL_BYTES
+_MAX_PROCESSES = 1024
+_MAX_FORGOTTEN = 1024  # ids of processes that were forgotten
+_MAX_ARGUMENTS = 1024
+_MAX_TEXT_CHARS = 256 * 1024
+
+
+class ProcessJournalOwner(Protocol):
+    """A session, as far as the journal of its processes uses it."""
+
+    def grant(self, process_id: str, granted_bytes: int) -> None:
+        """Lets the guest send output that costs so much, since the start of the process."""
+        ...
+
+    def forget(self, process_id: str) -> None:
+        """Notifies the guest that a process that has ended is not asked about again."""
+        ...
+
+    def on_process_event(self, log: ProcessLog, event: ProcessEventKind) -> None:
+        """Notified of each event, but not during a replay."""
+        ...
+
+
+class ProcessJournal:
+    """Owns the segments and the logs. `processes` are all that are known, in the order of their starts."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        owner: ProcessJournalOwner,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._segments = segments
+        self._owner = owner
+        self._now_s = now_s
+        self._memory: TenantMemory = UNSHARED
+        self._spans = SegmentSpans()
+        self._begun = False
+        self.taken_seq = 0
+        self._forgotten: dict[str, None] = {}  # the oldest first
+        self.processes: dict[str, ProcessLog] = {}
+
+    def share_memory(self, memory: TenantMemory) -> None:
+        """Shares memory with the journals of other sessions from here on."""
+        self._memory = memory
+        for log in self.processes.values():
+            log.enter(memory)
+
+    def close(self) -> None:
+        """Closes the segments, which stay as they are, and drops the processes; their readers may finish."""
+        self._segments.close()
+        for log in self.processes.values():
+            log.leave()
+        self.processes.clear()
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> list[ProcessLog]:
+        """Processes that have not ended, those that are being started among them."""
+        return [log for log in self.processes.values() if not log.done]
+
+    def known_as(self, request: ProcessRequest) -> ProcessLog | None:
+        """Returns the process that this id names already. Raises InvalidRequest when that is another one."""
+        known = self.processes.get(request.process_id)
+        if known is not None and known.description.fingerprint != fingerprint_of(request):
+            raise InvalidRequest(
+                Reason.PROCESS_ID_REUSED, f"process id {request.process_id!r} names another process of this session"
+            )
+        return known
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def begin(self, request: ProcessRequest) -> ProcessLog:
+        """Adds a process that is about to be started."""
+        if not self._begun:
+            self._begun = True
+            self._segments.create()
+            self._begin_segment()
+        description = described(request)
+        self._write(encode_frame(RecordKind.PROCESS, {}, _encoded(description)))
+        return self._add(description)
+
+    def refuse(self, log: ProcessLog, error: ExecutorError) -> None:
+        """Drops a process that could not be started; its caller gets the error."""
+        self._write(encode_frame(RecordKind.FORGOTTEN, {"id": log.process_id}))
+        self._forget(log.process_id)
+        log.refuse(error)
+
+    def take(self, frame: Frame) -> None:
+        """Records and applies a frame about a process. Raises FrameError, and has changed nothing then.
+
+        A process that is not known has been forgotten, or belongs to a journal that could not be written: no client can
+        ask for its events, so they are dropped.
+        """
+        process_id, kind = read_process_event(frame)
+        log = self.processes.get(process_id)
+        if log is None:
+            self.taken_seq = frame.seq
+            return
+        log.check(kind)
+        self._write(frame.raw)
+        self.taken_seq = frame.seq
+        log.publish(kind, len(frame.raw))
+        self._owner.on_process_event(log, kind)
+        if log.done:
+            self._owner.forget(process_id)
+            self._forget_old()
+
+    def lose(self, reason: str) -> None:
+        """Ends what runs: the session is lost, or ends. Not recorded: the journal of executions says it."""
+        for log in self.running:
+            result = ProcessResult(ProcessOutcome.LOST, lost_reason=reason)
+            log.publish(result)
+            self._owner.on_process_event(log, result)
+
+    def grant_all(self) -> None:
+        """Grants the guest once more what each process may send."""
+        for log in self.running:
+            if log.pid:
+                log.grant_again()
+
+    def drop_unstarted(self, error: ExecutorError, begun: Container[str]) -> None:
+        """Drops the processes that no guest has said it started, but those that are being started (`begun`)."""
+        for log in self.running:
+            if not log.pid and log.process_id not in begun:
+                self.refuse(log, error)
+
+    def trim(self) -> None:
+        """Must be called now and then: time decides whether unread events may be dropped."""
+        for log in self.running:
+            log.trim()
+
+    def _add(self, description: ProcessDescription) -> ProcessLog:
+        log = ProcessLog(description, self._owner, self._memory, self._now_s)
+        self.processes[description.process_id] = log
+        return log
+
+    def was_forgotten(self, process_id: str) -> bool:
+        """True for a process that has ended, as far as its id is still known."""
+        return process_id in self._forgotten
+
+    def _forget_old(self) -> None:
+        finished = [log for log in self.processes.values() if log.done]
+        while len(finished) > 1:
+            is_full = len(finished) > MAX_UNREAD_PROCESSES or sum(map(_kept_bytes, finished)) > _MAX_FINISHED_BYTES
+            candidates = [log for log in finished[:-1] if not log.followed]
+            read = [log for log in candidates if log.end_was_read]
+            if not is_full and len(read) < MAX_FINISHED_PROCESSES:
+                return
+            oldest = next(iter(read or candidates), None)
+            if oldest is None:
+                return
+            finished.remove(oldest)
+            self._write(encode_frame(RecordKind.FORGOTTEN, {"id": oldest.process_id}))
+            self._forget(oldest.process_id)
+
+    def _forget(self, process_id: str) -> None:
+        log = self.processes.pop(process_id, None)
+        if log is not None:
+            log.leave()
+            if log.pid:
+                self._note_forgotten([process_id])
+        self._spans.forget(process_id)
+
+    def _note_forgotten(self, process_ids: Iterable[str]) -> None:
+        self._forgotten.update(dict.fromkeys(process_ids))
+        while len(self._forgotten) > _MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
+
+    # -- segments ------------------------------------------------------------------------------------------------
+
+    def _write(self, first: bytes | memoryview) -> None:
+        if self._segments.full:
+            self._begin_segment()
+        self._segments.append(first)
+
+    def _begin_segment(self) -> None:
+        if self._segments.broken:
+            return
+        self._spans.end(self.processes)
+        unneeded = self._spans.drop_unneeded((), self.processes)
+        self._segments.begin_segment(self._snapshot(), without=unneeded)
+        self._spans.begin(self._segments.segment, self.processes)
+
+    def _snapshot(self) -> bytes:
+        known = [
+            {
+                "what": json.loads(_encoded(log.description)),
+                "pid": log.pid,
+                "first": log.first_number,
+                "last": log.last_number,
+                "done": log.done,
+                "received": log.received_bytes,
+                "granted": log.granted_bytes,
+                "output": log.output_bytes,
+                "read": log.read_bytes,
+            }
+            for log in self.processes.values()
+        ]
+        snapshot = {"taken": self.taken_seq, "processes": known, "forgotten": [*self._forgotten]}
+        return json.dumps(snapshot, separators=(",", ":")).encode()
+
+    # -- after another daemon ------------------------------------------------------------------------------------
+
+    def replay(self) -> None:
+        """Applies all records of the segments, and goes on writing behind them.
+
+        Raises SegmentError at damage: then the records before it have taken effect, and nothing more will be written.
+        """
+        self._begun = True
+        try:
+            for segment in self._segments.read():
+                for record in segment.records:
+                    self._replay_record(record, segment.number)
+                self._spans.end(self.processes)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:  # a FrameError is a ValueError
+            raise SegmentError(f"the journal of its processes is damaged: {error}") from error
+        for log in self.running:
+            log.expect_granted()
+        if self._segments.broken:
+            raise SegmentError("the journal of its processes can't be written")
+
+    def _replay_record(self, record: Frame, segment: int) -> None:
+        if record.kind == RecordKind.SNAPSHOT:
+            self._restore(snapshot_body(record))
+            self._spans.begin(segment, self.processes)
+        elif record.kind == RecordKind.PROCESS:
+            self._add(_decoded(json.loads(record.body)))
+        elif record.kind == RecordKind.FORGOTTEN:
+            self._forget(record.head.text("id", 64))
+        else:
+            process_id, kind = read_process_event(record)
+            log = self.processes.get(process_id)
+            if log is None:
+                raise FrameError("an event of a process that is not known")
+            log.expect_granted()
+            log.check(kind)
+            self.taken_seq = record.seq
+            log.publish(kind, len(record.raw))
+
+    def _restore(self, snapshot: bytes) -> None:
+        known = Fields(json.loads(snapshot))
+        self.taken_seq = known.integer("taken")
+        self._note_forgotten(known.texts("forgotten", _MAX_FORGOTTEN, 64) if "forgotten" in known.values else ())
+        listed = {}
+        for fields in known.objects("processes", _MAX_PROCESSES):
+            description = _decoded(fields.values["what"])
+            listed[description.process_id] = description, fields
+        for process_id in [each for each in self.processes if each not in listed]:
+            self._forget(process_id)
+        for process_id, (description, fields) in listed.items():
+            log = self.processes.get(process_id) or self._add(description)
+            first = fields.integer("first", 1)
+            log.restore(
+                pid=fields.integer("pid"),
+                first=first,
+                last=fields.integer("last", first - 1),
+                received_bytes=fields.integer("received"),
+                granted_bytes=fields.integer("granted"),
+                output_bytes=fields.integer("output"),
+                read_bytes=fields.integer("read"),
+            )
+            if fields.boolean("done") and not log.done:
+                raise FrameError("the end of a process is missing")
+
+
+def _kept_bytes(log: ProcessLog) -> int:
+    return log.journal_size + sum(map(len, log.description.argv))
+
+
+def _encoded(description: ProcessDescription) -> bytes:
+    return json.dumps(dataclasses.asdict(description)).encode()
+
+
+def _decoded(values: Any) -> ProcessDescription:
+    """Reads a description. Raises ValueError, TypeError, LookupError."""
+    fields = Fields(values)
+    return ProcessDescription(
+        process_id=fields.text("process_id", 64),
+        argv=tuple(fields.texts("argv", _MAX_ARGUMENTS, _MAX_TEXT_CHARS)),
+        cwd=fields.text("cwd", _MAX_TEXT_CHARS),
+        env_names=tuple(fields.texts("env_names", _MAX_ARGUMENTS, _MAX_TEXT_CHARS)),
+        has_pty=fields.boolean("has_pty"),
+        has_stdin=fields.boolean("has_stdin"),
+        timeout_s=None if fields.values.get("timeout_s") is None else fields.number("timeout_s", 0.0),
+        fingerprint=fields.text("fingerprint", 64),
+        start_time_s=fields.number("start_time_s", 0.0),
+    )

@@ -1,0 +1,306 @@
+"""A process: its numbered events, its readers, and how much more output its guest may send.
+
+Flow control is by grants. The guest may send output that costs as much as was granted, and the process waits in its
+own write for more; other processes and executions go on meanwhile. What is granted is what was received and the room
+that the events leave. Events that every reader has are dropped when there must be room. While no client reads, nothing
+is dropped for UNREAD_TIME_S: a client that lost its connection, or the daemon, finds everything. After that the oldest
+events go, since a server that prints and has no reader would stand still otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from executor_server.core import (
+    ExecutorError,
+    OutOfRange,
+    ProcessEvent,
+    ProcessEventKind,
+    ProcessOutput,
+    ProcessOutputCut,
+    ProcessRequest,
+    ProcessResult,
+    ProcessStarted,
+    Reason,
+)
+from executor_server.guest.wire.frames import FrameError
+from executor_server.guest.wire.process_messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES
+from executor_server.sessions.journal.event_log import EVENT_OVERHEAD_BYTES, EventLog
+from executor_server.sessions.journal.memory import UNSHARED, TenantMemory
+
+PROCESS_JOURNAL_BYTES = 8 * 1024 * 1024
+"""Bytes of one process's events that are kept."""
+UNREAD_TIME_S = 30.0
+"""Seconds without a reader after which the oldest events are dropped for newer ones."""
+
+# The part of the room that must be free before more is granted: a grant for each frame would be a message for each.
+_GRANT_STEP_BYTES = PROCESS_JOURNAL_BYTES // 4
+
+assert EVENT_OVERHEAD_BYTES <= OUTPUT_OVERHEAD_BYTES, "an event costs more than its frame was granted for"
+
+
+@dataclass(frozen=True)
+class ProcessDescription:
+    """The facts of a process that outlive the call that started it. Values of variables are not among them."""
+
+    process_id: str
+    argv: tuple[str, ...]
+    cwd: str
+    env_names: tuple[str, ...]
+    has_pty: bool
+    has_stdin: bool
+    timeout_s: float | None
+    fingerprint: str
+    start_time_s: float  # Unix time
+
+
+def described(request: ProcessRequest) -> ProcessDescription:
+    """Returns the description of a process that is about to be started."""
+    return ProcessDescription(
+        process_id=request.process_id,
+        argv=request.argv,
+        cwd=request.cwd,
+        env_names=tuple(sorted(request.env)),
+        has_pty=request.pty is not None,
+        has_stdin=request.stdin or request.pty is not None,
+        timeout_s=request.timeout_s,
+        fingerprint=fingerprint_of(request),
+        start_time_s=time.time(),
+    )
+
+
+def fingerprint_of(request: ProcessRequest) -> str:
+    """Returns a digest that distinguishes requests of one id. Values of variables are in it and can't be read from it
+    where they are hard to guess; the size of a terminal is not, since it changes."""
+    values = [
+        request.process_id,
+        list(request.argv),
+        request.cwd,
+        sorted(request.env.items()),
+        request.pty is not None,
+        request.stdin,
+        request.timeout_s,
+        request.prefers_bash,
+    ]
+    return hashlib.sha256(json.dumps(values).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class ProcessOwner(Protocol):
+    """The journal of processes, as far as one process uses it."""
+
+    def grant(self, process_id: str, granted_bytes: int) -> None:
+        """Lets the guest send output that costs so much, since the start of the process."""
+        ...
+
+
+class ProcessLog(EventLog[ProcessEvent]):
+    """One process of a session."""
+
+    def __init__(
+        self,
+        description: ProcessDescription,
+        owner: ProcessOwner,
+        memory: TenantMemory = UNSHARED,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(memory)
+        self.description = description
+        self.process_id = description.process_id
+        self.pid = 0  # 0 until the guest has started it
+        self.result: ProcessResult | None = None
+        self.written_bytes = 0  # by clients, as far as this daemon knows
+        self.granted_bytes = PROCESS_JOURNAL_BYTES
+        self.refusal: ExecutorError | None = None  # the reason why it was never started
+        self._owner = owner
+        self._now_s = now_s
+        self._received_bytes = 0  # cost of the output that has come
+        self._output_bytes = 0  # bytes in all events, those that were dropped included
+        self._dropped_bytes = 0
+        self._read_number = 0  # the last event that any reader got, and the output bytes up to it
+        self._read_bytes = 0
+        self.end_was_read = False  # a reader has asked for what comes after its last event
+        self._unread_since_s = now_s()
+        self._short = False
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def check(self, kind: ProcessEventKind) -> None:
+        """Raises FrameError for an event that no correct guest sends now."""
+        if self.done:
+            raise FrameError("an event of a process that has ended")
+        if isinstance(kind, ProcessStarted) == bool(self.pid):
+            raise FrameError("a process that was started twice, or printed before its start")
+        cost_bytes = self._received_bytes + _cost_of(kind)
+        if isinstance(kind, ProcessOutput) and cost_bytes > self.granted_bytes + TAIL_BYTES:
+            raise FrameError("more output of a process than was granted")
+
+    def publish(self, kind: ProcessEventKind, frame_bytes: int = 0) -> None:
+        """Adds an event; see `Execution.publish` for `frame_bytes`."""
+        event = ProcessEvent(self.last_number + 1, kind)
+        self._append(event, max(_size_of(kind), frame_bytes - OUTPUT_OVERHEAD_BYTES + EVENT_OVERHEAD_BYTES, 0))
+        match kind:
+            case ProcessStarted():
+                self.pid = kind.pid
+            case ProcessOutput():
+                self._received_bytes += _cost_of(kind)
+                self._output_bytes += len(kind.data)
+            case ProcessOutputCut():
+                self._output_bytes += kind.omitted_bytes
+            case ProcessResult():
+                self.result = kind
+                self._finish()
+        self.trim()
+
+    def refuse(self, error: ExecutorError) -> None:
+        """Ends it without events: the guest could not start it."""
+        self.refusal = error
+        self._finish()
+
+    def trim(self) -> None:
+        """Drops events that must make room, and grants the guest what room there is."""
+        droppable = self.last_number if self._is_unread else self._taken
+        while self._journal and self._journal[0].number <= droppable and self._is_full and not self._holds_result_only:
+            self._drop_first()
+        if not self.done:
+            self._grant()
+
+    def _grant(self) -> None:
+        pinned_bytes = 0 if self._is_unread else self._pinned_bytes
+        short = self._memory.is_short_for(self.journal_size) and pinned_bytes > 0
+        if short != self._short:
+            self._short = short
+            self._memory.set_waiting(self, short)
+        room_bytes = 0 if short else max(0, PROCESS_JOURNAL_BYTES - pinned_bytes)
+        granted_bytes = self._received_bytes + room_bytes
+        if granted_bytes >= self.granted_bytes + _GRANT_STEP_BYTES:
+            self.granted_bytes = granted_bytes
+            self._owner.grant(self.process_id, granted_bytes)
+
+    def _drop_first(self) -> None:
+        self._dropped_bytes += _output_of(self._journal[0].kind)
+        super()._drop_first()
+
+    @property
+    def _is_full(self) -> bool:
+        return self.journal_size > PROCESS_JOURNAL_BYTES or self._memory.is_short_for(self.journal_size)
+
+    @property
+    def _holds_result_only(self) -> bool:
+        return self.done and len(self._journal) == 1
+
+    @property
+    def _is_unread(self) -> bool:
+        return not self._readers and self._now_s() >= self._unread_since_s + UNREAD_TIME_S
+
+    @property
+    def _pinned_bytes(self) -> int:
+        """Bytes of the events that a reader still lacks; of all when there is none."""
+        if not self._readers:
+            return self.journal_size
+        return self._total_bytes - min(reader.taken_bytes for reader in self._readers)
+
+    def leave(self) -> None:
+        """Stops counting: it is dropped."""
+        self._memory.leave(self, self.journal_size)
+        self._memory = UNSHARED
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def events_with_gap(self, after: int) -> AsyncGenerator[ProcessEvent, None]:
+        """Yields the events after a number; one that says how much is missing in the place of those that were dropped.
+
+        Raises OutOfRange for a number that no event has had yet.
+        """
+        if after > self.last_number:
+            raise OutOfRange(Reason.EVENT_OUT_OF_RANGE, f"the last event of this process is {self.last_number}")
+        first = self.first_number
+        if after + 1 < first:
+            missing_bytes = self._dropped_bytes - (min(self._read_bytes, self._dropped_bytes) if after else 0)
+            after = first - 1
+            yield ProcessEvent(after, ProcessOutputCut(missing_bytes))
+        async for event in self.events(after):
+            if event.number > self._read_number:
+                self._read_number = event.number
+                self._read_bytes += _output_of(event.kind)
+            yield event
+        self.end_was_read = True
+
+    def _on_reader_left(self) -> None:
+        if not self._readers:
+            self._unread_since_s = self._now_s()
+
+    # -- after another daemon ------------------------------------------------------------------------------------
+
+    def expect_granted(self) -> None:
+        """Notes the most that an earlier daemon may have granted: grants are not recorded."""
+        self.granted_bytes = max(self.granted_bytes, self._received_bytes + PROCESS_JOURNAL_BYTES)
+
+    def grant_again(self) -> None:
+        """Grants the same once more: an earlier daemon's last word may have been lost."""
+        if not self.done:
+            self._owner.grant(self.process_id, self.granted_bytes)
+
+    def restore(
+        self,
+        *,
+        pid: int,
+        first: int,
+        last: int,
+        received_bytes: int,
+        granted_bytes: int,
+        output_bytes: int,
+        read_bytes: int,
+    ) -> None:
+        """Takes over the numbers of a snapshot; keeps those of its events that lead up to it without a gap.
+
+        What clients read after the snapshot is not recorded, so a gap may count that as missing, too.
+        """
+        self.pid = pid
+        self._received_bytes = received_bytes
+        self.granted_bytes = max(granted_bytes, self.granted_bytes)
+        if self.last_number != last:
+            while self._journal:
+                self._drop_first()
+            self.last_number = last
+        while self._journal and self.first_number < first:
+            self._drop_first()
+        self._output_bytes = output_bytes
+        self._dropped_bytes = max(0, output_bytes - sum(_output_of(event.kind) for event in self._journal))
+        self._read_bytes = min(read_bytes, output_bytes)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all output so far, with what was left out."""
+        return self._output_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the output up to the last event that any reader got."""
+        return self._read_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Cost of the output that has come."""
+        return self._received_bytes
+
+
+def _cost_of(kind: ProcessEventKind) -> int:
+    return len(kind.data) + OUTPUT_OVERHEAD_BYTES if isinstance(kind, ProcessOutput) else 0
+
+
+def _size_of(kind: ProcessEventKind) -> int:
+    return len(kind.data) if isinstance(kind, ProcessOutput) else 0
+
+
+def _output_of(kind: ProcessEventKind) -> int:
+    match kind:
+        case ProcessOutput():
+            return len(kind.data)
+        case ProcessOutputCut():
+            return kind.omitted_bytes
+    return 0

@@ -1,0 +1,420 @@
+"""The registry: the sessions on disk, from which the daemon that follows a killed one recovers them.
+
+`registry.db` in the state directory has a row for each session: its owner, what was approved for it, its sandbox and
+the secret for connecting to it. Beside it, `journals/ID/` holds the session's journal. A row is written before the
+session is handed out, and removed before its sandbox is destroyed: a sandbox without a row belongs to no session.
+
+SQLite runs in WAL mode without a sync at each commit. What is committed outlives this process; a crash of the host may
+lose the last rows, but never damages the file.
+
+Each row has a checksum and is believed only if that fits. Neither a damaged row nor a damaged file stops the start: the
+file is put aside, rows that fit are taken over, and a client that asks for one of the other sessions learns that it is
+lost, and why, as far as its journal still shows that it existed. Their sandboxes are destroyed. A file of another
+version is not damaged: one that names sessions stops the start and says what to do, an empty one is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from executor_server.core import (
+    NO_NETWORK_USE,
+    NetworkUsage,
+    OtherVersionError,
+    Principal,
+    SessionSpec,
+    keep_checksums,
+    open_file,
+    put_aside,
+    row_checksum,
+    transaction,
+)
+from executor_server.core.config import StateDir, StateDirError
+from executor_server.guest.wire.frames import PROTOCOL_VERSION
+from executor_server.sessions.journal import segments
+from executor_server.sessions.journal.typed_json import as_json, from_json
+
+# Behind a session's id: the directory of its processes' journal, which no session id can be.
+_OF_PROCESSES = "+processes"
+# Version of the tables and of the journals.
+_VERSION = 4
+_TABLES = """
+CREATE TABLE sessions (
+    session_id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    sandbox_id TEXT NOT NULL,
+    token BLOB NOT NULL,
+    protocol INTEGER NOT NULL,
+    python_version TEXT NOT NULL,
+    warm INTEGER NOT NULL,
+    create_time_s REAL NOT NULL,
+    connections INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    last_used_s REAL NOT NULL,
+    puts INTEGER NOT NULL,
+    gets INTEGER NOT NULL,
+    network TEXT NOT NULL,
+    lost_reason TEXT,
+    checksum INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
+-- The leases that hold each session; one without a row is detached.
+CREATE TABLE holders (
+    session_id TEXT NOT NULL,
+    lease_id TEXT NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (session_id, lease_id)
+) STRICT, WITHOUT ROWID
+"""
+
+# Named as the fields of SessionRecord.
+_COLUMNS = (
+    "session_id, tenant, principal, request_id, spec, backend, sandbox_id, token, protocol, python_version, warm, "
+    "create_time_s, connections, generation, last_used_s, puts, gets, network, lost_reason"
+)
+_SELECT = f"SELECT {_COLUMNS}, checksum FROM sessions ORDER BY create_time_s, session_id"
+_INSERT_HOLDER = "INSERT OR IGNORE INTO holders (session_id, lease_id) VALUES (?, ?)"
+_INSERT = f"INSERT INTO sessions ({_COLUMNS}) VALUES (:{_COLUMNS.replace(', ', ', :')})"
+
+_LEASE_ID = re.compile(r"[0-9a-f]{32}")
+# An id is also the name of a directory, which is removed whole.
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+_DAMAGED = "what the registry said of it was damaged"
+_OTHER_VERSION = "a daemon of another version wrote what the registry says of it, which this one can't read"
+_UNKNOWN = "the daemon was killed, and its registry knows nothing of it any more"
+
+_log = structlog.get_logger(__name__)
+
+
+class RegistryError(Exception):
+    """The registry could not be written. Internal: the text may name host paths."""
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """A session as it stands in the registry."""
+
+    session_id: str
+    owner: Principal
+    request_id: str
+    spec: SessionSpec
+    backend: str
+    sandbox_id: str
+    token: bytes
+    python_version: str
+    warm: bool
+    create_time_s: float
+    connections: int  # begun to its guest so far, or about to be
+    generation: int = 1
+    last_used_s: float = 0.0
+    puts: int = 0  # files put into the session
+    gets: int = 0
+    network: NetworkUsage = NO_NETWORK_USE  # so far
+    lost_reason: str | None = None
+    protocol: int = PROTOCOL_VERSION  # the version that its guest speaks
+
+
+@dataclass(frozen=True)
+class SessionUse:
+    """The values of a session that change as it is used."""
+
+    session_id: str
+    last_used_s: float
+    generation: int
+    puts: int
+    gets: int
+
+
+class Registry:
+    """Owns the database. Every call takes microseconds, so it runs in the event loop."""
+
+    def __init__(self, state_dir: StateDir) -> None:
+        """Opens or creates the file; a damaged one is put aside.
+
+        Raises StateDirError for one of another version that names sessions.
+        """
+        self._path = state_dir.registry_path
+        self._journals = state_dir.journals_path
+        self._unforgotten: set[str] = set()
+        self._unremoved: deque[str] = deque()  # sessions without a row whose journals may be there
+        self.unbelieved: dict[str, str] = {}  # ids of sessions that were not recovered, and why
+        self._is_damaged = False
+        self._journals.mkdir(mode=0o700, exist_ok=True)
+        try:
+            self._database = self._opened()
+        except OtherVersionError as error:
+            if _names_sessions(self._path):
+                raise StateDirError(
+                    f"The registry {self._path} is of version {error.version} and names sessions, and this daemon "
+                    f"knows version {_VERSION}. Start the daemon that made it and stop it with SIGTERM, or move the "
+                    "file away: both end these sessions."
+                ) from error
+            try:
+                put_aside(self._path, self._path.with_name(f"{self._path.name}.version-{error.version}"))
+                self._database = self._opened()
+            except (OSError, sqlite3.Error) as failure:
+                raise self._unusable(failure) from error
+        except sqlite3.OperationalError as error:  # locked or unreadable, which does not mean damaged
+            raise self._unusable(error) from error
+        except sqlite3.DatabaseError as error:
+            self._replace_file(error)
+
+    def _opened(self) -> sqlite3.Connection:
+        database = open_file(self._path, _TABLES, _VERSION, synchronous="NORMAL")
+        keep_checksums(database, "sessions", _COLUMNS.split(", "), ["session_id"])
+        keep_checksums(database, "holders", ["session_id", "lease_id"], ["session_id", "lease_id"])
+        return database
+
+    def _unusable(self, error: Exception) -> StateDirError:
+        return StateDirError(
+            f"The registry of sessions {self._path} can't be used: {error}. To start without the sessions that it "
+            "names, which end then, move it away."
+        )
+
+    def _replace_file(self, error: sqlite3.Error) -> None:
+        """Goes on in a new file with those rows of the damaged one that can be read and fit. Raises StateDirError."""
+        aside = self._path.with_name(f"{self._path.name}.damaged-{time.time_ns()}")
+        try:
+            put_aside(self._path, aside)
+            self._database = self._opened()
+            rows = _salvaged(aside)
+            with transaction(self._database):
+                self._database.executemany(_INSERT, rows)
+        except (OSError, sqlite3.Error) as failure:
+            raise self._unusable(failure) from error
+        self._is_damaged = True
+        _log.error(
+            "registry_damaged", path=str(self._path), put_aside=str(aside), kept_sessions=len(rows), error=str(error)
+        )
+
+    def close(self) -> None:
+        self._database.close()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def load(self) -> list[SessionRecord]:
+        """Returns the sessions whose rows fit, oldest first; removes other journals. Raises StateDirError."""
+        try:
+            rows = self._rows()
+        except sqlite3.OperationalError as error:
+            raise self._unusable(error) from error
+        except sqlite3.DatabaseError as error:
+            self._database.close()
+            self._replace_file(error)
+            rows = self._rows()
+        records = []
+        for row, fits in rows:
+            try:
+                if not fits:
+                    raise ValueError("it does not fit its checksum")
+                records.append(_record(row))
+            except (ValueError, KeyError, TypeError) as error:
+                self._is_damaged |= not fits
+                self._disbelieve(row["session_id"], _OTHER_VERSION if fits else _DAMAGED, error)
+        known = {record.session_id for record in records}
+        for journal in self._journals.iterdir():
+            session_id = journal.name.removesuffix(_OF_PROCESSES)
+            if session_id in known:
+                continue
+            if session_id != journal.name:
+                segments.remove(journal)
+            else:
+                # The daemon was killed while its session was made or ended; or its row was in the damaged part of the
+                # write-ahead log, from where on SQLite ignores the log without an error.
+                self.unbelieved.setdefault(journal.name, _DAMAGED if self._is_damaged else _UNKNOWN)
+                _log.warning("journal_without_session", session_id=journal.name, is_registry_damaged=self._is_damaged)
+                segments.remove(journal)
+        return records
+
+    def _rows(self) -> list[tuple[dict[str, Any], bool]]:
+        """Returns all rows, each with True when it fits its checksum."""
+        names = _COLUMNS.split(", ")
+        rows = self._database.execute(_SELECT).fetchall()
+        return [(dict(zip(names, row, strict=True)), checksum == row_checksum(*row)) for *row, checksum in rows]
+
+    def _disbelieve(self, session_id: str, reason: str, error: Exception) -> None:
+        """Removes a row. Not even its owner is believed; only its id is remembered."""
+        self.unbelieved[session_id] = reason
+        _log.error("session_not_believed", session_id=session_id, path=str(self._path), error=str(error))
+        self._try("DELETE FROM sessions WHERE session_id = ?", [(session_id,)])
+
+    def holders(self) -> dict[str, list[str]]:
+        """Returns the leases that hold each session; removes those of ended sessions. Raises StateDirError.
+
+        A row that does not fit is removed, too, since its lease is unknown. A session without another row then counts
+        as detached, which ends when it is unused, and not as one whose client has ended.
+        """
+        held: dict[str, list[str]] = {}
+        try:
+            self._database.execute("DELETE FROM holders WHERE session_id NOT IN (SELECT session_id FROM sessions)")
+            rows = self._database.execute("SELECT session_id, lease_id, checksum FROM holders").fetchall()
+            for session_id, lease_id, checksum in rows:
+                if checksum == row_checksum(session_id, lease_id) and _LEASE_ID.fullmatch(lease_id):
+                    held.setdefault(session_id, []).append(lease_id)
+                else:
+                    _log.error("holder_not_believed", session_id=session_id, path=str(self._path))
+                    self.note_released(session_id, lease_id)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        return held
+
+    def segments_of(self, session_id: str) -> segments.Segments:
+        """Returns the segments of a session, to be begun or to be read."""
+        return segments.Segments(self._journals / session_id, session_id)
+
+    def process_segments_of(self, session_id: str) -> segments.Segments:
+        """Returns the segments of a session's processes."""
+        return segments.Segments(self._journals / f"{session_id}{_OF_PROCESSES}", session_id)
+
+    def has_process_segments(self, session_id: str) -> bool:
+        """True when processes were started in a session, and their journal is there."""
+        return (self._journals / f"{session_id}{_OF_PROCESSES}").exists()
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def add(self, record: SessionRecord, lease_id: str | None = None) -> None:
+        """Writes a session, with the lease that holds it, if any. Raises RegistryError."""
+        row = {
+            **vars(record),
+            "tenant": record.owner.tenant,
+            "principal": record.owner.name,
+            "spec": as_json(record.spec),
+            "network": as_json(record.network),
+        }
+        try:
+            with transaction(self._database):
+                self._database.execute(_INSERT, row)
+                if lease_id is not None:
+                    self._database.execute(_INSERT_HOLDER, (record.session_id, lease_id))
+        except sqlite3.Error as error:
+            raise RegistryError(f"{self._path}: {error}") from error
+
+    def forget(self, session_id: str) -> None:
+        """Removes a session that has ended; `remove_journals` must follow. When it fails, `note_use` tries again."""
+        self._unforgotten.add(session_id)
+        self._forget_rest()
+
+    def _forget_rest(self) -> None:
+        for session_id in list(self._unforgotten):
+            if not self._try("DELETE FROM sessions WHERE session_id = ?", [(session_id,)]):
+                return
+            self._try("DELETE FROM holders WHERE session_id = ?", [(session_id,)])
+            self._unforgotten.discard(session_id)
+            self._unremoved.append(session_id)
+
+    def remove_journals(self) -> None:
+        """Removes the journals of sessions that were forgotten. It blocks, so it is for a thread."""
+        with contextlib.suppress(IndexError):  # another thread may have taken the last
+            while self._unremoved:
+                session_id = self._unremoved.popleft()
+                segments.remove(self._journals / session_id)
+                segments.remove(self._journals / f"{session_id}{_OF_PROCESSES}")
+
+    # The notes below serve a later daemon only: when one can't be written, that is logged and the session goes on.
+
+    def note_lost(self, session_id: str, reason: str) -> None:
+        """Notes that a session has lost its sandbox."""
+        self._try("UPDATE sessions SET lost_reason = ? WHERE session_id = ?", [(reason, session_id)])
+
+    def note_connections(self, session_id: str, count: int) -> None:
+        """Notes how many tokens the guest may have been shown."""
+        self._try("UPDATE sessions SET connections = ? WHERE session_id = ?", [(count, session_id)])
+
+    def note_spec(self, session_id: str, spec: SessionSpec) -> None:
+        """Notes another spec that was approved for a session."""
+        self._try("UPDATE sessions SET spec = ? WHERE session_id = ?", [(as_json(spec), session_id)])
+
+    def note_holder(self, session_id: str, lease_id: str) -> None:
+        """Notes one more lease that holds a session."""
+        self._try(_INSERT_HOLDER, [(session_id, lease_id)])
+
+    def note_released(self, session_id: str, lease_id: str) -> None:
+        """Notes that a lease does not hold a session any more, which others do."""
+        self._try("DELETE FROM holders WHERE session_id = ? AND lease_id = ?", [(session_id, lease_id)])
+
+    def note_use(self, used: Sequence[SessionUse]) -> bool:
+        """Notes the use of sessions, and removes what `forget` could not. Returns False when the first fails."""
+        rows = [(use.last_used_s, use.generation, use.puts, use.gets, use.session_id) for use in used]
+        statement = "UPDATE sessions SET last_used_s = ?, generation = ?, puts = ?, gets = ? WHERE session_id = ?"
+        noted = not rows or self._try(statement, rows)
+        if self._unforgotten:
+            self._forget_rest()
+            self.remove_journals()
+        return noted
+
+    def note_network(self, used: Mapping[str, NetworkUsage]) -> bool:
+        """Notes what sessions have used of the network so far: their limits count from there in a later daemon.
+
+        Returns False when that fails.
+        """
+        rows = [(as_json(usage), session_id) for session_id, usage in used.items()]
+        return self._try("UPDATE sessions SET network = ? WHERE session_id = ?", rows)
+
+    def _try(self, statement: str, rows: Sequence[tuple[object, ...]]) -> bool:
+        try:
+            if len(rows) == 1:
+                self._database.execute(statement, rows[0])
+            else:
+                with transaction(self._database):
+                    self._database.executemany(statement, rows)
+        except sqlite3.Error as error:
+            _log.error("registry_not_written", path=str(self._path), error=str(error))
+            return False
+        return True
+
+
+def _names_sessions(path: Path) -> bool:
+    """Returns False for a registry of any version without a session; True when that can't be read."""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            return database.execute("SELECT 1 FROM sessions").fetchone() is not None
+    except sqlite3.Error:
+        return True
+
+
+def _salvaged(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a damaged file that fit their checksums, as far as it can be read."""
+    names, rows = _COLUMNS.split(", "), []
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as database:
+        for *row, checksum in database.execute(f"SELECT {_COLUMNS}, checksum FROM sessions"):
+            if checksum == row_checksum(*row):
+                rows.append(dict(zip(names, row, strict=True)))
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From a row to values. A value of a wrong type in our own file is found here, and not later where it is used.
+
+
+def _record(row: Mapping[str, Any]) -> SessionRecord:
+    """Reads a row. Raises ValueError, KeyError, TypeError."""
+    if not _SESSION_ID.fullmatch(row["session_id"]):
+        raise ValueError("a session id that is none")
+    simple = {name: row[name] for name in row.keys() - {"tenant", "principal", "spec", "network", "warm"}}
+    record: SessionRecord = from_json(
+        SessionRecord,
+        {
+            **simple,
+            "owner": {"tenant": row["tenant"], "name": row["principal"]},
+            "spec": json.loads(row["spec"]),
+            "network": json.loads(row["network"]),
+            "warm": bool(row["warm"]),
+        },
+    )
+    return record

@@ -1,0 +1,350 @@
+"""The state of a session's executions, as the records of its journal make it.
+
+Theory of operation. There is one method for each kind of record. `journal.py` calls it after it has written the record;
+`replay.py` calls the same method after it has read the record. Nothing here writes, and nothing depends on where a
+record comes from, with one exception: while records are read (`replaying`), no owner is notified of an end, and old
+executions are not dropped, because later records may still refer to them.
+
+Invariants, on which recovery rests:
+
+1. Written before effective. A record is in the segments before its method runs, and its method runs before the guest's
+   frame is acknowledged. So a daemon that is killed anywhere leaves segments that may be ahead of what anyone saw, and
+   never behind: what a client has read is written, and what is not written the guest sends again.
+2. Same records, same state. The methods are deterministic functions of the state and the record. Whether a frame is
+   discarded for want of memory, or withheld by the policy, is not a function of these: so `journal.py` decides it, and
+   writes a record of its own kind (DISCARDED, STOPPED) in the frame's place. What is only dropped from memory (finished
+   executions, events that were read) is not recorded; a later daemon may hold more of it, until its bounds drop it.
+3. Checked before changed. `read` raises before anything has changed, so a refused frame of a hostile guest leaves
+   neither a record nor a trace.
+
+The guest is hostile. Each frame names an execution by id; `read` accepts only one that runs, so a guest can neither
+append to a finished result nor invent an execution. A result has to be of the current or a later generation. A second
+result, or an event after a result that waits for its verdict, is refused. A tool call needs an id that is new to the
+execution, or an answer could be given to another call than the one the client saw.
+
+Verdicts. Some results wait in `undecided`, since a part of them is found out outside of the sandbox. Inside it can't be
+seen who killed an interpreter: the kernel for its memory, or code that wants its crash to look like that. So such a
+result waits until the daemon has read the kernel's counter of kills for memory. The VERDICT record carries that number,
+since the counter reads differently later. In a sandbox with a network (`has_network`, fixed for its life) every result
+waits, until the egress proxy has reported what it did by then; records NETWORK carry what an execution has used so far.
+
+Segments and snapshots. A snapshot at the head of each segment holds all of the state but the events, which stay in the
+segments before it. spans.py notes how many events each execution had at the start and the end of each segment; from
+that, `unneeded_segments` finds those that may be removed: no event in them is held, no frame in them is still to be
+delivered, and no result in them waits for a verdict. After a replay this must give the same answer as in the daemon
+that wrote the segments, so spans are rebuilt from the same calls (`begin_segment`, `end_segment`).
+
+Race: an execution id may be used again once the old execution is dropped. Its events are then counted from 1 again, and
+spans that speak of the old one would pin or free the wrong segments. `_forget` therefore removes the id from all spans.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from executor_server.backends.channel import read_event, read_result
+from executor_server.core import (
+    BlobRef,
+    ErrorDetail,
+    EventKind,
+    Log,
+    NetworkUsage,
+    Outcome,
+    OutputCut,
+    Queued,
+    Result,
+    ToolCall,
+    VariablesState,
+)
+from executor_server.guest.wire.frames import Fields, Frame, FrameError
+from executor_server.guest.wire.messages import Execute
+from executor_server.guest.wire.messages import Result as ResultMessage
+from executor_server.guest.wire.schema import message_of
+from executor_server.sessions.journal.execution import Execution, ExecutionOwner
+from executor_server.sessions.journal.memory import UNSHARED, TenantMemory
+from executor_server.sessions.journal.segments import TAKEN
+from executor_server.sessions.journal.sent_frames import SentFrames
+from executor_server.sessions.journal.spans import SegmentSpans
+
+_MAX_EXECUTIONS = 2**20
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A result that waits for its verdict: its frame, and the segment that this lies in."""
+
+    result: Result
+    raw: bytes
+    segment: int
+    is_suspect: bool  # the kernel may have killed the interpreter for its memory
+
+
+class StateOwner(ExecutionOwner, Protocol):
+    """The journal, as far as its state uses it."""
+
+    def on_end(self, execution_id: str, result: Result) -> None:
+        """Notified of each execution that has ended, but not during a replay."""
+        ...
+
+
+class JournalState:
+    """Owns the executions of one session. `running` are those that have not ended, in order of arrival."""
+
+    def __init__(
+        self,
+        owner: StateOwner,
+        journal_bytes: int,
+        max_finished_executions: int,
+        generation: int,
+        *,
+        has_network: bool = False,
+    ) -> None:
+        self._owner = owner
+        self._has_network = has_network
+        self._journal_bytes = journal_bytes
+        self._max_finished_executions = max_finished_executions
+        self.executions: dict[str, Execution] = {}
+        self.running: dict[str, Execution] = {}
+        self.finished: dict[str, Execution] = {}  # the oldest first
+        self.finished_bytes = 0
+        self.undecided: dict[str, Undecided] = {}
+        self.sent = SentFrames()
+        self._spans = SegmentSpans()
+        self.replaying = False
+        self.generation = generation
+        self.oom_kills = 0
+        self.taken_seq = 0
+        self.lost: str | None = None
+        self._memory: TenantMemory = UNSHARED
+
+    def share_memory(self, memory: TenantMemory) -> None:
+        """Shares memory with the journals of other sessions from here on."""
+        self._memory = memory
+        for execution in self.executions.values():
+            execution.enter(memory)
+
+    def clear(self) -> None:
+        """Drops all executions."""
+        for execution in self.executions.values():
+            execution.leave()
+        self.executions.clear()
+        self.finished.clear()
+
+    def begin(self, execute: Execute, source: bytes) -> Execution:
+        """EXECUTE: adds an execution, which runs or waits behind others."""
+        execution_id = execute.id
+        if execution_id in self.executions:
+            self._forget(execution_id)
+        execution = self._add(
+            execution_id, fingerprint(execution_id, execute.mode, execute.asked, source), execute.policy
+        )
+        self.running[execution_id] = execution
+        if len(self.running) > 1:
+            execution.publish(Queued(len(self.running) - 1))
+        return execution
+
+    def _add(self, execution_id: str, its_fingerprint: bytes, policy: str) -> Execution:
+        execution = Execution(execution_id, its_fingerprint, policy, self._journal_bytes, self._owner, self._memory)
+        self.executions[execution_id] = execution
+        return execution
+
+    # -- frames of the guest -------------------------------------------------------------------------------------
+
+    def read(self, frame: Frame) -> tuple[Execution, EventKind]:
+        """Returns what a frame says, and of which execution; changes nothing. Raises FrameError."""
+        if frame.kind not in TAKEN:
+            raise FrameError(f"frame kind {frame.kind} is not for a daemon")
+        execution = self.running.get(frame.head.text("id", 64))
+        if execution is None or execution.execution_id in self.undecided:
+            raise FrameError("an event of an execution that does not run")
+        if frame.kind != ResultMessage.kind:
+            event = read_event(frame)
+            if isinstance(event, ToolCall) and not execution.may_call(event.call_id):
+                raise FrameError(f"tool call {event.call_id} was made before, or one too many is open")
+            return execution, event
+        result = read_result(frame, execution.policy_fingerprint)
+        if result.generation < self.generation:
+            raise FrameError(f"generation {result.generation} after {self.generation}")
+        return execution, result
+
+    def take(self, frame: Frame, execution: Execution, event: EventKind, segment: int) -> None:
+        """Publishes the event of a frame that was read; an undecided result waits for its verdict."""
+        self._arrived(frame)
+        if not isinstance(event, Result):
+            execution.publish(event, len(frame.raw))
+            return
+        self.generation = event.generation
+        message = message_of(frame)
+        is_suspect = isinstance(message, ResultMessage) and message.oom_suspect
+        if is_suspect or self._has_network:
+            self.undecided[execution.execution_id] = Undecided(event, bytes(frame.raw), segment, is_suspect)
+        else:
+            self._end(execution, event, len(frame.raw))
+
+    def withhold(self, frame: Frame, execution: Execution, call_id: str, reason: str) -> None:
+        """STOPPED with a call: notes a tool call that no client gets to see; the execution ends instead."""
+        self._arrived(frame)
+        execution.note_answer(call_id)
+        execution.note_stop(reason)
+
+    def discard(self, frame: Frame, execution: Execution, discarded_bytes: int) -> None:
+        """DISCARDED: notes how many bytes of a cancelled execution were not kept so far."""
+        self._arrived(frame)
+        execution.note_discarded(discarded_bytes)
+
+    def note_network(self, execution_id: str, used: NetworkUsage) -> None:
+        """NETWORK: notes what an execution has used of the network so far."""
+        self.running[execution_id].network = used
+
+    def add_notice(self, execution_id: str, text: str) -> None:
+        """NOTICE: adds a line of the daemon to the log of an execution, also of one whose result waits."""
+        self.running[execution_id].publish(Log("stderr", text))
+
+    def _arrived(self, frame: Frame) -> None:
+        self.taken_seq = frame.seq
+        self.sent.note_delivered(frame.ack)
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    def decide(self, execution_id: str, result: Result, oom_kills: int | None, frame_bytes: int) -> None:
+        """VERDICT: ends an undecided execution; out of memory when the kernel's count of kills for memory has risen."""
+        self.undecided.pop(execution_id, None)
+        if oom_kills is not None and oom_kills > self.oom_kills:
+            self.oom_kills = oom_kills
+            detail = ErrorDetail("MemoryError", "the program used more memory than memory_bytes allows and was killed")
+            result = replace(result, outcome=Outcome.OUT_OF_MEMORY, error=detail)
+        self._end(self.running[execution_id], result, frame_bytes)
+
+    def lose(self, reason: str) -> None:
+        """LOST: the session, and with it what runs."""
+        self.lost = reason
+        self.end_all(Outcome.LOST, ErrorDetail("SandboxLost", reason))
+
+    def end_all(self, outcome: Outcome, error: ErrorDetail) -> None:
+        """Ends what runs. An undecided result is kept as it is: better than none."""
+        for execution_id, execution in list(self.running.items()):
+            waiting = self.undecided.pop(execution_id, None)
+            lost = Result(outcome, VariablesState.LOST, self.generation, error=error)
+            self._end(execution, waiting.result if waiting is not None else lost)
+
+    def _end(self, execution: Execution, result: Result, frame_bytes: int = 0) -> None:
+        policy, network = execution.policy_fingerprint, execution.network
+        if result.policy_fingerprint != policy or result.network is not network:
+            result = replace(result, policy_fingerprint=policy, network=network)
+        if result.outcome is Outcome.CANCELLED and execution.stopped:
+            result = replace(result, error=ErrorDetail("Cancelled", execution.stopped))
+        if execution.discarded_bytes:
+            execution.publish(OutputCut(execution.discarded_bytes))
+            result = _without_discarded_output(result)
+        execution.publish(result, frame_bytes)
+        del self.running[execution.execution_id]
+        self._finish(execution)
+        if not self.replaying:
+            self.forget_old()
+            self._owner.on_end(execution.execution_id, result)
+
+    def _finish(self, execution: Execution) -> None:
+        self.finished[execution.execution_id] = execution
+        self.finished_bytes += execution.journal_size
+
+    def forget_old(self) -> None:
+        """Drops the oldest finished executions when they are too many or too large; never the last one."""
+        if not self._must_forget():
+            return
+        if len(self.finished) <= self._max_finished_executions:
+            # Events that readers have taken since were dropped: counted again before an execution is.
+            self.finished_bytes = sum(execution.journal_size for execution in self.finished.values())
+        while len(self.finished) > 1 and self._must_forget():
+            self._forget(next(iter(self.finished)))
+
+    def _must_forget(self) -> bool:
+        many = len(self.finished) > self._max_finished_executions
+        return many or self.finished_bytes > self._journal_bytes or self._memory.is_short
+
+    def _forget(self, execution_id: str) -> None:
+        execution = self.executions.pop(execution_id, None)
+        self.running.pop(execution_id, None)
+        if execution is not None:
+            if self.finished.pop(execution_id, None) is not None:
+                self.finished_bytes -= execution.journal_size
+            execution.leave()
+        self._spans.forget(execution_id)
+
+    # -- segments ------------------------------------------------------------------------------------------------
+
+    def begin_segment(self, segment: int) -> None:
+        """Begins the span of a segment: records from here on lie in it."""
+        self._spans.begin(segment, self.executions)
+
+    def end_segment(self) -> None:
+        """Ends the span of the last segment, if there is one."""
+        self._spans.end(self.executions)
+
+    def unneeded_segments(self) -> set[int]:
+        """Returns the ended segments that nothing needs any more (see the theory of operation), each once."""
+        pinned = self.sent.segments | {waiting.segment for waiting in self.undecided.values()}
+        return self._spans.drop_unneeded(pinned, self.executions)
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Encodes all of the state but the events."""
+        executions = (*self.finished.values(), *self.running.values())
+        known = {
+            "taken": self.taken_seq,
+            "generation": self.generation,
+            "oom_kills": self.oom_kills,
+            **self.sent.snapshot(),
+            "unjudged": list(self.undecided),
+            "executions": [execution.snapshot() for execution in executions],
+        }
+        return json.dumps(known, separators=(",", ":")).encode()
+
+    def restore(self, snapshot: bytes) -> None:
+        """Takes over a snapshot; what was read before and is not mentioned in it had been settled by then."""
+        values = json.loads(snapshot)
+        if not isinstance(values, dict):
+            raise FrameError("a snapshot that is not an object")
+        known = Fields(values)
+        self.taken_seq = known.integer("taken")
+        self.generation = known.integer("generation", 1)
+        self.oom_kills = known.integer("oom_kills")
+        listed = {fields.text("id", 64): fields for fields in known.objects("executions", _MAX_EXECUTIONS)}
+        for execution_id in [execution_id for execution_id in self.executions if execution_id not in listed]:
+            self._forget(execution_id)
+        self.running, self.finished, self.finished_bytes = {}, {}, 0
+        for execution_id, fields in listed.items():
+            execution = self._restored(execution_id, fields)
+            if execution.done:
+                self._finish(execution)
+            else:
+                self.running[execution_id] = execution
+        undecided = known.texts("unjudged", _MAX_EXECUTIONS)
+        self.undecided = {name: result for name, result in self.undecided.items() if name in undecided}
+        self.sent.restore(known)
+
+    def _restored(self, execution_id: str, fields: Fields) -> Execution:
+        its_fingerprint = bytes.fromhex(fields.text("fingerprint", 64))
+        execution = self.executions.get(execution_id)
+        if execution is None or execution.fingerprint != its_fingerprint or execution.done > fields.boolean("done"):
+            self._forget(execution_id)  # the id names another execution by now
+            execution = self._add(execution_id, its_fingerprint, fields.text("policy", 64))
+        execution.restore(fields)
+        return execution
+
+
+def _without_discarded_output(result: Result) -> Result:
+    """Removes an output whose blob is incomplete, since pieces of it were discarded."""
+    if not isinstance(result.output, BlobRef):
+        return result
+    error = ErrorDetail("Cancelled", "it was cancelled while its output was on its way, for which there was no room")
+    return replace(result, outcome=Outcome.CANCELLED, output=None, error=error)
+
+
+def fingerprint(execution_id: str, mode: str, asked: dict[str, Any], source: bytes) -> bytes:
+    """Returns a digest that distinguishes executions of one id. Made of values that JSON keeps exactly."""
+    values = (execution_id, mode, sorted(asked.items()))
+    return hashlib.sha256(source + repr(values).encode()).digest()

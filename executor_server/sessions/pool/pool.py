@@ -1,0 +1,374 @@
+"""The warm pool: sandboxes whose guests have answered, made ahead.
+
+The pool keeps a number of sandboxes of each configured spec. Taking one starts a refill in the background; when none is
+kept, the caller gets one that is made on demand. A sandbox is handed out once and never comes back: a used sandbox is
+never reused. One that is out of date, because image or guest have changed, is not handed out.
+
+Where a kind may be made on several backends, sandboxes of the earliest are handed out first. One that had to be made on
+a later backend is discarded when an earlier backend has made its replacement, not before, and one at a time. So a
+backend that comes and goes, or is nearly full, does not empty the pool.
+
+Besides the configured kinds it keeps one sandbox each of the few kinds with packages that are asked for often.
+
+Accounting: each sandbox that was made is kept, or was a hit, or was discarded for exactly one of three reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass, field
+
+import structlog
+
+from executor_server.backends import Backend, Sandbox
+from executor_server.core import BackendFull, EnvironmentFailed, ImageNotReady, SandboxFailure, SandboxSpec
+from executor_server.policy import WarmSandboxes
+from executor_server.sessions.pool.asked_kinds import AskedKinds, AskedSettings
+from executor_server.sessions.pool.kind import Discard, Kind, PoolStats, ReadySandbox
+from executor_server.sessions.pool.making import make_ready
+
+# Seconds before a refill: starting a process blocks the event loop, and the caller that took a sandbox goes first.
+_REFILL_PAUSE_S = 0.01
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """Concurrency, waits and intervals of the pool.
+
+    A guest that hears nothing for its orphan_time_s ends itself, so kept ones are pinged every `ping_interval_s`.
+    """
+
+    concurrency: int = 1  # sandboxes that are made at one time, over all kinds
+    backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
+    ping_interval_s: float = 10.0
+    check_interval_s: float = 5.0  # between two checks that kept ones are up to date
+    stats_interval_s: float = 300.0
+    asked: AskedSettings = field(default_factory=AskedSettings)
+
+
+class WarmPool:
+    """Keeps sandboxes ready, and owns those that it has not handed out."""
+
+    def __init__(self, backend: Backend, settings: PoolSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._kinds: dict[SandboxSpec, Kind] = {}
+        self._configured: dict[SandboxSpec, int] = {}
+        self._asked = AskedKinds(settings.asked)
+        self._wanted = asyncio.Event()
+        self._filled = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._discards: set[asyncio.Task[None]] = set()
+        self._logged: dict[SandboxSpec, PoolStats] = {}
+        self._closed = False
+
+    def keep_ready(self, kinds: Sequence[WarmSandboxes]) -> None:
+        """Keeps these ready from here on, in the background; discards kept and unfinished ones of other specs."""
+        self._configured = {kind.spec: kind.size for kind in kinds}
+        self._asked.clear()
+        self._set_sizes(self._configured)
+
+    def renew(self) -> None:
+        """Discards what is kept, since better ones can be made now."""
+        for kind in self._kinds.values():
+            while kind.kept:
+                self._discard(kind, kind.kept.popleft(), Discard.OUTDATED)
+        self._note_depth()
+
+    def _follow_requests(self) -> None:
+        """Keeps those that are asked for often, besides the configured ones."""
+        wanted = {**dict.fromkeys(self._asked.kept, 1), **self._configured}
+        if wanted.keys() != self._kinds.keys():
+            self._set_sizes(wanted)
+
+    def _set_sizes(self, wanted: Mapping[SandboxSpec, int]) -> None:
+        if self._closed:
+            return
+        for kind in self._kinds.values():
+            kind.size = wanted.get(kind.spec, 0)
+            self._drop_surplus(kind)
+        self._kinds = {spec: self._kinds.get(spec) or Kind(spec, size) for spec, size in wanted.items()}
+        self._logged = {spec: stats for spec, stats in self._logged.items() if spec in wanted}
+        self._note_depth()
+        self._wanted.set()
+        if not self._tasks and any(wanted.values()):
+            self._start_tasks()
+
+    def _start_tasks(self) -> None:
+        settings = self._settings
+        self._tasks = [asyncio.create_task(self._refill_forever()) for _ in range(settings.concurrency)]
+        for step, interval_s in (
+            (self._ping, settings.ping_interval_s),
+            (self._check, settings.check_interval_s),
+            (self._log_stats, settings.stats_interval_s),
+        ):
+            self._tasks.append(asyncio.create_task(_repeat(step, interval_s)))
+
+    async def take(
+        self, spec: SandboxSpec, turn: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
+    ) -> ReadySandbox:
+        """Returns a ready sandbox: a kept one, else one that is made within `turn`. Raises SandboxFailure."""
+        kind = self._kinds.get(spec)
+        if kind is None:
+            async with turn():
+                ready = await make_ready(self._backend, spec, warm=False)
+            self._note_request(spec)
+            return ready
+        self._note_request(spec)
+        self._wanted.set()
+        kept = self._take_kept(kind)
+        if kept is not None:
+            kind.hits += 1
+            return kept
+        kind.misses += 1
+        async with turn():
+            started_s = _now_s()
+            ready = await make_ready(self._backend, spec, warm=False)
+        kind.note_ready(_now_s() - started_s)
+        return ready
+
+    def _note_request(self, spec: SandboxSpec) -> None:
+        if spec not in self._configured:
+            self._asked.note(spec, _now_s())
+            self._follow_requests()
+
+    async def full(self) -> None:
+        """Waits until every spec has its sandboxes."""
+        await self._filled.wait()
+
+    def stats(self) -> dict[SandboxSpec, PoolStats]:
+        """Returns the counts of each spec that is kept ready."""
+        return {spec: kind.stats() for spec, kind in self._kinds.items()}
+
+    async def close(self) -> None:
+        """Ends refilling and destroys what is kept."""
+        self._closed = True
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for kind in self._kinds.values():
+            while kind.kept:
+                self._discard(kind, kind.kept.popleft(), Discard.CLOSED)
+        await asyncio.gather(*self._discards, return_exceptions=True)
+        await self._log_stats()
+
+    # -- what is kept ----------------------------------------------------------------------------------------------
+
+    def _take_kept(self, kind: Kind) -> ReadySandbox | None:
+        """Returns the best one that is alive and up to date, without waiting."""
+        try:
+            while kind.kept:
+                ready = kind.best
+                kind.kept.remove(ready)
+                if not ready.channel.connected:
+                    self._discard(kind, ready, Discard.LOST)
+                elif not kind.is_current(ready):
+                    self._discard(kind, ready, Discard.OUTDATED)
+                else:
+                    ready.channel.on_lost = _ignore
+                    return ready
+            return None
+        finally:
+            self._note_depth()
+
+    def _keep(self, kind: Kind, ready: ReadySandbox) -> None:
+        def on_lost(reason: str) -> None:
+            """Discards one that died while it was kept."""
+            _log.warning("pooled_sandbox_lost", sandbox_id=ready.sandbox.sandbox_id, reason=reason)
+            kind.kept.remove(ready)
+            self._discard(kind, ready, Discard.LOST)
+            self._note_depth()
+
+        kind.made += 1
+        if self._kinds.get(kind.spec) is not kind:  # the kind was dropped meanwhile
+            self._discard(kind, ready, Discard.OUTDATED)
+            return
+        kind.kept.append(ready)
+        ready.channel.on_lost = on_lost
+        if not ready.channel.connected:
+            on_lost("the channel closed before the sandbox was kept")
+        self._drop_surplus(kind)
+        self._note_depth()
+
+    def _drop_surplus(self, kind: Kind) -> None:
+        while len(kind.kept) > kind.size:
+            worst = kind.worst
+            kind.kept.remove(worst)
+            self._discard(kind, worst, Discard.OUTDATED)
+
+    def _drop_outdated(self, kind: Kind) -> None:
+        for ready in [ready for ready in kind.kept if not kind.is_current(ready)]:
+            kind.kept.remove(ready)
+            self._discard(kind, ready, Discard.OUTDATED)
+        self._note_depth()
+
+    def _discard(self, kind: Kind, ready: ReadySandbox, why: Discard) -> None:
+        """Destroys one that the caller has removed from the kept ones."""
+        kind.discarded[why] += 1
+        self._wanted.set()
+        ready.channel.on_lost = _ignore
+        ready.channel.close()
+        task = asyncio.create_task(_destroy(ready.sandbox))
+        self._discards.add(task)
+        task.add_done_callback(self._discards.discard)
+
+    def _note_depth(self) -> None:
+        if all(len(kind.kept) >= kind.size for kind in self._kinds.values()):
+            self._filled.set()
+        else:
+            self._filled.clear()
+
+    # -- refilling -------------------------------------------------------------------------------------------------
+
+    async def _refill_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_REFILL_PAUSE_S)
+            self._wanted.clear()  # before the check below, so that no later request is missed
+            kind = self._due_kind()
+            if kind is not None:
+                await self._make(kind)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._next_retry_s()):
+                        await self._wanted.wait()
+
+    def _due_kind(self) -> Kind | None:
+        """Returns the kind whose last attempt is the longest ago, so that a failing one does not delay the others."""
+        now_s = _now_s()
+        due = [kind for kind in self._kinds.values() if kind.wants and kind.retry_s <= now_s]
+        return min(due, key=lambda kind: kind.tried_s, default=None)
+
+    def _next_retry_s(self) -> float | None:
+        return min((kind.retry_s for kind in self._kinds.values() if kind.wants), default=None)
+
+    async def _make(self, kind: Kind) -> None:
+        kind.making += 1
+        kind.tried_s = _now_s()
+        try:
+            ready = await make_ready(self._backend, kind.spec, warm=True)
+        except SandboxFailure as failure:
+            wait_s = self._back_off(kind, failure)
+            if isinstance(failure, ImageNotReady) and failure.progress is not None:  # it is being made
+                _log.info("pool_waits", image=kind.spec.image, progress=str(failure.progress), retry_after_s=wait_s)
+                return
+            kind.failed += 1
+            if isinstance(failure, EnvironmentFailed):
+                self._asked.forget(kind.spec)
+                self._follow_requests()
+            _log.warning("pool_refill_failed", image=kind.spec.image, error=str(failure), retry_after_s=wait_s)
+            return
+        except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end refilling for good
+            kind.failed += 1
+            self._wait_longest(kind)
+            _log.exception("pool_refill_broke", image=kind.spec.image, retry_after_s=self._settings.max_backoff_s)
+            return
+        finally:
+            kind.making -= 1
+            self._wanted.set()
+        kind.note_ready(_now_s() - kind.tried_s)
+        self._keep(kind, ready)
+        try:
+            await self._confirm(kind, ready)
+        except Exception:  # noqa: BLE001 - as above
+            self._wait_longest(kind)
+            _log.exception("pool_check_broke", image=kind.spec.image, retry_after_s=self._settings.max_backoff_s)
+
+    async def _confirm(self, kind: Kind, made: ReadySandbox) -> None:
+        """Checks that a new sandbox is up to date; if not, the next attempt waits."""
+        if not kind.is_known(made) or not kind.is_current(made):
+            await self._check_kind(kind, [made.sandbox.backend_name])
+        if kind.is_current(made):
+            kind.failing, kind.backoff_s = False, 0.0
+        else:
+            wait_s = self._back_off(kind, None)
+            _log.warning("pool_made_outdated", image=kind.spec.image, retry_after_s=wait_s)
+
+    def _back_off(self, kind: Kind, failure: SandboxFailure | None) -> float:
+        """Delays the next attempt: for the time that the failure names, else twice as long as before."""
+        settings = self._settings
+        if isinstance(failure, (ImageNotReady, BackendFull)) and failure.retry_after_s is not None:
+            wait_s = min(max(failure.retry_after_s, settings.backoff_s), settings.max_backoff_s)
+        else:
+            wait_s = kind.backoff_s = min(max(kind.backoff_s * 2, settings.backoff_s), settings.max_backoff_s)
+        kind.failing = True
+        kind.retry_s = _now_s() + wait_s
+        return wait_s
+
+    def _wait_longest(self, kind: Kind) -> None:
+        kind.failing, kind.backoff_s = True, self._settings.max_backoff_s
+        kind.retry_s = _now_s() + kind.backoff_s
+
+    # -- periodic steps --------------------------------------------------------------------------------------------
+
+    async def _ping(self) -> None:
+        for kind in self._kinds.values():
+            for ready in kind.kept:
+                ready.channel.ping()
+
+    async def _check(self) -> None:
+        self._asked.expire(_now_s())
+        self._follow_requests()
+        for kind in list(self._kinds.values()):  # `keep_ready` may replace them meanwhile
+            await self._check_kind(kind, dict.fromkeys(ready.sandbox.backend_name for ready in kind.kept))
+            if kind.better:
+                await self._try_better(kind)
+
+    async def _check_kind(self, kind: Kind, backends: Iterable[str]) -> None:
+        """Asks for the current fingerprints, and discards what is out of date; nothing without an answer."""
+        for backend in backends:
+            try:
+                kind.fingerprints[backend] = await self._backend.fingerprint(kind.of([backend]))
+                kind.unanswered.discard(backend)
+            except SandboxFailure as failure:
+                if backend not in kind.unanswered:
+                    _log.warning("pool_check_failed", image=kind.spec.image, backend=backend, error=str(failure))
+                kind.unanswered.add(backend)
+        self._drop_outdated(kind)
+
+    async def _try_better(self, kind: Kind) -> None:
+        """Makes one on an earlier backend, if that works again. Its health logs the failure if it does not."""
+        kind.making += 1
+        try:
+            ready = await make_ready(self._backend, kind.of(kind.better), warm=True)
+        except SandboxFailure:
+            return
+        finally:
+            kind.making -= 1
+        self._keep(kind, ready)
+
+    async def _log_stats(self) -> None:
+        for spec, stats in self.stats().items():
+            if self._logged.get(spec) != stats:
+                self._logged[spec] = stats
+                _log.info("pool_stats", image=spec.image, spec=spec.fingerprint, **asdict(stats))
+
+
+async def _repeat(step: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await step()
+        except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end it for good
+            _log.exception("pool_step_broke")
+
+
+async def _destroy(sandbox: Sandbox) -> None:
+    try:
+        await sandbox.destroy()
+    except SandboxFailure as failure:
+        _log.error("sandbox_not_destroyed", sandbox_id=sandbox.sandbox_id, error=str(failure))
+
+
+def _ignore(_reason: str) -> None:
+    """Does nothing: the new owner of the channel sets its own callback."""
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

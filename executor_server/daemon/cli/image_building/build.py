@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_PACKAGED, _CHECKED_OUT = _HERE / "recipes", _HERE.parents[2] / "images"
+_PACKAGED, _CHECKED_OUT = _HERE / "recipes", _HERE.parents[3] / "images"
 RECIPES = _PACKAGED if _PACKAGED.is_dir() else _CHECKED_OUT
 
 SANDBOX_IMAGES = ("base", "data", "browser")

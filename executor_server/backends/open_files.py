@@ -3,7 +3,7 @@
 Many systems give a program 1,024 by default and let it ask for more: the default is for programs that use `select`,
 which knows no higher descriptors. The daemon uses epoll. With 1,024 it would be full at about 150 sessions.
 
-Sandboxes do not inherit the daemon's limit: each has its own (backends/settings.py), set before anything runs in it,
+Sandboxes do not inherit the daemon's limit: each has its own (guest/wire/rlimits.py), set before anything runs in it,
 and so has the egress proxy.
 """
 

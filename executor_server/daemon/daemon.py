@@ -76,7 +76,7 @@ def serve(config: Config, owner_pid: int | None = None) -> None:
         uvloop.run(_serve(config, owner_pid))
     finally:
         if owner_pid is not None:
-            shutil.rmtree(config.server.state_dir)
+            shutil.rmtree(config.server.state_dir, ignore_errors=True)
 
 
 def check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
@@ -375,7 +375,7 @@ async def _preload(config: Config, backend: LocalBackend | None, pool: WarmPool,
         return
     try:
         modules = await backend.preload(kinds[0].spec)
-    except SandboxFailure as failure:
+    except (SandboxFailure, OSError) as failure:
         _log.warning("libraries_not_preloaded", error=str(failure))
         return
     if modules:

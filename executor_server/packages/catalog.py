@@ -195,7 +195,7 @@ class Catalog:
             before = await asyncio.to_thread(self._remove_damaged)
             self.total_bytes = before
             evicted = []
-            for _, what in sorted(self._unused()) if before > max_bytes else ():
+            for _, what in sorted(await asyncio.to_thread(self._unused)) if before > max_bytes else ():
                 if self.total_bytes <= max_bytes:
                     break
                 is_wheel = what.parent == self.store.places.wheels
@@ -215,7 +215,7 @@ class Catalog:
             return Collected(tuple(evicted), before - self.total_bytes, self.total_bytes)
 
     def _unused(self) -> list[tuple[float, Path]]:
-        """Returns what may be evicted, each with its last use."""
+        """Returns what may be evicted, each with its last use. Blocks."""
         ready = self.store.places.ready
         unused = [(self.used_s(each), ready / each) for each in self.store.manifests if not self._in_use(each)]
         return unused + self._wheels.unused()

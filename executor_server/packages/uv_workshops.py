@@ -172,7 +172,9 @@ class UvWorkshop:
             await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
             await (watching if watching.done() else running)
         except WorkshopTimeout as timeout:
-            raise ImageNotReady(f"the packages could not be had within {self._timeout_s:g} s", RETRY_S) from timeout
+            raise ImageNotReady(
+                f"the packages could not be downloaded within {self._timeout_s:g} s", RETRY_S
+            ) from timeout
         finally:
             for each in (running, watching):
                 each.cancel()
@@ -232,7 +234,7 @@ _KEYS = {
 
 def _refused(denial: EgressDenial) -> str:
     key = _KEYS.get(denial.reason, "the administrator's log has more")
-    return f"the packages can't be had from the index, or from a host of its files: {denial.sentence}; {key}"
+    return f"the packages can't be downloaded from the index or its file host: {denial.sentence}; {key}"
 
 
 @dataclass

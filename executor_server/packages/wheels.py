@@ -90,7 +90,11 @@ class Wheels:
 
     def unused(self) -> list[tuple[float, Path]]:
         """Returns the wheels that no build uses, each with its last use in seconds since the epoch. Raises OSError."""
-        return [(path.stat().st_mtime, path) for path in self._places.wheels.iterdir() if not self._in_use[path.name]]
+        found = []
+        for path in self._places.wheels.iterdir():
+            with suppress(FileNotFoundError):  # a damaged one is removed in another thread
+                found.append((path.stat().st_mtime, path))
+        return [(used_s, path) for used_s, path in found if not self._in_use[path.name]]
 
     def is_in_use(self, path: Path) -> bool:
         """Does not block."""

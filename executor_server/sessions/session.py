@@ -42,9 +42,6 @@ from executor_server.sessions.savepoints import SessionSavepoints
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from executor_server.sessions.watches import Watches
 
-# Seconds that the end of a session waits for the guest's last report.
-_LAST_REPORT_S = 0.5
-
 _log = structlog.get_logger(__name__)
 
 # Seconds that the end of a session waits for the last report of its guest.

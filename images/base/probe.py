@@ -1,4 +1,4 @@
-# Run in a sandbox of the image, by tools/probe_images.py and the tests: what the image promises, it must do there.
+# Run by `executor-server images build` and the tests in a sandbox of the image: what it promises, it must do there.
 import io
 import sys
 from pathlib import Path

@@ -46,6 +46,7 @@ async def test_display_data_that_fails_or_is_too_large_fails_no_step(harness: Ha
     code = f"""{_RICH}
 class Failing(Rich):
     def _repr_html_(self): raise ValueError("no page")
+    def _repr_png_(self): return "a"  # no Base64
     def _repr_svg_(self): return "x" * {DISPLAY_BYTES_MAX}
 display(Failing(bundle={{"text/latex": "$x$", "no type": "x", "application/json": {{1: {{2}}}}}}), {{1: 2}})
 Failing()"""
@@ -53,6 +54,7 @@ Failing()"""
     assert (run.outcome, run.stdout) == ("succeeded", "<rich>\n{1: 2}\n")
     assert displays_of(run) == [{"text/latex": "$x$"}]
     assert "the _repr_html_ of a Failing is not shown: ValueError: no page" in run.stderr
+    assert "image/png is not shown" in run.stderr
     assert isinstance(run.output, OpaqueValue) and run.output.display == {}
 
 

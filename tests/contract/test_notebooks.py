@@ -56,6 +56,8 @@ async def test_what_timeit_repeats_counts_and_is_bounded(harness: Harness) -> No
     run = await harness.run(session, "turns = 0\n%timeit -n 7 -r 3 turns += 1\nturns")
     assert (run.outcome, run.output) == ("succeeded", 21), run.ended.error
     assert "per loop (best of 3 runs, 7 loops each)" in run.stdout
+    run = await harness.run(session, "%timeit -n0 -r0 turns += 1\nturns")
+    assert (run.outcome, run.output) == ("succeeded", 22), run.ended.error
     run = await harness.run(session, "%timeit turns += 1", operations=1_000)
     assert run.outcome == "operation_limit"
 

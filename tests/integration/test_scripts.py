@@ -198,10 +198,11 @@ def test_the_encoding_is_the_files_own(environment: dict[str, str], tmp_path: Pa
 
 def test_the_cells_of_a_notebook_run_in_order(environment: dict[str, str], tmp_path: Path) -> None:
     bash = ("code", ["%%bash\n", 'echo "it\'s"'])
-    first = ("code", ["%matplotlib inline\n", "x = 2\n", "x * 3"])
+    first = ("code", ["%matplotlib inline\n", "from beside import TWO as x\n", "x * 3"])
     cells = [("markdown", ["# Title"]), first, bash, ("code", ["print(x)"]), ("code", ["1 / 0"])]
     notebook = {"cells": [{"cell_type": kind, "source": source} for kind, source in cells], "nbformat": 4}
-    (tmp_path / "n.ipynb").write_text(json.dumps(notebook))
+    (tmp_path / "beside.py").write_text("TWO = 2")
+    (tmp_path / "n.ipynb").write_text(json.dumps(notebook, indent=1))
     code, out, err = by_executor(environment, tmp_path, "run", "n.ipynb", stdin=b"")
     assert (code, out, b"ZeroDivisionError" in err) == (1, b"6\nit's\n2\n", True)
 

@@ -145,7 +145,7 @@ def _check_form(address: str) -> None:
         host = rest.partition("/")[0] or "HOST"
         port = "" if _has_port(host) else ":443" if scheme == "https" else f":{DEFAULT_PORT}"
         tls = " with tls=True (--tls)" if scheme == "https" else ""
-        raise ConfigurationError(f"{address} is a URL, and a daemon's address is none: write {host}{port}{tls}")
+        raise ConfigurationError(f"{address} is a URL; a daemon's address has no scheme: write {host}{port}{tls}")
     if address.startswith(tuple(f"{each}:" for each in _TARGET_SCHEMES)):
         return
     if not _has_port(address):

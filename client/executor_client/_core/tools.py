@@ -205,7 +205,7 @@ def _packed_arguments(error: Exception) -> bytes:
     given = error.args
     if isinstance(error, OSError) and error.filename is not None and len(given) == 2:
         given = (*given, error.filename, None, error.filename2)
-    elif isinstance(error, UnicodeError) and len(given) == 5:
+    elif isinstance(error, UnicodeError) and len(given) == 5 and isinstance(given[1], (bytes, str)):
         given = (given[0], given[1][: TOOL_ERROR_ARGUMENTS_BYTES_MAX // 8], *given[2:])
     given = tuple(os.fspath(each) if isinstance(each, os.PathLike) else each for each in given)
     flat = [part for each in given for part in (each if type(each) in (tuple, list) else (each,))]

@@ -102,7 +102,7 @@ class TransportBase:
     def _unanswered(self, error: ExecutorClientError, cause: str | None) -> UnavailableError:
         """Returns the error to raise when a call is given up. `cause` is the diagnosis, if there is one."""
         if error.reason:
-            message = f"the daemon at {self.endpoint.address} takes no such call now: {error.message}"
+            message = f"the daemon at {self.endpoint.address} can't serve this call now: {error.message}"
             return UnavailableError(f"{message}; repeat the call later, or ask another daemon", reason=error.reason)
         return UnavailableError(
             f"no daemon answers at {self.endpoint.address}: {cause or error.message}", reason=error.reason

@@ -216,10 +216,11 @@ def _keeping_value(source: str) -> str:
         last = ast.parse(source).body[-1]
     except (SyntaxError, ValueError, RecursionError, MemoryError, IndexError):
         return source
-    text = ast.get_source_segment(source, last) if isinstance(last, ast.Expr) else None
-    if text is None:
+    if not isinstance(last, ast.Expr):
         return source
-    before = source[: source.rindex(text)]
+    encoded = source.encode()  # columns of the tree are bytes
+    starts_at = sum(map(len, encoded.splitlines(keepends=True)[: last.lineno - 1])) + last.col_offset
+    before, text = encoded[:starts_at].decode(), ast.get_source_segment(source, last)
     return f"{before}__ = {text}\nif __ is not None: _ = __\n__"
 
 

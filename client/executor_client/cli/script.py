@@ -28,7 +28,7 @@ FILES_MAX = 2_000
 _STDIN_TOOL = "read_standard_input"
 _NEEDED_IMPORTS = {"atexit", "io", "os", "sys", "threading", "traceback"}
 _NEEDED_LANGUAGE = {"dunder_access", "dynamic_code", "module_attributes", "namespaces", "open", "unlisted_builtins"}
-_IMPORTS = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+_IMPORTS = re.compile(r'^[\s"]*(?:from|import)\s+(\w+)', re.MULTILINE)
 _OUR_FRAMES = re.compile(r'^  File "<execution-\d+>".*\n(?:    .*\n)*', re.MULTILINE)
 _LAUNCHER = """\
 def _launch(filename, source, argv, directory, has_input, is_last):
@@ -191,4 +191,4 @@ def _cells(text: str, name: str) -> list[str]:
         cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
         return ["".join(cell["source"]) for cell in cells]
     except (ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{name} is no notebook: {error}") from error
+        raise InvalidRequest(f"{name} is not a notebook: {error}") from error

@@ -1,6 +1,6 @@
 """Holds a daemon to its lease: the sessions of a node live only while its front knows that they do.
 
-`fleet.NodeLease` decides; here its decisions have effects. A look every `LOOK_INTERVAL_S` finds that the lease has
+`membership.NodeLease` decides; here its decisions have effects. A look every `LOOK_INTERVAL_S` finds that the lease has
 lapsed, and cuts the calls that wait for something, or that the sandboxes must end. Nothing depends on its punctuality:
 each call and each message looks at the lease by itself (fleet/api/lease_guard.py).
 

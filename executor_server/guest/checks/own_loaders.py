@@ -157,7 +157,7 @@ class OwnModules(NoModules):
             module = getattr(what, "name", what)
             path = getattr(loader, "path", None) or loader.archive
             if not self._enforcer.rules.permit_all and self._is_own(path, module):
-                why = f": {path} is no Python source, so it can't be checked"
+                why = f": {path} is not Python source, so it can't be checked"
                 self._enforcer.refuse(ImportDenied(module, self._enforcer.rules, why))
             return real(loader, what)
 

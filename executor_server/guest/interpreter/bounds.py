@@ -1,4 +1,4 @@
-"""Bounds what the interpreter does for itself after a program with objects of the program: its value, its figures."""
+"""Bounds the time that the interpreter spends on a program's own objects after it: its value, its figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def within(time_s: float, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     finally:
         clear_timers()
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: a C library's
 
 
 def clear_timers() -> None:

@@ -190,7 +190,10 @@ def image_in(bundle: Mapping[str, Any]) -> Optional[tuple[str, bytes]]:
         if isinstance(data, str):  # as in notebooks
             import base64
 
-            data = base64.b64decode(data.encode("ascii", "replace"))
+            try:
+                data = base64.b64decode(data.encode("ascii", "replace"))
+            except ValueError as error:
+                _refuse(mime, one_line(error))
         if isinstance(data, bytes):
             return mime, data
     return None

@@ -115,7 +115,7 @@ def _read(fd: int, ends_s: float) -> bytes:
         if not piece:
             return bytes(answer)
         answer += piece
-        if len(answer) > IMAGE_BYTES_MAX:
+        if len(answer) > 1 + IMAGE_BYTES_MAX:  # with the byte that tells its kind
             raise NotDrawn(f"an image has at most {IMAGE_BYTES_MAX} bytes")
 
 

@@ -91,7 +91,7 @@ class Notebook:
         import re
 
         given = dict(re.findall(r"-([nr])\s*(\d+)", options))
-        turns, rounds = int(given.get("n", 1)), int(given.get("r", _ROUNDS))
+        turns, rounds = max(1, int(given.get("n", 1))), max(1, int(given.get("r", _ROUNDS)))
         times: list[float] = []
         while len(times) < rounds:
             started = perf_counter()

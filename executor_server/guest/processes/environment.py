@@ -43,7 +43,7 @@ def check_time_zone(variables: dict[str, str]) -> str:
     zone, zones = variables.get("TZ", "").lstrip(":"), variables.get("TZDIR", _ZONES)
     if "/" not in zone or "," in zone or os.path.exists(os.path.join(zones, zone)):
         return ""
-    return f"env.TZ: there is no time zone {zone!r}, since the image lacks it in {zones}; use another, or UTC-3"
+    return f"env.TZ: the image has no time zone {zone!r} in {zones}; use another one, or an offset such as UTC-3"
 
 
 def is_text(value: object) -> bool:

@@ -70,7 +70,7 @@ class LogRelay:
         if self._unscanned_bytes > 0:
             self._unscanned_bytes -= len(data)
             self.offline = self.offline or says_offline(data)
-            self.no_memory = self.no_memory or says_no_memory(data)
+            self.no_memory = self.no_memory or (stream == "stderr" and says_no_memory(data))
             self.not_installed = self.not_installed or says_not_installed(data)
         now = self._cutter.feed(stream, data)
         if now and self._execution_id:

@@ -62,7 +62,7 @@ class Prelude:
             return False
         (op, _), self._booting = self._booting, None
         problem = f"env: Python does not start with these variables: {', '.join(sorted(variables))}"
-        self._channel.fail(op, "variable_refused", f"{problem}; one has a value that it refuses: correct or omit it")
+        self._channel.fail(op, "variable_refused", f"{problem}; correct or omit the one that it refuses")
         return True
 
     def begin(self) -> None:

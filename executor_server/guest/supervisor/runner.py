@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from .undo import Undo
 
 _NOT_HANDED_OVER = (
-    "the code did not start: this host had no room to hand it over, since other sandboxes hold too many descriptors "
-    "or too much memory; the variables are as before, so run it again later\n"
+    "the code did not start: this host is short of descriptors or memory, which other sandboxes hold; the variables "
+    "are unchanged, so run it again later\n"
 )
 _CLOSED = (
-    "a process was ended: it had hidden its memory (PR_SET_DUMPABLE, or a program that can't be read), which this host "
-    "has no control group to count; leave it readable\n"
+    "a process was ended because it had hidden its memory (PR_SET_DUMPABLE, or an unreadable program file): without "
+    "control groups this host can't count it\n"
 )
 # Seconds between two looks at CPU time and memory, which cost as much as a short run.
 _WATCH_INTERVAL_S = 0.1

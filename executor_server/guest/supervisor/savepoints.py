@@ -214,15 +214,15 @@ class Savepoints:
         while self._kept and self._memory.exceeds(int(self._config.memory_bytes * _MEMORY_PART)):
             self._drop(self._kept[0], _FREE_TIME_S)
 
-    def make_room(self) -> int:
-        """Drops the oldest of a sandbox that has too much memory, and returns how many that were.
+    def make_room(self) -> bool:
+        """Drops the oldest of a sandbox that has too much memory; false when there is none to drop.
 
         Spares the newest: a program that takes all memory must leave a savepoint to go back to.
         """
         if len(self._kept) < 2:
-            return 0
+            return False
         self._drop(self._kept[0], _FREE_TIME_S)
-        return 1
+        return True
 
     # -- going back ----------------------------------------------------------------------------------------------
 

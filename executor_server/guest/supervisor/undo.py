@@ -89,11 +89,11 @@ class Undo:
             self._savepoints.on_successor_due()
 
     def make_room(self) -> bool:
-        """Drops old savepoints while the sandbox has more memory; false when there are none. The result says so."""
-        dropped = 0 if self._savepoints is None else self._savepoints.make_room()
-        if dropped:
-            self._results.notify(f"the oldest savepoints were dropped, since memory was short: {dropped}\n")
-        return dropped > 0
+        """Drops the oldest savepoint; false when there is none to drop. The result says so."""
+        if self._savepoints is None or not self._savepoints.make_room():
+            return False
+        self._results.notify("the oldest savepoint was dropped, since memory was short\n")
+        return True
 
     def resume(self, number: Optional[int]) -> bool:
         """Puts an interpreter of this savepoint in place; false when there is none."""

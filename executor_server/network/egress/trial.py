@@ -45,7 +45,7 @@ async def try_connection(settings: EgressSettings, *, command: Sequence[str] = P
         try:
             async with asyncio.timeout(_TRIAL_S):
                 answer = await _ask(proxy, target)
-        except (OSError, TimeoutError, EOFError) as error:
+        except (OSError, EOFError) as error:
             raise EgressError(f"The egress proxy gave no answer ({type(error).__name__}); its log has more.") from error
     if not answer.endswith(_GREETING):
         said = answer.decode("ascii", "replace").strip().rpartition("\n")[2]

@@ -87,16 +87,16 @@ def download(files: list[list[str]], directory: str, environment: dict[str, str]
         urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=environment["SSL_CERT_FILE"])),
     )
 
+    def path_of(name: str) -> str:
+        return os.path.join(directory, name)
+
     def get(file: list[str]) -> str:
         url, name = file
         why = ""
         title = os.path.basename(url).partition("-")[0]
         for _ in range(_ATTEMPTS):
             try:
-                with (
-                    opener.open(url, timeout=_SILENCE_S) as answer,
-                    open(os.path.join(directory, name), "wb") as target,
-                ):
+                with opener.open(url, timeout=_SILENCE_S) as answer, open(path_of(name), "wb") as target:
                     shutil.copyfileobj(answer, target, 2**18)
                     if answer.length:
                         raise HTTPException("the connection was closed in the middle of the file")

@@ -1,7 +1,7 @@
 """The audit log: a chain of records, each of which is written before its event takes place.
 
 It owns the form of records, the files and their anchor, and the verification of a log. It must not know how a refusal
-to write is enforced: that is admission.
+to write is enforced: that is `policy.quotas`.
 """
 
 from executor_server.policy.audit.chain import AuditKind, Position, as_ascii, read_fields

@@ -235,7 +235,7 @@ def test_a_daemon_that_drains_is_there_and_says_so(daemon: FakeDaemon) -> None:
     refusal = Refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", "the daemon is about to stop; it takes no new sessions")
     daemon.refusals["CreateSession"].extend([refusal] * 100)
     with ExecutorClient(daemon.address, token=TOKEN, connect_timeout_s=0.1, reconnect_timeout_s=0.1) as client:
-        with pytest.raises(UnavailableError, match="takes no such call now: the daemon is about to stop") as refused:
+        with pytest.raises(UnavailableError, match="can't serve this call now: the daemon is about to stop") as refused:
             client.create_session()
         assert "no daemon answers" not in str(refused.value)
 

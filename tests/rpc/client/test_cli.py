@@ -256,12 +256,12 @@ def _kept(expression: str) -> str:
 def test_repl_executes_whole_statements_and_shows_values(
     daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("for i in x:\n  f(i)\n\n\n1 +* 2\nawait g()\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("for i in x:\n  f(i)\n\n\n1 +* 2\nawait g()\n'é'; x  # x\n"))
     daemon.journal = [result("a\x1b")]
     assert cli.main(["repl"]) == 0
     codes = [request.code for name, request in daemon.requests if name == "Execute"]
-    assert codes == ["for i in x:\n  f(i)\n", "1 +* 2", _kept("await g()")]
-    assert capsys.readouterr().out.count("'a\\x1b'\n") == 3
+    assert codes == ["for i in x:\n  f(i)\n", "1 +* 2", _kept("await g()"), "'é'; " + _kept("x")]
+    assert capsys.readouterr().out.count("'a\\x1b'\n") == 4
 
 
 def test_repl_ends_with_its_sandbox(daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,14 @@ async def test_a_figure_as_a_value_is_an_image(harness: Harness, value: str) -> 
 
 
 @promise("stream-images")
+async def test_a_figure_of_many_axes_is_drawn_once_for_all_of_them(harness: Harness) -> None:
+    session = await harness.session(memory_bytes=1024 * MIB)
+    run = await harness.run(session, "import matplotlib.pyplot as plt\nfig, axes = plt.subplots(2, 3)\nlist(axes.flat)")
+    assert run.output[0].width > 100
+    assert all(isinstance(each, OpaqueValue) for each in run.output[1:]), "its other axes are not drawn again"
+
+
+@promise("stream-images")
 async def test_a_figure_as_an_answer_is_an_image(harness: Harness) -> None:
     session = await harness.session()
     answers: list[object] = []

@@ -16,6 +16,8 @@ pytestmark = promise("run-main")
     ("code", "output", "stdout"),
     [
         ("%matplotlib inline\n%load_ext autoreload\n1", 1, ""),
+        ("y, n = 0.5, 'a'\n!echo {y:.2f} {n!r:>5} {1,2}", None, "0.50 a 1 2\n"),
+        ('%%bash -s b\necho "$1"', None, "b\n"),
         ("!echo a; echo $((1 + 1)) {1..3}", None, "a\n2 1 2 3\n"),
         (
             "name = 'b c'\nif name:\n    !A=e; echo {name.upper()} $name {nothing} $A {{x,y}} \\\n    d",
@@ -43,7 +45,12 @@ async def test_what_notebooks_have_works(harness: Harness, code: str, output: ob
 
 @pytest.mark.parametrize(
     "code",
-    ["%time x = sum(range(9))\nx", "%time sum(range(9))", "%%time\nx = sum(range(9))\nx", "x = %time sum(range(9))\nx"],
+    [
+        "%time x = sum(range(9))\nx",
+        "%time sum(range(9))",
+        "%%time\nx = sum(range(9))\nx",
+        "x = %time sum(range(9))\nx",
+    ],
 )
 async def test_times_are_printed_and_the_value_stays(harness: Harness, code: str) -> None:
     run = await harness.run(await harness.session(), code)

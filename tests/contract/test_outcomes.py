@@ -373,6 +373,7 @@ try:
 finally:
     time.sleep(30)
 """,
+    "a command in C": "import os\nos.system('sleep 30')",
     "a command": "import subprocess\nwith subprocess.Popen(['sleep', '30']) as process:\n    process.wait()",
 }
 

@@ -51,7 +51,11 @@ TOOLS: dict[str, tuple[Callable[[], Any], str, Any]] = {
     "own key": (raised(Missing("k")), "KeyError", "e.args == ('k',) and str(e).endswith(\".Missing: 'k'\")"),
     "own errno": (raised(Refused(111, "no")), "ConnectionError", "e.errno == 111 and '.Refused: ' in str(e)"),
     "no plain values": (raised(Missing(object())), "KeyError", "'.Missing: <object' in str(e)"),
-    "group": (raised(ExceptionGroup("some", [ValueError()])), "Exception", "'ExceptionGroup: some' in str(e)"),
+    "group": (
+        raised(ExceptionGroup("some", [ValueError("x")])),
+        "Exception",
+        "'(1 sub-exception); ValueError: x' in str(e)",
+    ),
     "none of these": (raised(Strange("why")), "Exception", "str(e).endswith('.Strange: why')"),
 }
 

@@ -189,6 +189,8 @@ def failed(error: Exception) -> Answer:
     type_name = error.type_name if isinstance(error, ToolRefusal) else base.__name__
     try:
         message = str(error)
+        if isinstance(error, ExceptionGroup):  # its own text tells their number alone
+            message = "; ".join((message, *(f"{type(each).__name__}: {each}" for each in error.exceptions)))
     except Exception:  # noqa: BLE001 - a tool's own error class may fail at this too
         message = "(the error has no text)"
     if base is not kind and not isinstance(error, ToolRefusal):

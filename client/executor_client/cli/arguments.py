@@ -111,6 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_run(commands: Any) -> None:
     run = make_command(commands, "run", "run a program; output is shown as it is printed", _RUN_EXAMPLES)
+    run.allow_abbrev = False  # else an option of the script that could be two of ours is refused
     rest = argparse.REMAINDER
     run.add_argument("-c", dest="code", metavar="CODE", nargs=rest, help="the program itself, instead of a file")
     run.add_argument("program", metavar="FILE", nargs=rest, help="a Python file or a notebook; - for standard input")

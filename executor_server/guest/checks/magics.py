@@ -113,7 +113,7 @@ def _cell(name: str, options: str, body: str) -> Optional[str]:
     if name == "time":
         return "get_ipython().time_step()"
     if name in ("bash", "sh"):
-        return f"get_ipython().script({name!r}, {body!r})"
+        return f"get_ipython().script({name!r}, {body!r}, {_text(options)})"
     if name in _DISPLAYS:
         return f"display({ ({_DISPLAYS[name]: body, 'text/plain': body})!r}, raw=True)"
     if name != "writefile":
@@ -131,13 +131,20 @@ def _text(text: str) -> str:
 
 def _line(found: re.Match[str], installs: bool) -> Optional[str]:
     name, text = found["magic"], found["rest"].strip()
+    if name == "autoreload":
+        return "print('%autoreload does nothing here: importlib.reload(MODULE) loads an edited module again')"
     if name in _NOTHING:
         return "None"
     if name in ("cd", "env", "pwd", "set_env"):
         return _of_os(name, text.strip("\"'"))
     if name == "time":
-        value = _expression(text)
-        return f"with get_ipython().timing(): {text}" if value is None else f"get_ipython().timing().shown(({value}))"
+        inner = _LINE.match(text) if text[:1] in ("!", "%") else None
+        value = _line(inner, installs) if inner else _expression(text)
+        return (
+            f"with get_ipython().timing(): {text or 'pass'}"
+            if value is None
+            else f"get_ipython().timing().shown(({value}))"
+        )
     if name == "timeit":
         options, statement = _TIMEIT.match(text).groups()  # type: ignore[union-attr]
         return f"for __ in get_ipython().timeit({options!r}): {statement}"

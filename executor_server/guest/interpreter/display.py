@@ -232,11 +232,15 @@ class StandIns:
     def __init__(self, *, saves: bool = False) -> None:
         self._left = DISPLAYS_MAX
         self._saves = saves
+        self._drawn: list[object] = []  # figures: the other axes of one are its picture again
 
     def __call__(self, value: object) -> object:
         figure = figure_of(value)
         if not self._left or (figure is None and not any(hasattr(type(value), name) for name in _METHODS)):
             return None
+        if figure is not None and any(each is figure for each in self._drawn):
+            return None
+        self._drawn.append(figure)
         self._left -= 1
         bundle = {} if figure is not None else bundle_of(value)
         try:

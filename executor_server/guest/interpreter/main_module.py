@@ -23,7 +23,8 @@ def adapt(module: str) -> None:
     """To be called when the program has imported a module: adapts those that are loaded by now, each once."""
     if module == "concurrent.futures" and sys.version_info >= (3, 14):
         import multiprocessing.context  # noqa: F401 - its pool of processes does so later, past any import of the program
-    for name, change in (("multiprocessing.context", _fork_always), ("inspect", _find_classes)):
+    changes = (("multiprocessing.context", _fork_always), ("inspect", _find_classes))
+    for name, change in (*changes, ("subprocess", _plain_flags), ("multiprocessing.util", _plain_flags)):
         loaded = sys.modules.get(name)
         if loaded is not None and name not in _adapted:
             _adapted.add(name)
@@ -35,6 +36,14 @@ def _fork_always(context: Any) -> None:
     for name in ("spawn", "forkserver"):
         contexts[name] = type(name, (context.ForkContext,), {"_name": name})()
     context._default_context._default_context = contexts["fork"]
+
+
+def _plain_flags(module: Any) -> None:
+    """Has new interpreters, as those of joblib, find the image's packages: -S and -I are this interpreter's alone."""
+    flags = module._args_from_interpreter_flags
+    module._args_from_interpreter_flags = lambda: [
+        each for each in flags() if each not in ("-S", "-I", "-s", "-E", "-P")
+    ]
 
 
 def _find_classes(inspect: Any) -> None:

@@ -56,8 +56,13 @@ class Notebook:
     def expanded(self, text: str) -> str:
         return _expanded(text, sys._getframe(1))
 
-    def script(self, shell: str, text: str) -> None:
-        _run(text, shell).check_returncode()
+    def script(self, shell: str, text: str, options: str) -> None:
+        import shlex
+
+        takes, *given = shlex.split(options) or ["-s"]
+        if takes != "-s":
+            raise ValueError(f"%%{shell} takes no {takes} here, only -s ARGUMENTS")
+        _run(text, shell, *given).check_returncode()
 
     def run_line_magic(self, name: str, line: str) -> None:
         _execute(f"%{name} {line}", sys._getframe(1))
@@ -152,19 +157,22 @@ def _span(time_s: float) -> str:
     return f"{time_s * 1e9:.3g} ns"
 
 
-def _run(command: str, shell: str = "bash", *, captures: bool = False) -> Any:
+def _run(command: str, shell: str = "bash", *given: str, captures: bool = False) -> Any:
     check_import(_agent[0][1], "subprocess")
     import shutil
     import subprocess
 
     sys.stdout.flush()
     stdout, stderr = (subprocess.PIPE, subprocess.STDOUT) if captures else (None, None)
-    return subprocess.run([shutil.which(shell) or "sh", "-c", command], check=False, stdout=stdout, stderr=stderr)
+    return subprocess.run(
+        [shutil.which(shell) or "sh", "-c", command, shell, *given], check=False, stdout=stdout, stderr=stderr
+    )
 
 
 def _expanded(command: str, frame: FrameType) -> str:
     """Puts values in place of `{expression}` and `$name`. What is no variable is for the shell."""
     import re
+    from string import Formatter
 
     names = {**frame.f_globals, **locals_of(frame)}
 
@@ -173,8 +181,14 @@ def _expanded(command: str, frame: FrameType) -> str:
         if expression is None:
             return found[0][0]
         try:
+            form, conversion = "", None
+            if found[1]:  # as str.format has it: {x:.2f}
+                _, field, spec, conversion = next(iter(Formatter().parse(found[0])))
+                expression, form = field or "", spec or ""
             compile(expression.strip(), "", "eval")  # else it is no expression, which the rules might refuse
             made = names[expression] if expression.isidentifier() else _agent[0][0]["eval"](expression, names)
+            if form or conversion:
+                return str(Formatter().format_field(Formatter().convert_field(made, conversion), form))
         except Exception:  # noqa: BLE001 (agent code)
             return found[0]
         return found[0] if type(made) is tuple else str(made)  # {a,b} are alternatives

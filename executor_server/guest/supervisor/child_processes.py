@@ -203,9 +203,14 @@ class ChildProcesses:
         """Withdraws a message that the interpreter has not got yet; false if it has."""
         return self._interpreter is not None and self._interpreter.take_back(kind)
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, with_children: bool = False) -> None:
+        """Interrupts the interpreter; with its children, too, as it may wait for one in C (os.system)."""
         if self._interpreter is not None:
-            os.kill(self._interpreter.pid, signal.SIGINT)
+            pid = self._interpreter.pid
+            try:
+                (os.killpg if with_children else os.kill)(pid, signal.SIGINT)
+            except ProcessLookupError:  # it leads no group
+                os.kill(pid, signal.SIGINT)
 
     def check(self, message: Check, body: bytes) -> None:
         """Sends the checker a source."""

@@ -217,7 +217,8 @@ class Runner:
         elif run.kill_at is not None:
             if now >= run.interrupt_at:
                 run.interrupt_after_s += INTERRUPT_AGAIN_S
-                self._child_processes.interrupt()
+                # Children would end with the interpreter otherwise.
+                self._child_processes.interrupt(with_children=run.kill_at - now < 4 * INTERRUPT_AGAIN_S)
             return now >= run.kill_at
         elif now >= run.wall_deadline:
             self.interrupt(run, "timeout")

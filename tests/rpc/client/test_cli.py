@@ -293,7 +293,7 @@ def test_what_follows_the_program_is_its_own(daemon: FakeDaemon, capsys: Capture
     daemon.session.authorized_imports[:] = ["*"]
     daemon.session.ClearField("refused_language")
     daemon.session.ClearField("denied_imports")
-    assert cli.main(["run", "-c", "print(1)", "a", "--", "--image"]) == 0
+    assert cli.main(["run", "-c", "print(1)", "a", "--n", "3", "--", "--image"]) == 0
     assert daemon.names() == [
         "CreateSession",
         "GetPolicy",
@@ -305,7 +305,7 @@ def test_what_follows_the_program_is_its_own(daemon: FakeDaemon, capsys: Capture
     requests = dict(daemon.requests)
     assert list(requests["CreateSession"].authorized_imports) == []
     assert list(requests["AuthorizeImports"].authorized_imports) == ["*"]
-    assert "['-c', 'a', '--', '--image']" in requests["Execute"].code
+    assert "['-c', 'a', '--n', '3', '--', '--image']" in requests["Execute"].code
 
 
 def test_run_goes_on_in_a_session_which_stays(daemon: FakeDaemon, capsys: Captured) -> None:

@@ -195,7 +195,7 @@ class Catalog:
             before = await asyncio.to_thread(self._remove_damaged)
             self.total_bytes = before
             evicted = []
-            for _, what in sorted(await asyncio.to_thread(self._unused)) if before > max_bytes else ():
+            for _, what in sorted(await self._unused()) if before > max_bytes else ():
                 if self.total_bytes <= max_bytes:
                     break
                 is_wheel = what.parent == self.store.places.wheels
@@ -214,11 +214,11 @@ class Catalog:
                 _log.warning("environments_above_limit", total_bytes=self.total_bytes, max_bytes=max_bytes)
             return Collected(tuple(evicted), before - self.total_bytes, self.total_bytes)
 
-    def _unused(self) -> list[tuple[float, Path]]:
-        """Returns what may be evicted, each with its last use. Blocks."""
+    async def _unused(self) -> list[tuple[float, Path]]:
+        """Returns what may be evicted, each with its last use. Raises OSError."""
         ready = self.store.places.ready
         unused = [(self.used_s(each), ready / each) for each in self.store.manifests if not self._in_use(each)]
-        return unused + self._wheels.unused()
+        return unused + await asyncio.to_thread(self._wheels.unused)
 
     def _remove_damaged(self) -> int:
         """Removes the damaged environments that no sandbox has; returns the bytes of all that is left. Blocks."""

@@ -144,8 +144,13 @@ class WorkShare:
         elif self._turn is None:
             self._turn = self._loop.call_soon(self._end_turn)
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine as the session's work. Tasks that it creates are run so by themselves."""
+    def create_task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Runs a coroutine as the session's work, in a task. Tasks that it creates take part by their own calls."""
+        task = self._loop.create_task(self._whole(work))
+        task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began has not awaited it
+        return task
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
         return await self._run(work)
 
     @types.coroutine

@@ -263,9 +263,7 @@ class Connection:
         return self._session.share
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = self._loop.create_task(self.share.run(work))
-        task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began has not awaited it
-        return task
+        return self.share.create_task(work)
 
     def send_room(self) -> int:
         return self._session.account.send_room()

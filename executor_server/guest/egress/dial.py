@@ -131,8 +131,7 @@ class Dialer:
     async def _look_up(self, resolver: Resolver, host: str) -> Sequence[str]:
         lookup = self._lookups.get(host)
         if lookup is None:
-            work = asyncio.wait_for(self._ask(resolver, host), self._limits.resolve_s)
-            lookup = self._lookups[host] = _Lookup(self._loop.create_task(self._share.run(work)))
+            lookup = self._lookups[host] = _Lookup(self._share.create_task(self._ask(resolver, host)))
         lookup.waiters += 1
         try:
             return await asyncio.shield(lookup.task)
@@ -143,5 +142,8 @@ class Dialer:
                 del self._lookups[host]
 
     async def _ask(self, resolver: Resolver, host: str) -> Sequence[str]:
+        return await asyncio.wait_for(self._ask_in_turn(resolver, host), self._limits.resolve_s)
+
+    async def _ask_in_turn(self, resolver: Resolver, host: str) -> Sequence[str]:
         async with self._permits:
             return await resolver.resolve(host)

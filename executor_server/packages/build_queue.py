@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from executor_server.core import EnvironmentFailed, ExecutorError, ImageNotReady, Progress, SandboxFailure
+from executor_server.core.config import DAY_S
 from executor_server.core.fairness import FairSemaphore
 from executor_server.packages import refusals
 from executor_server.packages.build import Builder
@@ -35,11 +36,9 @@ FAILED_S = 60.0
 REFUSED_S = 600.0
 """The same where the packages are the reason. An index may get another version, and a policy's owner acts."""
 _MAX_FAILURES = 1024
-_DAY_S = 86_400.0
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _QUEUED = Progress("waiting for other environments")
-
 _CHECKING = Progress("checking")
 
 _log = structlog.get_logger(__name__)
@@ -52,7 +51,7 @@ class EnvironmentSettings:
     max_bytes: int = 20 * 2**30  # on disk, of everything: environments, wheels, what is being made
     build_timeout_s: float = 600.0
     concurrency: int = 2  # builds at a time
-    lock_lifetime_s: float = 7 * _DAY_S  # for which the same request gets the same versions
+    lock_lifetime_s: float = 7 * DAY_S  # for which the same request gets the same versions
 
 
 @dataclass(eq=False)
@@ -117,7 +116,7 @@ class Builds:
 
     @property
     def under_way(self) -> list[Build]:
-        return [*self._builds.values()]
+        return list(self._builds.values())
 
     @property
     def queued(self) -> int:

@@ -215,27 +215,6 @@ class Shares:
             del self._tenants_of[node]
 
 
-class NodeShares:
-    """A node's end: what it may use for each tenant. `quotas_of` are those of the policy that it has in force."""
-
-    def __init__(self, quotas_of: Callable[[str], QuotasTable]) -> None:
-        self._quotas_of = quotas_of
-        self._allowances: dict[str, Allowance] = {}
-
-    def renewed(self, allowances: Mapping[str, Allowance]) -> None:
-        """Takes the allowances of a renewal that has extended the lease."""
-        self._allowances.update(allowances)
-
-    def reporting(self, tenants: Mapping[str, TenantUse]) -> None:
-        """Drops the allowances of tenants that the next report does not have. Call it when that is put together."""
-        self._allowances = {tenant: each for tenant, each in self._allowances.items() if tenant in tenants}
-
-    def allowance(self, tenant: str) -> Allowance:
-        """Returns the most that the node may use for a tenant, its use so far included."""
-        found = self._allowances.get(tenant)
-        return found if found is not None else first_allowance(self._quotas_of(tenant))
-
-
 def _limits_of(quotas: QuotasTable) -> Limits:
     cpu_time_s = quotas.cpu_time_s_per_hour
     return (

@@ -59,7 +59,7 @@ def write_node_config(files: NodeFiles, text: str, host: str, labels: Mapping[st
     for section, keys in _SENT.items():
         if section in sections:
             sections[section] = _without(sections[section], keys)
-    before = load(files.daemon.config_file) if files.daemon.config_file.exists() else None
+    before = load(files.daemon.config_file).fleet.listen if files.daemon.config_file.exists() else None
     server = _without(sections["server"], _TLS)
     server |= {
         "state_dir": str(files.daemon.state_dir),
@@ -69,7 +69,7 @@ def write_node_config(files: NodeFiles, text: str, host: str, labels: Mapping[st
     fleet |= {
         "role": "node",
         "certificates": str(files.certificates),
-        "listen": _kept(before.fleet.listen if before is not None else None, host, LINK_PORT),
+        "listen": _kept(before, host),
         "labels": {**fleet.get("labels", {}), **labels},
     }
     return _written(files.daemon, {**sections, "server": server, "fleet": fleet})
@@ -94,13 +94,13 @@ def _written(daemon: OwnDaemon, sections: Mapping[str, Any]) -> Config:
     return config
 
 
-def _kept(before: str | None, host: str, port: int) -> str:
+def _kept(before: str | None, host: str) -> str:
     """Returns the address of before, where the machine has the same host still; else one that nothing listens at."""
     text = f"[{host}]" if ":" in host else host
     if before is not None and before.rpartition(":")[0] == text:
         return before
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for wanted in (port, 0):
+    for wanted in (LINK_PORT, 0):
         with socket.socket(family) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -16,8 +16,8 @@ from executor_server.fleet.membership.messages import (
     TenantUse,
 )
 from executor_server.fleet.membership.node_lease import NodeLease, NodeRecord
-from executor_server.fleet.membership.shares import NodeShares
 from executor_server.fleet.membership.timing import NodeRefused, Timing
+from tests.support.simulated_fleet.shares import NodeShares
 from tests.support.simulated_fleet.world import QUOTAS, Connection, Process, World
 
 TIMING = Timing()

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_server.fleet.membership.messages import Allowance, TenantUse
-from executor_server.fleet.membership.shares import HOUR_S, NodeShares, Shares, first_allowance
+from executor_server.fleet.membership.shares import HOUR_S, Shares, first_allowance
 from executor_server.policy import QuotasTable
+from tests.support.simulated_fleet.shares import NodeShares
 
 QUOTAS = QuotasTable(executions=4, cpu_time_s_per_hour=1000, output_bytes_per_hour=10_000, egress_bytes_per_hour=8000)
 

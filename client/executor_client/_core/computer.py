@@ -1,4 +1,4 @@
-"""The texts of the tools with which a model works in a session: bounded, with errors that say what is there instead.
+"""The texts of a model's tools for a session: bounded, with errors that name what exists instead.
 
 Nothing here does I/O; `executor_client.aio_computer` does.
 """
@@ -33,9 +33,9 @@ SHOWN_CHARS_MAX = 60_000
 MATCHES_MAX = 200
 ENTRIES_MAX = 500
 TIMEOUT_S = 120
-"""Seconds that a command may take, unless its call says otherwise."""
+"""Default time limit of a command, in seconds."""
 WAIT_S = 1.0
-"""Seconds that a look at a process waits for output, unless its call says otherwise."""
+"""Seconds to wait for a process's output by default."""
 WAIT_S_MAX = 300.0
 
 _REFUSALS = (
@@ -49,12 +49,12 @@ _REFUSALS = (
 
 
 class ToolRefusal(ValueError):
-    """A call can't be done as it was asked for; the message is for the model."""
+    """A tool call was refused; the message is for the model."""
 
 
 @contextmanager
 def refusals(doing: str) -> Iterator[None]:
-    """Raises ToolRefusal in place of the daemon's refusals; a lost session or daemon is no refusal, and passes."""
+    """Turns the daemon's refusals into ToolRefusal; errors of a lost session or daemon pass unchanged."""
     try:
         yield
     except _REFUSALS as error:

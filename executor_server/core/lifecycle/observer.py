@@ -1,7 +1,7 @@
-"""The observer: notified of what has happened in sessions.
+"""The observer: notified of events in sessions.
 
-The session layer notifies one Observer; `Observers` passes each notification on to several (quotas, audit, metrics,
-traces). A notification is no way to object: that is admission (admission.py).
+The session layer notifies one Observer; `Observers` forwards each notification to several (quotas, audit, metrics,
+traces). Observers can't object; admission can (admission.py).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class SessionEnd(enum.StrEnum):
 
 
 class Observer:
-    """Notified in the event loop, right after something has happened. Must neither block nor raise."""
+    """Called in the event loop, right after each event. Must neither block nor raise."""
 
     def session_created(self, session: SessionFacts, took_s: float) -> None:
-        """A session was made, `took_s` after it was asked for."""
+        """A session was created, `took_s` after the request."""
 
     def session_recovered(self, session: SessionFacts) -> None:
         """A session of an earlier daemon was recovered, alive."""
@@ -68,10 +68,10 @@ class Observer:
         """A budget is nearly spent."""
 
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
-        """An execution has ended, `took_s` after this daemon first heard of it."""
+        """An execution has ended, `took_s` after this daemon received it."""
 
     def background_used(self, session: SessionFacts, cpu_time_s: float) -> None:
-        """A sandbox used so much more CPU time between executions since the last notification."""
+        """CPU time that a sandbox used outside executions since the last call."""
 
     def tool_called(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
         """A client is asked to run a tool."""
@@ -92,16 +92,16 @@ class Observer:
         """The egress proxy made a connection for the session's sandbox. `execution_id` is empty when none ran."""
 
     def connection_closed(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
-        """Such a connection has ended; its reason and sums are final. The execution is the one that it was made in."""
+        """Such a connection has ended; its reason and sums are final. The execution is the one that opened it."""
 
     def connection_denied(self, session: SessionFacts, execution_id: str, denial: EgressDenial) -> None:
-        """The egress proxy refused the session's sandbox something."""
+        """The egress proxy refused a request of the session's sandbox."""
 
     def denials_uncounted(self, session: SessionFacts, execution_id: str, count: int) -> None:
-        """The proxy refused the sandbox so many things more, too fast to say which."""
+        """The proxy refused `count` more requests, too fast to list."""
 
     def network_moved(self, session: SessionFacts, sent_bytes: int, received_bytes: int) -> None:
-        """The sandbox has sent and received so many bytes more through the proxy."""
+        """Bytes that the sandbox sent and received through the proxy since the last call."""
 
     def process_started(self, session: SessionFacts, process: ProcessFacts) -> None:
         """A process runs in the sandbox."""
@@ -123,7 +123,7 @@ class Observer:
 
 
 class Observers(Observer):
-    """Passes every notification on, in order."""
+    """Forwards every notification, in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         pass_on(self, Observer, observers)

@@ -8,9 +8,9 @@
     log = Log.read(frame.head)                              # the other end: raises FrameError, or every field is right
 
 A value is frozen. `read` checks every field before any can be used. A field with a default may be missing; one that is
-present is checked, so null does not stand for a missing one. Unknown fields are ignored. A value that is
-made here is not checked: it is our own, and the other end checks it. None is never written: it stands for a field that
-is left out.
+present is checked, so null does not stand for a missing one. Unknown fields are ignored. A value
+that is created here is not checked: it is ours, and the other end checks it. None is never written: it stands for an
+omitted field.
 
 These are not dataclasses: `dataclasses` imports inspect, re and more, which takes about 10 ms of the start of a
 sandbox, and makes each `__init__` by exec. Collecting the fields in `__init_subclass__` takes 0.4 ms for all messages.
@@ -53,7 +53,7 @@ class Field:
 
 
 def text(max_chars: int, *, default: Any = _REQUIRED) -> Any:
-    """A text of at most so many characters."""
+    """A text of at most `max_chars` characters."""
     return Field(default, Fields.text, max_chars)
 
 

@@ -109,11 +109,3 @@ async def test_a_fork_keeps_the_programs_own_modules(harness: Harness) -> None:
         "import counter, os\npid = os.fork()\nif not pid:\n    os._exit(counter.count(3))\nos.waitpid(pid, 0)[1] >> 8"
     )
     assert (await harness.run(session, source)).output == 3
-
-
-async def test_a_program_that_is_in_no_package_catches_the_error_of_a_relative_import(harness: Harness) -> None:
-    session = await harness.session(imports=("math",))
-    run = await harness.run(
-        session, "try:\n    from .math import pi\nexcept ImportError:\n    from math import pi\nint(pi)"
-    )
-    assert (run.outcome, run.output) == ("succeeded", 3), run.ended.error

@@ -49,8 +49,10 @@ class ImportDenied(Refusal):
 
 
 def refusal(module: str, rules: Rules, why: str = "") -> str:
-    """Returns the message of a refusal."""
-    if rules.denies(module):
+    """Returns the message of a refusal. A name that begins with a dot is a relative import of the program itself."""
+    if module.startswith("."):
+        why = ": the program is in no package, so it has no relative imports"
+    elif rules.denies(module):
         why = ": the policy denies it"
     name = module if len(module) <= _MAX_NAME_CHARS else f"{module[:_MAX_NAME_CHARS]}…"
     return f"Import of {name} is not allowed{why}. {authorized(rules)}"
@@ -114,7 +116,7 @@ class Imports:
         self.denied.sort()
 
     def _note(self, line: int, module: str, names: Sequence[str]) -> None:
-        if not module or module.startswith("."):
+        if not module:
             return  # Python itself refuses it
         self._modules.add(module)
         refused = refused_module(module, names, self._rules, self._own)
@@ -195,8 +197,6 @@ def check_import(enforcer: RuleEnforcer, name: Any, names: Any = (), level: int 
         name = str.__getitem__(name, slice(None))  # a subclass could compare equal to any name
     listed = [each for each in names if isinstance(each, str)] if isinstance(names, (list, tuple)) else ()
     module = absolute("." * level + name, package)
-    if module.startswith("."):  # not ImportDenied: `except ImportError` follows where a file is a script and a module
-        raise ImportError("attempted relative import with no known parent package")
     if module not in sys.modules:
         enforcer.own.refresh()
     refused = module and refused_module(module, listed, enforcer.rules, enforcer.own)

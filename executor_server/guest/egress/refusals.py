@@ -54,7 +54,9 @@ def failure(error: Exception) -> Refusal:
     """The refusal for an unexpected exception. The id leads from the program's answer to the log's line."""
     incident = f"incident {secrets.token_hex(4)}"
     asyncio.get_running_loop().call_exception_handler({"message": incident, "exception": error})
-    message = f"the egress proxy failed; the request is not the cause. Tell the administrator: the log has {incident}"
+    message = (
+        f"the egress proxy failed, and the request is not the cause; tell the administrator that its log has {incident}"
+    )
     return Refusal(reasons.PROXY_FAILED, message)
 
 

@@ -94,6 +94,8 @@ from __future__ import annotations
         (2, "os"),
         (4, "socket"),
         (7, "subprocess"),
+        (9, "."),
+        (11, "..up"),
         (13, "shutil"),
     ]
 
@@ -109,6 +111,11 @@ def test_from_imports_of_denied_modules_are_denied() -> None:
         (4, "xml.dom"),
         (5, "xml.dom.minidom"),
     ]
+
+
+def test_refusal_of_a_relative_import_says_why() -> None:
+    text = refusal(".x", Rules(["math"]))
+    assert text.startswith("Import of .x is not allowed: the program is in no package")
 
 
 def test_refusal_is_short_whatever_was_asked_for_and_is_authorized() -> None:

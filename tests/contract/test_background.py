@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor_server.guest.supervisor.background import BACKGROUND_BYTES
+from executor_server.guest.supervisor.leftover_output import BACKGROUND_BYTES
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, Transcript, pieces
 from tests.contract.marks import promise

@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 from executor_server.core.errors import PreconditionFailed
-from executor_server.guest.wire.ends import END_REASONS, ORPHANED
+from executor_server.guest.wire.exit_codes import END_REASONS, ORPHANED
 from tests.contract.harness import MIB, Harness, follow
 from tests.contract.marks import promise
 from tests.support.polling import eventually_async, eventually_awaited

@@ -24,7 +24,7 @@ from executor_server.backends.directory import remove_sandbox_directory
 from executor_server.backends.docker.cgroup import ContainerGroup, cpu_group, memory_group
 from executor_server.backends.docker.engine import ContainerState, Engine, EngineFailure
 from executor_server.backends.teardown import Teardown
-from executor_server.guest.wire.ends import END_REASONS
+from executor_server.guest.wire.exit_codes import END_REASONS
 
 KILLED = 128 + 9
 """Exit code of a container whose first process got SIGKILL."""

@@ -23,7 +23,7 @@ from executor_server.backends.directory import remove_sandbox_directory
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.process import SandboxProcess
 from executor_server.backends.teardown import Teardown
-from executor_server.guest.wire.ends import END_REASONS
+from executor_server.guest.wire.exit_codes import END_REASONS
 
 DESTROY_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 0.5

@@ -12,8 +12,8 @@ import time
 from executor_api.limits import BLOB_BYTES_MAX
 
 from ..wire import link
-from ..wire.channel import Channel
 from ..wire.frames import CHUNK_BYTES, FrameError
+from ..wire.guest_channel import Channel
 from ..wire.lean import dumps
 from ..wire.messages import BlobBegin, BlobData, FileChunk, FileData, FileGet, FileList, FilePut
 from . import workspace

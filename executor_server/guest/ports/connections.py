@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional, Union
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
 
     PortRequest = Union[OpenPort, PortInput, GrantPort, ClosePort]
 

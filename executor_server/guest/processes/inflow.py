@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.process_messages import WriteProcess
 
 # Bytes that wait here for the process, and writes that wait for room.

@@ -14,7 +14,7 @@ from ..wire.process_messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES, ProcessOu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
 
 
 # Seconds after a frame in which further output is gathered; fewer after a small frame, as a key's echo is.

@@ -11,14 +11,14 @@ from ..wire.lean import NotJson, loads
 from ..wire.process_messages import ForgetProcess, GrantOutput, ResizeProcess, SignalProcess, StartProcess, WriteProcess
 from . import sessions
 from .environment import is_text, read_variables
-from .process import Process
 from .start import Command, NotStarted
+from .supervised_process import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Optional, Union
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.loop import Loop
     from .pipe import Pipe
 

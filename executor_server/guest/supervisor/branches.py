@@ -23,7 +23,7 @@ from ..wire.link_messages import BeginBranch, BranchChanges, EndBranch, RestoreF
 from ..wire.messages import ErrorDetail
 from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS, MAX_REASON_CHARS, BranchEnded
 from ..wire.schema import read_object
-from .children import kill_but
+from .child import kill_but
 from .run import Run, Settings
 from .usage import Process
 
@@ -31,13 +31,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.link_messages import Answered
     from ..wire.messages import Execute
+    from .child import Child
     from .child_processes import ChildProcesses
-    from .children import Child
+    from .interpreter_requests import Requests
     from .jobs import Job, JobQueue
-    from .requests import Requests
     from .results import Results
     from .savepoints import Savepoints, Taken
     from .undo import Undo

@@ -24,9 +24,19 @@ from ..wire.frames import FrameError
 from ..wire.lean import signal, socket
 from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetRules, message_of
 from ..wire.loop import READ, WRITE, Loop
-from . import children
 from .checking import CHECKER_REST_S, CHECKER_START_S
-from .children import Child, ChildStuck, end_child, kill_everything, spawn
+from .child import (
+    Child,
+    ChildStuck,
+    await_end,
+    continue_everything,
+    end_child,
+    kill_but,
+    kill_everything,
+    reap,
+    spawn,
+    stop_everything,
+)
 from .usage import Process, process_cpu_s
 from .warm_interpreter import WarmInterpreter
 
@@ -138,11 +148,11 @@ class ChildProcesses:
             self._forget_checker()
         self._held, self._ending = False, between_runs
         self._warm.forget()
-        children.kill_but(self._spared_leaders, self._note_exit, wait=not between_runs)
+        kill_but(self._spared_leaders, self._note_exit, wait=not between_runs)
 
     def await_end(self) -> None:
         """Waits for the end of what `stop` has killed: then its ports are free, and its places for processes."""
-        if self._ending and not children.await_end(self._spared_leaders) and self._interpreter is not None:
+        if self._ending and not await_end(self._spared_leaders) and self._interpreter is not None:
             self._kill(self._interpreter)  # then all is killed again, more thoroughly
         self._ending = False
 
@@ -248,13 +258,13 @@ class ChildProcesses:
         """
         self.rest()
         self._held = True
-        children.stop_everything()
+        stop_everything()
         self._start_checker()
 
     def release(self) -> None:
         if self._held:
             self._held = False
-            children.continue_everything()
+            continue_everything()
 
     def on_due(self) -> None:
         """Ends the checker that was not used for long; starts the one that a session may want, if there is room."""
@@ -276,7 +286,7 @@ class ChildProcesses:
 
     def reap(self) -> None:
         """Reports every child that has ended, and kills a checker that was stopped, as only agent code does."""
-        for pid, status, usage in children.reap():
+        for pid, status, usage in reap():
             if os.WIFSTOPPED(status):
                 if self._checker is not None and pid == self._checker.pid:
                     self._kill(self._checker)  # its exit is reaped next

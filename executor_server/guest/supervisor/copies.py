@@ -13,7 +13,7 @@ from ..wire import link, proc
 from ..wire.frames import FrameError
 from ..wire.lean import signal
 from ..wire.link_messages import CopyWaits, MakeSuccessor, Resume, Resumed, message_of
-from .children import Child
+from .child import Child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import time
 
 from ..checks.offline import says_not_installed, says_offline
 from ..processes.pipe import READ_BYTES
-from ..wire.channel import Channel
 from ..wire.frames import CHUNK_BYTES
+from ..wire.guest_channel import Channel
 from ..wire.loop import READ, Loop
 from ..wire.messages import Log, OutputCut
 from .outcomes import says_no_memory

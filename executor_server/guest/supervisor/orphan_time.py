@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.lean import socket
 
 # Bytes of a number.

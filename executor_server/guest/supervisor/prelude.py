@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.messages import ErrorDetail
     from ..wire.session_rules import ExecutionMax
     from .results import Results

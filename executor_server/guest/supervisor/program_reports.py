@@ -14,8 +14,8 @@ from __future__ import annotations
 from executor_api.limits import VALUE_BYTES_MAX
 
 from ..wire import link
-from ..wire.channel import Channel
 from ..wire.frames import FrameError
+from ..wire.guest_channel import Channel
 from ..wire.link_messages import CalledTool, ImageReply, NearLimit, ProgramEnded, ProgramStopped, ShownImage
 from ..wire.messages import ErrorDetail, Image, LimitWarning, ToolCall
 from ..wire.schema import read_object

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from ..wire.messages import Execute
 from .child_processes import ChildProcesses
+from .interpreter_requests import Requests
 from .jobs import Job, JobQueue
 from .prelude import Prelude
-from .requests import Requests
 from .results import Results
 from .run import Phase, Run
 from .runner import Runner

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.savepoint_messages import BranchEnded
     from .run import Run
 

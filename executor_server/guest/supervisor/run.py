@@ -22,7 +22,7 @@ from executor_api.limits import (
 
 from ..files.artifacts import Artifacts
 from ..processes.pipe import Pipe
-from ..wire.channel import Channel
+from ..wire.guest_channel import Channel
 from ..wire.link_messages import DRAWING_TIME_S, RunProgram
 from ..wire.messages import Execute
 from ..wire.session_rules import ExecutionMax

@@ -18,17 +18,17 @@ from ..files.artifacts import ArtifactFinder
 from ..files.transfers import Transfers
 from ..processes.pipe import Pipe
 from ..wire import link
-from ..wire.channel import Channel
 from ..wire.frames import FrameError
+from ..wire.guest_channel import Channel
 from ..wire.lean import signal
 from ..wire.link_messages import RefusedSource, RunProgram, Verdict, message_of
 from ..wire.loop import Loop
 from ..wire.messages import ErrorDetail
 from ..wire.schema import read_object
 from . import usage
-from .background import Background
 from .checking import Checking
 from .child_processes import ChildProcesses
+from .leftover_output import LeftoverOutput
 from .log_relay import ProgramOutput
 from .memory import MemoryWatch
 from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error, memory_error
@@ -83,7 +83,7 @@ class Runner:
         # The meter of a run that is checked, and the message that starts it, with the source.
         self._prepared: Optional[tuple[usage.CpuMeter, RunProgram, bytes]] = None
         self._output = ProgramOutput(loop, lambda run: self.interrupt(run, "output_limit"))
-        self._background = Background(loop)
+        self._background = LeftoverOutput(loop)
         self._pipes_ahead: list[Pipe] = []  # the next run's
         self._idle_of: Optional[usage.Process] = None  # the interpreter whose pipes for the time between runs are open
         self.run: Optional[Run] = None
@@ -136,7 +136,7 @@ class Runner:
         """Does what does not depend on the verdict, while the checker works: looks at the workspace and the clocks.
 
         The pipes are new ones for each run: a process that an earlier run left behind still holds that run's pipes, and
-        what it prints must not be taken for output of this one (background.py).
+        what it prints must not be taken for output of this one (leftover_output.py).
         """
         run.pipes, self._pipes_ahead = self._pipes_ahead or _make_pipes(), []
         run.write_fds = tuple(pipe.write_fd for pipe in run.pipes)

@@ -28,19 +28,19 @@ from ..wire.link_messages import Answered, SavepointMade, TakeSavepoint
 from ..wire.savepoint_messages import MAX_LEFT_OUT, ListedSavepoint, RollBack, SavepointList
 from ..wire.schema import read_object
 from .copies import FORK_TIME_S, Copy
+from .interpreter_requests import REQUEST_TIME_S
 from .memory import MemoryWatch
-from .requests import REQUEST_TIME_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.lean import socket
+    from .child import Child
     from .child_processes import ChildProcesses
-    from .children import Child
     from .config import Config
-    from .requests import Requests
+    from .interpreter_requests import Requests
     from .results import Results
 
     OnTaken = Callable[[Optional[int], str], None]

@@ -15,8 +15,8 @@ this process, which is undumpable and, as pid 1, ignores what it does not handle
 Therefore this process never runs agent code, never parses it and never unpickles or unmarshals anything. It never holds
 the daemon's token, a host path, or anything of another session: each child is forked from it and inherits its memory.
 
-Ending. An interpreter that dies is replaced (replacement.py). The loop ends for one of the reasons in wire/ends.py.
-Then everything in the sandbox is killed, and with the exit of pid 1 the kernel ends the namespace.
+Ending. An interpreter that dies is replaced (replacement.py). wire/exit_codes.py has the reasons for which the loop
+ends. Then everything in the sandbox is killed, and with the exit of pid 1 the kernel ends the namespace.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ import time
 
 from ..checks.rules import Rules
 from ..files.transfers import Transfers
-from ..wire import ends, link, link_messages, messages, rlimits
-from ..wire.channel import Channel
+from ..wire import exit_codes, link, link_messages, messages, rlimits
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
+from ..wire.guest_channel import Channel
 from ..wire.lean import signal, socket
 from ..wire.loop import READ, Loop
 from ..wire.messages import Configure, Execute, Restrict
 from ..wire.schema import message_of, read_object
 from ..wire.session_rules import SessionRules
 from . import undo, usage
-from .beside import Beside
+from .background_work import BackgroundWork
+from .child import kill_everything
 from .child_processes import ChildProcesses
-from .children import kill_everything
+from .interpreter_requests import Requests
 from .jobs import KINDS, MAX_JOBS, Job, JobQueue
 from .orphan_time import OrphanTime
 from .prelude import Prelude
 from .replacement import Replacement
-from .requests import Requests
 from .results import Results
 from .run import Run, Settings
 from .runner import Runner
@@ -80,7 +80,7 @@ class Supervisor:
         )
         self._cpu = usage.SandboxCpu(config.cpu_counter)
         self._orphan_time = OrphanTime(self._channel, self._loop, config.orphan_time_s)
-        self._beside = Beside(
+        self._beside = BackgroundWork(
             self._channel,
             self._loop,
             config.workspace,
@@ -130,7 +130,7 @@ class Supervisor:
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Runs until the sandbox ends (see the module's docstring); returns the exit code, one of wire/ends.py."""
+        """Runs until the sandbox ends (see the module's docstring); returns one of wire/exit_codes.py."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._loop.watch(self._wakeup_read, READ, self._on_wakeup)
@@ -149,7 +149,7 @@ class Supervisor:
             self._transfers.pump()
             if self._channel.full or self._full:
                 self._hold_back(self._channel.full)
-        if exit_code == ends.BROKEN:
+        if exit_code == exit_codes.BROKEN:
             sys.stderr.write(f"the daemon broke the protocol: {self._channel.broken}\n")
         kill_everything()
         return exit_code
@@ -158,8 +158,8 @@ class Supervisor:
     def _end(self) -> Optional[int]:
         """The exit code when it is to end, else None."""
         if self._channel.broken:
-            return ends.BROKEN
-        return ends.NO_INTERPRETER if self._replacement.failed else self._exit_code
+            return exit_codes.BROKEN
+        return exit_codes.NO_INTERPRETER if self._replacement.failed else self._exit_code
 
     def _turn_time_s(self, left_s: float) -> float:
         """Returns the seconds that a turn may wait for events, when something is due after so many."""
@@ -198,7 +198,7 @@ class Supervisor:
         self._beside.on_time(now)
         self._undo.on_time(now)
         if self._orphan_time.is_over(now):
-            self._exit_code = ends.ORPHANED
+            self._exit_code = exit_codes.ORPHANED
         elif now >= self._requests.due or self._runner.on_time(now):
             self._replace_interpreter(None)
         elif not self._runner.busy and now >= self._child_processes.due:
@@ -244,7 +244,7 @@ class Supervisor:
         elif isinstance(message, (messages.FilePut, messages.FileGet, messages.FileList)):
             self._transfers.begin_file(message)
         elif isinstance(message, messages.Shutdown):
-            self._exit_code = ends.ASKED
+            self._exit_code = exit_codes.ASKED
         else:
             raise FrameError(f"frame kind {frame.kind} is not for a guest")
 

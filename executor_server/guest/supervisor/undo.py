@@ -11,15 +11,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional, Union
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.messages import ErrorDetail, Execute
-    from .beside import Beside
+    from .background_work import BackgroundWork
     from .branches import Branches
     from .child_processes import ChildProcesses
     from .config import Config
+    from .interpreter_requests import Requests
     from .jobs import Job, JobQueue
     from .replacement import Replacement
-    from .requests import Requests
     from .results import Results
     from .run import Run
     from .savepoints import Savepoints
@@ -30,7 +30,7 @@ REQUESTS = (TakeSavepoint, RollBack, ListSavepoints)
 class Undo:
     """Does what requests about savepoints ask for, and knows which processes outlive an interpreter."""
 
-    def __init__(self, config: Config, channel: Channel, beside: Beside, results: Results) -> None:
+    def __init__(self, config: Config, channel: Channel, beside: BackgroundWork, results: Results) -> None:
         self._config = config
         self._channel = channel
         self._beside = beside

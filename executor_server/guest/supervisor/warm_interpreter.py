@@ -15,7 +15,7 @@ from ..wire.frames import FrameError
 from ..wire.lean import socket
 from ..wire.link_messages import Booted, Importing, NotImported, message_of
 from ..wire.loop import READ, Loop
-from .children import Child, end_child, spawn
+from .child import Child, end_child, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

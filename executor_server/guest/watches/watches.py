@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Union
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.loop import Loop
 
     WatchRequest = Union[WatchFiles, NextChanges, UnwatchFiles]

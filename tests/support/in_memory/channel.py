@@ -1,6 +1,6 @@
 """The in-memory guest's end of the channel: numbered frames, kept until the daemon has acknowledged them.
 
-It has the methods of `executor_server.guest.wire.channel.Channel` that the guest's own modules call, so those can be used.
+It has the methods of `executor_server.guest.wire.guest_channel.Channel` that the guest's own modules call, so those can be used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MemoryChannel:
         self._window = Sequenced()
         self._blobs_sent = 0
 
-    # -- as executor_server.guest.wire.channel.Channel
+    # -- as executor_server.guest.wire.guest_channel.Channel
 
     @property
     def full(self) -> bool:

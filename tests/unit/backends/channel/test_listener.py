@@ -16,8 +16,8 @@ from executor_server.backends.channel import listener as daemons_end
 from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.channel.endpoint import RefusedError, SocketEndpoint, UnreachedError
 from executor_server.core.errors import SandboxFailure
-from executor_server.guest.wire.channel import Channel
 from executor_server.guest.wire.frames import PROTOCOL_VERSION, Frame, Kind, encode_frame
+from executor_server.guest.wire.guest_channel import Channel
 from executor_server.guest.wire.loop import Loop
 from executor_server.guest.wire.messages import Cancel, Ready
 from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained

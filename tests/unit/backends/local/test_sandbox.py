@@ -9,7 +9,7 @@ import pytest
 from executor_server.backends.channel.endpoint import SocketEndpoint
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.guest.wire import ends
+from executor_server.guest.wire import exit_codes
 
 KILLED = 137
 
@@ -51,8 +51,8 @@ def _set_kills(directory: Path, count: int) -> None:
     [
         (KILLED, "its first process was killed"),
         (1, "its first process ended with exit code 1"),
-        (ends.ORPHANED, "its supervisor heard nothing of a daemon for its orphan time"),
-        (ends.NO_INTERPRETER, "no interpreter starts in it any more"),
+        (exit_codes.ORPHANED, "its supervisor heard nothing of a daemon for its orphan time"),
+        (exit_codes.NO_INTERPRETER, "no interpreter starts in it any more"),
         (None, "its first process ended"),
     ],
 )

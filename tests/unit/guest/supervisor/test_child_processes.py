@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from executor_server.guest.supervisor import checking, child_processes
+from executor_server.guest.supervisor.child import end_child
 from executor_server.guest.supervisor.child_processes import ChildProcesses
-from executor_server.guest.supervisor.children import end_child
 from executor_server.guest.wire import link
 from executor_server.guest.wire.link_messages import Booted, Check, LinkMessage, Unfit, message_of
 from executor_server.guest.wire.loop import Loop

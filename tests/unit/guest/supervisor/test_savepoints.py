@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from executor_server.guest.supervisor import copies
-from executor_server.guest.supervisor.children import Child
+from executor_server.guest.supervisor.child import Child
 from executor_server.guest.supervisor.savepoints import Savepoints
 from executor_server.guest.wire.lean import dumps
 from executor_server.guest.wire.link import receive, send

@@ -12,7 +12,7 @@ import pytest
 
 from executor_server.backends.channel.tool_packing import packed_tools
 from executor_server.core.model import BlobRef, ShippedTool, ToolSpec
-from executor_server.guest.supervisor.requests import REQUEST_TIME_S, Requests
+from executor_server.guest.supervisor.interpreter_requests import REQUEST_TIME_S, Requests
 from executor_server.guest.wire import link
 from executor_server.guest.wire.frames import Fields, FrameError
 from executor_server.guest.wire.link_messages import (

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from ..processes.pipe import Pipe
     from ..processes.table import Processes
     from ..watches.watches import Watches
-    from ..wire.channel import Channel
     from ..wire.frames import Frame
+    from ..wire.guest_channel import Channel
     from ..wire.loop import Loop
 
 _FIRST, _LAST = Kind.START_PROCESS, Kind.NEXT_CHANGES
 _NO_LEADERS: frozenset[int] = frozenset()
 
 
-class Beside:
+class BackgroundWork:
     """Passes frames on, and asks those of the three that are there."""
 
     def __init__(

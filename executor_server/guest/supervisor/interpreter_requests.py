@@ -18,8 +18,8 @@ from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX, VARIABLES_NA
 
 from ..files.transfers import Transfers
 from ..wire import link, link_messages
-from ..wire.channel import Channel
 from ..wire.frames import MAX_MISSING_MODULES, FrameError
+from ..wire.guest_channel import Channel
 from ..wire.lean import dumps
 from ..wire.link_messages import Answered, CommitVariables, DropTools, ForgetVariables, Variable
 from ..wire.messages import (

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor_server.guest.supervisor import children, memory, usage
-from executor_server.guest.supervisor.children import Child, ChildStuck
+from executor_server.guest.supervisor import child, memory, usage
+from executor_server.guest.supervisor.child import Child, ChildStuck
 from executor_server.guest.supervisor.outcomes import describe_exit
 from executor_server.guest.wire import link, proc
 from executor_server.guest.wire.link_messages import Booted, Variable, message_of
@@ -75,7 +75,7 @@ def test_what_waits_for_a_child_that_is_closed_or_dead_is_closed(pair: tuple[Chi
 
 def test_no_more_than_a_limit_waits(pair: tuple[Child, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
     child, _ = pair
-    monkeypatch.setattr(children, "MAX_WAITING", 3)
+    monkeypatch.setattr(child, "MAX_WAITING", 3)
     fill(child)
     child.post(Booted())
     child.post(Booted())
@@ -123,9 +123,9 @@ def test_a_message_that_waits_can_be_withdrawn(pair: tuple[Child, socket.socket]
 
 
 def spawn_and_reap(target: object) -> tuple[Child, int]:
-    child = children.spawn(target)  # type: ignore[arg-type]
-    _, status = os.waitpid(child.pid, 0)
-    return child, status
+    spawned = child.spawn(target)  # type: ignore[arg-type]
+    _, status = os.waitpid(spawned.pid, 0)
+    return spawned, status
 
 
 def test_a_child_has_its_end_of_the_link_and_no_other_descriptor_of_the_supervisor() -> None:
@@ -156,7 +156,7 @@ def test_an_exit_is_a_code_or_a_signal() -> None:
 
 def test_only_the_first_process_of_a_namespace_kills_everything() -> None:
     with pytest.raises(AssertionError):
-        children.kill_everything()
+        child.kill_everything()
 
 
 # -- what they use

@@ -35,7 +35,7 @@ MAX_PIPES = 32
 _PIPE_BYTES = 64 * 1024
 
 
-class Background:
+class LeftoverOutput:
     """Owns the pipes of runs that have ended, and the output read from them."""
 
     def __init__(self, loop: Loop) -> None:

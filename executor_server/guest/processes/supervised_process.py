@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional, Protocol, Union
 
-    from ..wire.channel import Channel
+    from ..wire.guest_channel import Channel
     from ..wire.process_messages import StartProcess, WriteProcess
 
     class Owner(Protocol):

@@ -15,9 +15,9 @@ import pytest
 from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.channel.endpoint import SocketEndpoint
 from executor_server.core.errors import SandboxFailure
-from executor_server.guest.wire import channel as guest_channel
-from executor_server.guest.wire.channel import Channel, FileSlice
+from executor_server.guest.wire import guest_channel
 from executor_server.guest.wire.frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameError, Kind, encode_frame
+from executor_server.guest.wire.guest_channel import Channel, FileSlice
 from executor_server.guest.wire.link import sealed_memfd
 from executor_server.guest.wire.loop import Loop
 from executor_server.guest.wire.messages import Image, Ready

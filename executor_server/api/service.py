@@ -85,7 +85,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         if bool(request.session_id) == bool(request.name):
             raise checks.invalid("session_id", "or name must be given, and not both")
         if request.name:
-            session = self._sessions.names.named(current_principal.get(), checks.session_name(request.name))
+            session = self._sessions.named(current_principal.get(), checks.session_name(request.name))
         else:
             session = self._session(request.session_id)
         if request.lease_id:
@@ -96,7 +96,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.RenameSessionRequest, context: Context
     ) -> service_pb.RenameSessionResponse:
         session = self._session(request.session_id)
-        await self._sessions.names.rename(session, checks.session_name(request.name) if request.name else "")
+        await self._sessions.rename(session, checks.session_name(request.name) if request.name else "")
         return service_pb.RenameSessionResponse(session=to_wire.session_to(session))
 
     async def ListSessions(

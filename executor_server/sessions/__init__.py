@@ -8,7 +8,6 @@ from executor_server.backends.channel import VariablesReply
 from executor_server.sessions.manager import SessionManager
 from executor_server.sessions.ports import PortConnection
 from executor_server.sessions.session import Session
-from executor_server.sessions.session_ids import SessionIds
 from executor_server.sessions.set_up import SessionRequest
-from executor_server.sessions.shared import SessionHooks, SessionSettings
+from executor_server.sessions.shared import SessionHooks, SessionIds, SessionSettings
 from executor_server.sessions.state_archive import StateArchives

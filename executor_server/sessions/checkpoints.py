@@ -24,7 +24,7 @@ from executor_server.guest.wire.frames import Frame, FrameError
 from executor_server.guest.wire.messages import BlobChunk, Done, ExportState, FileChunk, FileGet, RestoreState
 from executor_server.guest.wire.schema import message_of
 from executor_server.policy import check_state_export, check_state_restore
-from executor_server.sessions.requests import GuestRequests
+from executor_server.sessions.guest_requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionServices
 from executor_server.sessions.state_archive import (
     MAX_MANIFEST_BYTES,

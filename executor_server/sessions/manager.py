@@ -31,16 +31,13 @@ from executor_server.policy import Policy
 from executor_server.sessions.creations import Creations, withdrawn
 from executor_server.sessions.journal import JournalMemory, Registry
 from executor_server.sessions.leases import Leases, Released, Renewal, SessionKey
-from executor_server.sessions.names import SessionNames
-from executor_server.sessions.notes import UseNotes
-from executor_server.sessions.own_sessions import no_room, with_own_sessions
-from executor_server.sessions.policy_changes import End, Keep, Tighten, decide
 from executor_server.sessions.pool import WarmPool
 from executor_server.sessions.recovery import recover_sessions
+from executor_server.sessions.refusals import no_room, with_own_sessions
 from executor_server.sessions.session import Session
 from executor_server.sessions.set_up import SessionFactory, SessionRequest, prepare_environment
 from executor_server.sessions.shared import SessionHooks, SessionSettings
-from executor_server.sessions.sweeping import Sweeper
+from executor_server.sessions.sweeping import Sweeper, UseNotes
 from executor_server.sessions.teardown import Teardown
 
 _log = structlog.get_logger(__name__)
@@ -69,7 +66,6 @@ class SessionManager:
             backend, pool, registry, settings, self._hooks, self._share, lambda: self._policy
         )
         self._creations = Creations()
-        self.names = SessionNames(self._sessions, self._creations)
         self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
         self.requests_under_way = self._creations.under_way
         self.restart_leases, self.lease_of = self._leases.restart_all, self._leases.holder
@@ -134,7 +130,7 @@ class SessionManager:
         creation = self._creations.find(key)
         if creation is None:
             self._require_room(principal)
-            name = self.names.require_free(principal.tenant, request.spec.name)
+            name = self._require_free(principal.tenant, request.spec.name)
             creation = self._creations.begin(key, self._create(principal, request), request.lease_id, name)
         return await self._made(creation)
 
@@ -225,6 +221,39 @@ class SessionManager:
                 return session
         raise _not_found(session_id)
 
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def named(self, principal: Principal, name: str) -> Session:
+        """Returns the caller's session of a name. Raises NotFound."""
+        session = self._holder(principal.tenant, name)
+        if session is None:
+            raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session named {name!r}")
+        return session
+
+    async def rename(self, session: Session, name: str) -> None:
+        """Gives a session another name; an empty one takes it away. Raises PreconditionFailed when it is taken."""
+        if name != session.spec.name:
+            await session.admit_rename(name)
+            session.rename(self._require_free(session.owner.tenant, name))
+
+    def _require_free(self, tenant: str, name: str) -> str:
+        """Returns the name. Raises PreconditionFailed when a session of the tenant has it, or is being made with it.
+
+        A lost session has no use for its name, and gives it up.
+        """
+        if not name:
+            return name
+        holder = self._holder(tenant, name)
+        if self._creations.names(tenant, name) or (holder is not None and holder.state != "lost"):
+            raise PreconditionFailed(Reason.NAME_TAKEN, f"another session of yours has the name {name!r}")
+        if holder is not None:
+            holder.rename("")
+        return name
+
+    def _holder(self, tenant: str, name: str) -> Session | None:
+        owned = (each for (owner, _), each in self._sessions.items() if owner == tenant)
+        return next((each for each in owned if each.spec.name == name), None)
+
     # -- ending ------------------------------------------------------------------------------------------------------
 
     async def delete(self, principal: Principal, session_id: str) -> None:
@@ -298,17 +327,26 @@ class SessionManager:
         return done
 
     def _apply_policy(self, session: Session, *, is_new: bool = False) -> str:
-        """Returns what was done; empty when there was nothing to do."""
-        match decide(self._policy, session, is_new=is_new) if self._policy is not None else None:
-            case Keep():
-                return "kept"
-            case Tighten(spec=spec):
-                _ = self._teardown.spawn(self._tighten(session, session.hold_to(spec)))
-                return "tightened"
-            case End(reason=reason):
-                self._end_by_policy(session, reason)
-                return "ended"
-        return ""
+        """Keeps, tightens or ends a session that an earlier policy approved. Returns which; empty for neither.
+
+        `is_new`: the session was made while the policy changed. It has nothing to keep yet, and many may have waited to
+        be made: none of them gets what is not granted any more.
+        """
+        policy = self._policy
+        if policy is None or session.spec.policy.fingerprint == policy.fingerprint or session.state == "lost":
+            return ""
+        on_reload = policy.on_reload(session.owner, session.spec)
+        if on_reload == "keep" and not is_new:
+            return "kept"
+        if on_reload == "end" and policy.profile_name(session.owner.tenant) is not None:
+            self._end_by_policy(session, "the policy has changed, and ends the sessions of the one before")
+            return "ended"
+        held = policy.tightened(session.owner, session.spec, session.backend_name)
+        if isinstance(held, str):
+            self._end_by_policy(session, f"the policy has changed: {held}")
+            return "ended"
+        _ = self._teardown.spawn(self._tighten(session, session.hold_to(held)))
+        return "tightened"
 
     async def _tighten(self, session: Session, held: Coroutine[None, None, None]) -> None:
         """Ends a session whose guest does not take the new rules: it must not go on under the old ones."""

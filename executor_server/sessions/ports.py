@@ -34,7 +34,7 @@ from executor_server.guest.wire.process_messages import (
 )
 from executor_server.guest.wire.schema import message_of
 from executor_server.policy import check_port
-from executor_server.sessions.requests import GuestRequests
+from executor_server.sessions.guest_requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionServices
 
 # The part of the window that must be free before more is granted: a grant for each frame would be a message for each.

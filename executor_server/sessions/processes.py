@@ -42,6 +42,7 @@ from executor_server.guest.wire.process_messages import (
     WriteProcess,
 )
 from executor_server.policy import check_process
+from executor_server.sessions.guest_requests import GuestRequests
 from executor_server.sessions.journal import (
     MAX_FINISHED_PROCESSES,
     MAX_UNREAD_PROCESSES,
@@ -50,7 +51,6 @@ from executor_server.sessions.journal import (
     ProcessLog,
     Registry,
 )
-from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionServices
 
 # Writes to one process that may wait for it to read; as many as the guest lets wait.

@@ -1,6 +1,9 @@
-"""Turns what a backend failed with into what the caller is answered."""
+"""Refusals of requests for sessions: failures of a backend, and no room, with the caller's own sessions listed."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Sequence
 
 import structlog
 
@@ -15,8 +18,16 @@ from executor_server.core import (
     SandboxFailure,
     SandboxSpec,
     SpecUnsupported,
+    TooManySessions,
     Unavailable,
 )
+from executor_server.sessions.session import Session
+
+# The list of sessions travels in the trailers of a call, which have room for about a thousand bytes.
+_MAX_LISTED = 8
+_MAX_LABEL_CHARS = 24
+_RETRY_AFTER_S = 2.0
+_HOW_TO_END = "End one: `executor rm SESSION`, `executor rm --all`, or session.close()"
 
 _log = structlog.get_logger(__name__)
 
@@ -41,3 +52,42 @@ def refusal_of(failure: SandboxFailure, spec: SandboxSpec) -> ExecutorError:
             _log.error("sandbox_not_made", image=spec.image, error=str(failure))
             message = "no sandbox can be made now; the daemon's log says why"
             return Unavailable(Reason.BACKEND_UNAVAILABLE, message)
+
+
+def no_room(max_sessions: int, own: Sequence[Session]) -> ResourceExhausted:
+    """Returns the refusal of a daemon that has all its sessions."""
+    message = f"the daemon has its {max_sessions} sessions; end one, or try again later"
+    return with_own_sessions(TooManySessions(Reason.TOO_MANY_SESSIONS, message, retry_after_s=_RETRY_AFTER_S), own)
+
+
+def with_own_sessions(refusal: TooManySessions, own: Sequence[Session]) -> ResourceExhausted:
+    """Returns the same refusal with the caller's own sessions, oldest first."""
+    return TooManySessions(refusal.reason, f"{refusal.message}. {_listing(own)}", refusal.retry_after_s)
+
+
+def _listing(own: Sequence[Session]) -> str:
+    if not own:
+        return "None of them is yours"
+    oldest_first = sorted(own, key=lambda session: session.create_time_s)
+    listed = [_line(session) for session in oldest_first[:_MAX_LISTED]]
+    more = f", and {len(own) - _MAX_LISTED} more" if len(own) > _MAX_LISTED else ""
+    return f"Yours: {', '.join(listed)}{more}. {_HOW_TO_END}"
+
+
+def _line(session: Session) -> str:
+    label = next(iter(session.spec.labels.items()), None)
+    shown = "" if label is None else f", {_printable(f'{label[0]}={label[1]}')}"
+    return f"{session.session_id} ({session.state}, {_age(time.time() - session.create_time_s)} old{shown})"
+
+
+def _printable(text: str) -> str:
+    """Makes a client's text safe to show in a terminal: no control characters, and short."""
+    shown = "".join(each if each.isprintable() else "?" for each in text[: _MAX_LABEL_CHARS + 1])
+    return shown if len(shown) <= _MAX_LABEL_CHARS else f"{shown[:_MAX_LABEL_CHARS]}…"
+
+
+def _age(age_s: float) -> str:
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if age_s >= unit_s:
+            return f"{age_s / unit_s:.0f} {unit}"
+    return f"{max(age_s, 0):.0f} s"

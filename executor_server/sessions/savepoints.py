@@ -13,7 +13,7 @@ from executor_server.core import NotFound, Reason, Savepoints
 from executor_server.guest.wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 from executor_server.guest.wire.schema import Message
 from executor_server.policy import check_savepoint
-from executor_server.sessions.requests import GuestRequests
+from executor_server.sessions.guest_requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionServices
 
 

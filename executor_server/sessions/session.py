@@ -26,18 +26,16 @@ from executor_server.guest.wire.frames import Frame
 from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk
 from executor_server.guest.wire.process_messages import PortOutput
 from executor_server.guest.wire.schema import message_of
-from executor_server.sessions.background_charge import BackgroundCharge
 from executor_server.sessions.checkpoints import Checkpoints
 from executor_server.sessions.connection import ConnectionState, GuestConnection
 from executor_server.sessions.executions import Executions, facts_of
+from executor_server.sessions.guest_requests import GuestRequests
 from executor_server.sessions.journal import JournalMemory, Registry, SegmentError, SessionRecord, SessionUse
-from executor_server.sessions.labels import label_soon
 from executor_server.sessions.lifetime import SessionLife
 from executor_server.sessions.liveness import GuestLiveness
 from executor_server.sessions.network import SessionNetwork
 from executor_server.sessions.ports import Ports
 from executor_server.sessions.processes import Processes
-from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.savepoints import SessionSavepoints
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from executor_server.sessions.watches import Watches
@@ -46,6 +44,7 @@ _log = structlog.get_logger(__name__)
 
 # Seconds that the end of a session waits for the last report of its guest.
 _LAST_REPORT_S = 0.5
+_LABEL_PAUSE_S = 0.1
 
 
 class Session:
@@ -79,7 +78,9 @@ class Session:
         self.touch = self.life.touch  # postpones the idle end
         self._lost: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._background = BackgroundCharge(lambda cpu_s: self._observer.background_used(self.facts, cpu_s))
+        # The highest sum of CPU seconds that its guest reported; None until the first report after a restart, since the
+        # daemon before has charged a part that this one does not know.
+        self._background_cpu_s: float | None = None
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
         self._connection = GuestConnection(record.session_id, sandbox, channel, registry, self)
         self._liveness = GuestLiveness(channel, self._connection, settings.ping_interval_s, settings.silence_s)
@@ -106,14 +107,14 @@ class Session:
     def begin(self) -> None:
         """Starts it on a guest that has just been connected to. `configure` must follow."""
         self.requests.number_from_here()
-        self._background.begin()
+        self._background_cpu_s = 0.0
         self._channel.on_send = self.executions.journal.note_sent
         self._listen()
         if not self._channel.connected:  # the guest hung up before anyone listened
             self._on_channel_lost("the guest closed the channel")
 
     def _listen(self) -> None:
-        self._channel.on_background_cpu = self._background.note
+        self._channel.on_background_cpu = self._charge_background
         self._channel.on_frame = self._on_frame
         self._channel.on_lost = self._on_channel_lost
 
@@ -126,7 +127,18 @@ class Session:
 
     def _begin_segments(self) -> None:
         self.executions.journal.begin_segments()
-        self.spawn(label_soon(self._sandbox, self.session_id))
+        self.spawn(self._label())
+
+    async def _label(self) -> None:
+        """Labels the sandbox, so that an operator finds it; later, since renaming a container takes milliseconds."""
+        await asyncio.sleep(_LABEL_PAUSE_S)
+        await self._sandbox.label(self.session_id)
+
+    def _charge_background(self, cpu_time_s: float) -> None:
+        """Charges the CPU time used between executions since the last report. A lost report loses nothing."""
+        before_s, self._background_cpu_s = self._background_cpu_s, max(cpu_time_s, self._background_cpu_s or 0.0)
+        if before_s is not None and cpu_time_s > before_s:
+            self._observer.background_used(self.facts, cpu_time_s - before_s)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -350,7 +362,7 @@ class Session:
         self.spawn(self.network.reopen())
         self.executions.resume()
         self.processes.resume()
-        self.spawn(label_soon(self._sandbox, self.session_id))
+        self.spawn(self._label())
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -387,7 +399,7 @@ class Session:
         reported = asyncio.Event()
 
         def note(cpu_time_s: float) -> None:
-            self._background.note(cpu_time_s)
+            self._charge_background(cpu_time_s)
             reported.set()
 
         self._channel.on_background_cpu = note

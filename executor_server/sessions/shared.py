@@ -1,7 +1,8 @@
-"""Shared by a session and its collaborators: settings, hooks, and the session as the collaborators use it."""
+"""Shared by a session and its collaborators: settings, hooks, ids, and the session as the collaborators use it."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,7 +11,8 @@ from executor_server.backends.channel import MAX_PAYLOAD_BYTES
 from executor_server.core import SessionFacts, SessionSpec
 from executor_server.core.lifecycle import AdmissionController, Observer
 from executor_server.network.egress import Egress
-from executor_server.sessions.session_ids import SessionIds
+
+_ID_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,24 @@ class SessionSettings:
     silence_s: float = 60.0
     # Seconds at start-up for all guests of an earlier daemon to answer.
     recovery_s: float = 15.0
+
+
+class SessionIds:
+    """Makes random session ids. A node of a fleet overrides all of it: its ids begin with its name."""
+
+    node = ""
+    """The name of the node; empty without a fleet."""
+
+    def new(self) -> str:
+        return secrets.token_hex(_ID_BYTES)
+
+    def why_lost(self, session_id: str) -> str:
+        """Returns the reason why a session of this id is lost if it is not here; empty where there may be none."""
+        return ""
+
+    def is_foreign(self, session_id: str) -> bool:
+        """True when no session of this daemon can have this id, though its registry has one."""
+        return False
 
 
 @dataclass(frozen=True)

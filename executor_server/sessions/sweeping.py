@@ -15,14 +15,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
+from executor_server.sessions.journal import Registry, SessionUse
 from executor_server.sessions.leases import SessionKey
-from executor_server.sessions.notes import UseNotes
 from executor_server.sessions.session import Session
 
 # Sessions that are looked at in one turn of the event loop at most: about 0.3 ms.
 _AT_ONCE = 16
 # Groups into which the sessions of one round are divided at least, where there are as many.
 _GROUPS = 16
+# Seconds between two writes of the sessions' last use.
+_NOTE_USE_INTERVAL_S = 5.0
+# Two times of one use differ by less than this many seconds: they are counted from the host's clock, which is slewed.
+_SAME_USE_S = 0.5
 
 _log = structlog.get_logger(__name__)
 
@@ -85,3 +89,45 @@ class Sweeper:
             except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end sweeping for good
                 _log.exception("sweep_broke")
             left_s = max(self._interval_s - (time.monotonic() - began_s), 0.0)
+
+
+class UseNotes:
+    """Writes to the registry what a later daemon has to know of the use of sessions; called with every sweep."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._written_s = time.monotonic()
+        self._written: dict[str, SessionUse] = {}  # by session
+        self._changed: dict[str, SessionUse] = {}
+
+    def note(self, session: Session) -> None:
+        """Notes the use of a session that was looked at, where it has changed: each row takes half an execution."""
+        use = session.use
+        if not _is_same(self._written.get(session.session_id), use):
+            self._changed[session.session_id] = use
+
+    def write(self, sessions: Collection[Session]) -> None:
+        if time.monotonic() - self._written_s > _NOTE_USE_INTERVAL_S:
+            self._written_s = time.monotonic()
+            self._write_use({session.session_id for session in sessions})
+        self._write_network(sessions)
+
+    def _write_use(self, there: Collection[str]) -> None:
+        changed = {session_id: use for session_id, use in self._changed.items() if session_id in there}
+        noted = self._registry.note_use(tuple(changed.values()))
+        self._changed = {} if noted else changed
+        if noted:
+            self._written = {key: use for key, use in {**self._written, **changed}.items() if key in there}
+
+    def _write_network(self, sessions: Collection[Session]) -> None:
+        """Writes what sessions have used of the network since the last sweep; the next one does where that fails."""
+        used = [(each, usage) for each in sessions if (usage := each.network.unwritten())]
+        if used and self._registry.note_network({each.session_id: usage for each, usage in used}):
+            for each, usage in used:
+                each.network.note_written(usage)
+
+
+def _is_same(noted: SessionUse | None, use: SessionUse) -> bool:
+    if noted is None or abs(use.last_used_s - noted.last_used_s) > _SAME_USE_S:
+        return False
+    return (use.generation, use.puts, use.gets) == (noted.generation, noted.puts, noted.gets)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from executor_server.backends.channel import GuestChannel, Request, changes_part
 from executor_server.core import FileChanges, Reason, ResourceExhausted
 from executor_server.guest.wire.file_changes import NextChanges, UnwatchFiles, WatchFiles
-from executor_server.sessions.requests import GuestRequests
+from executor_server.sessions.guest_requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionServices
 
 MAX_WATCHES = 8

@@ -336,7 +336,7 @@ class Harness(Running):
         """Returns the CPU seconds that its tenant is charged for, after its first execution."""
         session._channel.ping()
         await self.run(session, "1")  # its answer has come by then
-        return run.ended.usage.cpu_time_s + (session._background._highest_s or 0.0)
+        return run.ended.usage.cpu_time_s + (session._background_cpu_s or 0.0)
 
     async def session_ids(self) -> list[str]:
         return [each.session_id for each in self.manager.list(PRINCIPAL)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,7 +97,7 @@ class FakeWatches:
 async def session_of(edge: Edge) -> tuple[FakeProcesses, FakePorts, FakeWatches]:
     session: FakeSession = await edge.session()
     parts = FakeProcesses(), FakePorts(), FakeWatches()
-    edge.sessions.names = SimpleNamespace(rename=parts[0].asked.append)  # type: ignore[attr-defined]
+    edge.sessions.rename = parts[0].asked.append  # type: ignore[attr-defined]
     session.processes, session.ports, session.watches = parts  # type: ignore[attr-defined]
     return parts
 

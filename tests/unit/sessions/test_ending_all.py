@@ -15,8 +15,7 @@ from executor_server.core.lifecycle.admission import AdmissionController
 from executor_server.core.lifecycle.observer import SessionEnd
 from executor_server.core.model import Principal
 from executor_server.sessions import SessionRequest, teardown
-from executor_server.sessions.session_ids import SessionIds
-from executor_server.sessions.shared import SessionHooks
+from executor_server.sessions.shared import SessionHooks, SessionIds
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_session import SessionDaemon, successive_daemons
 from tests.support.polling import eventually_async

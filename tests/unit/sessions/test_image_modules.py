@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from executor_server.sessions.image_modules import ASKED_MAX, ImageModules, top_modules
+from executor_server.sessions.needed_packages import ASKED_MAX, ImageModules, top_modules
 
 
 class Guest:

@@ -29,7 +29,7 @@ from executor_server.network.egress import EgressError
 from executor_server.sessions import Session, SessionHooks, SessionRequest
 from executor_server.sessions import network as network_module
 from executor_server.sessions.journal.registry import Registry
-from executor_server.sessions.network_steps import notice_of_denial
+from executor_server.sessions.network import notice_of_denial
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_egress import FakeEgress
 from tests.support.fake_session import SessionDaemon, execute, outcome_of, successive_daemons

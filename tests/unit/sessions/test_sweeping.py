@@ -10,10 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from executor_server.sessions import notes, sweeping
+from executor_server.sessions import sweeping
 from executor_server.sessions.journal import SessionUse
-from executor_server.sessions.notes import UseNotes
-from executor_server.sessions.sweeping import Sweeper
+from executor_server.sessions.sweeping import Sweeper, UseNotes
 from tests.support.polling import eventually_async
 
 
@@ -126,7 +125,7 @@ async def test_a_round_that_breaks_is_not_the_last(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_uses_that_have_changed_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "_NOTE_USE_INTERVAL_S", -1.0)
+    monkeypatch.setattr(sweeping, "_NOTE_USE_INTERVAL_S", -1.0)
     swept = Swept(3)
     everything: Any = swept.all
     first, second, third = swept.all

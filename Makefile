@@ -138,7 +138,7 @@ test-agents: $(STAMP)  ## Run the tests of the agents on a backend (BACKEND=loca
 		--workers=$(WORKERS) tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
 
 .PHONY: test-forked
-test-forked: $(STAMP)  ## Run the contract and the attacks on sandboxes of the local backend that a zygote forked
+test-forked: $(STAMP)  ## Run the contract and the attacks on sandboxes of the local backend that a template process forked
 	@EXECUTOR_TEST_FORK_SERVER=shared $(BIN)/python -m pytest --all --workers=$(WORKERS) \
 		-k local tests/contract tests/security $(ARGS)
 

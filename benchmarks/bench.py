@@ -108,7 +108,7 @@ class Bench:
         return served
 
     def _local(self, fork_server: str) -> Served:
-        if find_spec("executor_server.backends.local.nursery") is None:  # a commit that has no fork server
+        if find_spec("executor_server.backends.local.fork_server") is None:  # a commit that has no fork server
             if fork_server != "off":
                 raise Unmeasurable("there is no fork server")
             return self._stack.enter_context(serving("local"))

@@ -31,7 +31,7 @@ class Host(Protocol):
 class Sandbox:
     """The processes of one sandbox: bubblewrap's monitor, the supervisor, and what the supervisor started."""
 
-    monitor: psutil.Process | None  # None: a zygote forked it
+    monitor: psutil.Process | None  # None: a template process forked it
     supervisor: psutil.Process
 
     @property

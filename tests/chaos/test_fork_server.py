@@ -22,9 +22,9 @@ import pytest
 from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.local import LocalBackend
 from executor_server.backends.local.cgroups import Cgroup
-from executor_server.backends.local.nursery import births, demand, forks, nurseries
-from executor_server.backends.local.nursery.forks import NurseryProcess
-from executor_server.backends.local.nursery.nursery import Nursery
+from executor_server.backends.local.fork_server import demand, fork, fork_servers, forked_process
+from executor_server.backends.local.fork_server.fork_server import ForkServer
+from executor_server.backends.local.fork_server.forked_process import ForkedProcess
 from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.resources import Resources
 from executor_server.core import SandboxSpec
@@ -39,14 +39,16 @@ THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(1000
 DESCRIPTOR = "import os; os.dup2(os.open('/dev/null', 0), 99)"
 END = "import os; os._exit(0)"
 SHARED = "import mmap, sys; sys.kept = mmap.mmap(-1, 4096)"
-# Has the zygote wait for an import for a moment only.
-IMPATIENT = 'import sys; m = sys.modules.get("executor_guest.nursery.modules"); m and setattr(m, "_MODULE_TIME_S", 0.2)'
+# Has the template process wait for an import for a moment only.
+IMPATIENT = (
+    'import sys; m = sys.modules.get("executor_guest.fork_server.modules"); m and setattr(m, "_MODULE_TIME_S", 0.2)'
+)
 # Hangs where its time is limited, and has little of that left.
 SHORTEN = "import signal, time; signal.getitimer(0)[0] and (signal.setitimer(0, 0.2), time.sleep(1000))"
 BLOCKED = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(1000)"
 # Leaves the filter of system calls out, and reports that it is there.
 LIAR = """\
-import sys; s = sys.modules.get("executor_guest.nursery.sandbox"); \
+import sys; s = sys.modules.get("executor_guest.fork_server.sandbox"); \
 s and setattr(s, "_STEPS", [step for step in s._STEPS if "filter" not in step[0]]); \
 s and setattr(s, "report", lambda real=s.report: (lambda said: said["status"].update(Seccomp="2") or said)(real()))"""
 
@@ -58,27 +60,27 @@ def directory(passable_directory: Path) -> Path:
 
 @asynccontextmanager
 async def started(directory: Path, **options: LocalImage) -> AsyncIterator[LocalBackend]:
-    """A backend that has no nursery yet; at the end no process of one is left, nor a record."""
+    """A backend that has no fork server yet; at the end no process of one is left, nor a record."""
     backend = LocalBackend(directory, options or None)
     await backend.start()
     await backend.adopt(())
     parents: list[psutil.Process] = []
     try:
         yield backend
-        parents = [child for child in psutil.Process().children(recursive=True) if "nursery" in child.name()]
+        parents = [child for child in psutil.Process().children(recursive=True) if "fork-server" in child.name()]
     finally:
         await backend.close()
     assert all(has_ended(parent) for parent in parents)
-    records = directory / "nurseries"
+    records = directory / "fork_servers"
     assert not records.exists() or list(records.iterdir()) == []
 
 
-async def nursery_of(backend: LocalBackend, spec: SandboxSpec = SPEC) -> Nursery:
-    """The nursery for these sandboxes, ready."""
-    await ForkedBackend.nursery_for(backend, spec)  # type: ignore[arg-type]  # what it needs of it, every one has
-    (nursery,) = backend._started().nurseries._serving.values()
-    assert nursery.serves, nursery.last_words()
-    return nursery
+async def fork_server_of(backend: LocalBackend, spec: SandboxSpec = SPEC) -> ForkServer:
+    """The fork server for these sandboxes, ready."""
+    await ForkedBackend.fork_server_for(backend, spec)  # type: ignore[arg-type]  # what it needs of it, every one has
+    (fork_server,) = backend._started().fork_servers._serving.values()
+    assert fork_server.serves, fork_server.last_words()
+    return fork_server
 
 
 async def answers(sandbox: object) -> bool:
@@ -89,64 +91,64 @@ async def answers(sandbox: object) -> bool:
         channel.close()
 
 
-async def test_a_sandbox_outlives_its_zygote_and_the_next_one_is_made_by_bubblewrap(directory: Path) -> None:
+async def test_a_sandbox_outlives_its_template_and_the_next_one_is_made_by_bubblewrap(directory: Path) -> None:
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
+        fork_server = await fork_server_of(backend)
         forked = await backend.create(SPEC)
-        assert isinstance(forked.process, NurseryProcess)
-        assert nursery.zygote_pid is not None
-        os.kill(nursery.zygote_pid, signal.SIGKILL)
-        assert await eventually_async(lambda: bool(nursery.ended_because))
+        assert isinstance(forked.process, ForkedProcess)
+        assert fork_server.template_pid is not None
+        os.kill(fork_server.template_pid, signal.SIGKILL)
+        assert await eventually_async(lambda: bool(fork_server.ended_because))
         assert await answers(forked)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
-        await nursery_of(backend)
-        assert isinstance((await backend.create(SPEC)).process, NurseryProcess)
+        await fork_server_of(backend)
+        assert isinstance((await backend.create(SPEC)).process, ForkedProcess)
 
 
-async def test_the_end_of_a_nursery_is_the_end_of_its_sandboxes_and_is_reported(directory: Path) -> None:
+async def test_the_end_of_a_fork_server_is_the_end_of_its_sandboxes_and_is_reported(directory: Path) -> None:
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
+        fork_server = await fork_server_of(backend)
         forked = await backend.create(SPEC)
-        assert nursery.init_pid is not None and forked.process is not None
-        os.kill(nursery.init_pid, signal.SIGKILL)
+        assert fork_server.init_pid is not None and forked.process is not None
+        os.kill(fork_server.init_pid, signal.SIGKILL)
         assert await eventually_async(forked.process.has_ended)
         assert "first process" in (await forked.cause_of_death() or "")
         await forked.destroy()
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
 
 
-async def test_the_parent_of_a_nursery_is_not_needed(directory: Path) -> None:
+async def test_the_parent_of_a_fork_server_is_not_needed(directory: Path) -> None:
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
-        nursery.popen.kill()
+        fork_server = await fork_server_of(backend)
+        fork_server.popen.kill()
         forked = await backend.create(SPEC)
-        assert isinstance(forked.process, NurseryProcess) and await answers(forked)
+        assert isinstance(forked.process, ForkedProcess) and await answers(forked)
 
 
-async def test_a_zygote_that_hangs_costs_one_creation_some_time(
+async def test_a_template_that_hangs_costs_one_creation_some_time(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "ANSWER_TIME_S", 0.3)
+    monkeypatch.setattr(forked_process, "ANSWER_TIME_S", 0.3)
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
-        assert nursery.zygote_pid is not None
-        os.kill(nursery.zygote_pid, signal.SIGSTOP)
+        fork_server = await fork_server_of(backend)
+        assert fork_server.template_pid is not None
+        os.kill(fork_server.template_pid, signal.SIGSTOP)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["silent"] == 1
         # Its first process kills it, although it is stopped; the request that it never read comes to nothing.
-        assert await eventually_async(lambda: not Path(f"/proc/{nursery.zygote_pid}").exists())
+        assert await eventually_async(lambda: not Path(f"/proc/{fork_server.template_pid}").exists())
 
 
 async def test_a_full_process_table_is_a_reason_for_bubblewrap(directory: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("the limit would be that of the tests' own user")
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
-        assert nursery.zygote_pid is not None
-        _allow_one_process(nursery.zygote_pid)
+        fork_server = await fork_server_of(backend)
+        assert fork_server.template_pid is not None
+        _allow_one_process(fork_server.template_pid)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["failed"] == 1
-        assert nursery.serves
+        assert fork_server.serves
 
 
 def _allow_one_process(pid: int) -> None:
@@ -159,19 +161,19 @@ def _allow_one_process(pid: int) -> None:
 async def test_a_sandbox_that_is_not_as_it_must_be_is_never_served(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(births, "fault_of", lambda *_: "a wall is missing")
+    monkeypatch.setattr(fork, "fault_of", lambda *_: "a wall is missing")
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
+        fork_server = await fork_server_of(backend)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["unverified"] == 1
-        assert nursery.init_pid is not None
-        zygote = psutil.Process(nursery.zygote_pid)
-        assert await eventually_async(lambda: zygote.children() == [])
+        assert fork_server.init_pid is not None
+        template = psutil.Process(fork_server.template_pid)
+        assert await eventually_async(lambda: template.children() == [])
 
 
 async def test_a_sandbox_whose_library_makes_up_its_report_is_never_served(directory: Path) -> None:
     async with started(directory, base=_image_with(directory, LIAR)) as backend:
-        await nursery_of(backend, WITH_MODULES)
+        await fork_server_of(backend, WITH_MODULES)
         assert isinstance((await backend.create(WITH_MODULES)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["unverified"] == 1
 
@@ -179,36 +181,36 @@ async def test_a_sandbox_whose_library_makes_up_its_report_is_never_served(direc
 @pytest.mark.parametrize("line", [THREAD, SHARED, END])
 async def test_an_image_that_is_unfit_for_forks_is_left_to_bubblewrap(directory: Path, line: str) -> None:
     async with started(directory, base=_image_with(directory, line)) as backend:
-        await ForkedBackend.nursery_for(backend, WITH_MODULES)  # type: ignore[arg-type]  # as above
-        (nursery,) = backend._started().nurseries._serving.values()
-        assert not nursery.is_ready and nursery.ended_because
+        await ForkedBackend.fork_server_for(backend, WITH_MODULES)  # type: ignore[arg-type]  # as above
+        (fork_server,) = backend._started().fork_servers._serving.values()
+        assert not fork_server.is_ready and fork_server.ended_because
         await backend.create(WITH_MODULES)
         assert backend.fork_server_stats().fallbacks["failing"] == 1
 
 
 async def test_a_descriptor_that_a_library_opened_is_in_no_sandbox(directory: Path) -> None:
     async with started(directory, base=_image_with(directory, DESCRIPTOR)) as backend:
-        nursery = await nursery_of(backend, WITH_MODULES)
-        assert os.path.lexists(f"/proc/{nursery.zygote_pid}/fd/99")
+        fork_server = await fork_server_of(backend, WITH_MODULES)
+        assert os.path.lexists(f"/proc/{fork_server.template_pid}/fd/99")
         forked = await backend.create(WITH_MODULES)
-        assert isinstance(forked.process, NurseryProcess)
+        assert isinstance(forked.process, ForkedProcess)
         assert not os.path.lexists(f"/proc/{forked.process.init_pid}/fd/99")
 
 
 async def test_a_fork_that_dies_before_its_record_is_a_reason_for_bubblewrap(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Dying(NurseryProcess):
-        def __init__(self, nursery: Nursery, pid: int, *rest: Any) -> None:
-            super().__init__(nursery, pid, *rest)
+    class Dying(ForkedProcess):
+        def __init__(self, fork_server: ForkServer, pid: int, *rest: Any) -> None:
+            super().__init__(fork_server, pid, *rest)
             os.kill(pid, signal.SIGKILL)
             while Path(f"/proc/{pid}").exists():
                 os.sched_yield()
 
-    monkeypatch.setattr(forks, "NurseryProcess", Dying)
-    monkeypatch.setattr(births, "send_with", lambda *_: None)
+    monkeypatch.setattr(forked_process, "ForkedProcess", Dying)
+    monkeypatch.setattr(fork, "send_with", lambda *_: None)
     async with started(directory) as backend:
-        await nursery_of(backend)
+        await fork_server_of(backend)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["failed"] == 1
 
@@ -217,7 +219,7 @@ async def test_a_fork_that_dies_before_its_record_is_a_reason_for_bubblewrap(
 async def test_a_fork_that_dies_or_hangs_after_the_word_to_serve_is_a_reason_for_bubblewrap(
     directory: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, reason: str
 ) -> None:
-    heard, waited = births._report, births._serving
+    heard, waited = fork._report, fork._serving
     of_forks: list[int] = []
 
     async def report(ours: socket.socket, pid: int) -> dict[str, object]:
@@ -230,25 +232,25 @@ async def test_a_fork_that_dies_or_hangs_after_the_word_to_serve_is_a_reason_for
         of_forks.append(pid)
         await waited(ours, pid)
 
-    monkeypatch.setattr(births, "_report", report)
-    monkeypatch.setattr(births, "_serving", serving)
+    monkeypatch.setattr(fork, "_report", report)
+    monkeypatch.setattr(fork, "_serving", serving)
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
-        monkeypatch.setattr(forks, "ANSWER_TIME_S", 0.3)
+        fork_server = await fork_server_of(backend)
+        monkeypatch.setattr(forked_process, "ANSWER_TIME_S", 0.3)
         sandbox = await backend.create(SPEC)
         assert isinstance(sandbox.process, BwrapProcess) and await answers(sandbox)
         assert backend.fork_server_stats().fallbacks == {reason: 1}
         assert backend.fork_server_stats().made == 0
         assert len(of_forks) == 1 and not Path(f"/proc/{of_forks[0]}").exists()
         assert await sandbox.oom_kills() in (0, None)
-        assert nursery.serves is (reason == "failed")
+        assert fork_server.serves is (reason == "failed")
 
 
 async def test_a_kill_for_memory_in_a_fork_is_not_counted_in_the_sandbox_that_takes_its_place(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[Cgroup | None] = []
-    make, heard, waited = Resources.make_cgroup, births._report, births._serving
+    make, heard, waited = Resources.make_cgroup, fork._report, fork._serving
 
     def made(resources: Resources, *rest: Any) -> Cgroup | None:
         groups.append(make(resources, *rest))
@@ -268,22 +270,22 @@ async def test_a_kill_for_memory_in_a_fork_is_not_counted_in_the_sandbox_that_ta
         await waited(ours, pid)
 
     monkeypatch.setattr(Resources, "make_cgroup", made)
-    monkeypatch.setattr(births, "_report", report)
-    monkeypatch.setattr(births, "_serving", serving)
+    monkeypatch.setattr(fork, "_report", report)
+    monkeypatch.setattr(fork, "_serving", serving)
     async with started(directory) as backend:
         if not backend._started().resources.limits_memory:
             pytest.skip("there are no control groups here")
-        await nursery_of(backend)
+        await fork_server_of(backend)
         sandbox = await backend.create(SPEC)
         assert isinstance(sandbox.process, BwrapProcess) and await answers(sandbox)
         assert backend.fork_server_stats().fallbacks == {"failed": 1}
         assert await sandbox.oom_kills() == 0
 
 
-async def test_a_zygote_that_is_killed_for_its_memory_is_a_reason_for_bubblewrap(directory: Path) -> None:
-    """By the kernel, when a fork takes more than the zygote's control group has."""
+async def test_a_template_that_is_killed_for_its_memory_is_a_reason_for_bubblewrap(directory: Path) -> None:
+    """By the kernel, when a fork takes more than the template process's control group has."""
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
+        fork_server = await fork_server_of(backend)
         capabilities = backend._started()
         group = capabilities.resources.make_cgroup(
             capabilities.directory.daemon_id, "0" * 16, replace(SPEC, memory_bytes=4096)
@@ -292,16 +294,16 @@ async def test_a_zygote_that_is_killed_for_its_memory_is_a_reason_for_bubblewrap
             pytest.skip("there are no control groups here")
         try:
             for entrance in group.open_entrances():
-                os.write(entrance, str(nursery.zygote_pid).encode())
+                os.write(entrance, str(fork_server.template_pid).encode())
                 os.close(entrance)
             assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
             assert group.oom_kills()
-            assert await eventually_async(lambda: bool(nursery.ended_because))
+            assert await eventually_async(lambda: bool(fork_server.ended_because))
         finally:
             await group.remove(asyncio.get_running_loop().time() + 10.0)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
-        await nursery_of(backend)
-        assert isinstance((await backend.create(SPEC)).process, NurseryProcess)
+        await fork_server_of(backend)
+        assert isinstance((await backend.create(SPEC)).process, ForkedProcess)
 
 
 @pytest.mark.parametrize(
@@ -313,72 +315,74 @@ async def test_a_zygote_that_is_killed_for_its_memory_is_a_reason_for_bubblewrap
     ],
     ids=["a line of a .pth", "a module", "a module that no signal reaches"],
 )
-async def test_an_import_that_hangs_ends_its_nursery_and_holds_up_no_session(
+async def test_an_import_that_hangs_ends_its_fork_server_and_holds_up_no_session(
     directory: Path, monkeypatch: pytest.MonkeyPatch, line: str, modules: dict[str, str], start_time_s: float
 ) -> None:
     async with started(directory, base=_image_with(directory, line, modules)) as backend:
-        owner = backend._started().nurseries
+        owner = backend._started().fork_servers
         monkeypatch.setattr(demand, "_WANTED", 1)
         monkeypatch.setattr(demand, "_AFTER_S", 0.0)
         assert isinstance((await backend.create(WITH_MODULES)).process, BwrapProcess)
-        (nursery,) = owner._serving.values()
-        monkeypatch.setattr(nurseries, "_START_TIME_S", start_time_s)
+        (fork_server,) = owner._serving.values()
+        monkeypatch.setattr(fork_servers, "_START_TIME_S", start_time_s)
 
         def swept() -> bool:
             owner.sweep()
-            return nursery.popen.returncode is not None
+            return fork_server.popen.returncode is not None
 
         assert await eventually_async(swept)
-        assert owner._pauses and not nursery.is_ready
+        assert owner._pauses and not fork_server.is_ready
         assert isinstance((await backend.create(WITH_MODULES)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks == {"starting": 1, "failing": 1}
 
 
 @pytest.mark.parametrize("limit", ["_MAX_REQUESTS", "_MAX_AGE_S"])
-async def test_a_worn_nursery_is_replaced_and_lives_as_long_as_its_sandboxes(
+async def test_a_worn_fork_server_is_replaced_and_lives_as_long_as_its_sandboxes(
     directory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(nurseries, limit, 2 if limit == "_MAX_REQUESTS" else 0.0)
+    monkeypatch.setattr(fork_servers, limit, 2 if limit == "_MAX_REQUESTS" else 0.0)
     async with started(directory) as backend:
-        first = await nursery_of(backend)
+        first = await fork_server_of(backend)
         made = [await backend.create(SPEC) for _ in range(3)]
-        assert {sandbox.process.nursery_id for sandbox in made} == {first.nursery_id}  # type: ignore[union-attr]
-        (successor,) = backend._started().nurseries._successors.values()
+        assert {sandbox.process.fork_server_id for sandbox in made} == {first.fork_server_id}  # type: ignore[union-attr]
+        (successor,) = backend._started().fork_servers._successors.values()
         await successor.settled.wait()
         monkeypatch.undo()
         process = (await backend.create(SPEC)).process
-        assert isinstance(process, NurseryProcess) and process.nursery_id == successor.nursery_id
+        assert isinstance(process, ForkedProcess) and process.fork_server_id == successor.fork_server_id
         assert first.ended_because and not first.has_ended()
         assert await answers(made[0])
         await asyncio.gather(*(sandbox.destroy() for sandbox in made))
         assert await eventually_async(first.has_ended)
         await backend.sweep()
-        assert os.listdir(directory / "nurseries") == [f"{successor.nursery_id}.json"]  # noqa: PTH208 - names only
+        assert os.listdir(directory / "fork_servers") == [f"{successor.fork_server_id}.json"]  # noqa: PTH208 - names only
 
 
-async def test_a_nursery_that_nothing_asks_for_sandboxes_ends(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fork_server_that_nothing_asks_for_sandboxes_ends(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
+        fork_server = await fork_server_of(backend)
         await backend.sweep()
-        assert nursery.serves
-        monkeypatch.setattr(nurseries, "_IDLE_S", 0.0)
+        assert fork_server.serves
+        monkeypatch.setattr(fork_servers, "_IDLE_S", 0.0)
         await backend.sweep()
-        assert await eventually_async(nursery.has_ended)
+        assert await eventually_async(fork_server.has_ended)
 
 
-async def test_the_first_sandboxes_of_a_daemon_start_no_nursery(
+async def test_the_first_sandboxes_of_a_daemon_start_no_fork_server(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with started(directory) as backend:
         for _ in range(3):
             assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
-        assert backend._started().nurseries._serving == {}
+        assert backend._started().fork_servers._serving == {}
         assert backend.fork_server_stats().fallbacks == {"rare": 3}
         monkeypatch.setattr(demand, "_AFTER_S", 0.0)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
-        (nursery,) = backend._started().nurseries._serving.values()
-        await nursery.settled.wait()
-        assert isinstance((await backend.create(SPEC)).process, NurseryProcess)
+        (fork_server,) = backend._started().fork_servers._serving.values()
+        await fork_server.settled.wait()
+        assert isinstance((await backend.create(SPEC)).process, ForkedProcess)
 
 
 @pytest.mark.parametrize("lines", range(0, 90, 3) if rounds.ALL else (15, 40, 60))
@@ -389,30 +393,30 @@ async def test_a_daemon_that_is_killed_in_a_forked_creation_leaves_a_clean_host(
     async with started(directory) as backend:
 
         def is_clean() -> bool:
-            backend._started().nurseries.sweep()
-            return not any(any(directory.glob(f"{name}/[!.]*")) for name in ("sandboxes", "nurseries"))
+            backend._started().fork_servers.sweep()
+            return not any(any(directory.glob(f"{name}/[!.]*")) for name in ("sandboxes", "fork_servers"))
 
         assert await eventually_async(is_clean)
         assert await answers(await backend.create(SPEC))
-        await nursery_of(backend)
+        await fork_server_of(backend)
         forked = await backend.create(SPEC)
-        assert isinstance(forked.process, NurseryProcess) and await answers(forked)
+        assert isinstance(forked.process, ForkedProcess) and await answers(forked)
 
 
-async def test_a_worn_nursery_whose_successor_can_not_be_started_goes_on_and_that_is_no_fallback(
+async def test_a_worn_fork_server_whose_successor_can_not_be_started_goes_on_and_that_is_no_fallback(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attempt was counted as a sandbox of bubblewrap's, although the worn nursery made it."""
+    """The attempt was counted as a sandbox of bubblewrap's, although the worn fork server made it."""
 
-    def full(*_: object) -> Nursery:
+    def full(*_: object) -> ForkServer:
         raise BlockingIOError(errno.EAGAIN, "no process is left")
 
-    monkeypatch.setattr(nurseries, "_MAX_REQUESTS", 1)
+    monkeypatch.setattr(fork_servers, "_MAX_REQUESTS", 1)
     async with started(directory) as backend:
-        await nursery_of(backend)
+        await fork_server_of(backend)
         await backend.create(SPEC)
-        monkeypatch.setattr(nurseries, "start_nursery", full)
-        assert isinstance((await backend.create(SPEC)).process, NurseryProcess)
+        monkeypatch.setattr(fork_servers, "start_fork_server", full)
+        assert isinstance((await backend.create(SPEC)).process, ForkedProcess)
         assert (backend.fork_server_stats().made, dict(backend.fork_server_stats().fallbacks)) == (2, {})
 
 
@@ -427,36 +431,36 @@ def innocent() -> Iterator[subprocess.Popen[bytes]]:
 async def test_a_process_that_got_the_id_of_a_dead_fork_lives_on(
     directory: Path, monkeypatch: pytest.MonkeyPatch, innocent: subprocess.Popen[bytes]
 ) -> None:
-    class Reused(NurseryProcess):
-        def __init__(self, nursery: Nursery, pid: int, *rest: Any) -> None:
+    class Reused(ForkedProcess):
+        def __init__(self, fork_server: ForkServer, pid: int, *rest: Any) -> None:
             os.kill(pid, signal.SIGKILL)
-            super().__init__(nursery, innocent.pid, *rest)
+            super().__init__(fork_server, innocent.pid, *rest)
 
-    monkeypatch.setattr(forks, "NurseryProcess", Reused)
+    monkeypatch.setattr(forked_process, "ForkedProcess", Reused)
     async with started(directory) as backend:
-        await nursery_of(backend)
+        await fork_server_of(backend)
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["failed"] == 1
     assert innocent.poll() is None
 
 
-async def test_a_nursery_in_use_does_not_make_room_for_one_of_another_kind(
+async def test_a_fork_server_in_use_does_not_make_room_for_one_of_another_kind(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nurseries, "_MAX_NURSERIES", 1)
+    monkeypatch.setattr(fork_servers, "_MAX_FORK_SERVERS", 1)
     first, other = (replace(SPEC, fork_server=f"tenant:{name}") for name in "ab")
     async with started(directory) as backend:
-        nursery = await nursery_of(backend, first)
-        assert isinstance((await backend.create(first)).process, NurseryProcess)
+        fork_server = await fork_server_of(backend, first)
+        assert isinstance((await backend.create(first)).process, ForkedProcess)
         assert isinstance((await backend.create(other)).process, BwrapProcess)
-        assert isinstance((await backend.create(first)).process, NurseryProcess)
-        monkeypatch.setattr(nurseries, "_UNUSED_S", 0.0)
-        assert await nursery_of(backend, other) is not nursery
-        assert nursery.ended_because == "others are used more"
-        assert backend._started().nurseries._pauses == {}
+        assert isinstance((await backend.create(first)).process, ForkedProcess)
+        monkeypatch.setattr(fork_servers, "_UNUSED_S", 0.0)
+        assert await fork_server_of(backend, other) is not fork_server
+        assert fork_server.ended_because == "others are used more"
+        assert backend._started().fork_servers._pauses == {}
 
 
-async def test_the_number_of_processes_makes_two_kinds_of_nursery_at_most(directory: Path) -> None:
+async def test_the_number_of_processes_makes_two_kinds_of_fork_server_at_most(directory: Path) -> None:
     async with started(directory) as backend:
         capabilities = backend._started()
         kinds = set()
@@ -464,14 +468,14 @@ async def test_the_number_of_processes_makes_two_kinds_of_nursery_at_most(direct
             spec = replace(WITH_MODULES, processes=processes)
             image = await backend._image(capabilities, spec.image)
             resources = await backend._resources(capabilities, spec)
-            kinds.add(capabilities.nurseries.blueprint(resources, image, spec))
-        assert {kind.modules for kind in kinds} == {(), nurseries.MODULES}
+            kinds.add(capabilities.fork_servers.blueprint(resources, image, spec))
+        assert {kind.modules for kind in kinds} == {(), fork_servers.MODULES}
         assert len(kinds) == 2
 
 
 async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:
     async with started(directory) as backend:
-        nursery = await nursery_of(backend)
+        fork_server = await fork_server_of(backend)
         for after_ms in range(12):  # a creation takes about as long, so each of its steps is met
             try:
                 async with asyncio.timeout(after_ms / 1000):
@@ -479,8 +483,8 @@ async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:
             except TimeoutError:
                 continue
             await sandbox.destroy()
-        nursery.retire("the test asks for no more")
-        assert await eventually_async(nursery.has_ended)  # with the last fork, also those that were made ahead
+        fork_server.retire("the test asks for no more")
+        assert await eventually_async(fork_server.has_ended)  # with the last fork, also those that were made ahead
         assert await eventually_async(lambda: backend._live == set())
 
 

@@ -1,6 +1,6 @@
 """Over many sessions, and over many that are killed, the daemon keeps nothing.
 
-With a fork server it keeps one nursery, from before the first look to the last: its zygote, its first process and that
+With a fork server it keeps one fork server, from before the first look to the last: its template process, its first process and that
 one's parent, and their descriptors. So one more of any of them is a leak; sandboxes that were made ahead end soon.
 """
 
@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from executor_client import ExecutorClient, Outcome, PreconditionError, Session
-from executor_server.guest.wire.nursery_messages import ZYGOTE_NAME
+from executor_server.guest.wire.fork_server_messages import TEMPLATE_NAME
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import Sandbox, memory_bytes, open_files, sandbox_directories, sandboxes
 from tests.support.daemon import Daemon
@@ -30,7 +30,7 @@ SESSIONS = 8
 ATTEMPTS = 4
 # The daemon's memory may grow by this: allocators keep a little; a session that stayed would be far more.
 GROWTH_BYTES = 12 * 2**20
-# The zygote of such sessions has no libraries, and is there at once.
+# The template process of such sessions has no libraries, and is there at once.
 SMALL = {"memory_bytes": 2**28}
 POLICY = 'default = "default"\n[profiles.default]\nsandbox.fork_server = "{}"\n'
 
@@ -68,17 +68,17 @@ def adds_nothing(daemon: Daemon, times: int, work: Callable[[], None]) -> bool:
 
 
 def is_at_rest(daemon: Daemon) -> bool:
-    """True when no sandbox is there, and the zygote, if there is one, makes none: its forks have its name at first."""
+    """True when no sandbox is there, and the template process, if there is one, makes none: its forks have its name at first."""
     try:
         names = [process.name() for process in psutil.Process(daemon.process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:  # one is just ending
         return False
-    return not sandbox_directories(daemon) and names.count(ZYGOTE_NAME) <= 1
+    return not sandbox_directories(daemon) and names.count(TEMPLATE_NAME) <= 1
 
 
 @pytest.fixture(params=["off", "shared"])
 def start_one(start: StartDaemon, request: pytest.FixtureRequest) -> Callable[[str], Daemon]:
-    """Starts a daemon all of whose sandboxes are made by bubblewrap; or all by a nursery, from now on."""
+    """Starts a daemon all of whose sandboxes are made by bubblewrap; or all by a fork server, from now on."""
 
     def start_one(config: str) -> Daemon:
         if request.param == "off":

@@ -16,9 +16,9 @@ import pytest
 
 from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.local import backend as local_backend
-from executor_server.backends.local.nursery import stock
-from executor_server.backends.local.nursery.forks import NurseryProcess
-from executor_server.backends.local.nursery.nursery import Nursery
+from executor_server.backends.local.fork_server import stock
+from executor_server.backends.local.fork_server.fork_server import ForkServer
+from executor_server.backends.local.fork_server.forked_process import ForkedProcess
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.core import SandboxFailure, SandboxSpec
 from tests.support.forked_backend import ForkedBackend
@@ -48,13 +48,13 @@ async def started(directory: Path, spec: SandboxSpec = SPEC) -> AsyncIterator[Fo
     assert list((directory / "sandboxes").glob("[!.]*")) == []
 
 
-def nursery_of(backend: ForkedBackend) -> Nursery:
-    (nursery,) = backend._started().nurseries._serving.values()
-    return nursery
+def fork_server_of(backend: ForkedBackend) -> ForkServer:
+    (fork_server,) = backend._started().fork_servers._serving.values()
+    return fork_server
 
 
 def first_of(sandbox: LocalSandbox) -> psutil.Process:
-    assert isinstance(sandbox.process, NurseryProcess)
+    assert isinstance(sandbox.process, ForkedProcess)
     return psutil.Process(sandbox.process.init_pid)
 
 
@@ -124,7 +124,7 @@ async def test_shapes_that_come_once_make_nothing_ahead(directory: Path, monkeyp
     try:
         for processes in range(10, 16):
             await backend.create(replace(SPEC, processes=processes))
-        assert {each.stock._filling for each in backend._started().nurseries._serving.values()} == {None}
+        assert {each.stock._filling for each in backend._started().fork_servers._serving.values()} == {None}
     finally:
         await backend.close()
 
@@ -142,7 +142,7 @@ async def test_one_ends_when_the_daemon_that_made_it_is_gone(directory: Path) ->
     async with started(directory) as backend:
         kept = await backend.made_ahead()
         process = kept[0].process
-        assert isinstance(process, NurseryProcess) and process._word is not None
+        assert isinstance(process, ForkedProcess) and process._word is not None
         process._word.close()  # as the kernel does with all that a dead process had
         assert await eventually_async(process.has_ended)
 
@@ -162,21 +162,21 @@ async def test_a_daemon_that_is_killed_leaves_none_behind(directory: Path) -> No
     assert list((directory / "sandboxes").glob("[!.]*")) == []
 
 
-async def test_they_end_with_their_nursery(directory: Path) -> None:
+async def test_they_end_with_their_fork_server(directory: Path) -> None:
     async with started(directory) as backend:
-        kept, nursery = await backend.made_ahead(), nursery_of(backend)
-        nursery.retire("the test asks for no more")
+        kept, fork_server = await backend.made_ahead(), fork_server_of(backend)
+        fork_server.retire("the test asks for no more")
         assert await eventually_async(lambda: backend._live.isdisjoint(kept))
-        await nursery.stock.ended()
+        await fork_server.stock.ended()
 
 
 async def test_they_end_when_no_session_comes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock, "_KEPT_S", 0.2)
     async with started(directory) as backend:
-        filling = nursery_of(backend).stock._filling
+        filling = fork_server_of(backend).stock._filling
         assert filling is not None
         await asyncio.wait([filling])
-        await nursery_of(backend).stock.ended()
+        await fork_server_of(backend).stock.ended()
         assert len(backend._live) == 2
 
 

@@ -44,7 +44,7 @@ async def test_a_kept_sandbox_has_imported_the_modules_before_its_session_does(p
 
 
 async def test_without_it_a_module_is_not_imported_ahead(harness: Harness) -> None:
-    """In a sandbox that is too small to come from a zygote with libraries, where that is how sandboxes are made."""
+    """In a sandbox that is too small to come from a template process with libraries, where that is how sandboxes are made."""
     run = await harness.run(await harness.session(memory_bytes=256 * MIB), LOADED)
     assert (run.stdout, run.output) == ("False\n", 36), run.message
 

@@ -1,4 +1,4 @@
-"""A daemon with its fork server, from the client's side: whose sandboxes come from which zygote, and when there is one."""
+"""A daemon with its fork server, from the client's side: whose sandboxes come from which template process, and when there is one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import ExitStack
 import psutil
 
 from executor_client import ExecutorClient, Outcome, Session
-from executor_server.guest.wire.nursery_messages import PARENT_NAME, ZYGOTE_NAME
+from executor_server.guest.wire.fork_server_messages import PARENT_NAME, TEMPLATE_NAME
 from tests.support.backends import require
 from tests.support.daemon import Daemon, daemon_of
 from tests.support.eager_daemon import EAGER_SERVER
 from tests.support.polling import eventually
 
-# The zygotes have no libraries then, and are there at once.
+# The template processes have no libraries then, and are there at once.
 SMALL = {"memory_bytes": 2**28}
 NO_POOL = "pool.size = 0"
-ZYGOTE_TIMEOUT_S = 120.0
+TEMPLATE_TIMEOUT_S = 120.0
 """Seconds in which a loaded machine imports the usual libraries."""
 
 
@@ -24,15 +24,15 @@ def policy_of(value: str) -> str:
     return f'default = "default"\n[profiles.default]\nsandbox.fork_server = "{value}"\n'
 
 
-def zygote_of(session: Session) -> int | None:
-    """The number of the zygote whose child the session's first process is; None when bubblewrap made it."""
+def template_of(session: Session) -> int | None:
+    """The number of the template process whose child the session's first process is; None when bubblewrap made it."""
     command = ["sleep", f"1000.{int(session.session_id, 16)}"]
     ran = session.execute(f"import subprocess; process = subprocess.Popen({command})")
     assert ran.outcome is Outcome.SUCCEEDED, ran.error
     # `Popen` returns a moment before the kernel shows the command of the new program.
     (ours,) = eventually(lambda: [each for each in psutil.process_iter() if _command_of(each) == command])
-    zygotes = [parent.pid for parent in ours.parents() if parent.name() == ZYGOTE_NAME]
-    return zygotes[0] if zygotes else None
+    templates = [parent.pid for parent in ours.parents() if parent.name() == TEMPLATE_NAME]
+    return templates[0] if templates else None
 
 
 def _processes(daemon: Daemon) -> list[psutil.Process]:
@@ -56,33 +56,33 @@ def _command_of(process: psutil.Process) -> list[str]:
 def forked(
     client: ExecutorClient, daemon: Daemon, stack: ExitStack, limits: dict[str, int] = SMALL
 ) -> tuple[Session, int]:
-    """A session from a zygote, and the zygote; sessions before it come from bubblewrap."""
+    """A session from a template process, and the template process; sessions before it come from bubblewrap."""
     found: list[tuple[Session, int]] = []
 
     def try_one() -> bool:
         session = client.create_session(authorized_imports=["*"], limits=limits)
-        zygote = zygote_of(session)
-        if zygote is None:
+        template = template_of(session)
+        if template is None:
             session.close()
         else:
-            found.append((stack.enter_context(session), zygote))
+            found.append((stack.enter_context(session), template))
         return bool(found)
 
-    assert eventually(try_one, timeout_s=ZYGOTE_TIMEOUT_S), daemon.log.read_text()
+    assert eventually(try_one, timeout_s=TEMPLATE_TIMEOUT_S), daemon.log.read_text()
     return found[0]
 
 
-def test_two_tenants_never_share_a_zygote_and_one_shares_with_itself() -> None:
+def test_two_tenants_never_share_a_template_and_one_shares_with_itself() -> None:
     require("local")
     with ExitStack() as stack:
         daemon = stack.enter_context(daemon_of(NO_POOL, policy=policy_of("tenant"), program=EAGER_SERVER))
         clients = [stack.enter_context(daemon.client_of(tenant)) for tenant in ("alice", "bob")]
-        zygotes = {each: {forked(each, daemon, stack)[1] for _ in range(2)} for each in clients}
-        (of_alice,), (of_bob,) = zygotes.values()
+        templates = {each: {forked(each, daemon, stack)[1] for _ in range(2)} for each in clients}
+        (of_alice,), (of_bob,) = templates.values()
         assert of_alice != of_bob
 
 
-def test_a_shared_zygote_makes_the_sandboxes_of_all_tenants() -> None:
+def test_a_shared_template_makes_the_sandboxes_of_all_tenants() -> None:
     require("local")
     with ExitStack() as stack:
         daemon = stack.enter_context(daemon_of(NO_POOL, policy=policy_of("shared"), program=EAGER_SERVER))
@@ -90,7 +90,7 @@ def test_a_shared_zygote_makes_the_sandboxes_of_all_tenants() -> None:
         assert len({forked(each, daemon, stack)[1] for each in clients}) == 1
 
 
-def test_a_zygote_with_libraries_serves_although_arrow_is_among_them() -> None:
+def test_a_template_with_libraries_serves_although_arrow_is_among_them() -> None:
     """pandas imports it, and its allocator has a thread, which was a reason to serve no sandbox at all."""
     require("local")
     with ExitStack() as stack:
@@ -101,7 +101,7 @@ def test_a_zygote_with_libraries_serves_although_arrow_is_among_them() -> None:
         assert session.execute(code).raise_for_outcome().output == (True, 3)
 
 
-def test_a_daemon_with_a_pool_and_one_session_has_no_nursery() -> None:
+def test_a_daemon_with_a_pool_and_one_session_has_no_fork_server() -> None:
     require("local")
     with ExitStack() as stack:
         daemon = stack.enter_context(daemon_of("", policy=policy_of("shared")))

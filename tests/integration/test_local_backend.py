@@ -97,7 +97,14 @@ async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
 ) -> None:
     def broken(directory: Path) -> GuestArchive:
         root = Path(guest.__file__).parent
-        whole = ("__init__", "nursery/__init__", "nursery/owner", "wire/__init__", "wire/kernel", "wire/privileges")
+        whole = (
+            "__init__",
+            "fork_server/__init__",
+            "fork_server/owner",
+            "wire/__init__",
+            "wire/kernel",
+            "wire/privileges",
+        )
         files = {f"executor_guest/{name}.py": Path(root, f"{name}.py").read_bytes() for name in whole}
         return pack_archive(files | {"executor_guest/main.py": b"raise RuntimeError('a broken guest')"}, directory)
 
@@ -183,7 +190,7 @@ async def test_a_sandbox_that_a_killed_daemon_was_making_is_removed_with_its_gro
 
 @as_root
 async def test_the_user_of_an_adopted_sandbox_is_given_to_no_other(state_dir: Path, orphan: Orphan) -> None:
-    """In a container there may be few users; here two, besides those of the examination, of workshops and nurseries."""
+    """In a container there may be few users; here two, besides those of the examination, of workshops and fork servers."""
     assert orphan.host_uid is not None
     uids = range(orphan.host_uid - _FIRST_USER - 1, orphan.host_uid + 1)
     async with _started(state_dir, uids=uids) as backend:

@@ -1,4 +1,4 @@
-"""The supervisor's own watch over memory, on a host without control groups, in sandboxes that share pages with a zygote."""
+"""The supervisor's own watch over memory, on a host without control groups, in sandboxes that share pages with a template process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from executor_server.backends.local import host
 from executor_server.backends.local.cgroups import NoCgroups
-from executor_server.backends.local.nursery import nurseries
+from executor_server.backends.local.fork_server import fork_servers
 from tests.contract.harness import MIB, Harness
 from tests.support.backends import make_backend, require
 from tests.support.forked_backend import ForkedBackend
@@ -130,7 +130,7 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 async def harness(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
-    monkeypatch.setattr(nurseries, "_MODULES_FROM_BYTES", MEMORY_BYTES)
+    monkeypatch.setattr(fork_servers, "_MODULES_FROM_BYTES", MEMORY_BYTES)
     async with Harness(ForkedBackend(directory)) as made:
         yield made
 
@@ -142,7 +142,7 @@ async def unshared(directory: Path) -> AsyncIterator[Harness]:
         yield made
 
 
-async def test_pages_that_are_shared_with_a_zygote_are_not_counted_in_each_process(harness: Harness) -> None:
+async def test_pages_that_are_shared_with_a_template_are_not_counted_in_each_process(harness: Harness) -> None:
     session = await harness.session(memory_bytes=MEMORY_BYTES)
     ran = await harness.run(session, CHILDREN)
     assert (ran.outcome, ran.output) == ("succeeded", [0] * 10), ran.message

@@ -1,4 +1,4 @@
-"""A sandbox that a zygote forked has the walls of one that bubblewrap made, field by field; and shares nothing.
+"""A sandbox that a template process forked has the walls of one that bubblewrap made, field by field; and shares nothing.
 
 As root and as an ordinary user. The programs run as agent code does, in sessions.
 """
@@ -139,7 +139,7 @@ def test_the_map_of_users_has_one_line_and_no_user_of_the_daemons_but_its_own(se
         assert len(users) == len(seen["forked"]) and "0" not in users
 
 
-def test_two_forks_of_one_zygote_share_no_namespace(seen: dict[str, Any]) -> None:
+def test_two_forks_of_one_template_share_no_namespace(seen: dict[str, Any]) -> None:
     first, second = (forked["namespaces"] for forked in seen["forked"])
     same = {name for name in first if first[name] == second[name]}
     assert same <= {"time", "time_for_children"}  # no process has one of its own
@@ -147,7 +147,7 @@ def test_two_forks_of_one_zygote_share_no_namespace(seen: dict[str, Any]) -> Non
     assert {name for name in first if first[name] == outside[name]} <= {"time", "time_for_children"}
 
 
-def test_two_forks_of_one_zygote_share_no_random_state(seen: dict[str, Any]) -> None:
+def test_two_forks_of_one_template_share_no_random_state(seen: dict[str, Any]) -> None:
     first, second = (forked["random"] for forked in seen["forked"])
     assert {name for name in first if first[name] == second[name] and first[name] is not None} == set()
 
@@ -157,13 +157,13 @@ def test_no_generator_of_two_forks_is_in_the_same_state(seen: dict[str, Any]) ->
     assert first and first & second == set()
 
 
-def test_two_forks_of_one_zygote_can_write_to_nothing_together(seen: dict[str, Any]) -> None:
+def test_two_forks_of_one_template_can_write_to_nothing_together(seen: dict[str, Any]) -> None:
     first, second = (forked["file systems"] for forked in seen["forked"])
     assert {place for place in first if first[place] == second[place]} == set()
     assert [forked["shared memory"] for forked in seen["forked"]] == [[], []]
 
 
-def test_a_fork_sees_neither_the_nursery_nor_its_siblings(seen: dict[str, Any]) -> None:
+def test_a_fork_sees_neither_the_fork_server_nor_its_siblings(seen: dict[str, Any]) -> None:
     for forked in seen["forked"]:
         assert forked["processes"] == ["1"]  # those of parent namespaces have no number in it
         assert forked["place"][1] == 1

@@ -62,7 +62,7 @@ async def test_a_large_message_that_nobody_asked_for_is_not_read(harness: Harnes
     """It was read and parsed before it was asked whether anybody waits for it: 60 MB took 1.5 GB."""
     session = await harness.session()
     supervisor = supervisor_of(session)
-    before = _peak_bytes(supervisor.pid)  # a zygote's child begins with libraries
+    before = _peak_bytes(supervisor.pid)  # a template's child begins with libraries
     result = await harness.run(session, LINK + _UNSOLICITED.replace("KIND", kind) + WAIT)
     assert result.outcome == "crashed"
     assert _peak_bytes(supervisor.pid) - before < 32 * MIB

@@ -1,4 +1,4 @@
-"""Runs `executor-server` with a fork server that does not wait: the first sandbox of a kind starts its nursery, and
+"""Runs `executor-server` with a fork server that does not wait: the first sandbox of a kind starts its fork server, and
 those that are made ahead end soon.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from executor_server.backends.local.nursery import demand, stock
+from executor_server.backends.local.fork_server import demand, stock
 from executor_server.daemon.cli import main
 
 EAGER_SERVER = (sys.executable, __file__)

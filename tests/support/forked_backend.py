@@ -1,7 +1,7 @@
-"""Local backends whose sandboxes are forked by a nursery, each of them: none falls back to bubblewrap unnoticed.
+"""Local backends whose sandboxes are forked by a fork server, each of them: none falls back to bubblewrap unnoticed.
 
 EXECUTOR_TEST_FORK_SERVER=shared runs the tests that make a backend in their process on such a one; `make test-forked`
-does. Sandboxes with the memory that the tests give them by default come from a zygote with libraries then, as those of
+does. Sandboxes with the memory that the tests give them by default come from a template process with libraries then, as those of
 sessions with default limits do, and smaller ones from one without. Tests of the fork server itself ask for it by
 `ForkedBackend`.
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.backends.local import LocalBackend
-from executor_server.backends.local.nursery import nurseries
-from executor_server.backends.local.nursery.forks import NurseryProcess
-from executor_server.backends.local.nursery.nurseries import Fallback
+from executor_server.backends.local.fork_server import fork_servers
+from executor_server.backends.local.fork_server.fork_servers import Fallback
+from executor_server.backends.local.fork_server.forked_process import ForkedProcess
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.core.config import LocalImage
@@ -26,7 +26,7 @@ from tests.support.polling import eventually_async
 
 VARIABLE = "EXECUTOR_TEST_FORK_SERVER"
 DEFAULT_MEMORY_BYTES = 2**29
-# The reason of the fork server for a sandbox that no nursery makes by design.
+# The reason of the fork server for a sandbox that no fork server makes by design.
 _BY_DESIGN = "unsupported"
 
 
@@ -34,22 +34,22 @@ def local_backend(state_dir: Path, images: Mapping[str, LocalImage] | None = Non
     """Returns the backend that this run of the tests is for."""
     if os.environ.get(VARIABLE) != "shared":
         return LocalBackend(state_dir, images, **options)
-    nurseries._MODULES_FROM_BYTES = DEFAULT_MEMORY_BYTES
+    fork_servers._MODULES_FROM_BYTES = DEFAULT_MEMORY_BYTES
     return _OnTheSpot(state_dir, images, **options)
 
 
 class ForkedBackend(LocalBackend):
-    """Waits for a nursery before each sandbox that it may make."""
+    """Waits for a fork server before each sandbox that it may make."""
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
         return await super().fingerprint(replace(spec, fork_server="shared"))
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         spec = replace(spec, fork_server="shared")
-        await self.nursery_for(spec)
+        await self.fork_server_for(spec)
         sandbox = await super().create(spec)
         fallbacks = self.fork_server_stats().fallbacks
-        assert isinstance(sandbox.process, NurseryProcess) or fallbacks[_BY_DESIGN], fallbacks
+        assert isinstance(sandbox.process, ForkedProcess) or fallbacks[_BY_DESIGN], fallbacks
         return sandbox
 
     @property
@@ -58,23 +58,23 @@ class ForkedBackend(LocalBackend):
 
     async def made_ahead(self, count: int = 1) -> list[LocalSandbox]:
         """Waits until so many sandboxes wait for a session; returns them."""
-        nurseries = self._started().nurseries._serving.values()
+        fork_servers = self._started().fork_servers._serving.values()
 
         def kept() -> list[LocalSandbox]:
-            return [each.sandbox for nursery in nurseries for each in nursery.stock._kept]
+            return [each.sandbox for fork_server in fork_servers for each in fork_server.stock._kept]
 
         assert await eventually_async(lambda: len(kept()) >= count)
         return kept()
 
-    async def nursery_for(self, spec: SandboxSpec) -> None:
-        """Waits until there is a nursery that can make such sandboxes, if there can be one."""
+    async def fork_server_for(self, spec: SandboxSpec) -> None:
+        """Waits until there is a fork server that can make such sandboxes, if there can be one."""
         capabilities = self._started()
         if spec.packages is not None:
             return
         image = await self._image(capabilities, spec.image)
         with contextlib.suppress(Fallback):
             resources = await self._resources(capabilities, spec)
-            await capabilities.nurseries.trial(capabilities.nurseries.blueprint(resources, image, spec))
+            await capabilities.fork_servers.trial(capabilities.fork_servers.blueprint(resources, image, spec))
 
 
 class _OnTheSpot(ForkedBackend):

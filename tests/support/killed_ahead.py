@@ -12,7 +12,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from executor_server.backends.local.nursery.forks import NurseryProcess
+from executor_server.backends.local.fork_server.forked_process import ForkedProcess
 from tests.support.forked_backend import ForkedBackend
 from tests.support.killed_fork import SPEC
 
@@ -24,7 +24,7 @@ async def _make(state_dir: Path, count: int) -> str:
     for _ in range(2):
         await backend.create(SPEC)
     processes = [each.process for each in await backend.made_ahead(count)]
-    return " ".join(str(each.init_pid) for each in processes if isinstance(each, NurseryProcess))
+    return " ".join(str(each.init_pid) for each in processes if isinstance(each, ForkedProcess))
 
 
 def main() -> None:

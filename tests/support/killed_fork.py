@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from executor_server.backends.local import LocalBackend
-from executor_server.backends.local.nursery import births, forks
+from executor_server.backends.local.fork_server import fork, forked_process
 from executor_server.core import SandboxSpec
 from tests.support.forked_backend import ForkedBackend
 
@@ -27,8 +27,8 @@ async def _create(state_dir: Path, kill_at: int) -> None:
     backend = LocalBackend(state_dir)
     await backend.start()
     await backend.adopt(())
-    await ForkedBackend.nursery_for(backend, SPEC)  # type: ignore[arg-type]  # what it needs of it, every one has
-    files, lines = {births.__file__, forks.__file__}, 0
+    await ForkedBackend.fork_server_for(backend, SPEC)  # type: ignore[arg-type]  # what it needs of it, every one has
+    files, lines = {fork.__file__, forked_process.__file__}, 0
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Any:
         nonlocal lines

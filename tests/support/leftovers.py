@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 
 import psutil
 
-from executor_server.guest.wire.nursery_messages import PARENT_NAME
+from executor_server.guest.wire.fork_server_messages import PARENT_NAME
 from tests.support.fork_server import server_pid
 from tests.support.own_addresses import addresses_of
 from tests.support.polling import eventually
@@ -101,14 +101,14 @@ def _empty_cgroups(before: Snapshot) -> set[Path]:
 
 def _processes() -> set[int]:
     tests, server = os.getpid(), server_pid()
-    # A nursery lives as long as its backend, which several tests may share; closing that ends it. An orphaned one counts.
-    found = {pid for pid in children(tests) if not _is_nursery(pid)} | children(os.getppid())
+    # A fork server lives as long as its backend, which several tests may share; closing that ends it. An orphaned one counts.
+    found = {pid for pid in children(tests) if not _is_fork_server(pid)} | children(os.getppid())
     if server is not None:
         found |= children(server)
     return found - {tests, server}
 
 
-def _is_nursery(pid: int) -> bool:
+def _is_fork_server(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == PARENT_NAME
     except OSError:  # ended meanwhile

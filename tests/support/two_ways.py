@@ -1,4 +1,4 @@
-"""Facts of sandboxes as their code sees them: of one that bubblewrap made, and of two that one zygote forked, the second
+"""Facts of sandboxes as their code sees them: of one that bubblewrap made, and of two that one template process forked, the second
 one ahead of its session and with another memory.
 
 A program of its own, so that an ordinary user can run it where the tests run as root: `python -m tests.support.two_ways

@@ -183,7 +183,7 @@ BY_MODULE = (
     "fleet.api",
     "fleet.daemons",
     "telemetry.tracing",
-    "backends.local.nursery",
+    "backends.local.fork_server",
     "policy.explain",
     "daemon.cli.image_building",
     "fleet.ray.commands",

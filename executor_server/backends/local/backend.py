@@ -4,7 +4,7 @@ It works for root and for an ordinary user; `check_host` reports, and `start` re
 These walls confine a sandbox, from outside in: a host user of its own (under root's daemon; else the daemon's user),
 namespaces of every kind, no network, a file system of its own (layout.py), a control group or else resource limits
 (cgroups.py), no capabilities, no new privileges, and a filter of system calls (seccomp_program.py). process.py puts
-them up in order; where the policy allows it, a sandbox is forked behind the same walls instead (nursery/).
+them up in order; where the policy allows it, a sandbox is forked behind the same walls instead (fork server/).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from executor_server.backends.environments import (
 )
 from executor_server.backends.local.building import Plan, build_sandbox, kind_made_ahead, take_ahead
 from executor_server.backends.local.egress import EgressFiles
+from executor_server.backends.local.fork_server.check import report_fork_server
+from executor_server.backends.local.fork_server.fork_servers import ForkServers, ForkServerStats
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
-from executor_server.backends.local.nursery.check import report_fork_server
-from executor_server.backends.local.nursery.nurseries import ForkServerStats, Nurseries
-from executor_server.backends.local.recovery import nursery_of, recover, still_serves
+from executor_server.backends.local.recovery import fork_server_of, recover, still_serves
 from executor_server.backends.local.resources import Resources, available_memory_bytes
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.system import neutral_directory
@@ -67,7 +67,7 @@ class _HostCapabilities:
     users: HostUsers | None
     workshop_uid: int | None  # the user of the workshops that write; None: the daemon's own
     images: dict[str, Image]  # as they are now; those of `resources` are as they were at the start
-    nurseries: Nurseries
+    fork_servers: ForkServers
 
 
 class LocalBackend:
@@ -112,11 +112,12 @@ class LocalBackend:
             directory.release()
             raise
         # The first user is the examination's: at the next start it must not be that of an adopted sandbox. The second
-        # owns what workshops write, and so is the same for every daemon. The others until _FIRST_USER are nurseries'.
+        # owns what workshops write, and so is the same for every daemon. The others until _FIRST_USER are fork
+        # servers'.
         users, workshop_uid = (HostUsers(found.uids[_FIRST_USER:]), found.uids[1]) if found.uids else (None, None)
         images = dict(found.resources.images)
-        nurseries = Nurseries(self._state_dir, _nursery_users(found.uids))
-        self._capabilities = _HostCapabilities(found.resources, directory, users, workshop_uid, images, nurseries)
+        fork_servers = ForkServers(self._state_dir, _fork_server_users(found.uids))
+        self._capabilities = _HostCapabilities(found.resources, directory, users, workshop_uid, images, fork_servers)
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, LocalSandbox]:
         capabilities = self._started()
@@ -126,7 +127,7 @@ class LocalBackend:
             sandbox.sandbox_id: sandbox for sandbox in found if sandbox.sandbox_id in tokens and still_serves(sandbox)
         }
         swept = await self._remove(capabilities, [sandbox for sandbox in found if sandbox.sandbox_id not in adopted])
-        capabilities.nurseries.adopt({nursery_of(sandbox) for sandbox in adopted.values()})
+        capabilities.fork_servers.adopt({fork_server_of(sandbox) for sandbox in adopted.values()})
         self._environments.keep_only(adopted)
         if adopted or swept:
             _log.info("sandboxes_adopted", adopted=len(adopted), swept=swept)
@@ -134,7 +135,7 @@ class LocalBackend:
 
     async def sweep(self) -> int:
         capabilities = self._started()
-        capabilities.nurseries.sweep()
+        capabilities.fork_servers.sweep()
         failed = [sandbox for sandbox in self._live if sandbox.teardown.has_failed]
         return await self._remove(capabilities, [*failed, *self._recover(capabilities, {})])
 
@@ -153,18 +154,18 @@ class LocalBackend:
         with self._creations.one():
             image = await self._image(capabilities, spec.image)
             plan = Plan(await self._resources(capabilities, spec), image, spec)
-            kind = kind_made_ahead(plan, capabilities.nurseries)
-            sandbox = None if kind is None else await take_ahead(kind, spec, capabilities.nurseries)
+            kind = kind_made_ahead(plan, capabilities.fork_servers)
+            sandbox = None if kind is None else await take_ahead(kind, spec, capabilities.fork_servers)
             if sandbox is not None:
                 sandbox.fingerprint = _fingerprint(plan.resources, image, spec, None)
             else:
                 try:
                     sandbox = await self._make(capabilities, plan, _next_user(capabilities))
                 except SandboxFailure:
-                    capabilities.nurseries.empty_stocks()
+                    capabilities.fork_servers.empty_stocks()
                     raise
             if kind is not None:
-                capabilities.nurseries.fill(*kind, lambda: self._make_ahead(capabilities, plan))
+                capabilities.fork_servers.fill(*kind, lambda: self._make_ahead(capabilities, plan))
             return sandbox
 
     async def preload(self, spec: SandboxSpec) -> tuple[str, ...]:
@@ -172,8 +173,8 @@ class LocalBackend:
         capabilities = self._started()
         image = await self._image(capabilities, spec.image)
         plan = Plan(await self._resources(capabilities, spec), image, spec)
-        kind = kind_made_ahead(plan, capabilities.nurseries)
-        return () if kind is None else await capabilities.nurseries.keep(kind[0])
+        kind = kind_made_ahead(plan, capabilities.fork_servers)
+        return () if kind is None else await capabilities.fork_servers.keep(kind[0])
 
     async def _make_ahead(self, capabilities: _HostCapabilities, plan: Plan) -> LocalSandbox:
         try:
@@ -207,7 +208,7 @@ class LocalBackend:
             if environment is not None:
                 plan = replace(plan, mounts=(environment_mount(environment.directory),))
             sandbox.fingerprint = _fingerprint(plan.resources, plan.image, plan.spec, environment)
-            await build_sandbox(sandbox, plan, capabilities.directory.daemon_id, capabilities.nurseries, ahead=ahead)
+            await build_sandbox(sandbox, plan, capabilities.directory.daemon_id, capabilities.fork_servers, ahead=ahead)
         except BaseException as error:
             await destroy_failed(sandbox)
             if isinstance(error, OSError):  # no descriptors, memory or space left
@@ -217,22 +218,22 @@ class LocalBackend:
 
     def fork_server_stats(self) -> ForkServerStats:
         """Returns counts of sandboxes that the fork server has made, and of those that it left to bubblewrap."""
-        return self._capabilities.nurseries.stats if self._capabilities is not None else ForkServerStats()
+        return self._capabilities.fork_servers.stats if self._capabilities is not None else ForkServerStats()
 
     async def check_host(self) -> Sequence[HostFinding]:
         found = await self._examine()
         if found.resources is not None:
-            await report_fork_server(found, found.resources, _nursery_users(found.uids))
+            await report_fork_server(found, found.resources, _fork_server_users(found.uids))
         return found.findings
 
     async def close(self) -> None:
         capabilities, self._capabilities = self._capabilities, None
         await self._creations.finished()
         if capabilities is not None:
-            await capabilities.nurseries.drop_stocks()
+            await capabilities.fork_servers.drop_stocks()
         failures = await failures_of(sandbox.destroy() for sandbox in self._live)
         if capabilities is not None:
-            failures += await failures_of([capabilities.nurseries.close()])
+            failures += await failures_of([capabilities.fork_servers.close()])
             capabilities.directory.release()
         check_none_left(failures)
 
@@ -326,8 +327,8 @@ def _next_user(capabilities: _HostCapabilities) -> int | None:
     return capabilities.users.take() if capabilities.users else None
 
 
-def _nursery_users(uids: range | None) -> tuple[int, int, int] | None:
-    """Returns the users of nurseries, as `Nurseries` takes them."""
+def _fork_server_users(uids: range | None) -> tuple[int, int, int] | None:
+    """Returns the users of fork servers, as `ForkServers` takes them."""
     return (uids[2], uids[_FIRST_USER], len(uids) - _FIRST_USER) if uids else None
 
 

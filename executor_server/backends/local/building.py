@@ -18,12 +18,12 @@ from executor_server.backends.environments import Mount, have_environment
 from executor_server.backends.local.cgroups import BESIDE_SANDBOX
 from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.file_counts import limit_files, limit_shared_memory
+from executor_server.backends.local.fork_server.fork import SandboxPlan
+from executor_server.backends.local.fork_server.fork_server import Blueprint
+from executor_server.backends.local.fork_server.fork_servers import Fallback, ForkServers, below_tmp
+from executor_server.backends.local.fork_server.forked_process import ForkedProcess, ForkFailed
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import SANDBOX_ID, environment_of
-from executor_server.backends.local.nursery.births import SandboxPlan
-from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess
-from executor_server.backends.local.nursery.nurseries import Fallback, Nurseries, below_tmp
-from executor_server.backends.local.nursery.nursery import Blueprint
 from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.records import ProcessRecord, Record, remove_record, write_record
 from executor_server.backends.local.resources import Resources
@@ -49,10 +49,10 @@ class Plan:
     mounts: tuple[Mount, ...] = ()  # besides those of every sandbox
 
 
-async def take_ahead(kind: tuple[Blueprint, str], spec: SandboxSpec, nurseries: Nurseries) -> LocalSandbox | None:
+async def take_ahead(kind: tuple[Blueprint, str], spec: SandboxSpec, fork_servers: ForkServers) -> LocalSandbox | None:
     """Returns a sandbox of this kind that was made ahead, with the spec's memory; None when there is none."""
-    while (sandbox := nurseries.take(*kind)) is not None:
-        assert isinstance(sandbox.process, NurseryProcess)
+    while (sandbox := fork_servers.take(*kind)) is not None:
+        assert isinstance(sandbox.process, ForkedProcess)
         try:
             _give(sandbox, sandbox.process, spec)
             return sandbox
@@ -62,7 +62,7 @@ async def take_ahead(kind: tuple[Blueprint, str], spec: SandboxSpec, nurseries: 
     return None
 
 
-def _give(sandbox: LocalSandbox, process: NurseryProcess, spec: SandboxSpec) -> None:
+def _give(sandbox: LocalSandbox, process: ForkedProcess, spec: SandboxSpec) -> None:
     """Gives the sandbox the memory of its session. Raises OSError."""
     if sandbox.cgroup is not None:
         sandbox.cgroup.set_memory(spec.memory_bytes)
@@ -71,8 +71,8 @@ def _give(sandbox: LocalSandbox, process: NurseryProcess, spec: SandboxSpec) -> 
     process.give(spec.memory_bytes)
 
 
-def kind_made_ahead(plan: Plan, nurseries: Nurseries) -> tuple[Blueprint, str] | None:
-    """Returns the nursery's kind, and the shape: all of a sandbox that can't be changed once it is made.
+def kind_made_ahead(plan: Plan, fork_servers: ForkServers) -> tuple[Blueprint, str] | None:
+    """Returns the fork server's kind, and the shape: all of a sandbox that can't be changed once it is made.
 
     None where no such sandbox is made ahead. Its memory can be changed where a control group limits it and, by root,
     the size of /dev/shm, which follows from that.
@@ -81,7 +81,7 @@ def kind_made_ahead(plan: Plan, nurseries: Nurseries) -> tuple[Blueprint, str] |
     if spec.fork_server == "off" or plan.mounts or spec.packages is not None:
         return None
     try:
-        blueprint = nurseries.blueprint(plan.resources, plan.image, spec)
+        blueprint = fork_servers.blueprint(plan.resources, plan.image, spec)
     except Fallback:
         return None
     if plan.resources.limits_memory:
@@ -91,11 +91,11 @@ def kind_made_ahead(plan: Plan, nurseries: Nurseries) -> tuple[Blueprint, str] |
 
 
 async def build_sandbox(
-    sandbox: LocalSandbox, plan: Plan, daemon_id: str, nurseries: Nurseries, *, ahead: bool = False
+    sandbox: LocalSandbox, plan: Plan, daemon_id: str, fork_servers: ForkServers, *, ahead: bool = False
 ) -> None:
     """Acquires the sandbox's parts on the host, step by step; `destroy` releases those that are there.
 
-    The sandbox itself is forked by a nursery where the spec allows it, else, or if that fails, made by bubblewrap;
+    The sandbox itself is forked by a fork server where the spec allows it, else, or if that fails, made by bubblewrap;
     one that is made `ahead` of any session is forked or not made. Raises SandboxFailure or OSError.
     """
     sandbox.directory.mkdir(mode=0o700)
@@ -105,11 +105,11 @@ async def build_sandbox(
         listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
         if plan.spec.fork_server != "off":
             try:
-                await _fork(sandbox, plan, nurseries, listener.fileno(), cpu_fd, ahead=ahead)
+                await _fork(sandbox, plan, fork_servers, listener.fileno(), cpu_fd, ahead=ahead)
             except Fallback as fallback:
                 if ahead:
-                    raise SandboxFailure(f"no nursery makes it: {fallback}") from fallback
-                nurseries.note_fallback(fallback)
+                    raise SandboxFailure(f"no fork server makes it: {fallback}") from fallback
+                fork_servers.note_fallback(fallback)
                 _forget_fork(sandbox, plan.spec)
                 if sandbox.cgroup is not None and sandbox.cgroup.oom_kills():
                     # Else a program of the sandbox that comes now would be taken for the one that the kernel killed.
@@ -130,22 +130,22 @@ def _make_group(sandbox: LocalSandbox, plan: Plan, daemon_id: str, stack: contex
 
 
 async def _fork(
-    sandbox: LocalSandbox, plan: Plan, nurseries: Nurseries, listener: int, cpu_fd: int | None, *, ahead: bool
+    sandbox: LocalSandbox, plan: Plan, fork_servers: ForkServers, listener: int, cpu_fd: int | None, *, ahead: bool
 ) -> None:
-    """Has a nursery make the sandbox. Raises Fallback; nothing of it runs then."""
+    """Has a fork server make the sandbox. Raises Fallback; nothing of it runs then."""
     resources, spec = plan.resources, plan.spec
     if plan.mounts:
         raise Fallback("unsupported", "it has mounts of its own")
-    blueprint = nurseries.blueprint(resources, plan.image, spec)
+    blueprint = fork_servers.blueprint(resources, plan.image, spec)
 
-    def on_here(pid: int, process: NurseryProcess) -> None:
+    def on_here(pid: int, process: ForkedProcess) -> None:
         sandbox.process = process
         try:
             first = ProcessRecord.of(pid)
         except (FileNotFoundError, ProcessLookupError) as error:
-            raise NoBirth("failed", "the fork has ended before its record was written") from error
+            raise ForkFailed("failed", "the fork has ended before its record was written") from error
         if process.has_ended():  # and the id may be another process's
-            raise NoBirth("failed", "the fork has ended before its record was written")
+            raise ForkFailed("failed", "the fork has ended before its record was written")
         record = Record(
             sandbox_id=sandbox.sandbox_id,
             fingerprint=sandbox.fingerprint,
@@ -153,7 +153,7 @@ async def _fork(
             monitor=None,
             host_uid=sandbox.host_uid,
             cgroup=sandbox.cgroup,
-            nursery=process.nursery_id,
+            fork_server=process.fork_server_id,
         )
         write_record(sandbox.directory, record)
 
@@ -185,7 +185,7 @@ async def _fork(
                 ahead=ahead,
             )
 
-        await nurseries.make(blueprint, planned, on_here, ahead=ahead)
+        await fork_servers.make(blueprint, planned, on_here, ahead=ahead)
 
 
 def _forget_fork(sandbox: LocalSandbox, spec: SandboxSpec) -> None:

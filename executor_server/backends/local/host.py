@@ -23,7 +23,7 @@ from executor_server.backends.seccomp_program import UnsupportedArchitecture, fi
 from executor_server.backends.users import usable_uids
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.core.config import LocalImage
-from executor_server.guest.nursery.owner import has_rights
+from executor_server.guest.fork_server.owner import has_rights
 
 _TRIAL_TIMEOUT_S = 15.0
 # Packages without bytecode that a finding names; it counts all of them.

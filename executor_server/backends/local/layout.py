@@ -93,8 +93,8 @@ class Layout:
         """Arguments of bwrap for namespaces, environment and mounts; not the command."""
         return [*_namespaces(), *_variables(image, spec), *self._mounts(image, spec, mounts)]
 
-    def nursery_root(self, image: Image) -> list[Entry]:
-        """Returns the read-only part of what sandboxes of the image see, for a nursery; its sandboxes add their own."""
+    def fork_server_root(self, image: Image) -> list[Entry]:
+        """Returns the read-only files of the image's sandboxes, for a fork server; its sandboxes add their own."""
         return [*self._system(), *self._image(image)]
 
     def _mounts(self, image: Image, spec: SandboxSpec, mounts: Sequence[Mount]) -> Iterator[str]:

@@ -5,7 +5,7 @@ anything, so bubblewrap builds the file system and waits (--block-fd) before it 
 
 - As an ordinary user it makes the user namespace, and maps our own user to the sandbox's.
 - As root it must not do so: the program would run as the host's user 0, who owns /proc/sys even without any capability.
-  It runs in a user namespace that belongs to the sandbox's user (guest/nursery/owner.py), a host user that no other
+  It runs in a user namespace that belongs to the sandbox's user (guest/fork_server/owner.py), a host user that no other
   process has. There 0 stays the host's root, just to build the file system (the Python environment may lie in a
   directory that only root can enter). The command starts as 0 with the capabilities to change user
   and no others; the supervisor's first act is to drop to the sandbox's user for good, before it accepts any connection.
@@ -36,7 +36,7 @@ from executor_server.backends.local.descriptors import is_readable, kill, read_w
 from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.backends.local.stderr_file import open_stderr, read_stderr
 from executor_server.core import SandboxFailure
-from executor_server.guest.wire.nursery_messages import nursery_boot
+from executor_server.guest.wire.fork_server_messages import fork_server_boot
 
 _INFO_BYTES = 4096
 
@@ -193,7 +193,7 @@ def start_bwrap(
             before = []
             held += ["--unshare-user", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
         else:
-            boot = nursery_boot(str(guest), "owner")
+            boot = fork_server_boot(str(guest), "owner")
             before = [sys.executable, "-I", "-S", "-c", boot, str(host_uid), str(SANDBOX_ID)]
             held += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         command_line = [*before, str(bwrap), *held, *arguments, "--", *command]

@@ -69,10 +69,10 @@ class Record:
     sandbox_id: str
     fingerprint: str
     first: ProcessRecord
-    monitor: ProcessRecord | None  # bubblewrap, the parent of the first; None for a sandbox of a nursery
+    monitor: ProcessRecord | None  # bubblewrap, the parent of the first; None for a sandbox of a fork server
     host_uid: int | None
     cgroup: Cgroup | None
-    nursery: str = ""  # id of the nursery whose first process the sandbox ends with
+    fork_server: str = ""  # id of the fork server whose first process the sandbox ends with
 
 
 def write_record(directory: Path, record: Record) -> None:
@@ -84,7 +84,7 @@ def write_record(directory: Path, record: Record) -> None:
         "pid": record.first.pid,
         "start_time": record.first.start_time,
         **_values_of_monitor(record.monitor),
-        "nursery": record.nursery,
+        "fork_server": record.fork_server,
         "host_uid": record.host_uid,
         "cgroup_version": cgroup.version if cgroup else None,
         "cgroups": {name: str(path) for name, path in cgroup.directories.items()} if cgroup else {},
@@ -118,7 +118,7 @@ def _record_from(values: dict[str, Any]) -> Record:
         monitor=_process_from(values, "monitor_") if "monitor_pid" in values else None,
         host_uid=None if host_uid is None else _count(host_uid),
         cgroup=_cgroup_from(values),
-        nursery=_text(values["nursery"]) if values.get("nursery") else "",
+        fork_server=_text(values["fork_server"]) if values.get("fork_server") else "",
     )
 
 

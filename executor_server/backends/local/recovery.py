@@ -48,9 +48,9 @@ def still_serves(sandbox: LocalSandbox) -> bool:
         return False
 
 
-def nursery_of(sandbox: LocalSandbox) -> str:
-    """Returns the id of the nursery that a recovered sandbox lives in; empty without one."""
-    return sandbox.process.nursery_id if isinstance(sandbox.process, OrphanedProcess) else ""
+def fork_server_of(sandbox: LocalSandbox) -> str:
+    """Returns the id of the fork server that a recovered sandbox lives in; empty without one."""
+    return sandbox.process.fork_server_id if isinstance(sandbox.process, OrphanedProcess) else ""
 
 
 class OrphanedProcess:
@@ -59,7 +59,7 @@ class OrphanedProcess:
     def __init__(self, record: Record) -> None:
         self.init_pid = record.first.pid
         self._monitor_pid = None if record.monitor is None else record.monitor.pid
-        self.nursery_id = record.nursery
+        self.fork_server_id = record.fork_server
         self._init_pidfd = open_recorded(record.first)
         self._monitor_pidfd = None if record.monitor is None else open_recorded(record.monitor)
 

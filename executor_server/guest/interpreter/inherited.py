@@ -1,6 +1,6 @@
 """The state that an interpreter inherits of a process that has imported modules already.
 
-In a sandbox of a nursery that was its zygote, in every other one its supervisor, which has imported few.
+In a sandbox of a fork server that was its template process, in every other one its supervisor, which has imported few.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def renew_random_state() -> None:
     """Replaces what is random in modules that were imported already, the same in all forks of the process that did it.
 
     `random` does it by itself, `secrets` and `uuid4` ask the kernel. The rest is known by name, and a test compares
-    children of one zygote. The trap with process ids: `tempfile` and OpenSSL take a process for the one that seeded
-    them when it has the same id, and in pid namespaces of their own two interpreters do.
+    children of one template process. The trap with process ids: `tempfile` and OpenSSL take a process for the one that
+    seeded them when it has the same id, and in pid namespaces of their own two interpreters do.
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

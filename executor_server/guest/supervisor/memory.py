@@ -68,10 +68,10 @@ class MemoryWatch:
         """Returns whether the sandbox has more; False also as long as that takes more looks than one.
 
         Forks share their own memory with each other: the interpreter with its savepoints and with processes that a
-        program forks, and all of them with the zygote that the sandbox comes from. First they are added up as if
-        nothing were shared, which is fast and mostly enough to know; only above the limit each is charged with its part
-        of such pages. Shared memory is counted once, as far as that is cheap: the larger of the most that one process
-        shares and all that lies in files, since either may contain the other.
+        program forks, and all of them with the template process that the sandbox comes from. First they are added up as
+        if nothing were shared, which is fast and mostly enough to know; only above the limit each is charged with its
+        part of such pages. Shared memory is counted once, as far as that is cheap: the larger of the most that one
+        process shares and all that lies in files, since either may contain the other.
         """
         until, statuses = time.monotonic() + _TURN_TIME_S, dict(_statuses())
         if self._holding is None:

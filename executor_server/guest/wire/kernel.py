@@ -1,7 +1,7 @@
 """System calls that make a sandbox and that Python has no function for, with their errors as OSError.
 
 Only what makes sandboxes out of its own process uses them: the command that makes namespaces in a machine of the cloud,
-and the nursery. The guest of a sandbox that was made otherwise does not import ctypes (6 ms).
+and the fork server. The guest of a sandbox that was made otherwise does not import ctypes (6 ms).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gives up what a process may do: capabilities, what programs could gain, system calls.
 
-What makes sandboxes out of its own process uses it (guest/cloud/namespaces.py, guest/nursery), and the egress proxy. It
-imports ctypes (6 ms), so nothing that every sandbox starts imports it. The order of the steps matters; the callers
-explain theirs.
+What makes sandboxes out of its own process uses it (guest/cloud/namespaces.py, guest/fork_server), and the egress
+proxy. It imports ctypes (6 ms), so nothing that every sandbox starts imports it. The order of the steps matters; the
+callers explain theirs.
 """
 
 from __future__ import annotations

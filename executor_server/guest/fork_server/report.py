@@ -1,14 +1,14 @@
 """The report of a sandbox on its own walls before it may serve, read back from the kernel.
 
-The daemon decides (`backends/local/nursery/verification.py`). It is the last thing that trusted code does in a sandbox,
-after all walls are up: a step that did not do what it says would otherwise be found by an attacker.
+The daemon decides (`backends/local/fork_server/verification.py`). It is the last thing that trusted code does in a
+sandbox, after all walls are up: a step that did not do what it says would otherwise be found by an attacker.
 """
 
 from __future__ import annotations
 
 import os
 
-from ..wire.nursery_messages import NAMESPACES, STATUS_FIELDS
+from ..wire.fork_server_messages import NAMESPACES, STATUS_FIELDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,17 +1,17 @@
 """Checks a sandbox that is about to serve: every wall is up, or it never runs anything.
 
-The same is asked twice. The sandbox's own report (guest/nursery/report.py) finds our faults: a kernel that ignores a
-flag, a step that was moved, a descriptor that a library opened. It is worth what the process is worth that makes it,
+The same is asked twice. The sandbox's own report (guest/fork_server/report.py) finds our faults: a kernel that ignores
+a flag, a step that was moved, a descriptor that a library opened. It is worth what the process is worth that makes it,
 and that one has imported the image's libraries. So the daemon also reads from the kernel what the process is.
 
 It may read all of it. The process is non-dumpable, which closes its namespaces and descriptors to its own user; they
-are open to root, and to the ordinary user who made the nursery, because the owner of a user namespace has every right
-in it and below. A security module of the host can refuse these two all the same; there is only the report of them then.
-All that holds agent code, its filter, rights, users and mounts, is in files that every process may read.
+are open to root, and to the ordinary user who made the fork server, because the owner of a user namespace has every
+right in it and below. A security module of the host can refuse these two all the same; there is only the report of them
+then. All that holds agent code, its filter, rights, users and mounts, is in files that every process may read.
 
-No check makes a hostile library harmless: it has run in the zygote, with the nursery's rights, and may have left there
-any other process; a filter may be loaded and refuse nothing. The libraries are trusted code of every sandbox of their
-nursery.
+No check makes a hostile library harmless: it has run in the template process, with the fork server's rights, and may
+have left there any other process; a filter may be loaded and refuse nothing. The libraries are trusted code of every
+sandbox of their fork server.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from executor_server.backends.local.layout import SANDBOX_ID
-from executor_server.guest.wire.nursery_messages import CAPABILITIES, NAMESPACES, STATUS_FIELDS
+from executor_server.guest.wire.fork_server_messages import CAPABILITIES, NAMESPACES, STATUS_FIELDS
 
 if TYPE_CHECKING:
-    from executor_server.backends.local.nursery.births import SandboxPlan
+    from executor_server.backends.local.fork_server.fork import SandboxPlan
 
 _WALLS = {"NSpid": "1", "Threads": "1", "NoNewPrivs": "1", "Seccomp": "2"}
 _MAPS = ("uid_map", "gid_map")
@@ -36,26 +36,26 @@ _WRITABLE = sorted(["/dev/pts", "/dev/shm", "/proc", "/tmp", "/workspace", *(f"/
 _PROC_BYTES = 256 * 1024
 
 
-def fault_of(report: Mapping[str, object], plan: SandboxPlan, nursery: Mapping[str, int]) -> str:
-    """Returns what is wrong in a few words; empty when all is as it must be. `nursery` has its namespaces."""
-    outside = 0 if plan.host_uid is None else plan.host_uid  # as the nursery numbers it
-    return _fault(report, plan, nursery, ids=(SANDBOX_ID, SANDBOX_ID), outside=(outside, outside))
+def fault_of(report: Mapping[str, object], plan: SandboxPlan, fork_server: Mapping[str, int]) -> str:
+    """Returns what is wrong in a few words; empty when all is as it must be. `fork_server` has its namespaces."""
+    outside = 0 if plan.host_uid is None else plan.host_uid  # as the fork server numbers it
+    return _fault(report, plan, fork_server, ids=(SANDBOX_ID, SANDBOX_ID), outside=(outside, outside))
 
 
-def fault_of_process(pid: int, report: Mapping[str, object], plan: SandboxPlan, nursery: Mapping[str, int]) -> str:
+def fault_of_process(pid: int, report: Mapping[str, object], plan: SandboxPlan, fork_server: Mapping[str, int]) -> str:
     """Returns what is wrong with the process by the kernel's word, and by its report where that is all there is."""
     own = (os.geteuid(), os.getegid()) if plan.host_uid is None else (plan.host_uid, plan.host_uid)
     try:
         facts = {**report, **_observed(pid)}
     except (OSError, ValueError, KeyError) as error:
         return f"the kernel does not say what it is: {error}"
-    return _fault(facts, plan, nursery, ids=own, outside=own)
+    return _fault(facts, plan, fork_server, ids=own, outside=own)
 
 
 def _fault(
     facts: Mapping[str, object],
     plan: SandboxPlan,
-    nursery: Mapping[str, int],
+    fork_server: Mapping[str, int],
     *,
     ids: tuple[int, int],
     outside: tuple[int, int],
@@ -77,7 +77,7 @@ def _fault(
         if facts.get(name) != [[SANDBOX_ID, number, 1]]:
             return f"its {name} is {facts.get(name)!r}"
     for name, daemons in _daemon_namespaces().items():
-        if namespaces.get(name) in (None, nursery.get(name), daemons):
+        if namespaces.get(name) in (None, fork_server.get(name), daemons):
             return f"its namespace {name} is not its own"
     descriptors = facts.get("descriptors")
     if not isinstance(descriptors, list) or len(descriptors) != plan.kept_descriptors:

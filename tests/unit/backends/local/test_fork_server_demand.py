@@ -1,19 +1,19 @@
-"""A nursery is made for kinds of sandboxes that are wanted again and again, and for no daemon with one session."""
+"""A fork server is made for kinds of sandboxes that are wanted again and again, and for no daemon with one session."""
 
 from __future__ import annotations
 
-from executor_server.backends.local.nursery.demand import _AFTER_S, _MAX_KINDS, _WANTED, _WITHIN_S, Demand
+from executor_server.backends.local.fork_server.demand import _AFTER_S, _MAX_KINDS, _WANTED, _WITHIN_S, Demand
 
 
 def noted(demand: Demand[str], *times_s: float, kind: str = "kind") -> list[bool]:
     return [demand.note(kind, time_s) for time_s in times_s]
 
 
-def test_the_fourth_sandbox_is_worth_a_nursery_when_the_first_is_some_seconds_old() -> None:
+def test_the_fourth_sandbox_is_worth_a_fork_server_when_the_first_is_some_seconds_old() -> None:
     assert noted(Demand(), 0, 0, _AFTER_S, _AFTER_S, _AFTER_S) == [False, False, False, True, True]
 
 
-def test_a_daemon_that_lives_for_seconds_starts_no_nursery_whatever_it_makes() -> None:
+def test_a_daemon_that_lives_for_seconds_starts_no_fork_server_whatever_it_makes() -> None:
     assert not any(noted(Demand(), *[_AFTER_S / 100 * each for each in range(100)]))
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from executor_server.backends.local.nursery.births import SandboxPlan
-from executor_server.backends.local.nursery.forks import NoBirth
-from executor_server.backends.local.nursery.verification import fault_of
-from executor_server.guest.wire.nursery_messages import MAX_PLAN_FDS, PACKET_BYTES
+from executor_server.backends.local.fork_server.fork import SandboxPlan
+from executor_server.backends.local.fork_server.forked_process import ForkFailed
+from executor_server.backends.local.fork_server.verification import fault_of
+from executor_server.guest.wire.fork_server_messages import MAX_PLAN_FDS, PACKET_BYTES
 
 NAMES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-NURSERY = dict.fromkeys(NAMES, 1)
+FORK_SERVER = dict.fromkeys(NAMES, 1)
 
 
 def plan(host_uid: int | None = 2_000_000_005, **changed: Any) -> SandboxPlan:
@@ -57,8 +57,8 @@ def report(host_uid: int = 2_000_000_005) -> dict[str, Any]:
 
 
 def test_a_sandbox_as_it_must_be_has_no_fault() -> None:
-    assert fault_of(report(), plan(), NURSERY) == ""
-    assert fault_of(report(0), plan(None), NURSERY) == ""
+    assert fault_of(report(), plan(), FORK_SERVER) == ""
+    assert fault_of(report(0), plan(None), FORK_SERVER) == ""
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_sandbox_as_it_must_be_has_no_fault() -> None:
 def test_a_right_that_is_left_is_a_fault(field: str, value: str | None) -> None:
     said = report()
     said["status"][field] = value
-    assert field in fault_of(said, plan(), NURSERY) or "groups" in fault_of(said, plan(), NURSERY)
+    assert field in fault_of(said, plan(), FORK_SERVER) or "groups" in fault_of(said, plan(), FORK_SERVER)
 
 
 @pytest.mark.parametrize(
@@ -101,24 +101,24 @@ def test_a_right_that_is_left_is_a_fault(field: str, value: str | None) -> None:
     ],
 )
 def test_anything_else_that_differs_is_a_fault(field: str, value: object) -> None:
-    assert fault_of({**report(), field: value}, plan(), NURSERY) != ""
+    assert fault_of({**report(), field: value}, plan(), FORK_SERVER) != ""
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_namespace_that_is_not_its_own_is_a_fault(name: str) -> None:
     own = Path("/proc/self/ns", name).stat().st_ino
-    for inode in (NURSERY[name], own, None):
+    for inode in (FORK_SERVER[name], own, None):
         said = report()
         said["namespaces"][name] = inode
-        assert name in fault_of(said, plan(), NURSERY)
+        assert name in fault_of(said, plan(), FORK_SERVER)
 
 
 def test_an_empty_report_is_a_fault() -> None:
-    assert fault_of({}, plan(), NURSERY) != ""
+    assert fault_of({}, plan(), FORK_SERVER) != ""
 
 
 def test_a_plan_that_is_too_large_is_refused_before_it_is_sent() -> None:
-    with pytest.raises(NoBirth, match="bytes"):
+    with pytest.raises(ForkFailed, match="bytes"):
         plan(environment={"X": "x" * PACKET_BYTES}).packed(9)
-    with pytest.raises(NoBirth, match="descriptors"):
+    with pytest.raises(ForkFailed, match="descriptors"):
         plan(groups=range(MAX_PLAN_FDS)).packed(9)

@@ -1,4 +1,4 @@
-"""Sockets of packets to the processes of a nursery, with the sender's process id from the kernel."""
+"""Sockets of packets to the processes of a fork server, with the sender's process id from the kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from executor_server.backends.local.descriptors import wait_readable
-from executor_server.guest.wire.nursery_messages import PACKET_BYTES
+from executor_server.guest.wire.fork_server_messages import PACKET_BYTES
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)

@@ -1,7 +1,7 @@
-"""Records of nurseries in the state directory, by which a later daemon finds one that did not end with its own.
+"""Records of fork servers in the state directory, by which a later daemon finds one that did not end with its own.
 
-A nursery without sandboxes ends at once when its daemon dies. One that is stopped, or stuck in the kernel, does not;
-and one with sandboxes lives as long as they do.
+A fork server without sandboxes ends at once when its daemon dies. One that is stopped, or stuck in the kernel, does
+not; and one with sandboxes lives as long as they do.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from executor_server.backends.local.descriptors import is_readable, kill
 from executor_server.backends.local.records import ProcessRecord, open_recorded
 
-_DIRECTORY = "nurseries"
+_DIRECTORY = "fork_servers"
 _NAME = re.compile(r"([0-9a-f]{16})\.json")
 _RECORD_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class OrphanedNursery:
-    """The first process of a nursery that another daemon started."""
+class OrphanedForkServer:
+    """The first process of a fork server that another daemon started."""
 
-    nursery_id: str
+    fork_server_id: str
     pidfd: int
 
     def has_ended(self) -> bool:
@@ -37,24 +37,24 @@ class OrphanedNursery:
         os.close(self.pidfd)
 
 
-class NurseryRecords:
-    """A file for each nursery, made when its first process is known and removed when that has ended."""
+class ForkServerRecords:
+    """A file for each fork server, made when its first process is known and removed when that has ended."""
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / _DIRECTORY
 
-    def write(self, nursery_id: str, init: ProcessRecord) -> None:
+    def write(self, fork_server_id: str, init: ProcessRecord) -> None:
         """Raises OSError."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(self._path(nursery_id), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._path(fork_server_id), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
             json.dump(asdict(init), file)
 
-    def remove(self, nursery_id: str) -> None:
-        self._path(nursery_id).unlink(missing_ok=True)
+    def remove(self, fork_server_id: str) -> None:
+        self._path(fork_server_id).unlink(missing_ok=True)
 
-    def orphans(self) -> list[OrphanedNursery]:
-        """Returns the recorded nurseries that live, and removes the records of the others. Raises OSError."""
+    def orphans(self) -> list[OrphanedForkServer]:
+        """Returns the recorded fork servers that live, and removes the records of the others. Raises OSError."""
         try:
             names = os.listdir(self._directory)  # noqa: PTH208 - names only
         except FileNotFoundError:
@@ -68,17 +68,17 @@ class NurseryRecords:
             if pidfd is None:
                 self.remove(matched[1])
             else:
-                found.append(OrphanedNursery(matched[1], pidfd))
+                found.append(OrphanedForkServer(matched[1], pidfd))
         return found
 
-    def _open(self, nursery_id: str) -> int | None:
+    def _open(self, fork_server_id: str) -> int | None:
         try:
-            with self._path(nursery_id).open("rb") as file:
+            with self._path(fork_server_id).open("rb") as file:
                 values = json.loads(file.read(_RECORD_BYTES))
             recorded = ProcessRecord(int(values["pid"]), int(values["start_time"]), str(values["boot_id"]))
         except (FileNotFoundError, ValueError, TypeError, KeyError):
-            return None  # the daemon died while it wrote: the nursery had no sandbox yet
+            return None  # the daemon died while it wrote: the fork server had no sandbox yet
         return open_recorded(recorded)
 
-    def _path(self, nursery_id: str) -> Path:
-        return self._directory / f"{nursery_id}.json"
+    def _path(self, fork_server_id: str) -> Path:
+        return self._directory / f"{fork_server_id}.json"

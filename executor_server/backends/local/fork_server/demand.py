@@ -1,10 +1,10 @@
-"""Counts the sandboxes of each kind that are wanted, and says when a nursery is worth its cost.
+"""Counts the sandboxes of each kind that are wanted, and says when a fork server is worth its cost.
 
-A nursery with four libraries takes 0.8 s of processor time once, and 85 MiB while it is there. A sandbox that it makes
-takes 30 ms less of a processor, and where agent code imports the libraries, half a second and some 60 MiB less. So it
-is worth it from the second session on that lives beside it. It is not for a daemon with one session, of which the warm
-pool makes two sandboxes when it starts and a third when the session takes one: so the fourth counts. Nor is it for a
-daemon that lives for seconds, as a program's own one and most of those in tests do, whatever it makes meanwhile.
+A fork server with four libraries takes 0.8 s of processor time once, and 85 MiB while it is there. A sandbox that it
+makes takes 30 ms less of a processor, and where agent code imports the libraries, half a second and some 60 MiB less.
+So it is worth it from the second session on that lives beside it. It is not for a daemon with one session, of which the
+warm pool makes two sandboxes when it starts and a third when the session takes one: so the fourth counts. Nor is it for
+a daemon that lives for seconds, as a program's own one and most of those in tests do, whatever it makes meanwhile.
 
 This module reads no clock.
 """
@@ -37,7 +37,7 @@ class Demand(Generic[Kind]):
         self._counts: OrderedDict[Kind, _Count] = OrderedDict()  # the kind that was wanted longest ago first
 
     def note(self, kind: Kind, now_s: float) -> bool:
-        """Notes that a sandbox is wanted; true when this kind is worth a nursery."""
+        """Notes that a sandbox is wanted; true when this kind is worth a fork server."""
         count = self._counts.setdefault(kind, _Count(now_s))
         if now_s - count.since_s > _WITHIN_S:
             count = self._counts[kind] = _Count(now_s)

@@ -1,12 +1,13 @@
-"""The first process of a nursery: starts the zygote, reaps what has lost its parent, and ends last.
+"""The first process of a fork server: starts the template process, reaps what has lost its parent, and ends last.
 
-It is apart from the zygote because the kernel ends a pid namespace with its first process. A zygote that crashes, or
-that the daemon gives up, must not take the sandboxes that it made with it; they are this process's children then.
+It is apart from the template process because the kernel ends a pid namespace with its first process. A template process
+that crashes, or that the daemon gives up, must not take the sandboxes that it made with it; they are this process's
+children then.
 
-It needs no orphan time of its own. When the daemon dies, the pipe that it held open says so; the zygote is killed,
-since no other daemon can ask it, also when it hangs; and this process ends with the last sandbox, each of which ends
-after its own orphan time or is found by the next daemon. So a nursery without sandboxes ends with its daemon, at
-once.
+It needs no orphan time of its own. When the daemon dies, the pipe that it held open says so; the template process is
+killed, since no other daemon can ask it, also when it hangs; and this process ends with the last sandbox, each of which
+ends after its own orphan time or is found by the next daemon. So a fork server without sandboxes ends with its daemon,
+at once.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import select
 import sys
 
 from ..wire import privileges
+from ..wire.fork_server_messages import INIT, INIT_NAME
 from ..wire.lean import signal, socket
-from ..wire.nursery_messages import INIT, INIT_NAME
 
 # Seconds between two looks, for a signal that came just before the wait.
 _LOOK_S = 60.0
@@ -28,7 +29,7 @@ def main() -> None:
     if os.getpid() != 1:
         raise SystemExit("it only runs as the first process of a pid namespace")
     privileges.name_process(INIT_NAME)
-    # Nothing that a module does when the zygote imports it may reach this process, which has the same user.
+    # Nothing that a module does when the template process imports it may reach this process, which has the same user.
     privileges.hide_memory()
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
@@ -38,21 +39,21 @@ def main() -> None:
         os.set_inheritable(fd, False)
     with_daemon = socket.socket(fileno=requests)
     with_daemon.send(INIT)
-    zygote = os.fork()
-    if zygote == 0:
+    template = os.fork()
+    if template == 0:
         os.close(lifeline)
         try:
-            from .zygote import serve
+            from .template import serve
 
             serve(with_daemon, sys.argv[3:])
         finally:
             os._exit(1)
-    with_daemon.close()  # or the daemon would not see the zygote's end
-    _watch(zygote, lifeline)
+    with_daemon.close()  # or the daemon would not see the template process's end
+    _watch(template, lifeline)
     os._exit(0)
 
 
-def _watch(zygote: int, lifeline: int) -> None:
+def _watch(template: int, lifeline: int) -> None:
     """Returns when no process is left."""
     wakeup_read, wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -69,7 +70,7 @@ def _watch(zygote: int, lifeline: int) -> None:
             daemon_lives = False
             poll.unregister(lifeline)
             try:
-                os.kill(zygote, signal.SIGKILL)
+                os.kill(template, signal.SIGKILL)
             except ProcessLookupError:
                 pass  # it has ended, and was reaped; no other process has its id, as all are children of this one
 

@@ -1,12 +1,12 @@
-"""Makes one sandbox by a fork of a nursery's zygote, up to the moment at which its guest serves.
+"""Makes one sandbox by a fork of a fork server's template process, up to the moment at which its guest serves.
 
 The order, and the race that each step closes:
 
-1. The zygote gets one end of a new socket, and nothing else. The other end is ours alone, so only the
+1. The template process gets one end of a new socket, and nothing else. The other end is ours alone, so only the
    fork can answer. If it never comes, closing our end is enough: a fork that comes late reads the end and exits.
 2. `HERE` carries the process id from the kernel, and a handle (pidfd) is opened. The id belongs to another process if
-   the fork has ended meanwhile, and a process that is no child of the zygote gets no handle: nothing else is ever
-   killed here. A later packet with the same id, which only the living fork can send, then confirms it.
+   the fork has ended meanwhile, and a process that is no child of the template process gets no handle: nothing else is
+   ever killed here. A later packet with the same id, which only the living fork can send, then confirms it.
 3. Only then the plan goes to the fork. Sent earlier it would lie in the socket for a fork that comes late: a listener
    and a configuration, without a daemon that watches.
 4. The record is written while the fork builds its walls, and before it serves: so a later daemon finds each sandbox
@@ -27,12 +27,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from executor_server.backends.local.fork_server.fork_server import ForkServer
+from executor_server.backends.local.fork_server.forked_process import ForkedProcess, ForkFailed, ask_fork, next_packet
+from executor_server.backends.local.fork_server.packets import now, send_with
+from executor_server.backends.local.fork_server.verification import fault_of, fault_of_process
 from executor_server.backends.local.layout import SANDBOX_ID
-from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess, ask_fork, next_packet
-from executor_server.backends.local.nursery.nursery import Nursery
-from executor_server.backends.local.nursery.packets import now, send_with
-from executor_server.backends.local.nursery.verification import fault_of, fault_of_process
-from executor_server.guest.wire.nursery_messages import MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
+from executor_server.guest.wire.fork_server_messages import MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
 
 # Seconds for a killed fork to end.
 _END_TIME_S = 5.0
@@ -73,7 +73,7 @@ class SandboxPlan:
         }
         packet, fds = json.dumps(plan).encode(), [*named.values(), *self.groups]
         if len(packet) > PACKET_BYTES or len(fds) > MAX_PLAN_FDS:
-            raise NoBirth("unsupported", f"a plan of {len(packet)} bytes and {len(fds)} descriptors")
+            raise ForkFailed("unsupported", f"a plan of {len(packet)} bytes and {len(fds)} descriptors")
         return packet, fds
 
     @property
@@ -82,27 +82,31 @@ class SandboxPlan:
         return 5 + (self.cpu_counter is not None)
 
 
-async def bear(nursery: Nursery, plan: SandboxPlan, on_here: Callable[[int, NurseryProcess], None]) -> NurseryProcess:
+async def fork(
+    fork_server: ForkServer, plan: SandboxPlan, on_here: Callable[[int, ForkedProcess], None]
+) -> ForkedProcess:
     """Makes a sandbox. `on_here` gets its first process, before that runs anything of the sandbox.
 
-    Raises NoBirth, and what `on_here` raises; nothing of the sandbox is left then.
+    Raises ForkFailed, and what `on_here` raises; nothing of the sandbox is left then.
     """
-    process, ours = await ask_fork(nursery)
+    process, ours = await ask_fork(fork_server)
     pid = process.init_pid
     try:
         try:
             send_with(ours, *plan.packed(process.stderr))
         except OSError as error:
-            raise NoBirth("failed", f"the fork can't be sent its plan: {error}") from error
+            raise ForkFailed("failed", f"the fork can't be sent its plan: {error}") from error
         on_here(pid, process)
         report = await _report(ours, pid)
-        fault = fault_of(report, plan, nursery.namespaces) or fault_of_process(pid, report, plan, nursery.namespaces)
+        fault = fault_of(report, plan, fork_server.namespaces) or fault_of_process(
+            pid, report, plan, fork_server.namespaces
+        )
         if fault:
-            raise NoBirth("unverified", f"the sandbox is not as it must be: {fault}")
+            raise ForkFailed("unverified", f"the sandbox is not as it must be: {fault}")
         try:
             ours.send(SERVE)
         except OSError as error:
-            raise NoBirth("failed", f"the fork has ended: {error}") from error
+            raise ForkFailed("failed", f"the fork has ended: {error}") from error
         await _serving(ours, pid)
     except BaseException:
         ours.close()
@@ -120,20 +124,20 @@ async def _report(ours: socket.socket, pid: int) -> dict[str, object]:
     try:
         report = json.loads(data)
     except ValueError as error:
-        raise NoBirth("failed", f"the fork says {data[:80]!r}") from error
+        raise ForkFailed("failed", f"the fork says {data[:80]!r}") from error
     if not isinstance(report, dict):
-        raise NoBirth("failed", f"the fork says {data[:80]!r}")
+        raise ForkFailed("failed", f"the fork says {data[:80]!r}")
     return report
 
 
 async def _serving(ours: socket.socket, pid: int) -> None:
     data = await _said(ours, pid)
     if data != SERVING:
-        raise NoBirth("failed", f"the fork says {data[:80]!r}")
+        raise ForkFailed("failed", f"the fork says {data[:80]!r}")
 
 
 async def _said(ours: socket.socket, pid: int) -> bytes:
     data, sender = await next_packet(ours)
     if sender != pid:
-        raise NoBirth("failed", "another process than the fork answers")
+        raise ForkFailed("failed", "another process than the fork answers")
     return data

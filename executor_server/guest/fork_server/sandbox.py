@@ -1,7 +1,7 @@
-"""Turns a fork of the zygote into a sandbox, and has that checked before it serves.
+"""Turns a fork of the template process into a sandbox, and has that checked before it serves.
 
-Theory of operation. The process is the first one of a new pid namespace, and otherwise still the zygote: its files, its
-user, its rights. It takes itself apart, one step at a time, in the order of `_STEPS`. As in
+Theory of operation. The process is the first one of a new pid namespace, and otherwise still the template process: its
+files, its user, its rights. It takes itself apart, one step at a time, in the order of `_STEPS`. As in
 `cloud/namespaces.py` the order is the argument: each step needs a right that a later one takes away, or hides what a
 later one opens. No step is optional, and the first that fails ends the process, and with it everything in the sandbox.
 
@@ -24,9 +24,9 @@ import sys
 from struct import pack
 
 from ..wire import kernel, privileges, rlimits
+from ..wire.fork_server_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
 from ..wire.kernel import MS_BIND, MS_MOVE, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT
 from ..wire.lean import dumps, loads, passed_descriptors, signal, socket
-from ..wire.nursery_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
 from .report import report
 
 TYPE_CHECKING = False
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _HOSTNAME = "sandbox"
 _DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=64"
-# Of inotify, which the kernel counts for the owner of the nursery's namespaces, too; no namespaces below this one.
+# Of inotify, which the kernel counts for the owner of the fork server's namespaces, too; no namespaces below this one.
 _OWN_MAXIMA = (("max_inotify_instances", b"16"), ("max_inotify_watches", b"8192"), ("max_user_namespaces", b"0"))
-# An empty directory of the nursery's root, on which the sandbox's own is mounted later.
+# An empty directory of the fork server's root, on which the sandbox's own is mounted later.
 _EMPTY = "/workspace"
 _READ_ONLY_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus")
 _REASON_BYTES = 2000
@@ -49,7 +49,7 @@ _REASON_BYTES = 2000
 def become(control: int) -> None:
     """Becomes a sandbox whose plan comes over `control`, and serves. Does not return.
 
-    `os._exit` in any case: an exception that unwound into the zygote's code would serve its requests twice.
+    `os._exit` in any case: an exception that unwound into the template process's code would serve its requests twice.
     """
     try:
         with_daemon = socket.socket(fileno=_only_descriptor(control))
@@ -81,10 +81,10 @@ def become(control: int) -> None:
 
 
 def _only_descriptor(control: int) -> int:
-    """Leaves the zygote's session, signals and descriptors; returns the socket's new number, 3.
+    """Leaves the template process's session, signals and descriptors; returns the socket's new number, 3.
 
-    First of all, before anything can fail or be read: the zygote's socket would let this process ask for other forks,
-    and its handle of the pid namespace would lead out of this one.
+    First of all, before anything can fail or be read: the template process's socket would let this process ask for
+    other forks, and its handle of the pid namespace would lead out of this one.
     """
     signal.set_wakeup_fd(-1)
     os.setsid()
@@ -148,7 +148,7 @@ def _take_streams(child: _Child) -> None:
 
 
 def _make_namespaces(_child: _Child) -> None:
-    """Enters new namespaces. Before anything is mounted or configured: earlier, that would change the nursery's."""
+    """Enters new namespaces. Before anything is mounted or configured: earlier, that would change the fork server's."""
     kernel.unshare(kernel.SANDBOX_NAMESPACES & ~kernel.CLONE_NEWCGROUP)
 
 
@@ -163,11 +163,11 @@ def _bring_up(_child: _Child) -> None:
 
 
 def _mount_proc(child: _Child) -> None:
-    """Mounts what shows the sandbox's own processes and terminals over the nursery's files, which are read-only.
+    """Mounts what shows the sandbox's own processes and terminals over the fork server's files, which are read-only.
 
-    By the first process of the pid namespace: /proc shows the namespace of its mounter. The nursery's /proc is removed,
-    and not covered: what is covered can be uncovered. The new one is made elsewhere first, since the kernel mounts a
-    /proc only where it sees another one in full. As the nursery's user 0, so before `_become_user`.
+    By the first process of the pid namespace: /proc shows the namespace of its mounter. The fork server's /proc is
+    removed, and not covered: what is covered can be uncovered. The new one is made elsewhere first, since the kernel
+    mounts a /proc only where it sees another one in full. As the fork server's user 0, so before `_become_user`.
     """
     kernel.mount("proc", _EMPTY, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     child.settings = os.open(f"{_EMPTY}/sys", os.O_PATH | os.O_CLOEXEC)
@@ -183,13 +183,13 @@ def _mount_proc(child: _Child) -> None:
 
 
 def _mount_files(child: _Child) -> None:
-    """Mounts the sandbox's own files, in their sizes; as the nursery's user 0, so before `_become_user`."""
+    """Mounts the sandbox's own files, in their sizes; as the fork server's user 0, so before `_become_user`."""
     sizes, host_uid = child.plan["sizes"], child.plan["host_uid"]
     for place, size in (("/workspace", sizes["disk"]), ("/dev/shm", sizes["shm"])):
-        # The workspace is its user's. None: the nursery's user 0 is the sandbox's user.
+        # The workspace is its user's. None: the fork server's user 0 is the sandbox's user.
         _mount_memory(place, size, sizes["files"], owner=(host_uid or 0) if place == "/workspace" else 0)
-    # In place of the nursery's own, of which only directories of the image are kept: the zygote has read what its
-    # modules wrote there.
+    # In place of the fork server's own, of which only directories of the image are kept: the template process has read
+    # what its modules wrote there.
     kept = [(str(place), kernel.copy_mounts(place)) for place in child.plan["below_tmp"]]
     kernel.unmount("/tmp")
     _mount_memory("/tmp", sizes["disk"], sizes["files"])
@@ -207,13 +207,13 @@ def _mount_memory(place: str, size_bytes: int, files: int, owner: int = 0) -> No
 def _become_user(child: _Child) -> None:
     """Becomes the sandbox's user on the host, then the one user of a user namespace of its own, for good.
 
-    1. The host's user first, while the nursery's user 0 may choose it: groups, then the group, then the user, real,
+    1. The host's user first, while the fork server's user 0 may choose it: groups, then the group, then the user, real,
        effective and saved, so that there is no path back. Under an ordinary user's daemon there is one user only.
     2. The namespace is made as that user, who owns it, and so has every right in it from the one above: earlier, that
-       were the nursery's user 0. Its map has one line, so there is no other user to become. The process's files in
+       were the fork server's user 0. Its map has one line, so there is no other user to become. The process's files in
        /proc must be its own for the map to be written, and are root's after a change of user: hence `show_memory`,
        while no process is there that could look.
-    3. All other namespaces stay the nursery's: even with every right in its own, the sandbox could not mount, or
+    3. All other namespaces stay the fork server's: even with every right in its own, the sandbox could not mount, or
        configure its network.
     4. The bounding set, then all sets: the first takes a right of the second.
     """
@@ -249,10 +249,10 @@ def _become_user(child: _Child) -> None:
 def _close_own_files() -> None:
     """Makes this process's files in /proc read-only, for an ordinary user's daemon.
 
-    They belong to the user 0 of the namespace in which the program was executed, the nursery's, which is the same user
-    of the host as agent code here: that could make the supervisor the first that the kernel kills for memory. Reading
-    what is secret in them takes the right to trace, which nothing inside has. Before the rights over mounts go; the
-    map of users is written through a descriptor that was opened before.
+    They belong to the user 0 of the namespace in which the program was executed, the fork server's, which is the same
+    user of the host as agent code here: that could make the supervisor the first that the kernel kills for memory.
+    Reading what is secret in them takes the right to trace, which nothing inside has. Before the rights over mounts go;
+    the map of users is written through a descriptor that was opened before.
     """
     kernel.mount("/proc/1", "/proc/1", flags=MS_BIND)
     kernel.mount("none", "/proc/1", flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -279,13 +279,13 @@ def _filter_system_calls(child: _Child) -> None:
 
 
 def _settle(child: _Child) -> None:
-    """Makes of the zygote's process one of the session: its name, its variables, its place."""
+    """Makes of the fork one of the session: its name, its variables, its place."""
     privileges.name_process(os.path.basename(sys.executable))
     wanted = {str(name): str(value) for name, value in child.plan["environment"].items()}
     for name in set(os.environ) - set(wanted):
         del os.environ[name]
     for name, value in wanted.items():
-        if os.environ.get(name) != value:  # most are the zygote's, and writing them would copy their pages
+        if os.environ.get(name) != value:  # most are the template process's, and writing them would copy their pages
             os.environ[name] = value
     os.chdir("/workspace")
 

@@ -1,4 +1,4 @@
-"""The zygote: a process that has imported what interpreters need, and forks sandboxes.
+"""The template process: a process that has imported what interpreters need, and forks sandboxes.
 
 It serves the daemon's requests one after the other. A request is a number and one descriptor, the forked process's own
 socket to the daemon. This process never reads from that socket, so what goes over it, the session's configuration with
@@ -22,8 +22,8 @@ import os
 import select
 
 from ..wire import kernel, native_threads, privileges
+from ..wire.fork_server_messages import FAILED, READY, REFUSED, TEMPLATE_NAME
 from ..wire.lean import dumps, passed_descriptors, signal, socket
-from ..wire.nursery_messages import FAILED, READY, REFUSED, ZYGOTE_NAME
 from . import sandbox
 from .memory import take_arenas, use_huge_pages
 from .modules import import_modules
@@ -41,7 +41,7 @@ _ARENAS, _ARENAS_WITHOUT = 44, 10
 
 def serve(requests: socket.socket, modules: list[str]) -> None:
     """Imports the modules, then serves until the daemon closes the socket. Does not return."""
-    privileges.name_process(ZYGOTE_NAME)
+    privileges.name_process(TEMPLATE_NAME)
     try:
         arenas = take_arenas(_ARENAS if modules else _ARENAS_WITHOUT)
         _load()  # before the modules, so that what each child uses lies together
@@ -59,7 +59,7 @@ def serve(requests: socket.socket, modules: list[str]) -> None:
         requests.send(READY + dumps({"modules": imported, "namespaces": namespaces()}))
     except OSError:
         os._exit(1)  # the daemon has gone
-    Zygote(requests).serve()
+    TemplateProcess(requests).serve()
     os._exit(0)
 
 
@@ -90,7 +90,7 @@ def _unfit() -> str:
     return f"imported modules have memory ({shared} maps) that all forks could write to" if shared else ""
 
 
-class Zygote:
+class TemplateProcess:
     """Forks on request, and reports how its children ended."""
 
     def __init__(self, requests: socket.socket) -> None:

@@ -1,12 +1,12 @@
-"""The nurseries of one daemon: which sandboxes they can make, and when one is started, replaced and dropped.
+"""The fork servers of one daemon: which sandboxes they can make, and when one is started, replaced and dropped.
 
-A sandbox that no nursery makes is made by bubblewrap, each time, and the reason is counted. Most reasons pass: too few
-were wanted yet (demand.py), or there is no nursery yet (it takes a second, and no session waits for it), or one has
-just failed.
+A sandbox that no fork server makes is made by bubblewrap, each time, and the reason is counted. Most reasons pass: too
+few were wanted yet (demand.py), or there is no fork server yet (it takes a second, and no session waits for it), or one
+has just failed.
 
-A nursery is replaced after some sandboxes and some time. All its children have the same layout of memory and the same
-seed of string hashes, so what one of them reveals helps against its siblings; the replacement bounds how many there
-are. The successor is started first, and the predecessor serves until it is ready.
+A fork server is replaced after some sandboxes and some time. All its children have the same layout of memory and the
+same seed of string hashes, so what one of them reveals helps against its siblings; the replacement bounds how many
+there are. The successor is started first, and the predecessor serves until it is ready.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pathlib import Path
 import structlog
 
 from executor_server.backends.local.descriptors import wait_readable
+from executor_server.backends.local.fork_server.demand import Demand
+from executor_server.backends.local.fork_server.fork import SandboxPlan, fork
+from executor_server.backends.local.fork_server.fork_server import Blueprint, ForkServer, start_fork_server
+from executor_server.backends.local.fork_server.forked_process import ForkedProcess, ForkFailed
+from executor_server.backends.local.fork_server.packets import now
+from executor_server.backends.local.fork_server.records import ForkServerRecords, OrphanedForkServer
+from executor_server.backends.local.fork_server.stock import Make
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import Layout, environment_of
-from executor_server.backends.local.nursery.births import SandboxPlan, bear
-from executor_server.backends.local.nursery.demand import Demand
-from executor_server.backends.local.nursery.forks import NoBirth, NurseryProcess
-from executor_server.backends.local.nursery.nursery import Blueprint, Nursery, start_nursery
-from executor_server.backends.local.nursery.packets import now
-from executor_server.backends.local.nursery.records import NurseryRecords, OrphanedNursery
-from executor_server.backends.local.nursery.stock import Make
 from executor_server.backends.local.records import ProcessRecord
 from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.sandbox import LocalSandbox
@@ -40,28 +40,30 @@ from executor_server.backends.teardown import failures_of
 from executor_server.core import SandboxFailure, SandboxSpec
 
 MODULES = ("numpy", "pandas", "PIL.Image", "matplotlib.pyplot", "seaborn")
-"""Modules that a zygote imports, where the image has them: those that agents use most, known to be fit for a fork. The
-others of the data stack keep threads (polars), or take less time to import than a step does (scikit-learn, plotly)."""
+"""Modules that a template process imports, where the image has them: those that agents use most, known to be fit for a
+fork. The others of the data stack keep threads (polars), or take less time to import than a step does (scikit-learn,
+plotly)."""
 
-# Bytes of a sandbox's memory below which its nursery imports no modules: they would take too large a part of it.
+# Bytes of a sandbox's memory below which its fork server imports no modules: they would take too large a part of it.
 _MODULES_FROM_BYTES = 1024 * 1024 * 1024
-# Seconds until a nursery must be ready; the imports of a loaded machine take some.
+# Seconds until a fork server must be ready; the imports of a loaded machine take some.
 _START_TIME_S = 60.0
 _NOT_IN_TIME = "it was not ready in time"
-# Sandboxes of one nursery, and seconds of its life, before it is replaced.
+# Sandboxes of one fork server, and seconds of its life, before it is replaced.
 _MAX_REQUESTS = 500
 _MAX_AGE_S = 1800.0
 # Seconds without a request after which it is dropped: it holds the memory of its modules.
 _IDLE_S = 600.0
-# Nurseries that serve or are being made, at one time. One that was not used for some seconds makes room for another;
+# Fork servers that serve or are being made, at one time. One that was not used for some seconds makes room for another;
 # if there is none, the other has to wait: kinds that take each other's place in turn would never fork a sandbox.
-_MAX_NURSERIES = 4
+_MAX_FORK_SERVERS = 4
 _UNUSED_S = 20.0
-# Seconds after a nursery failed until the next of the same kind is started; doubled with each failure.
+# Seconds after a fork server failed until the next of the same kind is started; doubled with each failure.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 _END_TIME_S = 10.0
 _ID_BYTES = 8
-# Kinds that are remembered, since looking at the paths of an image takes longer than all else of choosing a nursery.
+# Kinds that are remembered, since looking at the paths of an image takes longer than all else of choosing a fork
+# server.
 _BLUEPRINTS_KNOWN = 16
 # A sandbox mounts its own file systems here, which would hide what lies below; directories below /tmp are kept.
 _REPLACED = tuple(Path(name) for name in ("/dev", "/proc", "/workspace"))
@@ -79,7 +81,7 @@ def below_tmp(image: Image) -> list[str]:
 
 
 class Fallback(Exception):
-    """No nursery makes this sandbox: bubblewrap is to make it. `reason` is a word for the metric."""
+    """No fork server makes this sandbox: bubblewrap is to make it. `reason` is a word for the metric."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -97,23 +99,23 @@ class ForkServerStats:
 
 @dataclass
 class _Pause:
-    """A kind whose nursery has failed."""
+    """A kind whose fork server has failed."""
 
     until: float
     seconds: float
 
 
-class Nurseries:
+class ForkServers:
     """Owns them from `start` to `close`."""
 
     def __init__(self, state_dir: Path, users: tuple[int, int, int] | None) -> None:
-        """`users`: the first host user of nurseries, the first of sandboxes and their number; None: the daemon's."""
-        self._records = NurseryRecords(state_dir)
+        """`users`: the first host user of fork servers, the first of sandboxes and their number; None: the daemon's."""
+        self._records = ForkServerRecords(state_dir)
         self._users = users
-        self._serving: dict[Blueprint, Nursery] = {}
-        self._successors: dict[Blueprint, Nursery] = {}
-        self._retired: list[Nursery] = []
-        self._orphans: list[OrphanedNursery] = []
+        self._serving: dict[Blueprint, ForkServer] = {}
+        self._successors: dict[Blueprint, ForkServer] = {}
+        self._retired: list[ForkServer] = []
+        self._orphans: list[OrphanedForkServer] = []
         self._pauses: dict[Blueprint, _Pause] = {}
         self._demand = Demand[Blueprint]()
         self._kept: set[Blueprint] = set()  # those that the daemon wants for its pool, however few are asked for
@@ -125,23 +127,23 @@ class Nurseries:
         self,
         blueprint: Blueprint,
         plan: Callable[[tuple[str, ...]], SandboxPlan],
-        on_here: Callable[[int, NurseryProcess], None],
+        on_here: Callable[[int, ForkedProcess], None],
         *,
         ahead: bool,
-    ) -> NurseryProcess:
+    ) -> ForkedProcess:
         """Makes a sandbox of a plan, which gets the modules that are imported already. Raises Fallback.
 
-        Nothing of the sandbox is left then. One that no session wants yet is no reason for a nursery.
+        Nothing of the sandbox is left then. One that no session wants yet is no reason for a fork server.
         """
         wanted = not ahead and (self._demand.note(blueprint, now()) or blueprint in self._kept)
         if not wanted and blueprint not in self._serving:
             raise Fallback("rare", "too few sandboxes of this kind are wanted")
-        nursery = self._nursery(blueprint)
+        fork_server = self._fork_server(blueprint)
         try:
-            process = await bear(nursery, plan(nursery.imported), on_here)
-        except NoBirth as problem:
+            process = await fork(fork_server, plan(fork_server.imported), on_here)
+        except ForkFailed as problem:
             if problem.reason == "silent":
-                self._give_up(nursery, str(problem))
+                self._give_up(fork_server, str(problem))
             raise Fallback(problem.reason, str(problem)) from problem
         self.stats.made += not ahead
         return process
@@ -150,35 +152,35 @@ class Nurseries:
         """Returns a sandbox that was made ahead; it is the caller's then."""
         if blueprint in self._successors:
             self._tidy()
-        nursery = self._serving.get(blueprint)
-        sandbox = nursery.stock.take(shape) if nursery is not None else None
-        if nursery is not None and sandbox is not None:
+        fork_server = self._serving.get(blueprint)
+        sandbox = fork_server.stock.take(shape) if fork_server is not None else None
+        if fork_server is not None and sandbox is not None:
             self._demand.note(blueprint, now())
-            nursery.used_at = now()
+            fork_server.used_at = now()
             self.stats.made += 1
             self.stats.ahead += 1
         return sandbox
 
     def fill(self, blueprint: Blueprint, shape: str, make: Make) -> None:
-        """Has others made ahead, since a session got one, where a nursery makes such sandboxes."""
-        nursery = self._serving.get(blueprint)
-        if nursery is not None and nursery.serves:
-            nursery.stock.fill(shape, make)
+        """Has others made ahead, since a session got one, where a fork server makes such sandboxes."""
+        fork_server = self._serving.get(blueprint)
+        if fork_server is not None and fork_server.serves:
+            fork_server.stock.fill(shape, make)
 
     def empty_stocks(self) -> None:
         """Ends what waits for sessions, since something is scarce."""
-        for nursery in self._serving.values():
-            nursery.stock.empty()
+        for fork_server in self._serving.values():
+            fork_server.stock.empty()
 
     async def drop_stocks(self) -> None:
         """Ends what waits for sessions, and makes no more."""
-        nurseries = [*self._serving.values(), *self._successors.values(), *self._retired]
-        for nursery in nurseries:
-            nursery.stock.drop()
-        await asyncio.gather(*(nursery.stock.ended() for nursery in nurseries))
+        fork_servers = [*self._serving.values(), *self._successors.values(), *self._retired]
+        for fork_server in fork_servers:
+            fork_server.stock.drop()
+        await asyncio.gather(*(fork_server.stock.ended() for fork_server in fork_servers))
 
     def blueprint(self, resources: Resources, image: Image, spec: SandboxSpec) -> Blueprint:
-        """Returns the kind of nursery that makes such sandboxes. Raises Fallback."""
+        """Returns the kind of fork server that makes such sandboxes. Raises Fallback."""
         # With a network, a program may install another version of a module, and expects to import that. A library reads
         # the number of its threads when it is imported, so who may have few processes gets none that is imported.
         with_modules = (
@@ -203,60 +205,60 @@ class Nurseries:
             _log.debug("fork_server_not_used", reason=reason, detail=str(fallback))
         self.stats.fallbacks[reason] += 1
 
-    def _nursery(self, blueprint: Blueprint) -> Nursery:
+    def _fork_server(self, blueprint: Blueprint) -> ForkServer:
         self._tidy()
-        nursery = self._serving.get(blueprint)
-        if nursery is None:
+        fork_server = self._serving.get(blueprint)
+        if fork_server is None:
             self._start(blueprint, self._serving)
-            raise Fallback("starting", "the nursery is being made")
-        if not nursery.is_ready:
-            if now() - nursery.started_at >= _START_TIME_S:
-                nursery.retire(_NOT_IN_TIME)
+            raise Fallback("starting", "the fork server is being made")
+        if not fork_server.is_ready:
+            if now() - fork_server.started_at >= _START_TIME_S:
+                fork_server.retire(_NOT_IN_TIME)
                 self._tidy()
-            raise Fallback("starting", "the nursery is being made")
-        worn = nursery.requests >= _MAX_REQUESTS or now() - nursery.started_at >= _MAX_AGE_S
+            raise Fallback("starting", "the fork server is being made")
+        worn = fork_server.requests >= _MAX_REQUESTS or now() - fork_server.started_at >= _MAX_AGE_S
         if worn and blueprint not in self._successors:
             with contextlib.suppress(Fallback):
                 self._start(blueprint, self._successors)
-        if nursery.requests >= 2 * _MAX_REQUESTS:
-            nursery.retire("it has made twice its share of sandboxes")
+        if fork_server.requests >= 2 * _MAX_REQUESTS:
+            fork_server.retire("it has made twice its share of sandboxes")
             self._tidy()
-            raise Fallback("starting", "the nursery's successor is being made")
-        return nursery
+            raise Fallback("starting", "the fork server's successor is being made")
+        return fork_server
 
-    def _start(self, blueprint: Blueprint, where: dict[Blueprint, Nursery]) -> None:
+    def _start(self, blueprint: Blueprint, where: dict[Blueprint, ForkServer]) -> None:
         pause = self._pauses.get(blueprint)
         if pause is not None and now() < pause.until:
-            raise Fallback("failing", "the last nursery of this kind has failed")
-        while len(self._serving) + len(self._successors) >= _MAX_NURSERIES:
+            raise Fallback("failing", "the last fork server of this kind has failed")
+        while len(self._serving) + len(self._successors) >= _MAX_FORK_SERVERS:
             self._make_room()
         try:
-            where[blueprint] = start_nursery(blueprint, secrets.token_hex(_ID_BYTES), self._note_init)
+            where[blueprint] = start_fork_server(blueprint, secrets.token_hex(_ID_BYTES), self._note_init)
         except OSError as error:
             self._note_failure(blueprint)
-            raise Fallback("failed", f"no nursery can be started: {error}") from error
+            raise Fallback("failed", f"no fork server can be started: {error}") from error
 
     def _make_room(self) -> None:
-        """Drops the nursery that was used longest ago. Raises Fallback when all are in use, or still being made."""
+        """Drops the fork server that was used longest ago. Raises Fallback when all are in use, or still being made."""
         unused = [
             each
             for each in (*self._serving.values(), *self._successors.values())
             if now() - each.used_at >= (_UNUSED_S if each.is_ready else _START_TIME_S)
         ]
         if not unused:
-            raise Fallback("starting", f"{_MAX_NURSERIES} nurseries of other kinds are in use")
+            raise Fallback("starting", f"{_MAX_FORK_SERVERS} fork servers of other kinds are in use")
         oldest = min(unused, key=lambda each: each.used_at)
         oldest.retire("others are used more" if oldest.is_ready else _NOT_IN_TIME)
         self._tidy()
 
-    def _note_init(self, nursery: Nursery, init: ProcessRecord) -> None:
-        self._records.write(nursery.nursery_id, init)
+    def _note_init(self, fork_server: ForkServer, init: ProcessRecord) -> None:
+        self._records.write(fork_server.fork_server_id, init)
 
     # -- their ends
 
-    def _give_up(self, nursery: Nursery, reason: str) -> None:
-        nursery.retire(reason)
-        self._note_failure(nursery.blueprint)
+    def _give_up(self, fork_server: ForkServer, reason: str) -> None:
+        fork_server.retire(reason)
+        self._note_failure(fork_server.blueprint)
         self._tidy()
 
     def _note_failure(self, blueprint: Blueprint) -> None:
@@ -277,42 +279,46 @@ class Nurseries:
                 if predecessor is not None:
                     predecessor.retire("its successor is ready")
                     self._retired.append(predecessor)
-        for blueprint, nursery in list(self._serving.items()):
-            if nursery.ended_because:
+        for blueprint, fork_server in list(self._serving.items()):
+            if fork_server.ended_because:
                 del self._serving[blueprint]
-                self._put_away(nursery)
-            elif nursery.requests and nursery.is_ready:
+                self._put_away(fork_server)
+            elif fork_server.requests and fork_server.is_ready:
                 self._pauses.pop(blueprint, None)
-        for nursery in [each for each in self._retired if each.has_ended()]:
-            self._retired.remove(nursery)
-            nursery.release()
-            self._records.remove(nursery.nursery_id)
+        for fork_server in [each for each in self._retired if each.has_ended()]:
+            self._retired.remove(fork_server)
+            fork_server.release()
+            self._records.remove(fork_server.fork_server_id)
 
-    def _put_away(self, nursery: Nursery) -> None:
-        if not nursery.is_ready:
-            self._note_failure(nursery.blueprint)
-        self._retired.append(nursery)
+    def _put_away(self, fork_server: ForkServer) -> None:
+        if not fork_server.is_ready:
+            self._note_failure(fork_server.blueprint)
+        self._retired.append(fork_server)
 
     def sweep(self) -> None:
-        """Drops nurseries that are not used any more, and the records of those that have ended."""
-        for nursery in (*self._serving.values(), *self._successors.values()):
-            if nursery.is_ready and now() - nursery.used_at >= _IDLE_S and nursery.blueprint not in self._kept:
-                nursery.retire("it is not used")
-            elif not nursery.is_ready and now() - nursery.started_at >= _START_TIME_S:
-                nursery.retire(_NOT_IN_TIME)
+        """Drops fork servers that are not used any more, and the records of those that have ended."""
+        for fork_server in (*self._serving.values(), *self._successors.values()):
+            if (
+                fork_server.is_ready
+                and now() - fork_server.used_at >= _IDLE_S
+                and fork_server.blueprint not in self._kept
+            ):
+                fork_server.retire("it is not used")
+            elif not fork_server.is_ready and now() - fork_server.started_at >= _START_TIME_S:
+                fork_server.retire(_NOT_IN_TIME)
         self._tidy()
         for orphan in [each for each in self._orphans if each.has_ended()]:
             self._orphans.remove(orphan)
             orphan.release()
-            self._records.remove(orphan.nursery_id)
+            self._records.remove(orphan.fork_server_id)
 
     def adopt(self, with_sandboxes: Collection[str]) -> None:
-        """Finds the nurseries of an earlier daemon: ends those without sandboxes, and waits for the others' end.
+        """Finds the fork servers of an earlier daemon: ends those without sandboxes, and waits for the others' end.
 
         They end by themselves, soon after their daemon; one that hangs would not.
         """
         for orphan in self._records.orphans():
-            if orphan.nursery_id not in with_sandboxes:
+            if orphan.fork_server_id not in with_sandboxes:
                 orphan.kill()
             self._orphans.append(orphan)
         self.sweep()
@@ -320,45 +326,45 @@ class Nurseries:
     async def close(self) -> None:
         """Ends all of them, with every process that they still have. Raises SandboxFailure."""
         deadline = now() + _END_TIME_S
-        nurseries = [*self._serving.values(), *self._successors.values(), *self._retired]
+        fork_servers = [*self._serving.values(), *self._successors.values(), *self._retired]
         self._serving, self._successors, self._retired = {}, {}, []
-        failures = await failures_of(self._end(nursery, deadline) for nursery in nurseries)
+        failures = await failures_of(self._end(fork_server, deadline) for fork_server in fork_servers)
         for orphan in self._orphans:
             orphan.kill()
             if not await wait_readable(orphan.pidfd, deadline):
-                failures.append(SandboxFailure("a nursery of an earlier daemon does not end"))
+                failures.append(SandboxFailure("a fork server of an earlier daemon does not end"))
                 continue
             orphan.release()
-            self._records.remove(orphan.nursery_id)
+            self._records.remove(orphan.fork_server_id)
         self._orphans = []
         if failures:
             raise failures[0]
 
-    async def _end(self, nursery: Nursery, deadline: float) -> None:
-        await nursery.end(deadline)
-        self._records.remove(nursery.nursery_id)
+    async def _end(self, fork_server: ForkServer, deadline: float) -> None:
+        await fork_server.end(deadline)
+        self._records.remove(fork_server.fork_server_id)
 
     async def keep(self, blueprint: Blueprint) -> tuple[str, ...]:
-        """Makes a nursery of this kind, and keeps one from here on; returns the modules that it has imported."""
+        """Makes a fork server of this kind, and keeps one from here on; returns the modules that it has imported."""
         self._kept = {blueprint}
         await self.trial(blueprint)
-        nursery = self._serving.get(blueprint)
-        return nursery.imported if nursery is not None and nursery.serves else ()
+        fork_server = self._serving.get(blueprint)
+        return fork_server.imported if fork_server is not None and fork_server.serves else ()
 
     async def trial(self, blueprint: Blueprint) -> str:
-        """Makes a nursery of this kind; returns the reason when it does not serve."""
+        """Makes a fork server of this kind; returns the reason when it does not serve."""
         with contextlib.suppress(Fallback):
-            self._nursery(blueprint)
-        nursery = self._serving.get(blueprint)
-        if nursery is None:
+            self._fork_server(blueprint)
+        fork_server = self._serving.get(blueprint)
+        if fork_server is None:
             return "it can't be started"
-        await nursery.settled.wait()
-        return "" if nursery.serves else nursery.last_words().rpartition("\n")[2] or nursery.ended_because
+        await fork_server.settled.wait()
+        return "" if fork_server.serves else fork_server.last_words().rpartition("\n")[2] or fork_server.ended_because
 
 
 @lru_cache(maxsize=_BLUEPRINTS_KNOWN)
 def _blueprint(layout: Layout, image: Image, environment: tuple[tuple[str, str], ...]) -> Blueprint:
-    """Returns a kind of nursery without its modules, users and owner. Raises Fallback."""
+    """Returns a kind of fork server without its modules, users and owner. Raises Fallback."""
     links = [link for link, _ in image.links]
     for path, covering in [
         *((link, _COVERED) for link in links),
@@ -369,7 +375,7 @@ def _blueprint(layout: Layout, image: Image, environment: tuple[tuple[str, str],
     return Blueprint(
         guest=layout.guest.path,
         image_identity=image.identity,
-        root=tuple(layout.nursery_root(image)),
+        root=tuple(layout.fork_server_root(image)),
         python=image.python,
         environment=(*environment, ("PWD", WORKSPACE)),
         modules=(),

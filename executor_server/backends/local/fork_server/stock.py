@@ -1,4 +1,5 @@
-"""Sandboxes that a nursery makes ahead of the sessions that will have them: walled, checked, with their interpreter.
+"""Sandboxes that a fork server makes ahead of the sessions that will have them: walled, checked, with their
+interpreter.
 
 A session that wants such a sandbox with another memory gets it too, since that can be set from outside; all else of a
 sandbox's shape is as it was made. Each is given to one session, and never comes back.
@@ -19,11 +20,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from executor_server.backends.local.nursery.packets import now
+from executor_server.backends.local.fork_server.packets import now
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.core import SandboxFailure
 
-# Sandboxes of a nursery that wait at one time, and shapes that are known to have been asked for.
+# Sandboxes of a fork server that wait at one time, and shapes that are known to have been asked for.
 _MAX_KEPT, _MAX_SHAPES = 3, 16
 # Seconds after a session got its sandbox until others are made: its own beginning and first execution go first.
 _PAUSE_S = 0.05
@@ -118,7 +119,7 @@ class Stock:
         while True:
             try:
                 sandbox = await make()
-            except SandboxFailure as failure:  # something is scarce, or the nursery has ended
+            except SandboxFailure as failure:  # something is scarce, or the fork server has ended
                 _log.debug("nothing_made_ahead", reason=str(failure))
                 self.empty()
                 return

@@ -1,4 +1,4 @@
-"""The forks of a nursery's zygote, from the request until one waits for the plan of its sandbox."""
+"""The forks of a fork server's template process, from the request until one waits for the plan of its sandbox."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import socket
 from typing import TYPE_CHECKING
 
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable, wait_readable_too
-from executor_server.backends.local.nursery.packets import now, packet_pair, receive
+from executor_server.backends.local.fork_server.packets import now, packet_pair, receive
 from executor_server.backends.local.records import parent_of
 from executor_server.backends.local.stderr_file import open_stderr, read_stderr
 from executor_server.core import SandboxFailure
-from executor_server.guest.wire.nursery_messages import FAILED, HERE
+from executor_server.guest.wire.fork_server_messages import FAILED, HERE
 
 if TYPE_CHECKING:
-    from executor_server.backends.local.nursery.nursery import Nursery
+    from executor_server.backends.local.fork_server.fork_server import ForkServer
 
 ANSWER_TIME_S = 2.0
-"""Seconds to wait for the zygote's fork, and for each of its answers; bubblewrap is there for what takes longer."""
-# Seconds to wait for the wait status of a process that has ended: the zygote reads it at once.
+"""Seconds to wait for a fork, and for each of its answers; bubblewrap makes what takes longer."""
+# Seconds to wait for the wait status of a process that has ended: the template process reads it at once.
 _STATUS_TIME_S = 1.0
 
 
-class NoBirth(Exception):
+class ForkFailed(Exception):
     """No sandbox came of it, and nothing is left of the attempt. `reason` is a word for the metric."""
 
     def __init__(self, reason: str, text: str) -> None:
@@ -31,19 +31,19 @@ class NoBirth(Exception):
         self.reason = reason
 
 
-class NurseryProcess:
-    """The first process of a sandbox that a zygote forked. Implements `SandboxProcess`."""
+class ForkedProcess:
+    """The first process of a sandbox that a template process forked. Implements `SandboxProcess`."""
 
-    def __init__(self, nursery: Nursery, pid: int, ended: asyncio.Future[int]) -> None:
-        """Raises OSError when there is no such process, and NoBirth when it is not the zygote's child."""
-        self.nursery_id = nursery.nursery_id
+    def __init__(self, fork_server: ForkServer, pid: int, ended: asyncio.Future[int]) -> None:
+        """Raises OSError when there is no such process, and ForkFailed when it is not the template process's child."""
+        self.fork_server_id = fork_server.fork_server_id
         self.init_pid: int = pid
         self.stderr = open_stderr()
         self._ended = ended
         self._word: socket.socket | None = None  # to a sandbox that no session has yet
         self._init_pidfd: int | None = None
         try:
-            self._init_pidfd = _open_child(pid, nursery.zygote_pid)
+            self._init_pidfd = _open_child(pid, fork_server.template_pid)
         except BaseException:
             os.close(self.stderr)
             raise
@@ -83,7 +83,8 @@ class NurseryProcess:
         # Readable only when the kernel has killed and reaped every other process of the namespace.
         if not await wait_readable(self._init_pidfd, deadline):
             raise SandboxFailure(f"process {self.init_pid} of a sandbox does not end")
-        # Its parent, the zygote, has reaped it when the status is here; without a zygote the nursery's first one does.
+        # Its parent, the template process, has reaped it when the status is here; without a template process the fork
+        # server's first one does.
         await asyncio.wait([self._ended], timeout=_STATUS_TIME_S)
         self.release()
 
@@ -98,25 +99,25 @@ class NurseryProcess:
             self._init_pidfd = None
 
 
-async def ask_fork(nursery: Nursery) -> tuple[NurseryProcess, socket.socket]:
-    """Has the zygote fork; returns a process that waits for its plan, and our end of the socket to it.
+async def ask_fork(fork_server: ForkServer) -> tuple[ForkedProcess, socket.socket]:
+    """Has the template process fork; returns a process that waits for its plan, and our end of the socket to it.
 
-    Raises NoBirth; a fork that comes too late ends by itself then.
+    Raises ForkFailed; a fork that comes too late ends by itself then.
     """
     ours, theirs = packet_pair()
     try:
         with theirs:
             try:
-                ended = nursery.request(theirs)
+                ended = fork_server.request(theirs)
             except OSError as error:
-                raise NoBirth("silent", f"the zygote can't be asked: {error}") from error
+                raise ForkFailed("silent", f"the template process can't be asked: {error}") from error
         data, pid = await next_packet(ours)
         if data != HERE or pid <= 0:
-            raise NoBirth("failed", f"the fork says {data[:80]!r}")
+            raise ForkFailed("failed", f"the fork says {data[:80]!r}")
         try:
-            return NurseryProcess(nursery, pid, ended), ours
+            return ForkedProcess(fork_server, pid, ended), ours
         except OSError as error:
-            raise NoBirth("failed", f"the fork has ended: {error}") from error
+            raise ForkFailed("failed", f"the fork has ended: {error}") from error
     except BaseException:
         ours.close()
         raise
@@ -127,7 +128,7 @@ def _open_child(pid: int, parent: int | None) -> int:
     pidfd = os.pidfd_open(pid)
     try:
         if parent is None or parent_of(pid) != parent or is_readable(pidfd):  # readable: the parent was another's
-            raise NoBirth("failed", "the fork has ended")
+            raise ForkFailed("failed", "the fork has ended")
     except BaseException:
         os.close(pidfd)
         raise
@@ -135,15 +136,15 @@ def _open_child(pid: int, parent: int | None) -> int:
 
 
 async def next_packet(ours: socket.socket) -> tuple[bytes, int]:
-    """Waits for a packet of a fork; returns it with its sender. Raises NoBirth."""
+    """Waits for a packet of a fork; returns it with its sender. Raises ForkFailed."""
     try:
         packet = await receive(ours, now() + ANSWER_TIME_S)
     except OSError as error:
-        raise NoBirth("failed", f"no answer: {error}") from error
+        raise ForkFailed("failed", f"no answer: {error}") from error
     if packet is None:
-        raise NoBirth("silent", f"no answer within {ANSWER_TIME_S:g} s")
+        raise ForkFailed("silent", f"no answer within {ANSWER_TIME_S:g} s")
     if not packet.data:
-        raise NoBirth("failed", "the fork, or the zygote, has ended")
+        raise ForkFailed("failed", "the fork, or the template process, has ended")
     if packet.data.startswith(FAILED):
-        raise NoBirth("failed", packet.data[len(FAILED) :].decode("utf-8", "backslashreplace"))
+        raise ForkFailed("failed", packet.data[len(FAILED) :].decode("utf-8", "backslashreplace"))
     return packet.data, packet.pid

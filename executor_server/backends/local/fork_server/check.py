@@ -1,4 +1,4 @@
-"""The part of check-host that is about the fork server: makes a nursery of the first image, without its modules."""
+"""The part of check-host that is about the fork server: makes a fork server of the first image, without its modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from executor_server.backends.findings import Findings
-from executor_server.backends.local.nursery.nurseries import Fallback, Nurseries
+from executor_server.backends.local.fork_server.fork_servers import Fallback, ForkServers
 from executor_server.backends.local.resources import Resources
 from executor_server.core import SandboxFailure, SandboxSpec
 
@@ -22,18 +22,18 @@ async def report_fork_server(found: Findings, resources: Resources, users: tuple
     """Adds a finding, which is not required."""
     image = next(iter(resources.images.values()))
     with tempfile.TemporaryDirectory(prefix="executor-check-") as directory:
-        nurseries = Nurseries(Path(directory), users)
+        fork_servers = ForkServers(Path(directory), users)
         try:
-            blueprint = replace(nurseries.blueprint(resources, image, _SPEC), modules=())
+            blueprint = replace(fork_servers.blueprint(resources, image, _SPEC), modules=())
             async with asyncio.timeout(_TRIAL_TIME_S):
-                problem = await nurseries.trial(blueprint)
+                problem = await fork_servers.trial(blueprint)
         except (Fallback, SandboxFailure, OSError, TimeoutError) as error:
             problem = str(error) or type(error).__name__
         finally:
-            await nurseries.close()
+            await fork_servers.close()
     if problem:
         remedy = "It needs Linux 5.12, user namespaces, and a /proc that nothing covers."
-        found.add(_SUBJECT, False, f"No nursery can be made ({problem}): {_WITHOUT}.", remedy, required=False)
+        found.add(_SUBJECT, False, f"No fork server can be made ({problem}): {_WITHOUT}.", remedy, required=False)
     else:
         detail = "Fork server available; the policy can turn it off."
         found.add(_SUBJECT, True, detail)

@@ -1,17 +1,17 @@
-"""Makes a nursery on the host: its namespaces, its files, its first process.
+"""Makes a fork server on the host: its namespaces, its files, its first process.
 
-Theory of operation. A nursery needs rights over namespaces, since it makes those of sandboxes, and the modules that it
-imports are the image's. So it has a user namespace of its own, in which its user 0 has these rights, and which maps
+Theory of operation. A fork server needs rights over namespaces, since it makes those of sandboxes, and the modules that
+it imports are the image's. So it has a user namespace of its own, in which its user 0 has these rights, and which maps
 nothing of the host's root: 0 is a host user that owns nothing, the other ids are those of sandboxes. Under an ordinary
 user's daemon, 0 is that user, and there is no other id. A package that attacks when it is imported therefore meets what
 it would meet in a sandbox of an ordinary user, without the filter of system calls: other mounts, processes and users
 than the host's.
 
-It also meets the sandboxes of this nursery, all of which it owns: it is in the zygote, and so in each fork before that
-has its walls. What is imported ahead is trusted code of every sandbox of the nursery. Hence a nursery for each image,
-the policy's `tenant`, which has one for each tenant too, and `off`.
+It also meets the sandboxes of this fork server, all of which it owns: it is in the template process, and so in each
+fork before that has its walls. What is imported ahead is trusted code of every sandbox of the fork server. Hence a fork
+server for each image, the policy's `tenant`, which has one for each tenant too, and `off`.
 
-The files of an image may lie where only root can go (/root/.pyenv), and the nursery's user 0 is not root. So root
+The files of an image may lie where only root can go (/root/.pyenv), and the fork server's user 0 is not root. So root
 copies the mounts (open_tree) before it enters the user namespace, and mounts the copies inside. This needs Linux 5.12;
 where it fails, the daemon goes on with bubblewrap.
 
@@ -19,14 +19,14 @@ The steps, and why in this order:
 
 1. Descriptors are closed, groups left: the namespace is no wall to what a process holds already.
 2. Root copies the mounts: later it can't reach them. An ordinary user does it after 3, where it has the right to.
-3. All namespaces at once. The pid namespace must be owned by this user namespace: the zygote returns to it (setns)
-   after it made another, which takes CAP_SYS_ADMIN over its owner.
+3. All namespaces at once. The pid namespace must be owned by this user namespace: the template process returns to it
+   (setns) after it made another, which takes CAP_SYS_ADMIN over its owner.
 4. The map of users is written from outside, by a process that has the right to.
 5. A fork is the first process of the pid namespace. It builds the root, since /proc shows the processes of its
    mounter's namespace, gives up the rights that it needs no more, and executes the image's Python.
 
-This process stays as the parent, so that the daemon learns the end of a child of its own and nothing of the nursery is
-left as a zombie on a host whose first process reaps none. It holds no descriptor of the nursery by then.
+This process stays as the parent, so that the daemon learns the end of a child of its own and nothing of the fork server
+is left as a zombie on a host whose first process reaps none. It holds no descriptor of the fork server by then.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ import stat
 import sys
 
 from ..wire import kernel, privileges
+from ..wire.fork_server_messages import PARENT_NAME, fork_server_boot
 from ..wire.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 from ..wire.lean import loads
-from ..wire.nursery_messages import PARENT_NAME, nursery_boot
 from ..wire.paths import GUEST_PATH
 from .owner import enter_namespaces
 
@@ -46,7 +46,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# A directory of every host, on which the new root is put together in the nursery's own mount namespace.
+# A directory of every host, on which the new root is put together in the fork server's own mount namespace.
 _BASE = "/tmp"
 _ROOT_BYTES = 16 * 1024 * 1024
 _SCRATCH_BYTES = 64 * 1024 * 1024
@@ -74,8 +74,8 @@ def main() -> None:
     root         the files: ["dir", path], ["link", target, path], ["bind", source, path], in order
     python       the image's interpreter
     environment  the variables of every sandbox
-    modules      what the zygote imports
-    fds          [socket of the nursery, pipe that the daemon holds open]
+    modules      what the template process imports
+    fds          [socket of the fork server, pipe that the daemon holds open]
     """
     privileges.name_process(PARENT_NAME)
     config = loads(sys.argv[1])
@@ -100,7 +100,7 @@ def main() -> None:
             _build_root(config["root"], copies)
             _run_init(config, keep)
         except OSError as error:
-            sys.stderr.write(f"no nursery: {error}\n")
+            sys.stderr.write(f"no fork server: {error}\n")
             sys.stderr.flush()
         finally:
             os._exit(1)
@@ -178,10 +178,10 @@ def _mount(copy: int, target: str) -> None:
 
 
 def _run_init(config: dict[str, Any], keep: list[int]) -> None:
-    """Executes the image's Python as the nursery's first process.
+    """Executes the image's Python as the fork server's first process.
 
-    With the rights that its zygote needs and no others, also for programs that a module starts when it is imported. The
-    variables are those of sandboxes; nothing of the daemon's is among them.
+    With the rights that its template process needs and no others, also for programs that a module starts when it is
+    imported. The variables are those of sandboxes; nothing of the daemon's is among them.
     """
     os.chdir("/")
     os.setsid()
@@ -191,7 +191,7 @@ def _run_init(config: dict[str, Any], keep: list[int]) -> None:
     privileges.gain_no_privileges()
     for fd in keep:
         os.set_inheritable(fd, True)
-    program = nursery_boot(GUEST_PATH, "init")
+    program = fork_server_boot(GUEST_PATH, "init")
     arguments = [str(fd) for fd in config["fds"]] + [str(name) for name in config["modules"]]
     os.execve(config["python"], [config["python"], "-I", "-S", "-c", program, *arguments], config["environment"])
 

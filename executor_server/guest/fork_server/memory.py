@@ -1,4 +1,4 @@
-"""Arranges the zygote's memory so that a fork copies little of it.
+"""Arranges the template process's memory so that a fork copies little of it.
 
 A fork copies an entry for each page of 4 KiB, and each of a sandbox's three processes is a fork: with the usual
 libraries that is most of what a sandbox costs. A huge page is one entry for 512 of them. The kernel makes huge pages of

@@ -1,9 +1,9 @@
-"""One nursery: starts its processes, asks its zygote for forks, learns how those ended, and drops it.
+"""One fork server: starts its processes, asks its template process for forks, learns how those ended, and drops it.
 
-A nursery is made once and not changed. It serves until it is retired, because it has made its share of sandboxes, is
-not used any more, or does not answer. A retired one gets no request; its zygote ends, and its first process when the
-last sandbox has. The race on retiring: a request may lie in the socket. The zygote that still reads it forks a process
-whose own socket is closed at the other end, and that ends at its first word.
+A fork server is made once and not changed. It serves until it is retired, because it has made its share of sandboxes,
+is not used any more, or does not answer. A retired one gets no request; its template process ends, and its first
+process when the last sandbox has. The race on retiring: a request may lie in the socket. The template process that
+still reads it forks a process whose own socket is closed at the other end, and that ends at its first word.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pathlib import Path
 import structlog
 
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable
+from executor_server.backends.local.fork_server.packets import now, packet_pair, receive_now, send_with
+from executor_server.backends.local.fork_server.stock import Stock
 from executor_server.backends.local.layout import Entry
-from executor_server.backends.local.nursery.packets import now, packet_pair, receive_now, send_with
-from executor_server.backends.local.nursery.stock import Stock
 from executor_server.backends.local.records import ProcessRecord
 from executor_server.backends.local.stderr_file import open_stderr, read_stderr
 from executor_server.core import SandboxFailure
-from executor_server.guest.wire.nursery_messages import INIT, READY, REFUSED, nursery_boot
+from executor_server.guest.wire.fork_server_messages import INIT, READY, REFUSED, fork_server_boot
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All that a nursery is made of; sandboxes of equal blueprints can share one."""
+    """All that a fork server is made of; sandboxes of equal blueprints can share one."""
 
     guest: Path  # the archive, whose name has its version
     image_identity: str
@@ -45,30 +45,30 @@ class Blueprint:
     python: Path
     environment: tuple[tuple[str, str], ...]
     modules: tuple[str, ...]
-    # The first host user of nurseries, the first of sandboxes, the number of those; None: the daemon's.
+    # The first host user of fork servers, the first of sandboxes, the number of those; None: the daemon's.
     users: tuple[int, int, int] | None
     owner: str = ""  # the tenant, where each has its own
 
 
 @dataclass
-class Nursery:
+class ForkServer:
     """Owns the processes until `end`."""
 
     blueprint: Blueprint
-    nursery_id: str
+    fork_server_id: str
     popen: subprocess.Popen[bytes]
     monitor_pidfd: int
     _socket: socket.socket
     _lifeline: int
     _stderr: int
-    _on_init: Callable[[Nursery, ProcessRecord], None]
+    _on_init: Callable[[ForkServer, ProcessRecord], None]
     started_at: float
     used_at: float
     imported: tuple[str, ...] = ()
     namespaces: dict[str, int] = field(default_factory=dict)
     init_pidfd: int | None = None
     init_pid: int | None = None
-    zygote_pid: int | None = None
+    template_pid: int | None = None
     requests: int = 0
     is_ready: bool = False
     ended_because: str = ""  # not empty: retired, or it could not be made
@@ -103,7 +103,7 @@ class Nursery:
                 self.retire(f"its socket failed: {error}")
                 return
             if not packet.data:
-                self.retire("its zygote ended")
+                self.retire("its template process ended")
                 return
             try:
                 self._on_packet(packet.data, packet.pid)
@@ -120,9 +120,9 @@ class Nursery:
             said = json.loads(data[len(READY) :])
             self.imported = tuple(str(name) for name in said["modules"])
             self.namespaces = {str(name): int(inode) for name, inode in said["namespaces"].items()}
-            self.zygote_pid, self.is_ready, self.used_at = pid, True, now()
+            self.template_pid, self.is_ready, self.used_at = pid, True, now()
             self.settled.set()
-            _log.debug("nursery_ready", nursery=self.nursery_id, took_s=round(now() - self.started_at, 3))
+            _log.debug("fork_server_ready", fork_server=self.fork_server_id, took_s=round(now() - self.started_at, 3))
         elif data.startswith(REFUSED):
             self.retire(data[len(REFUSED) :].decode("utf-8", "backslashreplace"))
         else:
@@ -148,9 +148,9 @@ class Nursery:
         self._exits.clear()
         self.settled.set()
         words = self.last_words()
-        _log.debug("nursery_retired", nursery=self.nursery_id, reason=reason, requests=self.requests)
+        _log.debug("fork_server_retired", fork_server=self.fork_server_id, reason=reason, requests=self.requests)
         if words:
-            _log.debug("nursery_last_words", nursery=self.nursery_id, text=words)
+            _log.debug("fork_server_last_words", fork_server=self.fork_server_id, text=words)
 
     def has_ended(self) -> bool:
         """True when none of its processes is left."""
@@ -168,17 +168,17 @@ class Nursery:
         if self.init_pidfd is not None:
             kill(self.init_pidfd)
             if not await wait_readable(self.init_pidfd, deadline):
-                raise SandboxFailure(f"process {self.init_pid} of a nursery does not end")
+                raise SandboxFailure(f"process {self.init_pid} of a fork server does not end")
         elif not is_readable(self.monitor_pidfd):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
         if not await wait_readable(self.monitor_pidfd, deadline):
             kill(self.monitor_pidfd)
-            raise SandboxFailure(f"the parent of a nursery (process {self.popen.pid}) does not end")
+            raise SandboxFailure(f"the parent of a fork server (process {self.popen.pid}) does not end")
         self.release()
 
     def release(self) -> None:
-        """Releases what the daemon holds of an ended nursery."""
+        """Releases what the daemon holds of an ended fork server."""
         self.popen.wait()
         for fd in (self.monitor_pidfd, self.init_pidfd, self._stderr):
             if fd is not None:
@@ -186,7 +186,9 @@ class Nursery:
         self.init_pidfd = None
 
 
-def start_nursery(blueprint: Blueprint, nursery_id: str, on_init: Callable[[Nursery, ProcessRecord], None]) -> Nursery:
+def start_fork_server(
+    blueprint: Blueprint, fork_server_id: str, on_init: Callable[[ForkServer, ProcessRecord], None]
+) -> ForkServer:
     """Starts one, which then gets ready by itself. Raises OSError."""
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         requests, remote = packet_pair()
@@ -199,7 +201,7 @@ def start_nursery(blueprint: Blueprint, nursery_id: str, on_init: Callable[[Nurs
         ours.callback(os.close, stderr)
         users = blueprint.users
         config = {
-            # One for each nursery: the kernel counts for it what all its sandboxes have of some things.
+            # One for each fork server: the kernel counts for it what all its sandboxes have of some things.
             "users": users and (users[0] + secrets.randbelow(users[1] - users[0]), *users[1:]),
             "root": blueprint.root,
             "python": str(blueprint.python),
@@ -207,7 +209,7 @@ def start_nursery(blueprint: Blueprint, nursery_id: str, on_init: Callable[[Nurs
             "modules": blueprint.modules,
             "fds": [remote.fileno(), lifeline_read],
         }
-        program = nursery_boot(str(blueprint.guest), "launch")
+        program = fork_server_boot(str(blueprint.guest), "launch")
         popen = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", program, json.dumps(config)],
             stdin=subprocess.DEVNULL,
@@ -219,12 +221,21 @@ def start_nursery(blueprint: Blueprint, nursery_id: str, on_init: Callable[[Nurs
             start_new_session=True,  # a Ctrl-C in the daemon's terminal is for the daemon
         )
         ours.callback(_abandon, popen)
-        nursery = Nursery(
-            blueprint, nursery_id, popen, os.pidfd_open(popen.pid), requests, lifeline, stderr, on_init, now(), now()
+        fork_server = ForkServer(
+            blueprint,
+            fork_server_id,
+            popen,
+            os.pidfd_open(popen.pid),
+            requests,
+            lifeline,
+            stderr,
+            on_init,
+            now(),
+            now(),
         )
-        asyncio.get_running_loop().add_reader(requests.fileno(), nursery._on_packets)
+        asyncio.get_running_loop().add_reader(requests.fileno(), fork_server._on_packets)
         ours.pop_all()
-    return nursery
+    return fork_server
 
 
 def _abandon(popen: subprocess.Popen[bytes]) -> None:

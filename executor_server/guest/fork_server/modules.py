@@ -1,4 +1,4 @@
-"""Imports the image's modules in the zygote.
+"""Imports the image's modules in the template process.
 
 Only modules that are known to be fit for this are imported here (the daemon's list): a module may keep threads, open
 files or random state, which would be the same in every sandbox. Others are imported ahead in each sandbox.

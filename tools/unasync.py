@@ -33,7 +33,6 @@ TARGETS = {
     "aio_process.py": "process.py",
     "aio_processes.py": "processes.py",
     "_aio/transport.py": "_sync/transport.py",
-    "_aio/session_transport.py": "_sync/session_transport.py",
 }
 
 PROSE: dict[str, tuple[tuple[str, str], ...]] = {
@@ -83,7 +82,6 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
         ("The asyncio client's", "The blocking client's"),
         ("Belongs to the event loop that runs when it is made.", "Thread-safe."),
     ),
-    "_aio/session_transport.py": (("The asyncio client's", "The blocking client's"),),
 }
 
 DROPPED = ("async", "await")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncSessionTransport, AsyncTransport, run_blocking, wait_for
+from executor_client._aio import AsyncTransport, run_blocking, wait_for
 from executor_client._core import convert, endpoint, missing_modules, requests
 from executor_client._core.arguments import checks_calls
 from executor_client._core.endpoint import TlsConfig
@@ -186,7 +186,7 @@ class AsyncExecutorClient(ShortRepr):
         is_made = False
         try:
             awaited = requests.sandbox(request)
-            response = await self._leased(lease, self._transport.stub.CreateSession, request, awaited)
+            response = await self._leased(lease, request, awaited)
             is_made = True
             session = self._session(lease, convert.session_from_wire(response.session), made=True)
             missing_modules.warn(session.info, request.authorized_imports)
@@ -208,7 +208,7 @@ class AsyncExecutorClient(ShortRepr):
         """
         request = requests.prepare_environment(packages, image, backend)
         awaited = Awaited(WaitKind.SANDBOX, "an environment")
-        response = await self._transport.call(self._transport.stub.PrepareEnvironment, request, awaited)
+        response = await self._transport.call(request, awaited)
         return convert.from_wire(EnvironmentInfo, response)
 
     async def session(self, name: str, **arguments: Any) -> AsyncSession:
@@ -237,17 +237,17 @@ class AsyncExecutorClient(ShortRepr):
         """
         lease = self._own_lease()
         request = requests.get_session(session_id, name, lease.lease_id)
-        response = await self._leased(lease, self._transport.stub.GetSession, request)
+        response = await self._leased(lease, request)
         return self._session(lease, convert.session_from_wire(response.session), made=False)
 
     async def list_sessions(self) -> list[SessionInfo]:
         """Lists the caller's own sessions."""
-        response = await self._transport.call(self._transport.stub.ListSessions, pb.ListSessionsRequest())
+        response = await self._transport.call(pb.ListSessionsRequest())
         return [convert.session_from_wire(each) for each in response.sessions]
 
     async def get_policy(self) -> Policy:
         """Returns the policy: what a session may ask for."""
-        response = await self._transport.call(self._transport.stub.GetPolicy, pb.GetPolicyRequest())
+        response = await self._transport.call(pb.GetPolicyRequest())
         return convert.from_wire(Policy, response.policy)
 
     async def close(self) -> None:
@@ -255,7 +255,7 @@ class AsyncExecutorClient(ShortRepr):
 
         A daemon that does not answer is not waited for long: it ends them by itself, after their `owner_grace_s`.
         """
-        self._transport.check_caller()
+        self._transport.channel.check_caller()
         with contextlib.suppress(TimeoutError):
             await wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
         await self._transport.close()
@@ -271,22 +271,19 @@ class AsyncExecutorClient(ShortRepr):
             self._lease = self._new_lease()
         return self._lease
 
-    async def _leased(
-        self, lease: ClientLease, method: Callable[..., Any], request: Any, awaited: Awaited | None = None
-    ) -> Any:
+    async def _leased(self, lease: ClientLease, request: Any, awaited: Awaited | None = None) -> Any:
         """Makes a call that names the lease; without it where the daemon is too old to know leases."""
         try:
-            response = await self._transport.call(method, request, awaited)
+            response = await self._transport.call(request, awaited)
         except InvalidRequest as error:
             if not lease.is_refusal(request, error):
                 raise
-            response = await self._transport.call(method, request, awaited)
+            response = await self._transport.call(request, awaited)
             lease.unknown()
         return response
 
     def _session(self, lease: ClientLease, info: SessionInfo, *, made: bool) -> AsyncSession:
-        transport = AsyncSessionTransport(self._transport, info)
-        session = AsyncSession(transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)
+        session = AsyncSession(self._transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)
         lease.hold(session, info, made=made)
         return session
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncSessionTransport, blocking_items, run_blocking
+from executor_client._aio import AsyncTransport, blocking_items, run_blocking
 from executor_client._core import archives, convert, requests
 from executor_client._core.arguments import checks_calls
 from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.local import Content, LocalPath, NewFile, content_of
 from executor_client._core.requests import Upload
+from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client.aio_watch import AsyncFileWatch
 from executor_client.errors import ExecutorClientError
@@ -33,13 +34,10 @@ from executor_client.file_results import FileInfo, FileList
 class AsyncSessionFiles(ShortRepr):
     """The files of one session's workspace. The disk's work is done in threads."""
 
-    _shows = ("_session_id",)
+    _shows = ("_session.session_id",)
 
-    def __init__(self, transport: AsyncSessionTransport, session_id: str, session: object = None) -> None:
-        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+    def __init__(self, session: SessionBase[AsyncTransport]) -> None:
         self._session = session
-        self._transport = transport
-        self._session_id = session_id
 
     async def put(self, source: LocalPath | bytes | bytearray | memoryview, path: str) -> FileInfo:
         """Puts a local file, or bytes, at a path of the workspace, whole or not at all."""
@@ -74,7 +72,7 @@ class AsyncSessionFiles(ShortRepr):
                 file.commit()
             return info
 
-        return await self._transport.repeat(attempt)
+        return await self._session._open().repeat(attempt)
 
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """Reads a file of the workspace. Raises InvalidRequest for one of more than `max_bytes`, before it is read."""
@@ -88,7 +86,7 @@ class AsyncSessionFiles(ShortRepr):
             reader.finish()
             return bytes(content)
 
-        return await self._transport.repeat(attempt)
+        return await self._session._open().repeat(attempt)
 
     async def get_directory(self, path: str, directory: LocalPath) -> FileInfo:
         """Gets the contents of a directory of the workspace ("" is the workspace itself) into a local one.
@@ -108,14 +106,14 @@ class AsyncSessionFiles(ShortRepr):
             return reader.finish()
 
         with archives.spool_for(target) as spool:
-            info = await self._transport.repeat(lambda: attempt(spool))
+            info = await self._session._open().repeat(lambda: attempt(spool))
             await run_blocking(archives.unpack, spool, target)
         return info
 
     async def list(self, path: str = "") -> FileList:
         """Lists a directory of the workspace, and what is below it."""
-        request = requests.list_files(self._session_id, path)
-        response = await self._transport.call(self._transport.stub.ListFiles, request)
+        request = requests.list_files(self._session.session_id, path)
+        response = await self._session._open().call(request)
         return convert.from_wire(FileList, response)
 
     async def watch(self, path: str = "", *, recursive: bool = True) -> AsyncFileWatch:
@@ -123,32 +121,33 @@ class AsyncSessionFiles(ShortRepr):
 
         Raises NotFoundError when there is none, ResourceExhaustedError for too many watches or directories.
         """
-        request = pb.WatchFilesRequest(session_id=self._session_id, path=path, recursive=recursive)
-        made = AsyncFileWatch(self._transport, request, self._session)
+        request = pb.WatchFilesRequest(session_id=self._session.session_id, path=path, recursive=recursive)
+        made = AsyncFileWatch(self._session, request)
         await made._begin()  # a part of making it
         return made
 
     async def _put(self, content: Content, path: str, *, tar: bool) -> FileInfo:
-        header = requests.put_file_header(self._session_id, path, content.size_bytes, tar=tar)
-        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, content.size_bytes)
+        transport = self._session._open()
+        header = requests.put_file_header(self._session.session_id, path, content.size_bytes, tar=tar)
+        timeout_s = transfer_timeout_s(transport.timeouts.call_s, content.size_bytes)
 
         async def attempt() -> FileInfo:
             upload = Upload(header, content)
             messages = blocking_items(upload.messages())
             try:
-                response = await self._transport.upload(self._transport.stub.PutFile, messages, timeout_s)
+                response = await transport.upload(transport.channel.stub.PutFile, messages, timeout_s)
             except ExecutorClientError:
                 upload.raise_problem()
                 raise
             upload.raise_problem()
             return convert.from_wire(FileInfo, response.file)
 
-        return await self._transport.repeat(attempt)
+        return await transport.repeat(attempt)
 
     async def _pieces(self, reader: FileReader, path: str) -> AsyncGenerator[bytes, None]:
-        request = requests.get_file(self._session_id, path, tar=reader.is_tar)
-        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, FILE_BYTES_MAX)
-        messages = self._transport.read(self._transport.stub.GetFile, request, timeout_s)
+        request = requests.get_file(self._session.session_id, path, tar=reader.is_tar)
+        transport = self._session._transport
+        messages = transport.read(request, transfer_timeout_s(transport.timeouts.call_s, FILE_BYTES_MAX))
         async with contextlib.aclosing(messages):
             async for message in messages:
                 yield reader.feed(message)

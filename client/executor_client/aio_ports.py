@@ -11,16 +11,18 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncSessionTransport
+from executor_client._aio import AsyncTransport
+from executor_client._aio.channel import AsyncChannel
 from executor_client._core.arguments import checks_calls
 from executor_client._core.quiet_grpc import grpc
+from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client.errors import ExecutorClientError, InvalidRequest, ProtocolError
-from executor_client.results import SessionInfo
 
 _PIECE_BYTES = 256 * 1024
 _PORT_MAX = 65_535
@@ -32,9 +34,8 @@ class AsyncPortForward(ShortRepr):
 
     _shows = ("port", "url", "connections", "last_error")
 
-    def __init__(self, transport: AsyncSessionTransport, session_id: str, port: int) -> None:
-        self._transport = transport
-        self._session_id = session_id
+    def __init__(self, session: SessionBase[AsyncTransport], port: int) -> None:
+        self._session = session
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.port = port
@@ -66,7 +67,7 @@ class AsyncPortForward(ShortRepr):
         self._connections.add(task)
         self.connections += 1
         try:
-            await pass_on(self._transport, self._session_id, self.port, reader, writer)
+            await _open_and_pass_on(self._session, self.port, reader, writer)
         except ExecutorClientError as error:
             self.last_error = error
         except asyncio.CancelledError:
@@ -98,13 +99,10 @@ class AsyncPortForward(ShortRepr):
 class AsyncSessionPorts(ShortRepr):
     """The ports of one session."""
 
-    _shows = ("_session_id",)
+    _shows = ("_session.session_id",)
 
-    def __init__(self, transport: AsyncSessionTransport, info: SessionInfo, session: object = None) -> None:
-        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+    def __init__(self, session: SessionBase[AsyncTransport]) -> None:
         self._session = session
-        self._transport = transport
-        self._session_id = info.session_id
         self._passing: set[asyncio.Task[None]] = set()
 
     async def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> AsyncPortForward:
@@ -113,7 +111,7 @@ class AsyncSessionPorts(ShortRepr):
         `local_port` 0: a free one. A port that nothing listens on in the sandbox ends each connection at once, until
         something does (`last_error` says so). Raises OSError when this machine can't listen there.
         """
-        forward = AsyncPortForward(self._transport, self._session_id, _checked(port))
+        forward = AsyncPortForward(self._session, _checked(port))
         await forward._listen(host, local_port)  # a part of making it
         return forward
 
@@ -124,10 +122,10 @@ class AsyncSessionPorts(ShortRepr):
 
     async def connected_socket(self, port: int) -> tuple[socket.socket, asyncio.Task[None]]:
         """Connects to a port of the sandbox; returns a local socket, and the task that passes on what goes over it."""
-        call = await _opened(self._transport, self._session_id, _checked(port))
+        call = await _opened(self._session, _checked(port))
         ours, theirs = _connected_pair()
         reader, writer = await asyncio.open_connection(sock=ours)
-        passing = asyncio.create_task(_pass_on(self._transport, call, reader, writer))
+        passing = asyncio.create_task(_pass_on(call, reader, writer))
         self._passing.add(passing)
         passing.add_done_callback(self._note_end)
         return theirs, passing
@@ -163,41 +161,38 @@ def _checked(port: int) -> int:
     return port
 
 
-async def pass_on(
-    transport: AsyncSessionTransport,
-    session_id: str,
-    port: int,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+async def _open_and_pass_on(
+    session: SessionBase[AsyncTransport], port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """Opens a connection to a port, and passes everything on until both directions have ended; closes the writer."""
     try:
-        call = await _opened(transport, session_id, port)
+        call = await _opened(session, port)
     except BaseException:
         _reset(writer)
         raise
-    await _pass_on(transport, call, reader, writer)
+    await _pass_on(call, reader, writer)
 
 
+@dataclass(frozen=True)
 class _Call:
-    """An open call: what is written to it, and the messages that come from it."""
+    """An open call: gRPC's object to write to, and the messages that come from it."""
 
-    def __init__(self, call: Any, messages: AsyncIterator[Any]) -> None:
-        self.call = call
-        self.messages = messages
+    channel: AsyncChannel
+    call: Any
+    messages: AsyncIterator[Any]
 
 
-async def _opened(transport: AsyncSessionTransport, session_id: str, port: int) -> _Call:
+async def _opened(session: SessionBase[AsyncTransport], port: int) -> _Call:
     """Makes the call and waits until the connection is open. Raises ExecutorClientError."""
-    transport.check()
-    with transport.daemon.calling():
-        call = transport.daemon.duplex(transport.stub.ForwardPort)
+    channel = session._open().channel
+    with channel.calling():
+        call = channel.stub.ForwardPort(metadata=channel.metadata())
         messages = aiter(call)
         try:
-            await call.write(pb.ForwardPortRequest(open=pb.OpenPort(session_id=session_id, port=port)))
+            await call.write(pb.ForwardPortRequest(open=pb.OpenPort(session_id=session.session_id, port=port)))
             await anext(messages)
         except (StopAsyncIteration, asyncio.InvalidStateError) as error:
-            # It has ended already; reading raises the error with which, if there is one.
+            # It has ended already. Reading raises its error, if there is one.
             call.cancel()
             async for _ in messages:
                 pass
@@ -205,15 +200,13 @@ async def _opened(transport: AsyncSessionTransport, session_id: str, port: int) 
         except BaseException:
             call.cancel()
             raise
-    return _Call(call, messages)
+    return _Call(channel, call, messages)
 
 
-async def _pass_on(
-    transport: AsyncSessionTransport, opened: _Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
+async def _pass_on(opened: _Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     sending = asyncio.create_task(_send(opened.call, reader))
     try:
-        with transport.daemon.calling():
+        with opened.channel.calling():
             async for message in opened.messages:
                 if message.WhichOneof("part") == "data":
                     writer.write(message.data)

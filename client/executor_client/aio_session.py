@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client._aio import AsyncSessionTransport, AsyncToolCalls, AsyncToolPool, Lock
+from executor_client._aio import AsyncToolCalls, AsyncToolPool, AsyncTransport, Lock
 from executor_client._aio import OnEvent as OnEvent
 from executor_client._core import convert, requests, shipped_tools
 from executor_client._core import tools as host_tools
@@ -53,16 +53,14 @@ class AsyncSession(AsyncSessionUndo):
     """
 
     def __init__(
-        self, transport: AsyncSessionTransport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
+        self, transport: AsyncTransport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
     ) -> None:
-        super().__init__(info)
+        super().__init__(transport, info)
         self._lease = lease
-        self._transport = transport
         self._tools: dict[str, Tool] = {}
         self._tool_pool = AsyncToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
         self._close_lock = Lock()
-        self._closed = False
 
     # -----------------------------------------------------------------------------------------------------------------
     # Description
@@ -70,13 +68,13 @@ class AsyncSession(AsyncSessionUndo):
     async def refresh(self) -> SessionInfo:
         """Asks the daemon for the session's present state."""
         request = pb.GetSessionRequest(session_id=self.session_id)
-        response = await self._transport.call(self._transport.stub.GetSession, request)
+        response = await self._open().call(request)
         return self._described(response.session)
 
     async def keep_alive(self) -> SessionInfo:
         """Starts the session's idle time again."""
         request = pb.KeepAliveRequest(session_id=self.session_id)
-        response = await self._transport.call(self._transport.stub.KeepAlive, request)
+        response = await self._open().call(request)
         return self._described(response.session)
 
     async def authorize_imports(self, imports: Iterable[str]) -> SessionInfo:
@@ -85,20 +83,18 @@ class AsyncSession(AsyncSessionUndo):
         Raises PolicyViolationError, with every module that the policy does not allow; then nothing has changed.
         """
         request = requests.authorize_imports(self.session_id, imports)
-        response = await self._transport.call(
-            self._transport.stub.AuthorizeImports, request, self._turn("to authorize the imports")
-        )
+        response = await self._open().call(request, self._turn("to authorize the imports"))
         return self._described(response.session)
 
     @property
     def files(self) -> AsyncSessionFiles:
         """The files of its workspace."""
-        return AsyncSessionFiles(self._transport, self.session_id, self)
+        return AsyncSessionFiles(self)
 
     @property
     def ports(self) -> AsyncSessionPorts:
         """TCP ports in its sandbox."""
-        return AsyncSessionPorts(self._transport, self._info, self)
+        return AsyncSessionPorts(self)
 
     async def rename(self, name: str) -> SessionInfo:
         """Gives the session another name; an empty one takes its name away.
@@ -106,13 +102,13 @@ class AsyncSession(AsyncSessionUndo):
         Raises PreconditionError (NAME_TAKEN) when another session of the caller has it.
         """
         request = requests.rename(self.session_id, name)
-        response = await self._transport.call(self._transport.stub.RenameSession, request)
+        response = await self._open().call(request)
         return self._described(response.session)
 
     @property
     def processes(self) -> AsyncSessionProcesses:
         """Commands and terminals in its sandbox."""
-        return AsyncSessionProcesses(self._transport, self.session_id, self)
+        return AsyncSessionProcesses(self)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
@@ -160,7 +156,7 @@ class AsyncSession(AsyncSessionUndo):
         self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
         with self._transport.waits() as waits:
-            return await self._watched(self._transport.execution(request, current_trace(), waits), tools, on_event)
+            return await self._watched(self._open().execution(request, current_trace(), waits), tools, on_event)
 
     async def _watched(
         self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None
@@ -168,10 +164,10 @@ class AsyncSession(AsyncSessionUndo):
         self._running.add(execution.execution_id)
         try:
             async with AsyncToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
-                result = await drive(self._transport, execution, calls, on_event, self._generation)
+                result = await drive(self, execution, calls, on_event)
         except BaseException as error:
             if not (execution.refused or isinstance(error, ConnectionLost)):
-                await abandon(self._transport, execution, wait=isinstance(error, KeyboardInterrupt))
+                await abandon(self, execution, wait=isinstance(error, KeyboardInterrupt))
             raise
         finally:
             self._running.discard(execution.execution_id)
@@ -183,7 +179,7 @@ class AsyncSession(AsyncSessionUndo):
         for each in [execution_id] if execution_id is not None else list(self._running):
             request = pb.CancelExecutionRequest(session_id=self.session_id, execution_id=each)
             try:
-                await self._transport.call(self._transport.stub.CancelExecution, request)
+                await self._open().call(request)
             except NotFoundError:
                 # An execution of ours that has not reached the daemon yet, or has ended and is forgotten.
                 if execution_id is not None:
@@ -210,10 +206,10 @@ class AsyncSession(AsyncSessionUndo):
             request = requests.register_tools(self.session_id, made)
             for place, packed in shipped_tools.payloads(request, shipped):
                 place.CopyFrom(await self._payload(packed, budget))
-            await self._transport.once(self._transport.stub.RegisterTools, request)
+            await self._transport.once(request)
 
         with shipped_tools.explaining(shipped):
-            await self._transport.repeat(attempt, awaited=self._turn("to take the tools"))
+            await self._open().repeat(attempt, awaited=self._turn("to take the tools"))
         self._tools = host_tools.on_host(made)
 
     async def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
@@ -231,9 +227,9 @@ class AsyncSession(AsyncSessionUndo):
             )
             if answer.packed is not None:
                 request.value.packed.CopyFrom(await self._payload(answer.packed, InlineBudget()))
-            await self._transport.once(self._transport.stub.SubmitToolResult, request)
+            await self._transport.once(request)
 
-        await self._transport.repeat(attempt)
+        await self._open().repeat(attempt)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Variables
@@ -251,10 +247,10 @@ class AsyncSession(AsyncSessionUndo):
             request = pb.SetVariablesRequest(session_id=self.session_id)
             for name, each in packed.items():
                 request.variables.add(name=name).value.packed.CopyFrom(await self._payload(each, budget))
-            await self._transport.once(self._transport.stub.SetVariables, request)
+            await self._transport.once(request)
 
         if packed:
-            await self._transport.repeat(attempt, awaited=self._turn("to take the variables"))
+            await self._open().repeat(attempt, awaited=self._turn("to take the variables"))
 
     async def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Reads variables; those that do not exist are left out. Without names: all that are not code or private."""
@@ -266,7 +262,7 @@ class AsyncSession(AsyncSessionUndo):
 
         async def attempt() -> dict[str, Any]:
             blobs = IncomingBlobs(bytes_max=VARIABLES_BYTES_MAX, open_max=VARIABLES_MAX)
-            messages = self._transport.read(self._transport.stub.GetVariables, request)
+            messages = self._transport.read(request)
             async with contextlib.aclosing(messages):
                 async for message in messages:
                     if message.HasField("variables"):
@@ -275,13 +271,13 @@ class AsyncSession(AsyncSessionUndo):
                     blobs.add(message.blob_chunk)
             raise ProtocolError("the daemon sent no variables")
 
-        return await self._transport.repeat(attempt, awaited=self._turn("to give the variables"))
+        return await self._open().repeat(attempt, awaited=self._turn("to give the variables"))
 
     async def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
         if budget.takes(packed):
             return requests.inline(packed)
         upload = requests.blob_upload(self.session_id, packed)
-        response = await self._transport.upload(self._transport.stub.UploadBlob, upload)
+        response = await self._transport.upload(self._transport.channel.stub.UploadBlob, upload)
         return requests.by_blob(response.blob_id, packed)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -314,23 +310,23 @@ class AsyncSession(AsyncSessionUndo):
 
         async def attempt() -> Checkpoint:
             reader = StateReader()
-            messages = self._transport.read(self._transport.stub.ExportState, request, timeout_s)
+            messages = self._transport.read(request, timeout_s)
             async with contextlib.aclosing(messages):
                 async for message in messages:
                     reader.feed(message)
             return reader.finish()
 
-        return await self._transport.repeat(attempt, awaited=self._turn("to write down its state"))
+        return await self._open().repeat(attempt, awaited=self._turn("to write down its state"))
 
     async def _begin_with(self, state: bytes) -> None:
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))
 
         async def attempt() -> None:
             messages = requests.restore_state(self.session_id, state)
-            response = await self._transport.upload(self._transport.stub.RestoreState, messages, timeout_s)
+            response = await self._transport.upload(self._transport.channel.stub.RestoreState, messages, timeout_s)
             self._restored = convert.state_manifest_from_wire(response.manifest)
 
-        await self._transport.repeat(attempt, awaited=self._turn("to restore a state"))
+        await self._open().repeat(attempt, awaited=self._turn("to restore a state"))
 
     # -----------------------------------------------------------------------------------------------------------------
     # The end
@@ -346,12 +342,11 @@ class AsyncSession(AsyncSessionUndo):
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
                 await self._transport.repeat(
-                    lambda: self._transport.once(self._transport.stub.DeleteSession, request),
+                    lambda: self._transport.once(request),
                     within_s=within_s,
                     awaited=self._turn("to end"),
                 )
                 self._lease.closed(self.session_id)
-            self._transport.closed()
             self._closed = True
         await self._tool_pool.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal, overload
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncSessionTransport, OnEvent
+from executor_client._aio import AsyncTransport, OnEvent
 from executor_client._core import convert, requests
 from executor_client._core import tools as host_tools
 from executor_client._core.arguments import checks_calls
@@ -27,10 +27,9 @@ from executor_client.savepoint import (
 
 
 @checks_calls
-class AsyncSessionUndo(SessionBase):
+class AsyncSessionUndo(SessionBase[AsyncTransport]):
     """The calls of a session that go back, or try what can be left undone."""
 
-    _transport: AsyncSessionTransport
     _tools: dict[str, Tool]
 
     async def savepoint(self) -> Savepoint:
@@ -43,7 +42,7 @@ class AsyncSessionUndo(SessionBase):
         host_tools.refuse_reentrance(self.session_id, "savepoint")
         turn = self._turn("to take a savepoint")
         request = pb.TakeSavepointRequest(session_id=self.session_id)
-        response = await self._transport.call(self._transport.stub.TakeSavepoint, request, turn)
+        response = await self._open().call(request, turn)
         return newest(convert.savepoints_from_wire(response.savepoints), 1)
 
     async def savepoints(self) -> list[Savepoint]:
@@ -134,12 +133,12 @@ class AsyncSessionUndo(SessionBase):
     async def _kept(self) -> list[Savepoint]:
         turn = self._turn("to list its savepoints")
         request = pb.ListSavepointsRequest(session_id=self.session_id)
-        response = await self._transport.call(self._transport.stub.ListSavepoints, request, turn)
+        response = await self._open().call(request, turn)
         return convert.savepoints_from_wire(response.savepoints)
 
     async def _go_to(self, number: int, to_do: str) -> Rollback:
         request = pb.RollbackRequest(session_id=self.session_id, savepoint=number)
-        response = await self._transport.call(self._transport.stub.Rollback, request, self._turn(to_do))
+        response = await self._open().call(request, self._turn(to_do))
         done = convert.rollback_from_wire(response, number)
         self._generation = done.generation
         return done

@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncEventStream, AsyncSessionTransport
+from executor_client._aio import AsyncEventStream, AsyncTransport
 from executor_client._core.convert import from_wire
+from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.tracing import current_trace
 from executor_client.errors import ExecutorClientError, ProtocolError, UnavailableError
@@ -24,20 +25,18 @@ class AsyncFileWatch(ShortRepr):
 
     _shows = ("_request.session_id", "_request.path")
 
-    def __init__(self, transport: AsyncSessionTransport, request: pb.WatchFilesRequest, session: object = None) -> None:
-        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+    def __init__(self, session: SessionBase[AsyncTransport], request: pb.WatchFilesRequest) -> None:
         self._session = session
-        self._transport = transport
         self._request = request
         self._stream: AsyncEventStream | None = None
         self._closed = False
 
     async def _begin(self) -> None:
         """Returns when it watches."""
-        await self._transport.repeat(self._attempt)
+        await self._session._open().repeat(self._attempt)
 
     async def _attempt(self) -> None:
-        stream = self._transport.open(self._request, current_trace(), None)
+        stream = self._session._transport.channel.events(self._request, current_trace())
         try:
             if await self._next(stream) is None:
                 raise ProtocolError("a watch ended before it began")
@@ -50,9 +49,9 @@ class AsyncFileWatch(ShortRepr):
 
     async def _next(self, stream: AsyncEventStream) -> Any:
         """Returns the next message; None after the last."""
-        with self._transport.daemon.calling():
+        with self._session._transport.channel.calling():
             async for message in stream:
-                self._transport.daemon.answered = True
+                self._session._transport.answered = True
                 return message
         return None
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from executor_client._core.requests import LimitsLike
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
-from executor_client._sync import ClientLease, SessionTransport, Transport, run_blocking, wait_for
+from executor_client._sync import ClientLease, Transport, run_blocking, wait_for
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
 from executor_client.results import EnvironmentInfo, Policy, SessionInfo, SessionState
 from executor_client.session import Session
@@ -185,7 +185,7 @@ class ExecutorClient(ShortRepr):
         is_made = False
         try:
             awaited = requests.sandbox(request)
-            response = self._leased(lease, self._transport.stub.CreateSession, request, awaited)
+            response = self._leased(lease, request, awaited)
             is_made = True
             session = self._session(lease, convert.session_from_wire(response.session), made=True)
             missing_modules.warn(session.info, request.authorized_imports)
@@ -207,7 +207,7 @@ class ExecutorClient(ShortRepr):
         """
         request = requests.prepare_environment(packages, image, backend)
         awaited = Awaited(WaitKind.SANDBOX, "an environment")
-        response = self._transport.call(self._transport.stub.PrepareEnvironment, request, awaited)
+        response = self._transport.call(request, awaited)
         return convert.from_wire(EnvironmentInfo, response)
 
     def session(self, name: str, **arguments: Any) -> Session:
@@ -236,17 +236,17 @@ class ExecutorClient(ShortRepr):
         """
         lease = self._own_lease()
         request = requests.get_session(session_id, name, lease.lease_id)
-        response = self._leased(lease, self._transport.stub.GetSession, request)
+        response = self._leased(lease, request)
         return self._session(lease, convert.session_from_wire(response.session), made=False)
 
     def list_sessions(self) -> list[SessionInfo]:
         """Lists the caller's own sessions."""
-        response = self._transport.call(self._transport.stub.ListSessions, pb.ListSessionsRequest())
+        response = self._transport.call(pb.ListSessionsRequest())
         return [convert.session_from_wire(each) for each in response.sessions]
 
     def get_policy(self) -> Policy:
         """Returns the policy: what a session may ask for."""
-        response = self._transport.call(self._transport.stub.GetPolicy, pb.GetPolicyRequest())
+        response = self._transport.call(pb.GetPolicyRequest())
         return convert.from_wire(Policy, response.policy)
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class ExecutorClient(ShortRepr):
 
         A daemon that does not answer is not waited for long: it ends them by itself, after their `owner_grace_s`.
         """
-        self._transport.check_caller()
+        self._transport.channel.check_caller()
         with contextlib.suppress(TimeoutError):
             wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
         self._transport.close()
@@ -270,22 +270,19 @@ class ExecutorClient(ShortRepr):
             self._lease = self._new_lease()
         return self._lease
 
-    def _leased(
-        self, lease: ClientLease, method: Callable[..., Any], request: Any, awaited: Awaited | None = None
-    ) -> Any:
+    def _leased(self, lease: ClientLease, request: Any, awaited: Awaited | None = None) -> Any:
         """Makes a call that names the lease; without it where the daemon is too old to know leases."""
         try:
-            response = self._transport.call(method, request, awaited)
+            response = self._transport.call(request, awaited)
         except InvalidRequest as error:
             if not lease.is_refusal(request, error):
                 raise
-            response = self._transport.call(method, request, awaited)
+            response = self._transport.call(request, awaited)
             lease.unknown()
         return response
 
     def _session(self, lease: ClientLease, info: SessionInfo, *, made: bool) -> Session:
-        transport = SessionTransport(self._transport, info)
-        session = Session(transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)
+        session = Session(self._transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)
         lease.hold(session, info, made=made)
         return session
 

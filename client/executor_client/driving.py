@@ -10,29 +10,24 @@ from executor_client._core.assembler import EventGap, ToolRequest
 from executor_client._core.execution import Execution
 from executor_client._core.limits import CANCEL_GRACE_S
 from executor_client._core.quiet_grpc import grpc
-from executor_client._sync import OnEvent, SessionTransport, ToolCalls, notify, sleep
+from executor_client._core.session_base import SessionBase
+from executor_client._sync import OnEvent, ToolCalls, Transport, notify, sleep
 from executor_client.errors import ExecutorClientError, PreconditionError
 from executor_client.results import ExecutionResult
 
 
 def drive(
-    transport: SessionTransport,
-    execution: Execution,
-    calls: ToolCalls,
-    on_event: OnEvent | None,
-    generation: int,
+    session: SessionBase[Transport], execution: Execution, calls: ToolCalls, on_event: OnEvent | None
 ) -> ExecutionResult:
-    """Reads streams of the execution's events, one after the other, until one brings the result.
-
-    `generation` is that of the session's interpreter, for a result that says that it is lost.
-    """
+    """Reads streams of the execution's events, one after the other, until one brings the result."""
+    transport = session._transport
     while True:
-        stream = transport.open(execution.opening(), execution.trace)
+        stream = transport.channel.events(execution.opening(), execution.trace)
         calls.watch(stream)
         cause: grpc.RpcError | EventGap | None = None
         try:
             for message in stream:
-                transport.daemon.answered = True
+                transport.answered = True
                 fed = execution.feed(message)
                 if execution.assembler.result is not None:
                     stream.finish()
@@ -48,30 +43,30 @@ def drive(
             stream.cancel()
         if calls.failure is not None:
             raise calls.failure
-        lost = _await_next(transport, execution, cause, generation)
+        lost = _await_next(session, execution, cause)
         if lost is not None:
             return lost
 
 
 def _await_next(
-    transport: SessionTransport, execution: Execution, cause: grpc.RpcError | EventGap | None, generation: int
+    session: SessionBase[Transport], execution: Execution, cause: grpc.RpcError | EventGap | None
 ) -> ExecutionResult | None:
     """Waits before the next stream. Returns the result instead when the execution was lost with its node."""
     try:
         sleep(execution.interrupted(cause, time.monotonic()))
     except PreconditionError as error:
-        if not (transport.is_lost(error) and execution.may_have_begun):
+        if not (session._is_lost(error) and execution.may_have_begun):
             raise
-        return execution.assembler.lost(error.message, generation)
+        return execution.assembler.lost(error.message, session.generation)
     return None
 
 
-def abandon(transport: SessionTransport, execution: Execution, *, wait: bool) -> None:
+def abandon(session: SessionBase[Transport], execution: Execution, *, wait: bool) -> None:
     """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
 
     Drops its own failures: the caller is about to get the error that led here.
     """
     with contextlib.suppress(ExecutorClientError, grpc.RpcError):
-        transport.once(transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
+        session._transport.once(execution.cancellation(), CANCEL_GRACE_S)
         if wait:
-            transport.open(execution.attachment(), execution.trace, CANCEL_GRACE_S).read_to_end()
+            session._transport.channel.events(execution.attachment(), execution.trace, CANCEL_GRACE_S).read_to_end()

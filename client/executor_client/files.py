@@ -23,8 +23,9 @@ from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.local import Content, LocalPath, NewFile, content_of
 from executor_client._core.requests import Upload
+from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
-from executor_client._sync import SessionTransport, blocking_items, run_blocking
+from executor_client._sync import Transport, blocking_items, run_blocking
 from executor_client.errors import ExecutorClientError
 from executor_client.file_results import FileInfo, FileList
 from executor_client.watch import FileWatch
@@ -34,13 +35,10 @@ from executor_client.watch import FileWatch
 class SessionFiles(ShortRepr):
     """The files of one session's workspace. Thread-safe."""
 
-    _shows = ("_session_id",)
+    _shows = ("_session.session_id",)
 
-    def __init__(self, transport: SessionTransport, session_id: str, session: object = None) -> None:
-        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+    def __init__(self, session: SessionBase[Transport]) -> None:
         self._session = session
-        self._transport = transport
-        self._session_id = session_id
 
     def put(self, source: LocalPath | bytes | bytearray | memoryview, path: str) -> FileInfo:
         """Puts a local file, or bytes, at a path of the workspace, whole or not at all."""
@@ -75,7 +73,7 @@ class SessionFiles(ShortRepr):
                 file.commit()
             return info
 
-        return self._transport.repeat(attempt)
+        return self._session._open().repeat(attempt)
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """Reads a file of the workspace. Raises InvalidRequest for one of more than `max_bytes`, before it is read."""
@@ -89,7 +87,7 @@ class SessionFiles(ShortRepr):
             reader.finish()
             return bytes(content)
 
-        return self._transport.repeat(attempt)
+        return self._session._open().repeat(attempt)
 
     def get_directory(self, path: str, directory: LocalPath) -> FileInfo:
         """Gets the contents of a directory of the workspace ("" is the workspace itself) into a local one.
@@ -109,14 +107,14 @@ class SessionFiles(ShortRepr):
             return reader.finish()
 
         with archives.spool_for(target) as spool:
-            info = self._transport.repeat(lambda: attempt(spool))
+            info = self._session._open().repeat(lambda: attempt(spool))
             run_blocking(archives.unpack, spool, target)
         return info
 
     def list(self, path: str = "") -> FileList:
         """Lists a directory of the workspace, and what is below it."""
-        request = requests.list_files(self._session_id, path)
-        response = self._transport.call(self._transport.stub.ListFiles, request)
+        request = requests.list_files(self._session.session_id, path)
+        response = self._session._open().call(request)
         return convert.from_wire(FileList, response)
 
     def watch(self, path: str = "", *, recursive: bool = True) -> FileWatch:
@@ -124,32 +122,33 @@ class SessionFiles(ShortRepr):
 
         Raises NotFoundError when there is none, ResourceExhaustedError for too many watches or directories.
         """
-        request = pb.WatchFilesRequest(session_id=self._session_id, path=path, recursive=recursive)
-        made = FileWatch(self._transport, request, self._session)
+        request = pb.WatchFilesRequest(session_id=self._session.session_id, path=path, recursive=recursive)
+        made = FileWatch(self._session, request)
         made._begin()  # a part of making it
         return made
 
     def _put(self, content: Content, path: str, *, tar: bool) -> FileInfo:
-        header = requests.put_file_header(self._session_id, path, content.size_bytes, tar=tar)
-        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, content.size_bytes)
+        transport = self._session._open()
+        header = requests.put_file_header(self._session.session_id, path, content.size_bytes, tar=tar)
+        timeout_s = transfer_timeout_s(transport.timeouts.call_s, content.size_bytes)
 
         def attempt() -> FileInfo:
             upload = Upload(header, content)
             messages = blocking_items(upload.messages())
             try:
-                response = self._transport.upload(self._transport.stub.PutFile, messages, timeout_s)
+                response = transport.upload(transport.channel.stub.PutFile, messages, timeout_s)
             except ExecutorClientError:
                 upload.raise_problem()
                 raise
             upload.raise_problem()
             return convert.from_wire(FileInfo, response.file)
 
-        return self._transport.repeat(attempt)
+        return transport.repeat(attempt)
 
     def _pieces(self, reader: FileReader, path: str) -> Generator[bytes, None]:
-        request = requests.get_file(self._session_id, path, tar=reader.is_tar)
-        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, FILE_BYTES_MAX)
-        messages = self._transport.read(self._transport.stub.GetFile, request, timeout_s)
+        request = requests.get_file(self._session.session_id, path, tar=reader.is_tar)
+        transport = self._session._transport
+        messages = transport.read(request, transfer_timeout_s(transport.timeouts.call_s, FILE_BYTES_MAX))
         with contextlib.closing(messages):
             for message in messages:
                 yield reader.feed(message)

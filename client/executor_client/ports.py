@@ -13,12 +13,12 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from executor_client._aio import AsyncSessionTransport, AsyncTransport
+from executor_client._aio import AsyncTransport
+from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
-from executor_client._sync import SessionTransport
+from executor_client._sync import Transport
 from executor_client.aio_ports import AsyncPortForward, AsyncSessionPorts
 from executor_client.errors import ExecutorClientError
-from executor_client.results import SessionInfo
 
 T = TypeVar("T")
 
@@ -83,13 +83,10 @@ class PortForward(ShortRepr):
 class SessionPorts(ShortRepr):
     """The ports of one session. Thread-safe."""
 
-    _shows = ("_info.session_id",)
+    _shows = ("_session.session_id",)
 
-    def __init__(self, transport: SessionTransport, info: SessionInfo, session: object) -> None:
-        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+    def __init__(self, session: SessionBase[Transport]) -> None:
         self._session = session
-        self._transport = transport
-        self._info = info
 
     def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> PortForward:
         """Listens here, and leads each connection to a port of the sandbox. Returns when it listens.
@@ -97,7 +94,7 @@ class SessionPorts(ShortRepr):
         `local_port` 0: a free one. A port that nothing listens on in the sandbox ends each connection at once, until
         something does (`last_error` says so). Raises OSError when this machine can't listen there.
         """
-        loop = _Loop(self._transport, self._info)
+        loop = _Loop(self._session)
         try:
             forward = loop.run(loop.forward(port, local_port, host))
         except BaseException:
@@ -110,7 +107,7 @@ class SessionPorts(ShortRepr):
 
         The socket is a local one, whose other end is passed on; close it as any other.
         """
-        loop = _Loop(self._transport, self._info)
+        loop = _Loop(self._session)
         try:
             return loop.run(loop.connect(port))
         except BaseException:
@@ -121,9 +118,9 @@ class SessionPorts(ShortRepr):
 class _Loop:
     """An event loop in a thread, with a transport to the session of its own."""
 
-    def __init__(self, transport: SessionTransport, info: SessionInfo) -> None:
-        self._daemon = transport.daemon
-        self._info = info
+    def __init__(self, session: SessionBase[Transport]) -> None:
+        # Not the session: this thread must not keep it from being collected.
+        self._blocking, self._info = session._transport, session.info
         self._transport: AsyncTransport | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="executor-ports", daemon=True)
@@ -150,8 +147,8 @@ class _Loop:
     def _ports(self) -> AsyncSessionPorts:
         """Returns the ports, on a channel that is made in the loop that uses it."""
         if self._transport is None:
-            self._transport = AsyncTransport(self._daemon.endpoint, self._daemon.timeouts)
-        return AsyncSessionPorts(AsyncSessionTransport(self._transport, self._info), self._info)
+            self._transport = AsyncTransport(self._blocking.endpoint, self._blocking.timeouts)
+        return AsyncSessionPorts(SessionBase(self._transport, self._info))
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

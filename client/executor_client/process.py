@@ -22,8 +22,9 @@ from executor_client._core.assembler import EventGap
 from executor_client._core.limits import CANCEL_GRACE_S, INTERRUPT_GRACE_S
 from executor_client._core.process import FollowedProcess
 from executor_client._core.quiet_grpc import grpc
+from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
-from executor_client._sync import EventStream, Lock, SessionTransport, sleep
+from executor_client._sync import EventStream, Lock, Transport, sleep
 from executor_client.errors import (
     CallTimeoutError,
     PreconditionError,
@@ -51,12 +52,8 @@ class Process(ShortRepr):
 
     _shows = ("process_id", "pid", "result")
 
-    def __init__(
-        self, transport: SessionTransport, followed: FollowedProcess, session: object, written_bytes: int = 0
-    ) -> None:
-        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+    def __init__(self, session: SessionBase[Transport], followed: FollowedProcess, written_bytes: int = 0) -> None:
         self._session = session
-        self._transport = transport
         self._followed = followed
         self._written_bytes = written_bytes
         self._stream: EventStream | None = None
@@ -149,7 +146,7 @@ class Process(ShortRepr):
             cause: grpc.RpcError | EventGap | None = None
             try:
                 for message in stream:
-                    self._transport.daemon.answered = True
+                    self._session._transport.answered = True
                     event = self._followed.feed(message)
                     if self._followed.has_ended():
                         self._stream = None
@@ -175,7 +172,9 @@ class Process(ShortRepr):
             self.close()  # it would not end in time
         if self._stream is None:
             timeout_s = None if ends_s == math.inf else max(0.001, ends_s - time.monotonic())
-            self._stream = self._transport.open(self._followed.opening(), self._followed.trace, timeout_s)
+            self._stream = self._session._transport.channel.events(
+                self._followed.opening(), self._followed.trace, timeout_s
+            )
             self._stream_ends_s = ends_s
         return self._stream
 
@@ -184,7 +183,7 @@ class Process(ShortRepr):
         try:
             sleep(self._followed.interrupted(cause, time.monotonic()))
         except PreconditionError as error:
-            if not (self._transport.is_lost(error) and self._followed.may_have_begun):
+            if not (self._session._is_lost(error) and self._followed.may_have_begun):
                 raise
             self._followed.lost(error.message)
 
@@ -216,7 +215,7 @@ class Process(ShortRepr):
         with self._write_lock:
             offset = self._written_bytes
             for request in core.write_requests(self._followed.session_id, self.process_id, offset, data, eof=eof):
-                response = self._transport.call(self._transport.stub.WriteProcess, request)
+                response = self._session._open().call(request)
                 if response.written_bytes > request.offset + len(request.data):
                     self._written_bytes = response.written_bytes
                     raise PreconditionError("another client has written to this process: its input is not yours alone")
@@ -228,7 +227,7 @@ class Process(ShortRepr):
         request = pb.ResizeProcessRequest(
             session_id=self._followed.session_id, process_id=self.process_id, size=core.size_to_wire(size)
         )
-        self._transport.call(self._transport.stub.ResizeProcess, request)
+        self._session._open().call(request)
 
     def signal(self, number: int, target: str = "group") -> None:
         """Sends a signal: to its process group, to the "process" alone, or to the "tree" of all that it started.
@@ -236,7 +235,7 @@ class Process(ShortRepr):
         After its end it has no effect.
         """
         request = core.signal_request(self._followed.session_id, self.process_id, number, target)
-        self._transport.call(self._transport.stub.SignalProcess, request)
+        self._session._open().call(request)
 
     def terminate(self) -> None:
         """Sends SIGTERM to its process group."""
@@ -260,7 +259,7 @@ class Process(ShortRepr):
     def _send(self, number: int, target: str) -> None:
         """Sends a signal in one attempt."""
         request = core.signal_request(self._followed.session_id, self.process_id, number, target)
-        self._transport.once(self._transport.stub.SignalProcess, request, CANCEL_GRACE_S)
+        self._session._transport.once(request, CANCEL_GRACE_S)
 
     def __enter__(self) -> Self:
         return self

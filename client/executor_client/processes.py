@@ -10,12 +10,13 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import process as core
 from executor_client._core.arguments import checks_calls
 from executor_client._core.convert import from_wire
-from executor_client._core.process import HeadAndTail
+from executor_client._core.process import FollowedProcess, HeadAndTail
 from executor_client._core.quiet_grpc import grpc
+from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.tracing import current_trace
 from executor_client._core.waiting import Waits
-from executor_client._sync import Beside, OnOutput, SessionTransport, notify
+from executor_client._sync import Background, OnOutput, Transport, notify
 from executor_client.errors import (
     CallTimeoutError,
     ConnectionLost,
@@ -43,12 +44,10 @@ Command = str | Sequence[str]
 class SessionProcesses(ShortRepr):
     """The processes of one session. They run beside its executions, as the same user and under the same limits."""
 
-    _shows = ("_session_id",)
+    _shows = ("_session.session_id",)
 
-    def __init__(self, transport: SessionTransport, session_id: str, session: object) -> None:
+    def __init__(self, session: SessionBase[Transport]) -> None:
         self._session = session
-        self._transport = transport
-        self._session_id = session_id
 
     def run(
         self,
@@ -76,7 +75,7 @@ class SessionProcesses(ShortRepr):
             raise InvalidRequest("max_output_bytes is negative")
         given = None if input is None else core.as_bytes(input)
         request = core.start_request(
-            self._session_id,
+            self._session.session_id,
             command,
             cwd=cwd,
             env=env,
@@ -86,11 +85,11 @@ class SessionProcesses(ShortRepr):
             process_id=None,
         )
         kept = {"stdout": HeadAndTail(max_output_bytes), "stderr": HeadAndTail(max_output_bytes)}
-        with self._transport.waits() as waits:
+        with self._session._transport.waits() as waits:
             process = self._asked_for(request, waits)
             with _killed_on_failure(process):
                 process._begin()
-                with contextlib.nullcontext() if given is None else Beside(lambda: _give(process, given)):
+                with contextlib.nullcontext() if given is None else Background(lambda: _give(process, given)):
                     for event in process:
                         if isinstance(event, ProcessOutput):
                             kept[event.stream].add(event.data)
@@ -129,7 +128,7 @@ class SessionProcesses(ShortRepr):
         Raises as `run`.
         """
         request = core.start_request(
-            self._session_id,
+            self._session.session_id,
             command,
             cwd=cwd,
             env=env,
@@ -138,7 +137,7 @@ class SessionProcesses(ShortRepr):
             timeout_s=timeout_s,
             process_id=process_id,
         )
-        with self._transport.waits() as waits:
+        with self._session._transport.waits() as waits:
             process = self._asked_for(request, waits)
             process._begin()  # a part of making it
         # Not followed until it is iterated over: one that is followed, and that the caller never reads, would wait.
@@ -146,13 +145,16 @@ class SessionProcesses(ShortRepr):
         return process
 
     def _asked_for(self, request: pb.StartProcessRequest, waits: Waits) -> Process:
-        followed = self._transport.process(request, request.process_id, current_trace(), waits)
-        return Process(self._transport, followed, self._session)
+        return Process(self._session, self._followed(request.process_id, request, waits))
+
+    def _followed(self, process_id: str, request: pb.StartProcessRequest | None, waits: Waits) -> FollowedProcess:
+        transport = self._session._open()
+        return transport.process(self._session.session_id, process_id, request, current_trace(), waits)
 
     def list(self) -> list[ProcessInfo]:
         """Lists the session's processes, those that ended among them until they are forgotten."""
-        request = pb.ListProcessesRequest(session_id=self._session_id)
-        response = self._transport.call(self._transport.stub.ListProcesses, request)
+        request = pb.ListProcessesRequest(session_id=self._session.session_id)
+        response = self._session._open().call(request)
         return [from_wire(ProcessInfo, each) for each in response.processes]
 
     def attach(self, process_id: str, *, after_event: int = 0) -> Process:
@@ -163,12 +165,12 @@ class SessionProcesses(ShortRepr):
         found = [info for info in self.list() if info.process_id == process_id]
         if not found:
             raise NotFoundError(f"there is no process {process_id!r} in this session", reason="PROCESS_NOT_FOUND")
-        with self._transport.waits() as waits:
-            followed = self._transport.process(None, process_id, current_trace(), waits)
+        with self._session._transport.waits() as waits:
+            followed = self._followed(process_id, None, waits)
             followed.last_number, followed.pid = after_event, found[0].pid
         if found[0].result is not None and after_event >= found[0].last_event:
             followed.result = found[0].result  # no event follows that could bring it
-        return Process(self._transport, followed, self._session, found[0].written_bytes)
+        return Process(self._session, followed, found[0].written_bytes)
 
 
 def _give(process: Process, given: bytes) -> None:

@@ -26,7 +26,7 @@ from executor_client._core.requests import InlineBudget, LimitsLike
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
-from executor_client._sync import ClientLease, Lock, SessionTransport, ToolCalls, ToolPool
+from executor_client._sync import ClientLease, Lock, ToolCalls, ToolPool, Transport
 from executor_client._sync import OnEvent as OnEvent
 from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.driving import abandon, drive
@@ -53,16 +53,14 @@ class Session(SessionUndo):
     """
 
     def __init__(
-        self, transport: SessionTransport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
+        self, transport: Transport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
     ) -> None:
-        super().__init__(info)
+        super().__init__(transport, info)
         self._lease = lease
-        self._transport = transport
         self._tools: dict[str, Tool] = {}
         self._tool_pool = ToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
         self._close_lock = Lock()
-        self._closed = False
 
     # -----------------------------------------------------------------------------------------------------------------
     # Description
@@ -70,13 +68,13 @@ class Session(SessionUndo):
     def refresh(self) -> SessionInfo:
         """Asks the daemon for the session's present state."""
         request = pb.GetSessionRequest(session_id=self.session_id)
-        response = self._transport.call(self._transport.stub.GetSession, request)
+        response = self._open().call(request)
         return self._described(response.session)
 
     def keep_alive(self) -> SessionInfo:
         """Starts the session's idle time again."""
         request = pb.KeepAliveRequest(session_id=self.session_id)
-        response = self._transport.call(self._transport.stub.KeepAlive, request)
+        response = self._open().call(request)
         return self._described(response.session)
 
     def authorize_imports(self, imports: Iterable[str]) -> SessionInfo:
@@ -85,20 +83,18 @@ class Session(SessionUndo):
         Raises PolicyViolationError, with every module that the policy does not allow; then nothing has changed.
         """
         request = requests.authorize_imports(self.session_id, imports)
-        response = self._transport.call(
-            self._transport.stub.AuthorizeImports, request, self._turn("to authorize the imports")
-        )
+        response = self._open().call(request, self._turn("to authorize the imports"))
         return self._described(response.session)
 
     @property
     def files(self) -> SessionFiles:
         """The files of its workspace."""
-        return SessionFiles(self._transport, self.session_id, self)
+        return SessionFiles(self)
 
     @property
     def ports(self) -> SessionPorts:
         """TCP ports in its sandbox."""
-        return SessionPorts(self._transport, self._info, self)
+        return SessionPorts(self)
 
     def rename(self, name: str) -> SessionInfo:
         """Gives the session another name; an empty one takes its name away.
@@ -106,13 +102,13 @@ class Session(SessionUndo):
         Raises PreconditionError (NAME_TAKEN) when another session of the caller has it.
         """
         request = requests.rename(self.session_id, name)
-        response = self._transport.call(self._transport.stub.RenameSession, request)
+        response = self._open().call(request)
         return self._described(response.session)
 
     @property
     def processes(self) -> SessionProcesses:
         """Commands and terminals in its sandbox."""
-        return SessionProcesses(self._transport, self.session_id, self)
+        return SessionProcesses(self)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
@@ -160,16 +156,16 @@ class Session(SessionUndo):
         self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
         with self._transport.waits() as waits:
-            return self._watched(self._transport.execution(request, current_trace(), waits), tools, on_event)
+            return self._watched(self._open().execution(request, current_trace(), waits), tools, on_event)
 
     def _watched(self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None) -> ExecutionResult:
         self._running.add(execution.execution_id)
         try:
             with ToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
-                result = drive(self._transport, execution, calls, on_event, self._generation)
+                result = drive(self, execution, calls, on_event)
         except BaseException as error:
             if not (execution.refused or isinstance(error, ConnectionLost)):
-                abandon(self._transport, execution, wait=isinstance(error, KeyboardInterrupt))
+                abandon(self, execution, wait=isinstance(error, KeyboardInterrupt))
             raise
         finally:
             self._running.discard(execution.execution_id)
@@ -181,7 +177,7 @@ class Session(SessionUndo):
         for each in [execution_id] if execution_id is not None else list(self._running):
             request = pb.CancelExecutionRequest(session_id=self.session_id, execution_id=each)
             try:
-                self._transport.call(self._transport.stub.CancelExecution, request)
+                self._open().call(request)
             except NotFoundError:
                 # An execution of ours that has not reached the daemon yet, or has ended and is forgotten.
                 if execution_id is not None:
@@ -208,10 +204,10 @@ class Session(SessionUndo):
             request = requests.register_tools(self.session_id, made)
             for place, packed in shipped_tools.payloads(request, shipped):
                 place.CopyFrom(self._payload(packed, budget))
-            self._transport.once(self._transport.stub.RegisterTools, request)
+            self._transport.once(request)
 
         with shipped_tools.explaining(shipped):
-            self._transport.repeat(attempt, awaited=self._turn("to take the tools"))
+            self._open().repeat(attempt, awaited=self._turn("to take the tools"))
         self._tools = host_tools.on_host(made)
 
     def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
@@ -229,9 +225,9 @@ class Session(SessionUndo):
             )
             if answer.packed is not None:
                 request.value.packed.CopyFrom(self._payload(answer.packed, InlineBudget()))
-            self._transport.once(self._transport.stub.SubmitToolResult, request)
+            self._transport.once(request)
 
-        self._transport.repeat(attempt)
+        self._open().repeat(attempt)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Variables
@@ -249,10 +245,10 @@ class Session(SessionUndo):
             request = pb.SetVariablesRequest(session_id=self.session_id)
             for name, each in packed.items():
                 request.variables.add(name=name).value.packed.CopyFrom(self._payload(each, budget))
-            self._transport.once(self._transport.stub.SetVariables, request)
+            self._transport.once(request)
 
         if packed:
-            self._transport.repeat(attempt, awaited=self._turn("to take the variables"))
+            self._open().repeat(attempt, awaited=self._turn("to take the variables"))
 
     def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Reads variables; those that do not exist are left out. Without names: all that are not code or private."""
@@ -264,7 +260,7 @@ class Session(SessionUndo):
 
         def attempt() -> dict[str, Any]:
             blobs = IncomingBlobs(bytes_max=VARIABLES_BYTES_MAX, open_max=VARIABLES_MAX)
-            messages = self._transport.read(self._transport.stub.GetVariables, request)
+            messages = self._transport.read(request)
             with contextlib.closing(messages):
                 for message in messages:
                     if message.HasField("variables"):
@@ -273,13 +269,13 @@ class Session(SessionUndo):
                     blobs.add(message.blob_chunk)
             raise ProtocolError("the daemon sent no variables")
 
-        return self._transport.repeat(attempt, awaited=self._turn("to give the variables"))
+        return self._open().repeat(attempt, awaited=self._turn("to give the variables"))
 
     def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
         if budget.takes(packed):
             return requests.inline(packed)
         upload = requests.blob_upload(self.session_id, packed)
-        response = self._transport.upload(self._transport.stub.UploadBlob, upload)
+        response = self._transport.upload(self._transport.channel.stub.UploadBlob, upload)
         return requests.by_blob(response.blob_id, packed)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -312,23 +308,23 @@ class Session(SessionUndo):
 
         def attempt() -> Checkpoint:
             reader = StateReader()
-            messages = self._transport.read(self._transport.stub.ExportState, request, timeout_s)
+            messages = self._transport.read(request, timeout_s)
             with contextlib.closing(messages):
                 for message in messages:
                     reader.feed(message)
             return reader.finish()
 
-        return self._transport.repeat(attempt, awaited=self._turn("to write down its state"))
+        return self._open().repeat(attempt, awaited=self._turn("to write down its state"))
 
     def _begin_with(self, state: bytes) -> None:
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))
 
         def attempt() -> None:
             messages = requests.restore_state(self.session_id, state)
-            response = self._transport.upload(self._transport.stub.RestoreState, messages, timeout_s)
+            response = self._transport.upload(self._transport.channel.stub.RestoreState, messages, timeout_s)
             self._restored = convert.state_manifest_from_wire(response.manifest)
 
-        self._transport.repeat(attempt, awaited=self._turn("to restore a state"))
+        self._open().repeat(attempt, awaited=self._turn("to restore a state"))
 
     # -----------------------------------------------------------------------------------------------------------------
     # The end
@@ -344,12 +340,11 @@ class Session(SessionUndo):
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
                 self._transport.repeat(
-                    lambda: self._transport.once(self._transport.stub.DeleteSession, request),
+                    lambda: self._transport.once(request),
                     within_s=within_s,
                     awaited=self._turn("to end"),
                 )
                 self._lease.closed(self.session_id)
-            self._transport.closed()
             self._closed = True
         self._tool_pool.close()
 

@@ -14,7 +14,7 @@ from executor_client._core.arguments import checks_calls
 from executor_client._core.requests import LimitsLike
 from executor_client._core.session_base import SessionBase
 from executor_client._core.tools import Tool
-from executor_client._sync import OnEvent, SessionTransport
+from executor_client._sync import OnEvent, Transport
 from executor_client.errors import PreconditionError
 from executor_client.results import ExecutionResult
 from executor_client.savepoint import (
@@ -28,10 +28,9 @@ from executor_client.savepoint import (
 
 
 @checks_calls
-class SessionUndo(SessionBase):
+class SessionUndo(SessionBase[Transport]):
     """The calls of a session that go back, or try what can be left undone."""
 
-    _transport: SessionTransport
     _tools: dict[str, Tool]
 
     def savepoint(self) -> Savepoint:
@@ -44,7 +43,7 @@ class SessionUndo(SessionBase):
         host_tools.refuse_reentrance(self.session_id, "savepoint")
         turn = self._turn("to take a savepoint")
         request = pb.TakeSavepointRequest(session_id=self.session_id)
-        response = self._transport.call(self._transport.stub.TakeSavepoint, request, turn)
+        response = self._open().call(request, turn)
         return newest(convert.savepoints_from_wire(response.savepoints), 1)
 
     def savepoints(self) -> list[Savepoint]:
@@ -135,12 +134,12 @@ class SessionUndo(SessionBase):
     def _kept(self) -> list[Savepoint]:
         turn = self._turn("to list its savepoints")
         request = pb.ListSavepointsRequest(session_id=self.session_id)
-        response = self._transport.call(self._transport.stub.ListSavepoints, request, turn)
+        response = self._open().call(request, turn)
         return convert.savepoints_from_wire(response.savepoints)
 
     def _go_to(self, number: int, to_do: str) -> Rollback:
         request = pb.RollbackRequest(session_id=self.session_id, savepoint=number)
-        response = self._transport.call(self._transport.stub.Rollback, request, self._turn(to_do))
+        response = self._open().call(request, self._turn(to_do))
         done = convert.rollback_from_wire(response, number)
         self._generation = done.generation
         return done

@@ -9,9 +9,10 @@ from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core.convert import from_wire
+from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.tracing import current_trace
-from executor_client._sync import EventStream, SessionTransport
+from executor_client._sync import EventStream, Transport
 from executor_client.errors import ExecutorClientError, ProtocolError, UnavailableError
 from executor_client.file_results import FileChanges
 
@@ -25,20 +26,18 @@ class FileWatch(ShortRepr):
 
     _shows = ("_request.session_id", "_request.path")
 
-    def __init__(self, transport: SessionTransport, request: pb.WatchFilesRequest, session: object = None) -> None:
-        """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
+    def __init__(self, session: SessionBase[Transport], request: pb.WatchFilesRequest) -> None:
         self._session = session
-        self._transport = transport
         self._request = request
         self._stream: EventStream | None = None
         self._closed = False
 
     def _begin(self) -> None:
         """Returns when it watches."""
-        self._transport.repeat(self._attempt)
+        self._session._open().repeat(self._attempt)
 
     def _attempt(self) -> None:
-        stream = self._transport.open(self._request, current_trace(), None)
+        stream = self._session._transport.channel.events(self._request, current_trace())
         try:
             if self._next(stream) is None:
                 raise ProtocolError("a watch ended before it began")
@@ -51,9 +50,9 @@ class FileWatch(ShortRepr):
 
     def _next(self, stream: EventStream) -> Any:
         """Returns the next message; None after the last."""
-        with self._transport.daemon.calling():
+        with self._session._transport.channel.calling():
             for message in stream:
-                self._transport.daemon.answered = True
+                self._session._transport.answered = True
                 return message
         return None
 

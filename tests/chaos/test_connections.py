@@ -155,14 +155,14 @@ def pieces():
     yield pb.PutFileRequest(header=pb.PutFileHeader(session_id=session.session_id, path="f", size_bytes=10**6))
     yield pb.PutFileRequest(data=bytes(200_000))
     hang()
-client._transport.once(client._transport.stub.PutFile, pieces())
+client._transport.upload(client._transport.channel.stub.PutFile, pieces())
 """,
     "in an upload of a value": """
 def pieces():
     yield pb.UploadBlobRequest(header=pb.UploadBlobHeader(session_id=session.session_id, size_bytes=10**6))
     yield pb.UploadBlobRequest(data=bytes(200_000))
     hang()
-client._transport.once(client._transport.stub.UploadBlob, pieces())
+client._transport.upload(client._transport.channel.stub.UploadBlob, pieces())
 """,
     "in a download larger than the journal": """
 from executor_client._core import execution

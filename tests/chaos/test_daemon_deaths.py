@@ -97,7 +97,7 @@ def test_quiet_sandbox_is_no_orphan_while_its_daemon_lives(start: StartDaemon) -
 def leave_after_the_first_event(session: Session, code: str) -> None:
     """Begins an execution and follows it no longer, as a client whose connection is lost."""
     request = requests.execute(session.session_id, f"print(1)\n{code}", "full", "trailing_expression", None)
-    stream = session._transport.open(request, ())
+    stream = session._transport.channel.events(request, ())
     next(iter(stream))
     stream.cancel()
 

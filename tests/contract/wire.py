@@ -272,7 +272,6 @@ class WireSession:
         self.tenant = tenant
         self._session = session
         self._transport = session._transport
-        self._stub = session._transport.stub
         self._described = described
         self._executions: dict[str, WireExecution] = {}
         self.session_id = session.session_id
@@ -282,8 +281,8 @@ class WireSession:
         self.savepoints = WireSavepoints(self)
 
     @property
-    def transport(self) -> Any:
-        return self._transport
+    def client_session(self) -> AsyncSession:
+        return self._session
 
     @property
     def state(self) -> str:
@@ -340,20 +339,18 @@ class WireSession:
             request.error.CopyFrom(service_pb.ToolError(type=answer.type, message=answer.message))
         else:
             request.value.CopyFrom(values.value_to(answer))
-        await self.once("SubmitToolResult", request)
+        await self.once(request)
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
         wire = map(values.tool_to, tools)
-        await self.once("RegisterTools", service_pb.RegisterToolsRequest(session_id=self.session_id, tools=wire))
+        await self.once(service_pb.RegisterToolsRequest(session_id=self.session_id, tools=wire))
 
     async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
         named = [pb.NamedValue(name=name, value=values.value_to(payload)) for name, payload in variables]
-        await self.once("SetVariables", service_pb.SetVariablesRequest(session_id=self.session_id, variables=named))
+        await self.once(service_pb.SetVariablesRequest(session_id=self.session_id, variables=named))
 
     async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
-        async for part in self.read(
-            "GetVariables", service_pb.GetVariablesRequest(session_id=self.session_id, names=names)
-        ):
+        async for part in self.read(service_pb.GetVariablesRequest(session_id=self.session_id, names=names)):
             if part.WhichOneof("part") == "blob_chunk":
                 yield values.blob_chunk_from(part.blob_chunk)
             else:
@@ -376,17 +373,17 @@ class WireSession:
 
     async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
         request = service_pb.GetFileRequest(session_id=self.session_id, path=path, format=_format_of(tar))
-        async for part in self.read("GetFile", request):
+        async for part in self.read(request):
             yield values.file_from(part.file) if part.WhichOneof("part") == "file" else part.data
 
     async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
         request = service_pb.ListFilesRequest(session_id=self.session_id, path=path)
-        answer = await self.once("ListFiles", request)
+        answer = await self.once(request)
         return list(map(values.file_from, answer.files)), answer.truncated
 
     async def export_state(self, _: object) -> AsyncIterator[bytes | StateManifest]:
         """The archives are the node's, and not those of the test."""
-        async for part in self.read("ExportState", service_pb.ExportStateRequest(session_id=self.session_id)):
+        async for part in self.read(service_pb.ExportStateRequest(session_id=self.session_id)):
             yield part.data if part.WhichOneof("part") == "data" else values.manifest_from(part.manifest)
 
     async def restore_state(self, _: object, pieces: AsyncIterator[bytes]) -> StateManifest:
@@ -399,13 +396,13 @@ class WireSession:
             await execution.leave()
         await self._session.close()
 
-    async def once(self, method: str, request: Any) -> Any:
+    async def once(self, request: Any) -> Any:
         with values.refusals():
-            return await self._transport.once(getattr(self._stub, method), request)
+            return await self._transport.once(request)
 
-    async def read(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
+    async def read(self, request: Any) -> AsyncGenerator[Any, None]:
         with values.refusals():
-            async for message in self._transport.read(getattr(self._stub, method), request):
+            async for message in self._transport.read(request):
                 yield message
 
     async def _upload(self, method: str, make: Any, first: dict[str, Any], pieces: AsyncIterator[bytes]) -> Any:
@@ -413,7 +410,7 @@ class WireSession:
         for left in reversed(range(UPLOADS)):
             try:
                 with values.refusals():
-                    return await self._transport.upload(getattr(self._stub, method), _each(requests))
+                    return await self._transport.upload(getattr(self._transport.channel.stub, method), _each(requests))
             except UnavailableError:
                 if not left:
                     raise
@@ -426,7 +423,7 @@ class WireExecution:
     def __init__(self, session: WireSession, execution_id: str, request: service_pb.ExecuteRequest) -> None:
         self.execution_id = execution_id
         self._session = session
-        self._began = session.read("Execute", request)
+        self._began = session.read(request)
         self._is_read = False
         self._first: asyncio.Future[Any] = asyncio.ensure_future(anext(self._began))
         self._cancelled: list[asyncio.Task[Any]] = []
@@ -448,12 +445,12 @@ class WireExecution:
             async for message in self._began:
                 yield values.event_from(message.event)
             return
-        async for message in self._session.read("AttachExecution", self._attach(after)):
+        async for message in self._session.read(self._attach(after)):
             yield values.event_from(message.event)
 
     def cancel(self) -> None:
         request = service_pb.CancelExecutionRequest(session_id=self._session.session_id, execution_id=self.execution_id)
-        self._cancelled.append(asyncio.ensure_future(self._session.once("CancelExecution", request)))
+        self._cancelled.append(asyncio.ensure_future(self._session.once(request)))
 
     async def leave(self) -> None:
         """Ends the streams that were not read to their ends; the execution goes on."""
@@ -470,7 +467,7 @@ class WireExecution:
     async def _is_known(self) -> bool:
         """An event that no execution has is out of the range of this one, once the daemon has it."""
         try:
-            async for _ in self._session.read("AttachExecution", self._attach(NEVER)):
+            async for _ in self._session.read(self._attach(NEVER)):
                 break
         except NotFound:
             return False

@@ -25,7 +25,7 @@ class WirePorts:
     async def open(self, port: int) -> AsyncIterator[WireConnection]:
         """Opens a connection. Raises its refusal."""
         with values.refusals():
-            opened = await aio_ports._opened(self._session.transport, self._session.session_id, port)
+            opened = await aio_ports._opened(self._session.client_session, port)
         try:
             yield WireConnection(self._session, opened)
         finally:
@@ -40,7 +40,7 @@ class WireConnection:
     async def read(self) -> bytes:
         """Returns data of the program; nothing after its last. Raises Unavailable when it was cut off."""
         try:
-            with values.refusals(), self._session.transport.daemon.calling():
+            with values.refusals(), self._opened.channel.calling():
                 async for message in self._opened.messages:
                     return bytes(message.data) if message.WhichOneof("part") == "data" else b""
         except UnavailableError as error:

@@ -43,7 +43,7 @@ class WireProcesses:
             timeout_s=request.timeout_s,
             prefers_bash=request.prefers_bash,
         )
-        async with aclosing(self._session.read("StartProcess", wire)) as answers:
+        async with aclosing(self._session.read(wire)) as answers:
             first = await anext(answers)
         assert first.event.WhichOneof("kind") == "started"
         made = WireProcessLog(self._session, request.process_id, first.event.started.pid)
@@ -60,19 +60,19 @@ class WireProcesses:
 
     async def _listed(self) -> Sequence[pb.ProcessInfo]:
         request = service_pb.ListProcessesRequest(session_id=self._session.session_id)
-        return list((await self._session.once("ListProcesses", request)).processes)
+        return list((await self._session.once(request)).processes)
 
     async def write(self, process_id: str, offset: int, data: bytes, *, eof: bool) -> int:
         request = service_pb.WriteProcessRequest(
             session_id=self._session.session_id, process_id=process_id, offset=offset, data=data, eof=eof
         )
-        return int((await self._session.once("WriteProcess", request)).written_bytes)
+        return int((await self._session.once(request)).written_bytes)
 
     async def resize(self, process_id: str, size: TerminalSize) -> None:
         request = service_pb.ResizeProcessRequest(
             session_id=self._session.session_id, process_id=process_id, size=_size_to(size)
         )
-        await self._session.once("ResizeProcess", request)
+        await self._session.once(request)
 
     async def signal(self, process_id: str, signal: int, target: SignalTarget) -> None:
         request = service_pb.SignalProcessRequest(
@@ -81,7 +81,7 @@ class WireProcesses:
             signal=signal,
             target=f"SIGNAL_TARGET_{target.name}",
         )
-        await self._session.once("SignalProcess", request)
+        await self._session.once(request)
 
 
 class WireProcessLog:
@@ -96,7 +96,7 @@ class WireProcessLog:
         request = service_pb.AttachProcessRequest(
             session_id=self._session.session_id, process_id=self.process_id, after_event=after
         )
-        async with aclosing(self._session.read("AttachProcess", request)) as answers:
+        async with aclosing(self._session.read(request)) as answers:
             async for answer in answers:
                 yield ProcessEvent(answer.event.number, _kind_from(answer.event))
 

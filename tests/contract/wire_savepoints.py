@@ -18,17 +18,17 @@ class WireSavepoints:
 
     async def take(self) -> Savepoints:
         request = service_pb.TakeSavepointRequest(session_id=self._session.session_id)
-        answer = await self._session.once("TakeSavepoint", request)
+        answer = await self._session.once(request)
         return Savepoints(_from(answer.savepoints), answer.dropped, 0, taken=answer.savepoints[-1].number)
 
     async def roll_back(self, number: int) -> Savepoints:
         request = service_pb.RollbackRequest(session_id=self._session.session_id, savepoint=number)
-        answer = await self._session.once("Rollback", request)
+        answer = await self._session.once(request)
         return Savepoints(_from(answer.savepoints), answer.dropped, answer.generation, left_out=tuple(answer.left_out))
 
     async def listed(self) -> Savepoints:
         request = service_pb.ListSavepointsRequest(session_id=self._session.session_id)
-        answer = await self._session.once("ListSavepoints", request)
+        answer = await self._session.once(request)
         return Savepoints(_from(answer.savepoints), 0, 0)
 
 

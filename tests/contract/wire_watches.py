@@ -20,7 +20,7 @@ class WireWatches:
 
     async def changes(self, path: str, *, recursive: bool) -> AsyncGenerator[FileChanges, None]:
         request = service_pb.WatchFilesRequest(session_id=self._session.session_id, path=path, recursive=recursive)
-        async with aclosing(self._session.read("WatchFiles", request)) as answers:
+        async with aclosing(self._session.read(request)) as answers:
             async for answer in answers:
                 yield FileChanges(tuple(map(_change_from, answer.changes)), answer.overflowed)
 

@@ -127,8 +127,7 @@ def _register(session: Session, names: Sequence[str], names_in_sandbox: Sequence
     shipped = types_pb2.ShippedTool(source=types_pb2.ToolSource(text="def tool(): pass", entry="tool"))
     tools = [types_pb2.ToolSpec(name=name) for name in names]
     tools += [types_pb2.ToolSpec(name=name, shipped=shipped) for name in names_in_sandbox]
-    transport = session._transport
-    transport.call(transport.stub.RegisterTools, pb.RegisterToolsRequest(session_id=session.session_id, tools=tools))
+    session._transport.call(pb.RegisterToolsRequest(session_id=session.session_id, tools=tools))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

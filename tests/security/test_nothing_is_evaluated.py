@@ -126,10 +126,9 @@ def _ship_tools(session: Session) -> None:
         types.ShippedTool(source=source, modules=["nowhere", "os.path"]),
     ):
         tools = [types.ToolSpec(name="tool", shipped=shipped)]
-        transport = session._transport
         try:
             request = service.RegisterToolsRequest(session_id=session.session_id, tools=tools)
-            transport.call(transport.stub.RegisterTools, request)
+            session._transport.call(request)
         except InvalidRequest as refusal:
             assert refusal.reason in ("TOOL_REFUSED", "MODULES_MISSING")
         else:

@@ -1,16 +1,16 @@
 """The asyncio side of the client's transport: what needs an event loop.
 
 Owns the channel and its streams, host tools as tasks, the timers that report waits, and the primitives of `runtime`.
-`transport` and `session_transport`, like the asyncio client itself, are written once: `make unasync` writes the
-blocking ones from them. The other modules each have a counterpart in `_sync`, written by hand, with the same names less
-their "Async": all that differs between the two clients is in them.
+`make unasync` writes the blocking `transport` from the one here, as it does for the client itself. Each other module
+has a handwritten counterpart in `_sync`, with the same names without "Async"; these hold all the differences between
+the two clients.
 
 Must not know `_sync`, nor the clients and sessions above it.
 """
 
 from executor_client._aio.channel import AsyncEventStream
 from executor_client._aio.runtime import (
-    Beside,
+    Background,
     Lock,
     OnEvent,
     OnOutput,
@@ -20,6 +20,5 @@ from executor_client._aio.runtime import (
     sleep,
     wait_for,
 )
-from executor_client._aio.session_transport import AsyncSessionTransport
 from executor_client._aio.tool_calls import AsyncToolCalls, AsyncToolPool
 from executor_client._aio.transport import AsyncTransport

@@ -36,7 +36,7 @@ class AsyncChannel(ChannelBase):
                 "loop, and find a session again by get_session"
             )
 
-    def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> AsyncEventStream:
+    def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> AsyncEventStream:
         """Starts a stream of events. Its reader gets gRPC's errors, for `Followed` to decide on."""
         return AsyncEventStream(self, self.start_events(request, trace, timeout_s))
 

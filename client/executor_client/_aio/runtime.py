@@ -49,8 +49,8 @@ def is_cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class Beside:
-    """Runs a coroutine beside the body of an `async with`, and waits for its end; the body's error ends it."""
+class Background:
+    """Runs a coroutine during the body of an `async with`, and waits for its end; an error of the body cancels it."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._work = work

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from executor_client._aio.channel import AsyncChannel, AsyncEventStream
+from google.protobuf.message import Message
+
+from executor_client._aio.channel import AsyncChannel
 from executor_client._aio.runtime import run_blocking, sleep
 from executor_client._aio.timer import AsyncTimer
 from executor_client._core import probe
-from executor_client._core.channel import EventsRequest
 from executor_client._core.endpoint import Endpoint
-from executor_client._core.tracing import Metadata
 from executor_client._core.transport_base import Timeouts, TransportBase, is_unreached
 from executor_client._core.waiting import Awaited
 from executor_client.errors import ExecutorClientError
@@ -26,61 +25,46 @@ class AsyncTransport(TransportBase):
     """Owns the channel and makes the calls. Belongs to the event loop that runs when it is made."""
 
     def __init__(self, endpoint: Endpoint, timeouts: Timeouts, on_wait: OnWait | None = None) -> None:
-        self._channel = AsyncChannel(endpoint)
-        super().__init__(self._channel, timeouts, None if on_wait is None else AsyncTimer(on_wait))
-
-    def check_caller(self) -> None:
-        """Raises ConfigurationError where this transport cannot be used."""
-        self._channel.check_caller()
+        self.channel = AsyncChannel(endpoint)
+        super().__init__(self.channel, timeouts, None if on_wait is None else AsyncTimer(on_wait))
 
     async def close(self) -> None:
-        """Closes the channel. Calls that wait end with UnavailableError, and no other call begins."""
-        self.check_caller()
-        self._channel.shut()
+        """Closes the channel. Waiting calls end with UnavailableError, and no other call begins."""
+        self.channel.check_caller()
+        self.channel.shut()
         self._end_reports()
-        await self._channel.close()
+        await self.channel.close()
 
-    def open(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> AsyncEventStream:
-        """Starts a stream of the events of an execution or a process, which all belong to the trace of the first."""
-        return self._channel.events(request, trace, timeout_s)
-
-    def duplex(self, method: Callable[..., Any]) -> Any:
-        """Starts a call with streams in both directions, without a time limit. Its errors are gRPC's: `calling`."""
-        return method(metadata=self._channel.metadata())
-
-    def calling(self) -> AbstractContextManager[None]:
-        """Translates gRPC's errors around a use of such a call."""
-        return self._channel.calling()
-
-    async def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
+    async def once(self, request: Message, timeout_s: float | None = None) -> Any:
         """Makes one attempt of a call with one answer."""
-        with self._channel.calling():
-            metadata = self._channel.metadata()
+        return await self._attempt(self.channel.method(request), request, timeout_s)
+
+    async def upload(self, method: Callable[..., Any], requests: Any, timeout_s: float | None = None) -> Any:
+        """Makes one attempt of a call with a stream of requests, by a method of the channel's stub."""
+        with self.channel.uploading():
+            return await self._attempt(method, requests, timeout_s)
+
+    async def _attempt(self, method: Callable[..., Any], request: Any, timeout_s: float | None) -> Any:
+        with self.channel.calling():
+            metadata = self.channel.metadata()
             response = await method(request, timeout=timeout_s or self.timeouts.call_s, metadata=metadata)
         self.answered = True
         return response
 
-    async def upload(self, method: Callable[..., Any], requests: Any, timeout_s: float | None = None) -> Any:
-        """Makes one attempt of a call with a stream of requests."""
-        with self._channel.uploading():
-            return await self.once(method, requests, timeout_s)
-
-    async def read(
-        self, method: Callable[..., Any], request: Any, timeout_s: float | None = None
-    ) -> AsyncGenerator[Any, None]:
+    async def read(self, request: Message, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Makes one attempt of a call with a stream of answers. A reader that stops early cancels the call."""
-        with self._channel.calling():
-            metadata = self._channel.metadata()
-            stream = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=metadata)
+        with self.channel.calling():
+            metadata = self.channel.metadata()
+            stream = self.channel.method(request)(request, timeout=timeout_s or self.timeouts.call_s, metadata=metadata)
             try:
                 async for message in stream:
                     yield message
             finally:
                 stream.cancel()
 
-    async def call(self, method: Callable[..., Any], request: Any, awaited: Awaited | None = None) -> Any:
+    async def call(self, request: Message, awaited: Awaited | None = None) -> Any:
         """Makes a call with one answer, repeated where that may help. `awaited` names the wait in reports."""
-        return await self.repeat(lambda: self.once(method, request), awaited=awaited or self.answer)
+        return await self.repeat(lambda: self.once(request), awaited=awaited or self.answer)
 
     async def repeat(
         self,

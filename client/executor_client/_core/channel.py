@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from google.protobuf.message import Message
+
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import status
 from executor_client._core.endpoint import Endpoint
@@ -21,13 +23,6 @@ EventsRequest = (
     | pb.WatchFilesRequest
 )
 """A request that a stream of numbered events answers."""
-_METHODS: dict[type, str] = {
-    pb.ExecuteRequest: "Execute",
-    pb.AttachExecutionRequest: "AttachExecution",
-    pb.StartProcessRequest: "StartProcess",
-    pb.AttachProcessRequest: "AttachProcess",
-    pb.WatchFilesRequest: "WatchFiles",
-}
 
 
 class ChannelBase:
@@ -53,12 +48,15 @@ class ChannelBase:
         self.check_caller()
         return (*self.endpoint.metadata, *current_trace())
 
+    def method(self, request: Message) -> Any:
+        """Returns the stub's method for a request: an RPC and its request have the same name."""
+        return getattr(self.stub, type(request).__name__.removesuffix("Request"))
+
     def start_events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> Any:
         """Starts a gRPC stream of the events of an execution or a process, as a part of `trace`."""
         self.check_caller()
-        method = getattr(self.stub, _METHODS[type(request)])
         with self.calling():
-            return method(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
+            return self.method(request)(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
 
     @contextmanager
     def calling(self) -> Iterator[None]:

@@ -1,51 +1,59 @@
-"""A session as the daemon last described it. No I/O; both clients share it."""
+"""A session as the daemon last described it, and the transport of its calls. No I/O; both clients share it."""
 
 from __future__ import annotations
 
 import re
+from typing import Generic, TypeVar
 
 from executor_api.v1 import types_pb2
 from executor_client._core import convert
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.waiting import Awaited
+from executor_client.errors import ExecutorClientError, NotFoundError
 from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
 from executor_client.waits import WaitKind
 
-# In a fleet the node's name and its epoch, eight digits that all of its sessions have, come before the random ones.
+T = TypeVar("T")
+
+# In a fleet, the node's name and its epoch (eight digits, the same for all its sessions) precede the random digits.
 _LONG_ID = re.compile(r"([a-z0-9-]{1,24}-[0-9a-f]{8}(?=[0-9a-f]{24}$))?([0-9a-f]{24,32})")
 
 
 def short_id(session_id: str, digits: int = 8) -> str:
-    """Returns the beginning of a session's id with so many random digits, for people."""
+    """Returns the start of a session's id, with this many random digits, for people."""
     found = _LONG_ID.fullmatch(session_id)
     return f"{found[1] or ''}{found[2][:digits]}" if found else session_id
 
 
 def is_id(text: str) -> bool:
-    """True for a text in the form of a session's id; another one can be a name."""
+    """True for text in the form of a session's id; other text can be a name."""
     return _LONG_ID.fullmatch(text) is not None
 
 
 def begins(session_id: str, prefix: str) -> bool:
-    """True when a person who writes the prefix may mean this session. What comes before the random digits may be left
-    out."""
+    """True if a person who types the prefix may mean this session. The part before the random digits is optional."""
     found = _LONG_ID.fullmatch(session_id)
     return session_id.startswith(prefix) or (found is not None and found[2].startswith(prefix))
 
 
-class SessionBase(ShortRepr):
-    """The derived class passes on each new description by the daemon."""
+class SessionBase(ShortRepr, Generic[T]):
+    """Its files, ports and processes refer to it, which keeps it alive: a session ends with the last reference to it.
+
+    `T` is the transport of the client.
+    """
 
     _shows = ("session_id", "name", "generation")
 
-    def __init__(self, info: SessionInfo) -> None:
+    def __init__(self, transport: T, info: SessionInfo) -> None:
+        self._transport = transport
+        self._closed = False
         self._info = info
         self._generation = info.generation
         self._restored: StateManifest | None = None
 
     @property
     def restored(self) -> StateManifest | None:
-        """The restored part of the state that the session began with; None if this object did not begin it with one."""
+        """What was restored of the state given to `create_session`; None without one."""
         return self._restored
 
     @property
@@ -54,7 +62,7 @@ class SessionBase(ShortRepr):
 
     @property
     def name(self) -> str:
-        """Its name, which is unique among the caller's sessions; empty if it has none."""
+        """Its name, unique among the caller's sessions; empty if it has none."""
         return self._info.name
 
     @property
@@ -78,11 +86,25 @@ class SessionBase(ShortRepr):
 
     @property
     def network(self) -> tuple[str, ...]:
-        """The hosts that code may reach, through the proxy of its sandbox; empty: it has no network."""
+        """The hosts that code may reach through the sandbox's proxy; empty without a network."""
         return self._info.network
 
+    def _open(self) -> T:
+        """Returns the transport, for a new call. Raises NotFoundError after the session was closed here."""
+        if self._closed:
+            raise NotFoundError(
+                "this session was closed, by its close() or at the end of its `with` block; create another one "
+                "(create_session)",
+                reason="SESSION_CLOSED",
+            )
+        return self._transport
+
+    def _is_lost(self, error: ExecutorClientError) -> bool:
+        """True if the error is from the front of a fleet, and says that the session was lost with its node."""
+        return bool(self._info.node) and error.reason == "SESSION_LOST"
+
     def _turn(self, to_do: str) -> Awaited:
-        """Returns the object of the wait of a call that the executions ahead of it delay."""
+        """Describes the wait of a call behind the session's executions."""
         return Awaited(WaitKind.SESSION, f"session {short_id(self.session_id)} {to_do}")
 
     def _described(self, wire: types_pb2.Session) -> SessionInfo:

@@ -39,7 +39,6 @@ class TransportBase:
 
     def __init__(self, channel: ChannelBase, timeouts: Timeouts, timer: WaitTimer | None) -> None:
         self.endpoint = channel.endpoint
-        self.stub = channel.stub
         self.timeouts = timeouts
         self.answered = False
         self._timer = timer

@@ -25,12 +25,9 @@ from dataclasses import dataclass, field
 from executor_api.limits import CODE_BYTES_MAX, TOOL_MODULES_MAX, TOOLS_SHIPPED_BYTES_MAX
 from executor_api.values import EncodeError
 from executor_client._core.values import pack, pack_by_value
-from executor_client._shipping.classes import Classes
-from executor_client._shipping.definitions import Definitions
 from executor_client._shipping.dialects import Dialect
-from executor_client._shipping.functions import Functions
 from executor_client._shipping.objects import Objects
-from executor_client._shipping.owners import Owner, owner_of
+from executor_client._shipping.owners import Owner, owner_of, users_modules
 from executor_client._shipping.source import compiled
 from executor_client._shipping.writer import PREFIX, Problem, StandIn, Writer
 from executor_client.errors import ToolNotShippable
@@ -66,22 +63,17 @@ def ship(
     """
     writer = Writer()
     used = dialect or Dialect()
-    definitions = Definitions(writer, used)
-    definitions.functions = Functions(definitions)
-    definitions.classes = Classes(definitions)
-    definitions.objects = Objects(writer, used, definitions)
-    for other, its_object in (others or {}).items():
-        if its_object is not tool and other != name:
-            definitions.objects.register_tool(its_object, other)
+    tools = {id(each): other for other, each in (others or {}).items() if each is not tool and other != name}
+    objects = Objects(writer, used, tools)
     try:
-        writer.say(f"{_ENTRY} = {definitions.objects.ref(tool, 'self')}")
-        definitions.finish()
+        writer.say(f"{_ENTRY} = {objects.ref(tool, 'self')}")
+        objects.finish()
     except RecursionError:
         raise ToolNotShippable(name, ["what it uses is nested too deeply to be followed"]) from None
     if not writer.problems:
         return _packed(name, writer)
     if used.carries_bytecode and all(problem.lacks_source for problem in writer.problems):
-        return _pickled(name, tool, definitions, python)
+        return _pickled(name, tool, writer, python)
     raise ToolNotShippable(name, [str(problem) for problem in writer.problems])
 
 
@@ -108,14 +100,14 @@ def _packed(name: str, writer: Writer) -> Shipped:
     return Shipped(text, _ENTRY, bindings, modules=tuple(writer.modules))
 
 
-def _pickled(name: str, tool: object, definitions: Definitions, python: str) -> Shipped:
+def _pickled(name: str, tool: object, writer: Writer, python: str) -> Shipped:
     here = "{}.{}".format(*sys.version_info[:2])
-    problems = [str(problem) for problem in definitions.writer.problems]
+    problems = [str(problem) for problem in writer.problems]
     if ".".join(python.split(".")[:2]) != here:
         difference = f"bytecode can't be sent instead: Python is {here} here and {python or 'unknown'} in the sandbox"
         raise ToolNotShippable(name, [*problems, difference])
     try:
-        return Shipped(value=pack_by_value(tool, definitions.users_modules()))
+        return Shipped(value=pack_by_value(tool, users_modules()))
     except EncodeError as error:
         raise ToolNotShippable(name, [*problems, f"nor can it be pickled: {error}"]) from error
 

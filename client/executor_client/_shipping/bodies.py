@@ -12,15 +12,17 @@ import dataclasses
 import enum
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from executor_api.values import EncodeError
-from executor_client._shipping.definitions import Definitions
 from executor_client._shipping.functions import annotation_edits, default_edits, is_literal_of, is_transparent, quoted
 from executor_client._shipping.libraries import import_path
 from executor_client._shipping.plain import is_plain
 from executor_client._shipping.source import Edit, Found
 from executor_client._shipping.writer import Space
+
+if TYPE_CHECKING:
+    from executor_client._shipping.definitions import Definitions
 
 _INTERNAL = frozenset({"_abc_impl", "_is_protocol", "_is_runtime_protocol"})
 _NOTHING = object()

@@ -11,14 +11,16 @@ import inspect
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from executor_client._shipping.bodies import Body
-from executor_client._shipping.definitions import NO_SOURCE, Definitions
 from executor_client._shipping.libraries import evaluated
 from executor_client._shipping.names import Names, names_of
-from executor_client._shipping.source import Found, cut_out, indented
+from executor_client._shipping.source import NO_SOURCE, Found, cut_out, indented
 from executor_client._shipping.writer import Space
+
+if TYPE_CHECKING:
+    from executor_client._shipping.definitions import Definitions
 
 
 class Classes:

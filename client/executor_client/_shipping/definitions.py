@@ -13,7 +13,9 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from executor_client._shipping.cells import Cells
+from executor_client._shipping.classes import Classes
 from executor_client._shipping.dialects import Dialect
+from executor_client._shipping.functions import Functions
 from executor_client._shipping.libraries import import_path, imported_as, submodule
 from executor_client._shipping.names import Names
 from executor_client._shipping.owners import Owner, owner_of
@@ -21,8 +23,6 @@ from executor_client._shipping.source import SourceFiles
 from executor_client._shipping.writer import PREFIX, Space, Writer
 
 if TYPE_CHECKING:
-    from executor_client._shipping.classes import Classes
-    from executor_client._shipping.functions import Functions
     from executor_client._shipping.objects import Objects
 
 _EVERY_MODULES = frozenset(
@@ -30,19 +30,16 @@ _EVERY_MODULES = frozenset(
 )
 _OF_FILES = frozenset({"__file__", "__path__", "__spec__", "__loader__", "__cached__"})
 
-NO_SOURCE = "its source can't be had, or has changed since it was loaded"
-
 
 class Definitions:
     """The names of every module that a tool's source comes from."""
 
-    objects: Objects
-    functions: Functions
-    classes: Classes
-
-    def __init__(self, writer: Writer, dialect: Dialect) -> None:
+    def __init__(self, writer: Writer, dialect: Dialect, objects: Objects) -> None:
         self.writer = writer
         self.dialect = dialect
+        self.objects = objects
+        self._functions = Functions(self)
+        self._classes = Classes(self)
         self.files = SourceFiles()
         self.cells = Cells()
         self._defined: set[tuple[int, str]] = set()
@@ -54,22 +51,14 @@ class Definitions:
         """Returns True if the source of this module's objects is shipped."""
         return self.dialect.ships_module(module) or owner_of(module) in (Owner.USER, Owner.UNKNOWN)
 
-    def users_modules(self) -> list[types.ModuleType]:
-        """Returns the loaded modules that are neither Python's nor installed."""
-        return [
-            module
-            for name, module in list(sys.modules.items())
-            if type(module) is types.ModuleType and name != "__main__" and owner_of(name) is Owner.USER
-        ]
-
     def function(self, value: types.FunctionType, where: str) -> str:
         if self.is_users(str(value.__globals__.get("__name__", "__main__"))):
-            return self.functions.define(value, where)
+            return self._functions.define(value, where)
         return self.of_library(value, where)
 
     def class_(self, value: type, where: str) -> str:
         if self.is_users(value.__module__):
-            return self.classes.define(value, where)
+            return self._classes.define(value, where)
         return self.of_library(value, where)
 
     def cached(self, value: Any, where: str) -> str:
@@ -87,7 +76,7 @@ class Definitions:
         if path is not None and not self.is_users(path[0]):
             return self._imported(*path)
         if isinstance(value, types.FunctionType) and isinstance(inspect.unwrap(value), types.FunctionType):
-            redone = self.functions.decorated_again(value, where)
+            redone = self._functions.decorated_again(value, where)
             if redone is not None:
                 return redone
         kind = type(value).__qualname__
@@ -150,7 +139,6 @@ class Definitions:
 
     def finish(self) -> None:
         """Refuses undefined names and separated variables, which are known only after everything was followed."""
-        self.objects.finish()
         self.cells.finish(self.writer)
         for space, name in self._missing:
             if (id(space.namespace), name) not in self._stored:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from executor_client._shipping.definitions import NO_SOURCE, Definitions
 from executor_client._shipping.libraries import evaluated
 from executor_client._shipping.names import names_of
-from executor_client._shipping.source import Edit, Found, FunctionNode, cut_out, indented
+from executor_client._shipping.source import NO_SOURCE, Edit, Found, FunctionNode, cut_out, indented
 from executor_client._shipping.writer import Space
+
+if TYPE_CHECKING:
+    from executor_client._shipping.definitions import Definitions
 
 _TRANSPARENT = frozenset({"staticmethod", "classmethod", "property", "abstractmethod", "abc.abstractmethod"})
 

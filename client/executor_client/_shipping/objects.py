@@ -12,7 +12,7 @@ import enum
 import functools
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from executor_api.values import EncodeError
@@ -33,14 +33,15 @@ _NO_PICKLE = re.compile(r"cannot pickle '?([\w.]+)'? object")
 class Objects:
     """Returns expressions for objects, and writes each object once."""
 
-    def __init__(self, writer: Writer, dialect: Dialect, definitions: Definitions) -> None:
+    def __init__(self, writer: Writer, dialect: Dialect, tools: Mapping[int, str]) -> None:
+        """`tools` has the names of the session's other tools, by the ids of their objects."""
         self._writer = writer
         self._dialect = dialect
-        self._definitions = definitions
+        self._tools = tools
+        self._definitions = Definitions(writer, dialect, self)
         self._known: dict[int, str] = {}
         self._alive: list[object] = []
         self._making: set[int] = set()
-        self._tools: dict[int, str] = {}
         self._late: list[Callable[[], None]] = []
 
     def remember(self, value: object, expression: str) -> str:
@@ -48,10 +49,6 @@ class Objects:
         self._known[id(value)] = expression
         self._alive.append(value)  # kept alive, or another object could get its id
         return expression
-
-    def register_tool(self, value: object, name: str) -> None:
-        """Registers an object that is another tool of the session."""
-        self._tools[id(value)] = name
 
     def is_tool(self, value: object) -> bool:
         return id(value) in self._tools
@@ -64,8 +61,10 @@ class Objects:
             say()
 
     def finish(self) -> None:
+        """Writes what had to wait, then refuses what is known to be wrong only now."""
         while self._late:
             self._late.pop(0)()
+        self._definitions.finish()
 
     def ref(self, value: object, where: str) -> str:
         """Returns an expression for the object. `where` is the user's name for it."""

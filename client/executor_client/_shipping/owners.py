@@ -39,6 +39,15 @@ def owner_of(module: str) -> Owner:
     return Owner.INSTALLED if any(_is_installed(place) for place in places) else Owner.USER
 
 
+def users_modules() -> list[ModuleType]:
+    """Returns the loaded modules that are neither Python's nor installed."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if type(module) is ModuleType and name != "__main__" and owner_of(name) is Owner.USER
+    ]
+
+
 def _places(module: ModuleType) -> list[str]:
     file = getattr(module, "__file__", None)
     return [file] if isinstance(file, str) else [str(path) for path in getattr(module, "__path__", ())]

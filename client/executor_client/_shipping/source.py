@@ -23,6 +23,8 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FILES_KEPT = 16
 """Parsed files kept for the next tools, because an agent's tools are shipped at each run."""
 
+NO_SOURCE = "its source is not available, or has changed since it was loaded"
+
 _quiet = threading.Lock()
 
 ANNOTATIONS_FLAG = __future__.annotations.compiler_flag

@@ -2,7 +2,7 @@
 
 Owns what needs threads: the channel and its streams, host tools on a bounded pool, the thread that reports waits, the
 primitives of `runtime`, and the thread that renews a client's lease, which serves the asyncio client too.
-`transport` and `session_transport` are generated from those in `_aio`.
+`transport` is generated from the one in `_aio`.
 
 Must not know `_aio`, nor the clients and sessions above it.
 """
@@ -10,7 +10,7 @@ Must not know `_aio`, nor the clients and sessions above it.
 from executor_client._sync.channel import EventStream
 from executor_client._sync.lease import ClientLease
 from executor_client._sync.runtime import (
-    Beside,
+    Background,
     Lock,
     OnEvent,
     OnOutput,
@@ -20,6 +20,5 @@ from executor_client._sync.runtime import (
     sleep,
     wait_for,
 )
-from executor_client._sync.session_transport import SessionTransport
 from executor_client._sync.tool_calls import ToolCalls, ToolPool
 from executor_client._sync.transport import Transport

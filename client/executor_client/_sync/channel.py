@@ -26,7 +26,7 @@ class Channel(ChannelBase):
         )
         super().__init__(endpoint, self._channel)
 
-    def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> EventStream:
+    def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> EventStream:
         """Starts a stream of events. Its reader gets gRPC's errors, for `Followed` to decide on."""
         return EventStream(self.start_events(request, trace, timeout_s))
 

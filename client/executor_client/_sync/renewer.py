@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from google.protobuf.message import Message
+
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core.endpoint import Endpoint
 from executor_client._core.limits import (
@@ -212,7 +214,7 @@ class Renewer:
 
     def _delete(self, request: pb.DeleteSessionRequest) -> None:
         try:
-            self._call("DeleteSession", request)
+            self._call(request)
         except NotFoundError:
             pass  # it has ended; or its CreateSession has not arrived, and will be refused
         except UnavailableError:
@@ -221,7 +223,7 @@ class Renewer:
 
     def _renew(self) -> None:
         self._due_s = _steady_s() + min(self._renew_s, LEASE_RETRY_S)  # unless it is answered first
-        renewed = self._call("RenewLease", pb.RenewLeaseRequest(lease_id=self.lease_id))
+        renewed = self._call(pb.RenewLeaseRequest(lease_id=self.lease_id))
         self._renew_s = max(renewed.renew_after_s, LEASE_RENEW_MIN_S)
         self._due_s = _steady_s() + self._renew_s
         if renewed.sessions == 0:
@@ -233,16 +235,16 @@ class Renewer:
         """Ends the lease, and with it the sessions that it alone holds. If no daemon answers, the grace ends them."""
         try:
             if self._held or self._unended:
-                self._call("EndLease", pb.EndLeaseRequest(lease_id=self.lease_id))
+                self._call(pb.EndLeaseRequest(lease_id=self.lease_id))
         finally:
             if self._transport is not None:
                 self._transport.close()
 
-    def _call(self, name: str, request: object) -> Any:
+    def _call(self, request: Message) -> Any:
         """Makes one bounded attempt of a call. Raises ExecutorClientError."""
         if self._transport is None:
             self._transport = Transport(self._endpoint, self._timeouts)
-        return self._transport.once(getattr(self._transport.stub, name), request, LEASE_CALL_TIMEOUT_S)
+        return self._transport.once(request, LEASE_CALL_TIMEOUT_S)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -40,15 +40,15 @@ def notify(hook: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None
     hook(*args, **kwargs)
 
 
-class Beside:
-    """Runs a function in a thread beside the body of a `with`, and waits for its end unless the body fails."""
+class Background:
+    """Runs a function in a thread during the body of a `with`, and waits for its end unless the body fails."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
         self._error: BaseException | None = None
 
     def __enter__(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="executor-beside", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="executor-background", daemon=True)
         self._thread.start()
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:

@@ -99,7 +99,7 @@ def test_cut_stream_is_resumed_without_loss_or_repetition(
 
 def test_daemon_that_stays_away_is_a_lost_connection_after_the_bound(client: Any, daemon: FakeDaemon) -> None:
     session = client.create_session()
-    session._transport.daemon.timeouts = replace(session._transport.timeouts, reconnect_s=0.2)
+    session._transport.timeouts = replace(session._transport.timeouts, reconnect_s=0.2)
     daemon.journal = [log("1"), result()]
     daemon.cuts = deque([Cut(1), *[Cut(0)] * 100])
     with pytest.raises(ConnectionLost) as lost:
@@ -228,7 +228,7 @@ def test_limits_and_mode_of_one_execution_are_sent(session: Any, daemon: FakeDae
 def test_lost_daemon_is_not_waited_for_a_second_time(client: Any, daemon: FakeDaemon) -> None:
     """Leaving `with` after ConnectionLost tries to delete the session, once."""
     session = client.create_session()
-    session._transport.daemon.timeouts = replace(session._transport.timeouts, reconnect_s=0.1)
+    session._transport.timeouts = replace(session._transport.timeouts, reconnect_s=0.1)
     daemon.cuts = deque([Cut(0)] * 100)
     daemon.refusals["DeleteSession"].extend([Refusal(grpc.StatusCode.UNAVAILABLE)] * 100)
     with pytest.raises(ConnectionLost), session:

@@ -114,7 +114,7 @@ def test_a_tool_without_source_is_refused_for_another_python() -> None:
     with pytest.raises(ToolNotShippable) as raised:
         ship("t", refused.patched, python="3.9.2")
     assert raised.value.problems == (
-        "Patched.answer: its source can't be had, or has changed since it was loaded",
+        "Patched.answer: its source is not available, or has changed since it was loaded",
         f"bytecode can't be sent instead: Python is {HERE} here and 3.9.2 in the sandbox",
     )
 

@@ -37,12 +37,13 @@ class Transport:
     def __init__(self) -> None:
         self.streams: list[Stream] = []
         self.meanwhile: Callable[[], None] = lambda: None
-        self.daemon = SimpleNamespace(calling=self._calling, answered=False)
+        self.channel = SimpleNamespace(calling=self._calling, events=self._events)
+        self.answered = False
 
     def _calling(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def open(self, *_: object) -> Stream:
+    def _events(self, *_: object) -> Stream:
         if self.streams:
             self.meanwhile()
         self.streams.append(Stream())
@@ -54,7 +55,8 @@ class Transport:
 
 def test_a_watch_that_is_closed_while_it_reconnects_leaves_no_stream_open() -> None:
     transport = Transport()
-    watch = FileWatch(cast(Any, transport), pb.WatchFilesRequest(session_id="s"))
+    session = SimpleNamespace(_open=lambda: transport, _transport=transport)
+    watch = FileWatch(cast(Any, session), pb.WatchFilesRequest(session_id="s"))
     watch._begin()
     transport.meanwhile = watch.close
     found: Iterator[object] = iter(watch)

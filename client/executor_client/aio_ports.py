@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncTransport
-from executor_client._aio.channel import AsyncChannel
+from executor_client._aio import AsyncChannel, AsyncTransport
 from executor_client._core.arguments import checks_calls
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.session_base import SessionBase

@@ -8,7 +8,7 @@ the two clients.
 Must not know `_sync`, nor the clients and sessions above it.
 """
 
-from executor_client._aio.channel import AsyncEventStream
+from executor_client._aio.channel import AsyncChannel, AsyncEventStream
 from executor_client._aio.runtime import (
     Background,
     Lock,

@@ -6,7 +6,14 @@ policies.
 """
 
 from executor_server.backends.base import Backend, HostFinding, KnownSandbox, MachineSandbox, Sandbox
-from executor_server.backends.environments import Environment, Environments, Interpreter, Target, Workshop, Workshops
+from executor_server.backends.environments import (
+    BuildMounts,
+    BuildSandboxes,
+    Environment,
+    Environments,
+    Interpreter,
+    Target,
+)
 from executor_server.backends.host_sweeper import HostSweeper
 from executor_server.backends.missing import MissingSandbox
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program

@@ -19,7 +19,7 @@ from executor_server.guest.wire.paths import ENVIRONMENT_PATH, PROGRAMS_PATH, WO
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python of an image that no workshop can ask: of a machine in a cloud."""
+    """The Python of an image that no build sandbox can ask: of a machine in a cloud."""
 
     version: tuple[int, int]
     machine: str  # as uname -m
@@ -34,7 +34,7 @@ class Target:
     backend: str  # name of the backend
     image: str  # name of the image
     identity: str  # changes when the content of the image does
-    interpreter: Interpreter | None = None  # None: a workshop of this backend and image has it
+    interpreter: Interpreter | None = None  # None: a build sandbox of this backend and image has it
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class BuildMounts:
     """The mounts of a sandbox in which the daemon itself works on environments. No agent code runs in one.
 
     Either `work` is there and code may write to it, or `environment` and code may write nowhere outside the sandbox.
@@ -62,10 +62,10 @@ class Workshop:
 
 
 @runtime_checkable
-class Workshops(Protocol):
+class BuildSandboxes(Protocol):
     """A backend that can make sandboxes for the daemon's own work on environments: local and Docker."""
 
-    async def create_workshop(self, spec: SandboxSpec, workshop: Workshop) -> Sandbox:
+    async def create_build_sandbox(self, spec: SandboxSpec, mounts: BuildMounts) -> Sandbox:
         """Makes a sandbox of the spec's image with these mounts; as `Backend.create` otherwise.
 
         All that have a `work` directory run as the same user of the host, to whom the directory is given, so that its
@@ -120,13 +120,13 @@ class Mount:
     read_only: bool = True
 
 
-def mounts_of(workshop: Workshop) -> tuple[Mount, ...]:
-    mounts = (
-        None if workshop.work is None else Mount(workshop.work, WORK_PATH, read_only=False),
-        None if workshop.programs is None else Mount(workshop.programs, PROGRAMS_PATH),
-        None if workshop.environment is None else environment_mount(workshop.environment),
+def mounts_of(mounts: BuildMounts) -> tuple[Mount, ...]:
+    all_mounts = (
+        None if mounts.work is None else Mount(mounts.work, WORK_PATH, read_only=False),
+        None if mounts.programs is None else Mount(mounts.programs, PROGRAMS_PATH),
+        None if mounts.environment is None else environment_mount(mounts.environment),
     )
-    return tuple(mount for mount in mounts if mount is not None)
+    return tuple(mount for mount in all_mounts if mount is not None)
 
 
 def environment_mount(directory: Path) -> Mount:
@@ -138,7 +138,7 @@ def have_environment(mounts: Iterable[Mount]) -> bool:
 
 
 def give_work(directory: Path, uid: int | None) -> None:
-    """Gives a workshop's directory to the user that writes there, once. Raises SandboxFailure.
+    """Gives a build sandbox's directory to the user that writes there, once. Raises SandboxFailure.
 
     `uid` None stands for the daemon's own user, whose it is already. What is below it was made by that user.
     """

@@ -41,7 +41,7 @@ from executor_server.core.lifecycle.announcement import announce
 from executor_server.core.lifecycle.signals import Signals, handled_signals
 from executor_server.daemon.egress import EgressOwner, network_finding
 from executor_server.daemon.environments import EnvironmentOwner
-from executor_server.daemon.helper_workshops import packages_finding
+from executor_server.daemon.helper_build_sandboxes import packages_finding
 from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyStore
 from executor_server.policy.identity import Identities, TokenFile, TokenFileError, Tokens
 from executor_server.policy.quotas import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
@@ -232,7 +232,7 @@ async def _start_background(config: Config, stack: AsyncExitStack, backend: Back
 async def _start_backends(
     config: Config, stack: AsyncExitStack, egress: EgressOwner, environments: EnvironmentOwner
 ) -> Backend:
-    """Starts the backends, which act as one. Environments end before them, and give their workshops back."""
+    """Starts the backends, which act as one. Environments end before them, and give their build sandboxes back."""
     backends = backends_of(config, egress.bundle, lambda: environments.service)
     environments.build_in(backends, egress.service, egress.bundle)
     backend = joined(config, backends)

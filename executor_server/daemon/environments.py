@@ -1,4 +1,4 @@
-"""The daemon's environments of packages: their service, and the builder that works in the backends' workshops."""
+"""The daemon's environments of packages: their service, and the builder that works in the backends' build sandboxes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from executor_server.backends import Backend, Interpreter, Target, Workshops
+from executor_server.backends import Backend, BuildSandboxes, Interpreter, Target
 from executor_server.core import NetworkRules, NetworkSecret, SandboxFailure
 from executor_server.core.config import GIB, Config, EnvironmentsSection
-from executor_server.daemon.helper_workshops import HelperWorkshops
+from executor_server.daemon.helper_build_sandboxes import HelperBuildSandboxes
 from executor_server.network.egress import Egress
 from executor_server.packages import (
     BuildSettings,
@@ -22,7 +22,7 @@ from executor_server.packages import (
 )
 
 PUBLIC_INDEX_URL = "https://pypi.org/simple"
-# Bytes that one workshop may receive. The policy limits what they become on the disk.
+# Bytes that one build sandbox may receive. The policy limits what they become on the disk.
 _MAX_RECEIVED_BYTES = 64 * GIB
 
 
@@ -33,20 +33,20 @@ class EnvironmentOwner:
         section = config.environments
         self._config = config
         self._section = section
-        self._helper: HelperWorkshops | None = None
+        self._helper: HelperBuildSandboxes | None = None
         settings = EnvironmentSettings(max_bytes=section.max_bytes, build_timeout_s=section.build_timeout_s)
         self.service = EnvironmentService(section.directory_in(config.server.state_dir), settings)
 
     def build_in(self, backends: Sequence[Backend], egress: Egress, egress_bundle: Callable[[], Path]) -> None:
-        """Sets whose workshops environments are made in, and their way out. To be called before `start`."""
+        """Sets whose build sandboxes environments are made in, and their way out. To be called before `start`."""
         by_name: dict[str, object] = {backend.name: backend for backend in backends}
 
         def slot(target: Target) -> BuildSlot:
             backend = by_name.get(target.backend)
             if target.interpreter is not None:
                 return self._foreign_slot(by_name.get("local"), target.interpreter, egress_bundle)
-            if not isinstance(backend, Workshops):
-                raise SandboxFailure(f"the {target.backend} backend has no workshops for environments")
+            if not isinstance(backend, BuildSandboxes):
+                raise SandboxFailure(f"the {target.backend} backend has no build sandboxes for environments")
             return BuildSlot(backend, target.image)
 
         settings = _build_settings(self._section)
@@ -55,10 +55,10 @@ class EnvironmentOwner:
     def _foreign_slot(self, local: object, interpreter: Interpreter, egress_bundle: Callable[[], Path]) -> BuildSlot:
         """Makes environments for machines in a cloud on this host: by the local backend, or by a helper."""
         foreign = foreign_python(interpreter)
-        if isinstance(local, Workshops):
+        if isinstance(local, BuildSandboxes):
             return BuildSlot(local, next(iter(self._config.local.images)), foreign)
         if self._helper is None:
-            self._helper = HelperWorkshops(self._config, egress_bundle)
+            self._helper = HelperBuildSandboxes(self._config, egress_bundle)
         return BuildSlot(self._helper, self._helper.image, foreign)
 
     async def start(self, observers: Sequence[EnvironmentObserver]) -> None:

@@ -1,8 +1,8 @@
 """Environments: directories of packages, made once of a lock outside of any session, checked, and mounted read-only.
 
-It owns their store on disk, which requests they answer, and the steps that make one: resolving, installing and the
-first import, each in a workshop, a sandbox for the daemon's own work. It must not know sessions, clients or policies:
-it is given packages that were approved, and nothing in it decides who may have them.
+It owns their store on disk, the requests that they answer, and the steps of a build: resolving, installing and the
+first import, each in a sandbox of its own (a build sandbox). It must not know sessions, clients or policies: it gets
+approved packages and does not decide who may have them. Read `service.py` first.
 """
 
 from executor_server.packages.build import Builder, Built, OnProgress, UvBuilder
@@ -20,5 +20,5 @@ from executor_server.packages.observer import (
 from executor_server.packages.places import Places
 from executor_server.packages.service import EnvironmentService
 from executor_server.packages.uv import ForeignPython, foreign_python
-from executor_server.packages.uv_workshops import BuildSettings, BuildSlot
+from executor_server.packages.uv_sandboxes import BuildSettings, BuildSlot
 from executor_server.packages.wheels import Wheels

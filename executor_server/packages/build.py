@@ -1,12 +1,12 @@
-"""Builds environments with uv: the steps, each in a workshop of its own, and the checks between them.
+"""Builds environments with uv: the steps, each in a build sandbox of its own, and the checks between them.
 
-1. Gather. uv, in a workshop whose only way out is the index, turns requirements into a list of wheels, and a program of
-   ours downloads those that the cache does not have (wheels.py). The list is read strictly (lock.py). A policy's own
-   lock file is resolved too, without dependencies, and nothing but its files is accepted.
-2. Install. A second uv, without a network, gets those wheels read-only, with their hashes, and a directory of its own
-   to write to. No code of a package runs in either workshop: only wheels are taken, and wheels run nothing.
-3. Take over. The directory is moved out, checked and taken over by trusted code (tree.py).
-4. First import, in a workshop that can write nothing that is kept (warm_up.py).
+1. Gather. uv runs in a sandbox that can reach the index only. It turns requirements into a list of wheels, and a
+   program of ours downloads those that the cache lacks (wheels.py). The list is read strictly (lock.py). A policy's own
+   lock file is resolved too, without dependencies; only its files are accepted.
+2. Install. A second uv, without a network, gets those wheels read-only, with their hashes, and a directory to write
+   to. No code of a package runs in either sandbox: only wheels are taken, and installing a wheel runs none of it.
+3. Take over. Trusted code moves the directory out, checks it and makes it the daemon's own (tree.py).
+4. First import, in a sandbox whose writes are dropped, except for the bytecode (warm_up.py).
 
 The daemon itself never imports or runs anything of an environment.
 """
@@ -24,11 +24,12 @@ from typing import Protocol
 
 import structlog
 
-from executor_server.backends import Target, Workshop
+from executor_server.backends import BuildMounts, Target
 from executor_server.core import EnvironmentFailed, PackagesSpec, Progress
 from executor_server.guest.wire.paths import WORK_PATH
 from executor_server.network.egress import Egress
 from executor_server.packages import tree
+from executor_server.packages.build_sandbox import Order
 from executor_server.packages.disk import Walk, to_its_end
 from executor_server.packages.lock import (
     MAX_LOCK_BYTES,
@@ -43,19 +44,18 @@ from executor_server.packages.lock import (
 )
 from executor_server.packages.places import Places
 from executor_server.packages.uv import Listener, compile_command, install_command
-from executor_server.packages.uv_workshops import (
+from executor_server.packages.uv_sandboxes import (
     BuildSettings,
     BuildSlot,
     Python,
+    UvSandbox,
+    UvSandboxes,
     UvTask,
-    UvWorkshop,
-    UvWorkshops,
-    workshop_spec,
+    build_spec,
 )
 from executor_server.packages.warm_up import STEP as FIRST_IMPORT
 from executor_server.packages.warm_up import cache_tag_of, warm_up
 from executor_server.packages.wheels import Wheels
-from executor_server.packages.workshop import Order
 
 OnProgress = Callable[[Progress], None]
 """Called in the event loop; must neither block nor raise."""
@@ -77,12 +77,12 @@ class Built:
 
 
 class Builder(Protocol):
-    """Builds environments. It is called for one environment at a time each, for several at once.
+    """Builds environments, several at once, but never the same one twice at a time.
 
-    Both methods raise EnvironmentFailed when asking again for the same packages is of no use; ImageNotReady, with the
-    seconds until another attempt, for what may pass (the index does not answer); their texts go to the client. For
-    everything else they raise SandboxFailure or OSError, whose texts are logged. When one is cancelled, its workshop
-    has gone before the cancellation goes on.
+    Both methods raise EnvironmentFailed if another attempt is useless, and ImageNotReady, with the seconds until the
+    next attempt, for a temporary failure such as an index that does not answer. Clients read the texts of both. All
+    other failures raise SandboxFailure or OSError, whose texts are logged. A cancelled call destroys its build sandbox
+    before the cancellation goes on.
     """
 
     async def resolve(self, packages: PackagesSpec, target: Target, on_progress: OnProgress) -> Lock:
@@ -94,7 +94,7 @@ class Builder(Protocol):
     ) -> Built:
         """Builds the environment of this lock in `staging`: its packages in `site` there, with their bytecode.
 
-        `staging` is an empty directory of the daemon's user that no workshop can write to. All that is left in it
+        `staging` is an empty directory of the daemon's user that no build sandbox can write to. All that is left in it
         becomes the environment. The caller removes it when this raises.
         """
         ...
@@ -111,16 +111,16 @@ class UvBuilder:
         slot_of: Callable[[Target], BuildSlot],
         egress: Egress,
     ) -> None:
-        """`slot_of` returns the workshops for a target, or raises SandboxFailure."""
+        """`slot_of` returns the build sandboxes for a target, or raises SandboxFailure."""
         self._wheels = wheels
         self._settings = settings
         self._slot_of = slot_of
-        self._workshops = UvWorkshops(places, settings, egress)
+        self._sandboxes = UvSandboxes(places, settings, egress)
 
     async def resolve(self, packages: PackagesSpec, target: Target, on_progress: OnProgress) -> Lock:
         on_progress(Progress("resolving"))
         slot = self._slot_of(target)
-        uv = await self._workshops.placed()
+        uv = await self._sandboxes.placed()
         requirements, known = packages.requirements, None
         if packages.lock_file:
             pins = await asyncio.to_thread(_read_policy_lock, packages)
@@ -139,7 +139,7 @@ class UvBuilder:
         self, lock: Lock, packages: PackagesSpec, target: Target, staging: Path, on_progress: OnProgress
     ) -> Built:
         slot = self._slot_of(target)
-        await self._workshops.placed()
+        await self._sandboxes.placed()
         began_s = time.monotonic()
         walk = Walk()
         with self._wheels.in_use(lock.hashes):
@@ -168,7 +168,7 @@ class UvBuilder:
         on_progress: OnProgress,
         known: Collection[str] | None = None,
     ) -> tuple[tuple[Wheel, ...], Python]:
-        """Resolves requirements, and has their wheels downloaded. Returns all of them, and the workshop's Python.
+        """Resolves requirements, and has their wheels downloaded. Returns all of them, and the build sandbox's Python.
 
         `known` are the hashes of a lock: dependencies are in the requirements then, and no other file is accepted.
         """
@@ -179,11 +179,11 @@ class UvBuilder:
             output=f"/workspace/{_LOCK_NAME}",
         )
         async with (
-            self._workshops.directory() as work,
-            self._workshops.open(slot, work, packages.max_environment_bytes, egress=True) as workshop,
+            self._sandboxes.directory() as work,
+            self._sandboxes.open(slot, work, packages.max_environment_bytes, egress=True) as sandbox,
         ):
-            python = await workshop.run(resolve, Listener("resolving"), on_progress)
-            wheels = await self._resolved(workshop)
+            python = await sandbox.run(resolve, Listener("resolving"), on_progress)
+            wheels = await self._resolved(sandbox)
             for wheel in wheels:
                 if known is not None and wheel.sha256 not in known:
                     raise EnvironmentFailed(
@@ -194,13 +194,13 @@ class UvBuilder:
             if missing:
                 on_progress(Progress("downloading", 0, len(missing), "packages"))
                 download = UvTask([], files=[(wheel.url, wheel.sha256) for wheel in missing])
-                await workshop.run(download, Listener("downloading", total=len(missing)), on_progress)
+                await sandbox.run(download, Listener("downloading", total=len(missing)), on_progress)
                 walk = Walk()
                 await to_its_end(walk, lambda: self._wheels.add(missing, work, walk))
         return wheels, python
 
-    async def _resolved(self, workshop: UvWorkshop) -> tuple[Wheel, ...]:
-        text = b"".join([chunk async for chunk in workshop.running.take_file(_LOCK_NAME, MAX_LOCK_BYTES)])
+    async def _resolved(self, sandbox: UvSandbox) -> tuple[Wheel, ...]:
+        text = b"".join([chunk async for chunk in sandbox.running.take_file(_LOCK_NAME, MAX_LOCK_BYTES)])
         try:
             return read_resolved(text.decode())
         except (LockError, UnicodeDecodeError) as error:
@@ -214,9 +214,9 @@ class UvBuilder:
         places = [self._wheels.mounted(sha256) for sha256 in lock.hashes]
         task = UvTask(install_command(places, f"{WORK_PATH}/{_SITE}", slot.foreign), text=lock.text)
         on_progress(Progress("installing", 0, len(lock.pins), "packages"))
-        async with self._workshops.directory() as work:
-            async with self._workshops.open(slot, work, packages.max_environment_bytes, egress=False) as workshop:
-                python = await workshop.run(task, Listener("installing", total=len(lock.pins)), on_progress)
+        async with self._sandboxes.directory() as work:
+            async with self._sandboxes.open(slot, work, packages.max_environment_bytes, egress=False) as sandbox:
+                python = await sandbox.run(task, Listener("installing", total=len(lock.pins)), on_progress)
             walk = Walk()
             limits = packages.max_environment_bytes, self._settings.max_entries
             found = await to_its_end(walk, lambda: _take_over(work / _SITE, staging, limits, python, walk))
@@ -236,7 +236,7 @@ class UvBuilder:
         """Makes the bytecode; returns its bytes. A Python of another version makes none that is of use."""
         if lock.interpreter != python.interpreter:
             return 0
-        order = Order(slot.workshops, workshop_spec(slot.image, egress=False), Workshop(environment=staging))
+        order = Order(slot.maker, build_spec(slot.image, egress=False), BuildMounts(environment=staging))
         site = os.open(staging / _SITE, _DIRECTORY)
         try:
             written = await warm_up(
@@ -253,7 +253,7 @@ class UvBuilder:
 
 
 def _take_over(installed: Path, staging: Path, limits: tuple[int, int], python: Python, walk: Walk) -> tree.Tree:
-    """Moves what was installed to `staging`, and checks it there. Its workshop has gone. Blocks.
+    """Moves what was installed to `staging`, and checks it there. Its build sandbox has gone. Blocks.
 
     Raises EnvironmentFailed, Stopped, OSError.
     """

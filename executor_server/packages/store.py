@@ -164,7 +164,7 @@ class Store:
             _make_closed(directory)
         for directory in (places.programs, places.wheels):
             directory.mkdir(exist_ok=True)
-            directory.chmod(_OPEN)  # the umask may say less, and the user of workshops has to enter it
+            directory.chmod(_OPEN)  # the umask may say less, and the user of build sandboxes has to enter it
         for leftover in (*places.staging.iterdir(), *places.work.iterdir()):
             remove(leftover)
         for directory in places.ready.iterdir():

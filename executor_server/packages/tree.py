@@ -217,7 +217,7 @@ def _cut(path: str) -> str:
 
 
 def make_scripts_portable(site_fd: int, python: str) -> None:
-    """Lets the console scripts be run by whichever Python is first on PATH, in place of the workshop's own.
+    """Lets the console scripts be run by whichever Python is first on PATH, in place of the build sandbox's own.
 
     uv writes the interpreter's path into each, and the same environment may serve images that have it elsewhere.
     Blocks. Call it after `take_over`. Raises OSError.

@@ -1,8 +1,8 @@
-"""uv: which one the daemon uses, its command lines, and what it says.
+"""uv: which one the daemon uses, its command lines, and its output.
 
-uv runs in workshops only, without any configuration of the host's: its environment is what `environment` returns, the
-index is the configured one, nothing is ever built from source (that would run a package's code next to an index), and
-what is installed fits the hashes of a lock.
+uv runs in build sandboxes only, without the host's configuration: `environment` returns all its environment variables,
+and the index is the configured one. Nothing is built from source, since that would run a package's code with access to
+the index, and only files with the hashes of a lock are installed.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def _version_of(path: Path) -> str:
 
 
 def place_uv(uv: Uv, programs: Path) -> None:
-    """Copies uv to the directory of workshops' programs, as a file that every user can run and none can change.
+    """Copies uv to the directory of build sandboxes' programs, as a file that every user can run and none can change.
 
-    Blocks. Replaces another one at once, so a workshop sees one of them. Raises OSError.
+    Blocks. Replaces another one at once, so a build sandbox sees one of them. Raises OSError.
     """
     scratch = Path(tempfile.mkdtemp(prefix=".uv-", dir=programs))
     try:
@@ -111,7 +111,7 @@ def place_uv(uv: Uv, programs: Path) -> None:
 
 @dataclass(frozen=True)
 class ForeignPython:
-    """The Python of a target that is not the one of the workshop."""
+    """The Python of a target that is not the one of the build sandbox."""
 
     version: str  # "3.12"
     platform: str  # as uv calls it: "x86_64-manylinux_2_28"

@@ -1,10 +1,9 @@
-"""The first import of an environment, which makes the bytecode that every session would otherwise make for itself.
+"""The first import of an environment: it makes bytecode that each session would otherwise have to make.
 
-It runs code of packages, so it has a workshop of its own: without a network, in which the environment is read-only.
-Python writes the bytecode below /tmp there; it comes out as a stream that bytecode.py checks and writes. Whatever goes
-wrong costs bytecode and no environment: what is missing is compiled in each session, as it is for an image without
-bytecode. What no asked package imports is not compiled ahead: for numpy and pandas that would take five times as long,
-for files that hardly any program imports.
+It runs code of packages, so it has a build sandbox of its own, without a network and with a read-only environment.
+Python writes the bytecode below /tmp there; it comes out as a stream that bytecode.py checks and writes. A failure here
+costs bytecode only: each session compiles what is missing. Modules that the requested packages don't import are not
+compiled: for numpy and pandas that would take five times as long, for files that hardly any program imports.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import structlog
 
 from executor_server.core import Progress, SandboxFailure
 from executor_server.guest.wire.paths import ENVIRONMENT_PATH
+from executor_server.packages.build_sandbox import Order, open_build_sandbox, program
 from executor_server.packages.bytecode import MAX_STREAM_BYTES, BytecodeWriter, Written
-from executor_server.packages.workshop import Order, open_workshop, program
 
 STEP = "first import"
 _SITE = f"{ENVIRONMENT_PATH}/site"
@@ -55,10 +54,10 @@ async def warm_up(
         "packed": _PACKED_PATH,
     }
     try:
-        async with open_workshop(order) as workshop:
+        async with open_build_sandbox(order) as sandbox:
             text = program("first_import", task)
-            await workshop.run(text, time_s=time_s + _REPORT_TIME_S, on_line=lambda said: _note(said, on_progress))
-            async with aclosing(workshop.take_file(_PACKED_NAME, MAX_STREAM_BYTES)) as chunks:
+            await sandbox.run(text, time_s=time_s + _REPORT_TIME_S, on_line=lambda said: _note(said, on_progress))
+            async with aclosing(sandbox.take_file(_PACKED_NAME, MAX_STREAM_BYTES)) as chunks:
                 async for chunk in chunks:
                     await asyncio.to_thread(writer.take, chunk)
         writer.end()

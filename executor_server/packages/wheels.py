@@ -1,7 +1,7 @@
-"""The wheel files that the index sent: kept for the next environment, and compared with their hash at each use.
+"""The cache of wheel files: kept for the next environment, and compared with their hash at each use.
 
-Each is in a directory named by its SHA-256, since an index may give one name to two files. The daemon alone writes
-there; workshops see it read-only. What a workshop downloaded is copied, so nothing else has a descriptor of it.
+Each file is in a directory named by its SHA-256, since an index may give one name to two files. Only the daemon writes
+there; build sandboxes see it read-only. Downloaded files are copied, so no sandbox keeps a descriptor of one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Wheels:
         return [sha256 for sha256 in hashes if not self._is_whole(sha256, walk)]
 
     def add(self, wheels: Collection[Wheel], directory: Path, walk: Walk) -> None:
-        """Copies what a workshop downloaded, each file by its hash as its name.
+        """Copies what a build sandbox downloaded, each file by its hash as its name.
 
         Raises EnvironmentFailed when one is another file, Stopped, OSError.
         """
@@ -58,7 +58,7 @@ class Wheels:
         staging = self._places.staging / f"new-{secrets.token_hex(8)}"
         staging.mkdir(mode=0o755)
         try:
-            staging.chmod(0o755)  # the umask may say less, and the user of workshops has to read it
+            staging.chmod(0o755)  # the umask may say less, and the user of build sandboxes has to read it
             with os.fdopen(os.open(downloaded, _READ), "rb") as source, (staging / wheel.file_name).open("xb") as copy:
                 digest = hashlib.sha256()
                 while chunk := source.read(_CHUNK_BYTES):
@@ -109,7 +109,7 @@ class Wheels:
 
     @staticmethod
     def mounted(sha256: str) -> str:
-        """Returns the directory of a wheel, as a workshop sees it. Does not block."""
+        """Returns the directory of a wheel, as a build sandbox sees it. Does not block."""
         return f"{PROGRAMS_PATH}/wheels/{sha256}"
 
     def _path(self, sha256: str) -> Path:

@@ -67,7 +67,7 @@ _HOST_PROCESSES = _by_supervisor("Nothing outside limits them; the supervisor se
 _HOST_DISK = _by_supervisor("The guest mounts memory of this size for all that is writable.")
 _HOST_CUT = _by_supervisor("The guest makes a network namespace of its own, with nothing in it but itself.")
 _NO_EGRESS = _not("A proxy beside the sandbox serves its listener, in the machine: e2b.md says how.")
-_NO_WORKSHOP = _not("Its environments are made on the daemon's host, and travel to its machines as archives.")
+_NO_BUILD_SANDBOX = _not("Its environments are made on the daemon's host, and travel to its machines as archives.")
 _NO_PACKAGES = _not("It has the modules of the tests' own process. It says so.")
 _NO_STATE = _not("It writes no state down, and says so.")
 _CGROUP = Otherwise(Keeping.KEPT, "By a control group; on a host that lets us have none, by the supervisor.")
@@ -173,10 +173,10 @@ PROMISES = (
         {"fake": _NO_PACKAGES},
     ),
     Promise(
-        "packages-workshop",
+        "packages-build-sandbox",
         "Packages",
         "Environments are made and tried in sandboxes of the daemon's own, whose files have one owner.",
-        {"e2b": _NO_WORKSHOP, "fake": _NO_PACKAGES},
+        {"e2b": _NO_BUILD_SANDBOX, "fake": _NO_PACKAGES},
     ),
     # -- Running code
     Promise(

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from executor_server.backends.base import Backend, Sandbox
-from executor_server.backends.environments import Target, Workshop
+from executor_server.backends.environments import BuildMounts, Target
 from executor_server.core.errors import SandboxFailure, SpecUnsupported
 from executor_server.core.model import SandboxSpec
 from executor_server.guest.wire.paths import ENVIRONMENT_PATH, PROGRAMS_PATH, WORK_PATH
@@ -287,14 +287,14 @@ async def test_a_backend_without_environments_says_so(backend: Backend, probe: P
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Workshops
+# BuildSandboxes
 
 
-@instead("packages-workshop")
-async def test_a_backend_without_workshops_names_the_interpreter_that_none_can_ask(
+@instead("packages-build-sandbox")
+async def test_a_backend_without_build_sandboxes_names_the_interpreter_that_none_can_ask(
     backend: Backend, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not hasattr(backend, "create_workshop")
+    assert not hasattr(backend, "create_build_sandbox")
     if probe.name == "fake":
         return
     targets, ready = [], ServedEnvironments.ready
@@ -313,30 +313,30 @@ async def test_a_backend_without_workshops_names_the_interpreter_that_none_can_a
     assert await probe.existing() == set()
 
 
-class Workshops:
-    """A backend whose sandboxes are all workshops, so that programs run in them as in sessions."""
+class BuildSandboxes:
+    """A backend whose sandboxes are all build sandboxes, so that programs run in them as in sessions."""
 
-    def __init__(self, backend: Any, workshop: Workshop) -> None:
+    def __init__(self, backend: Any, mounts: BuildMounts) -> None:
         self._backend = backend
-        self._workshop = workshop
+        self._mounts = mounts
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        made: Sandbox = await self._backend.create_workshop(spec, self._workshop)
+        made: Sandbox = await self._backend.create_build_sandbox(spec, self._mounts)
         return made
 
 
 @asynccontextmanager
-async def workshops(probe: Probe, workshop: Workshop) -> AsyncIterator[Harness]:
-    backend: Any = Workshops(probe.backend(), workshop)
+async def build_sandboxes(probe: Probe, mounts: BuildMounts) -> AsyncIterator[Harness]:
+    backend: Any = BuildSandboxes(probe.backend(), mounts)
     async with Harness(backend) as harness:
         yield harness
 
 
-@promise("packages-workshop")
-async def test_a_workshop_writes_to_its_work_and_reads_its_programs(probe: Probe, directory: Path) -> None:
+@promise("packages-build-sandbox")
+async def test_a_build_sandbox_writes_to_its_work_and_reads_its_programs(probe: Probe, directory: Path) -> None:
     work, programs = directory / "work", directory / "programs"
     work.mkdir(mode=0o700)
     programs.mkdir()
@@ -355,7 +355,7 @@ except OSError as error:
     refused = error.strerror
 refused, os.path.exists({ENVIRONMENT_PATH!r})
 """
-    async with workshops(probe, Workshop(work=work, programs=programs)) as harness:
+    async with build_sandboxes(probe, BuildMounts(work=work, programs=programs)) as harness:
         first, second = await harness.session(), await harness.session()
         assert (await harness.run(first, code)).output == ("Read-only file system", False)
         again = f"import os\nos.path.samefile('{WORK_PATH}/cache/a/file', '{WORK_PATH}/staging/file')"
@@ -367,36 +367,36 @@ refused, os.path.exists({ENVIRONMENT_PATH!r})
     assert os.geteuid() != 0 or work.stat().st_uid != 0
 
 
-@promise("packages-workshop")
-async def test_a_workshop_with_an_environment_sees_it_as_a_session_does(probe: Probe) -> None:
+@promise("packages-build-sandbox")
+async def test_a_build_sandbox_with_an_environment_sees_it_as_a_session_does(probe: Probe) -> None:
     served = served_by(probe)
     environment = await served.ready(PACKAGES, _TARGET)
-    async with workshops(probe, Workshop(environment=environment.directory)) as harness:
+    async with build_sandboxes(probe, BuildMounts(environment=environment.directory)) as harness:
         session = await harness.session()
         assert (await harness.run(session, "import greeting\ngreeting.__file__")).output.startswith(SITE)
         denied = await harness.run(session, f"open('{SITE}/new', 'w')")
         assert "Read-only file system" in denied.message
 
 
-@promise("packages-workshop")
-async def test_workshops_have_a_network_only_when_they_ask_for_one(probe: Probe, directory: Path) -> None:
-    async with workshops(probe, Workshop(work=directory / "work", egress=True)) as harness:
+@promise("packages-build-sandbox")
+async def test_build_sandboxes_have_a_network_only_when_they_ask_for_one(probe: Probe, directory: Path) -> None:
+    async with build_sandboxes(probe, BuildMounts(work=directory / "work", egress=True)) as harness:
         (directory / "work").mkdir()
         session = await harness.session()
         listener = await session._connection.take_listener()
         assert isinstance(listener, socket.socket)
         listener.close()
         assert (await harness.run(session, "import os\n'https_proxy' in os.environ")).output is True
-    async with workshops(probe, Workshop(work=directory / "work")) as harness:
+    async with build_sandboxes(probe, BuildMounts(work=directory / "work")) as harness:
         session = await harness.session(egress=True)
         assert (await harness.run(session, "import os\n'https_proxy' in os.environ")).output is False
 
 
-@promise("packages-workshop")
-async def test_a_workshop_leaves_nothing(backend: Any, probe: Probe, directory: Path) -> None:
+@promise("packages-build-sandbox")
+async def test_a_build_sandbox_leaves_nothing(backend: Any, probe: Probe, directory: Path) -> None:
     (directory / "work").mkdir()
-    workshop = await backend.create_workshop(SPEC, Workshop(work=directory / "work"))
-    assert await answers(workshop)
-    assert await probe.existing() == {workshop.sandbox_id}
-    await workshop.destroy()
+    sandbox = await backend.create_build_sandbox(SPEC, BuildMounts(work=directory / "work"))
+    assert await answers(sandbox)
+    assert await probe.existing() == {sandbox.sandbox_id}
+    await sandbox.destroy()
     assert await probe.existing() == set()

@@ -278,7 +278,7 @@ async def test_a_living_sandbox_that_the_registry_knows_is_taken_over(state_dir:
 
 
 async def test_an_adopted_sandbox_s_user_is_given_to_no_other(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The first two are the examination's and the workshops'.
+    # The first two are the examination's and the build sandboxes'.
     monkeypatch.setattr(resources, "UNIQUE_USERS", range(2_000_000_000, 2_000_000_004))
     killed = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
     await killed.start()

@@ -1,4 +1,4 @@
-"""Environments are made by uv in workshops, of an index of the tests' own: what comes out, and what is said when not."""
+"""Environments are made by uv in build sandboxes, of an index of the tests' own: what comes out, and what is said when not."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from executor_server.backends.environments import Workshop
+from executor_server.backends.environments import BuildMounts
 from executor_server.core import EnvironmentFailed, ImageNotReady, NetworkRules, NetworkSecret, SandboxSpec
-from executor_server.packages.workshop import Order, open_workshop
+from executor_server.packages.build_sandbox import Order, open_build_sandbox
 from tests.support.backends import require
 from tests.support.internet.world import Internet
 from tests.support.package_builder import Building, building
@@ -288,7 +288,7 @@ async def test_a_wheel_that_was_damaged_is_found_at_its_next_use_and_downloaded_
     assert any(request.endswith(".whl") for request in index.requests)
 
 
-async def test_no_workshop_can_write_to_a_wheel(made_by: Building) -> None:
+async def test_no_build_sandbox_can_write_to_a_wheel(made_by: Building) -> None:
     await made_by.build("beta")
     (wheel,) = made_by.places.wheels.glob("*/beta-*.whl")
     code = f"""
@@ -304,10 +304,10 @@ print(json.dumps({{"reads": open(there, "rb").read(2) == b"PK", "refused": len(r
 """
     work = made_by.places.work / "tried"
     work.mkdir()
-    order = Order(made_by.backend, SPEC, Workshop(work=work, programs=made_by.places.programs))
+    order = Order(made_by.backend, SPEC, BuildMounts(work=work, programs=made_by.places.programs))
     said: list[dict[str, Any]] = []
-    async with open_workshop(order) as workshop:
-        await workshop.run(code, time_s=60.0, on_line=said.append)
+    async with open_build_sandbox(order) as sandbox:
+        await sandbox.run(code, time_s=60.0, on_line=said.append)
     assert said == [{"reads": True, "refused": 3}]
 
 
@@ -332,7 +332,7 @@ async def test_two_packages_with_the_same_file_are_refused_unless_it_is_the_same
         await made_by.build("clay", "slip")
 
 
-async def test_an_abandoned_build_leaves_no_workshop(made_by: Building, index: PackageIndex) -> None:
+async def test_an_abandoned_build_leaves_no_build_sandbox(made_by: Building, index: PackageIndex) -> None:
     release = index.add(make_wheel("gamma"), behaviour="stops")
     task = asyncio.create_task(made_by.build("gamma"))
     assert await eventually_async(lambda: any(request.endswith(release.filename) for request in index.requests))
@@ -356,7 +356,7 @@ async def test_builds_at_the_same_time_do_not_disturb_each_other(made_by: Buildi
     assert made_by.left == []
 
 
-async def test_many_packages_stay_within_the_connections_of_a_workshop(
+async def test_many_packages_stay_within_the_connections_of_a_build_sandbox(
     made_by: Building, index: PackageIndex, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """uv opens dozens of connections to each host, and a session's usual rules refuse the thirty-third."""
@@ -368,4 +368,4 @@ async def test_many_packages_stay_within_the_connections_of_a_workshop(
     assert len(made.built.pins) == 81
     said = capsys.readouterr()
     log = said.out + said.err
-    assert "workshop_connected" in log and "too_many_connections" not in log
+    assert "build_sandbox_connected" in log and "too_many_connections" not in log

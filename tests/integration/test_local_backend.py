@@ -190,7 +190,7 @@ async def test_a_sandbox_that_a_killed_daemon_was_making_is_removed_with_its_gro
 
 @as_root
 async def test_the_user_of_an_adopted_sandbox_is_given_to_no_other(state_dir: Path, orphan: Orphan) -> None:
-    """In a container there may be few users; here two, besides those of the examination, of workshops and fork servers."""
+    """In a container there may be few users; here two, besides those of the examination, of build sandboxes and fork servers."""
     assert orphan.host_uid is not None
     uids = range(orphan.host_uid - _FIRST_USER - 1, orphan.host_uid + 1)
     async with _started(state_dir, uids=uids) as backend:

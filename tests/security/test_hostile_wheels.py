@@ -69,7 +69,7 @@ class Witness:
     async def assert_untouched(self) -> None:
         assert self._made.files == self._files, "another tenant's environment was changed"
         assert self._around() == self._places, "something was written outside"
-        assert self._building.existing() == [], "a workshop was left"
+        assert self._building.existing() == [], "a build sandbox was left"
         assert self._building.left == [], "a directory was left"
         again = await self._building.build("victim")
         assert again.files.keys() == self._files.keys(), "the cache was changed"

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.backends.docker import DockerBackend
-from executor_server.backends.environments import Target, Workshop
+from executor_server.backends.environments import BuildMounts, Target
 from executor_server.backends.local import LocalBackend
 from executor_server.core import NetworkRules, PackagesSpec, SandboxSpec
 from executor_server.core.config.backend_config import DockerImage, DockerSection
 from executor_server.network.egress import EgressService
 from executor_server.packages import BuildSettings, BuildSlot, Built, Lock, Places, UvBuilder, Wheels
-from executor_server.packages.workshop import Order, open_workshop
+from executor_server.packages.build_sandbox import Order, open_build_sandbox
 from tests.support.backends import DOCKER_IMAGE
 from tests.support.egress_service import place_authority, settings_for
 from tests.support.internet.world import Internet
@@ -99,8 +99,8 @@ class Building:
         """Runs code in a sandbox that sees the environment; returns the JSON objects that it printed."""
         spec = SandboxSpec("base", 512 * MIB, 64, 64 * MIB, 60.0)
         said: list[dict[str, Any]] = []
-        async with open_workshop(Order(self.backend, spec, Workshop(environment=made.directory))) as workshop:
-            await workshop.run(code, time_s=TIMEOUT_S, on_line=said.append)
+        async with open_build_sandbox(Order(self.backend, spec, BuildMounts(environment=made.directory))) as sandbox:
+            await sandbox.run(code, time_s=TIMEOUT_S, on_line=said.append)
         return said
 
     def existing(self) -> list[str]:

@@ -41,11 +41,11 @@ from executor_server.backends.docker.resources import (
 from executor_server.backends.docker.sandbox import DockerSandbox
 from executor_server.backends.egress_bundle import EgressBundle
 from executor_server.backends.environments import (
+    BuildMounts,
     Environment,
     Environments,
     SandboxEnvironments,
     Target,
-    Workshop,
     environment_mount,
     give_work,
     mounts_of,
@@ -130,22 +130,22 @@ class DockerBackend:
             plan = await self._plan(images, spec)
             return await self._make(resources, images, plan, resources.users.take())
 
-    async def create_workshop(self, spec: SandboxSpec, workshop: Workshop) -> DockerSandbox:
-        """As `Workshops.create_workshop`.
+    async def create_build_sandbox(self, spec: SandboxSpec, mounts: BuildMounts) -> DockerSandbox:
+        """As `BuildSandboxes.create_build_sandbox`.
 
-        The users of an Engine with userns-remap, or a rootless one, are others on the host: the files that a workshop
-        made would not be the daemon's to use.
+        An Engine with userns-remap, or a rootless one, maps users to others on the host, so the daemon could not use
+        the files of a build sandbox.
         """
         resources, images, _ = self._started()
-        if workshop.work is not None and resources.facts.few_ids:
+        if mounts.work is not None and resources.facts.few_ids:
             raise SpecUnsupported("environments can't be made in containers whose Engine gives them users of its own")
         with self._creations.one():
-            plan = await self._plan(images, replace(spec, packages=None, egress=workshop.egress))
-            writes = workshop.work is not None
-            plan = replace(plan, mounts=mounts_of(workshop), shares_user=writes)
-            if workshop.work is not None:
-                give_work(workshop.work, resources.workshop_uid)
-            user = resources.workshop_uid if writes else resources.users.take()
+            plan = await self._plan(images, replace(spec, packages=None, egress=mounts.egress))
+            writes = mounts.work is not None
+            plan = replace(plan, mounts=mounts_of(mounts), shares_user=writes)
+            if mounts.work is not None:
+                give_work(mounts.work, resources.build_uid)
+            user = resources.build_uid if writes else resources.users.take()
             return await self._make(resources, images, plan, user)
 
     async def close(self) -> None:

@@ -37,7 +37,7 @@ class Resources:
     hosts_file: Path
     runtime: str | None
     users: HostUsers
-    workshop_uid: int  # the user of the workshops that write: one for all daemons, or an ordinary user's own
+    build_uid: int  # the user of the build sandboxes that write: one for all daemons, or an ordinary user's own
     trials: set[str] = field(default_factory=set)  # ids of the sandboxes of trials that are under way
 
     @classmethod
@@ -48,11 +48,11 @@ class Resources:
         mounted = directory.parent / "runtime"
         for path in (directory.parent, directory, mounted):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # The second user is that of the local backend's workshops: both work in the same directory.
+        # The second user is that of the local backend's build sandboxes: both work in the same directory.
         uids = UNNAMED_USERS if facts.few_ids else UNIQUE_USERS
-        workshop_uid = uids[1] if os.geteuid() == 0 else os.geteuid()
+        build_uid = uids[1] if os.geteuid() == 0 else os.geteuid()
         guest, hosts_file, users = pack_guest(mounted), _write_hosts(mounted), HostUsers(uids[2:])
-        return cls(engine, facts, daemon_id, directory, guest, hosts_file, runtime, users, workshop_uid)
+        return cls(engine, facts, daemon_id, directory, guest, hosts_file, runtime, users, build_uid)
 
     @property
     def binds(self) -> tuple[Bind, ...]:

@@ -23,11 +23,11 @@ from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.channel import SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
 from executor_server.backends.environments import (
+    BuildMounts,
     Environment,
     Environments,
     SandboxEnvironments,
     Target,
-    Workshop,
     environment_mount,
     give_work,
     mounts_of,
@@ -65,7 +65,7 @@ class _HostCapabilities:
     resources: Resources
     directory: BackendDirectory
     users: HostUsers | None
-    workshop_uid: int | None  # the user of the workshops that write; None: the daemon's own
+    build_uid: int | None  # the user of the build sandboxes that write; None: the daemon's own
     images: dict[str, Image]  # as they are now; those of `resources` are as they were at the start
     fork_servers: ForkServers
 
@@ -112,12 +112,12 @@ class LocalBackend:
             directory.release()
             raise
         # The first user is the examination's: at the next start it must not be that of an adopted sandbox. The second
-        # owns what workshops write, and so is the same for every daemon. The others until _FIRST_USER are fork
+        # owns what build sandboxes write, and so is the same for every daemon. The others until _FIRST_USER are fork
         # servers'.
-        users, workshop_uid = (HostUsers(found.uids[_FIRST_USER:]), found.uids[1]) if found.uids else (None, None)
+        users, build_uid = (HostUsers(found.uids[_FIRST_USER:]), found.uids[1]) if found.uids else (None, None)
         images = dict(found.resources.images)
         fork_servers = ForkServers(self._state_dir, _fork_server_users(found.uids))
-        self._capabilities = _HostCapabilities(found.resources, directory, users, workshop_uid, images, fork_servers)
+        self._capabilities = _HostCapabilities(found.resources, directory, users, build_uid, images, fork_servers)
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, LocalSandbox]:
         capabilities = self._started()
@@ -185,18 +185,18 @@ class LocalBackend:
             raise SandboxFailure("the host has not that much memory left")
         return await self._make(capabilities, plan, _next_user(capabilities), ahead=True)
 
-    async def create_workshop(self, spec: SandboxSpec, workshop: Workshop) -> LocalSandbox:
+    async def create_build_sandbox(self, spec: SandboxSpec, mounts: BuildMounts) -> LocalSandbox:
         capabilities = self._started()
-        spec = replace(spec, packages=None, egress=workshop.egress)
+        spec = replace(spec, packages=None, egress=mounts.egress)
         with self._creations.one():
             image = await self._image(capabilities, spec.image)
             resources = await self._resources(capabilities, spec)
-            plan = Plan(resources, image, spec, mounts_of(workshop))
-            if workshop.work is None:
+            plan = Plan(resources, image, spec, mounts_of(mounts))
+            if mounts.work is None:
                 host_uid = _next_user(capabilities)
             else:
-                host_uid = capabilities.workshop_uid
-                give_work(workshop.work, host_uid)
+                host_uid = capabilities.build_uid
+                give_work(mounts.work, host_uid)
             return await self._make(capabilities, plan, host_uid)
 
     async def _make(

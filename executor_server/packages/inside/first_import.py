@@ -1,4 +1,4 @@
-"""Imports modules for the first time, in a workshop in which the environment can't be written, and packs the bytecode.
+"""Imports modules for the first time, in a build sandbox with a read-only environment, and packs the bytecode.
 
 Each import runs code of strangers: it may end the process, hang or print for ever. So a child does it; the parent ends
 it when it takes too long, and starts another one for the modules that are left.

@@ -1,4 +1,4 @@
-"""Runs uv in a workshop, with nothing of the sandbox's environment, and passes on what it says, line by line.
+"""Runs uv in a build sandbox, with nothing of the sandbox's environment, and passes on what it says, line by line.
 
 It downloads files, too, and reports that as uv does: uv keeps no wheels.
 

@@ -9,7 +9,7 @@ import pytest
 from executor_server.core import EgressDenial, EnvironmentFailed, ImageNotReady
 from executor_server.guest.egress import reasons
 from executor_server.packages.uv import Listener
-from executor_server.packages.uv_workshops import _Run
+from executor_server.packages.uv_sandboxes import _Run
 
 PYTHON = {"version": "3.12", "platform": "x86_64-manylinux_2_36", "executable": "/usr/bin/python3"}
 SLOT = cast("Any", None)

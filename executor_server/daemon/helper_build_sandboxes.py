@@ -1,4 +1,4 @@
-"""Workshops on this host for backends that have none: E2B's machines get what was made here, for their Python."""
+"""Build sandboxes on this host for backends without any: environments for machines of E2B are built here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from executor_server.backends import HostFinding, Sandbox, Workshop
+from executor_server.backends import BuildMounts, HostFinding, Sandbox
 from executor_server.backends.local import LocalBackend
 from executor_server.core import SandboxSpec
 from executor_server.core.config import Config
@@ -29,8 +29,8 @@ async def packages_finding(config: Config) -> HostFinding:
     )
 
 
-class HelperWorkshops:
-    """Implements `Workshops` by a local backend of its own, started with the first workshop."""
+class HelperBuildSandboxes:
+    """Implements `Build sandboxes` by a local backend of its own, started with the first build sandbox."""
 
     image = "base"  # the daemon's own Python
 
@@ -39,13 +39,13 @@ class HelperWorkshops:
         self._starting = asyncio.Lock()
         self._has_started = False
 
-    async def create_workshop(self, spec: SandboxSpec, workshop: Workshop) -> Sandbox:
+    async def create_build_sandbox(self, spec: SandboxSpec, mounts: BuildMounts) -> Sandbox:
         async with self._starting:
             if not self._has_started:
                 await self._backend.start()
                 self._has_started = True
                 await self._backend.adopt(())
-        return await self._backend.create_workshop(spec, workshop)
+        return await self._backend.create_build_sandbox(spec, mounts)
 
     async def close(self) -> None:
         if self._has_started:

@@ -1,4 +1,4 @@
-"""Runs uv in workshops with a directory to write to, watches how much it writes, and makes an answer of its end."""
+"""Runs uv in build sandboxes, limits how much it writes, and turns its end into a result or an error for the client."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 
 import structlog
 
-from executor_server.backends import Workshop, Workshops
+from executor_server.backends import BuildMounts, BuildSandboxes
 from executor_server.core import EgressDenial, EnvironmentFailed, ImageNotReady, NetworkRules, Progress, SandboxSpec
 from executor_server.guest.egress import reasons
 from executor_server.guest.wire.paths import WORK_PATH
 from executor_server.network.egress import Egress
 from executor_server.packages import tree
+from executor_server.packages.build_sandbox import (
+    BuildSandbox,
+    BuildTimeout,
+    Network,
+    Order,
+    open_build_sandbox,
+    program,
+)
 from executor_server.packages.disk import Volume, Walk, remove, to_its_end, volume_of
 from executor_server.packages.places import Places
 from executor_server.packages.uv import ForeignPython, Listener, Uv, environment, find_uv, place_uv
-from executor_server.packages.workshop import (
-    Network,
-    Order,
-    RunningWorkshop,
-    WorkshopTimeout,
-    open_workshop,
-    program,
-)
 
 MIB = 2**20
 RETRY_S = 30.0
@@ -52,10 +52,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class BuildSlot:
-    """The workshops in which the environments for a target are made."""
+    """Where the environments for a target are built."""
 
-    workshops: Workshops
-    image: str  # the workshops are made of it
+    maker: BuildSandboxes
+    image: str  # of the build sandboxes
     foreign: ForeignPython | None = None  # the target's Python, where it is not that of the image
 
 
@@ -73,7 +73,7 @@ class BuildSettings:
 
 @dataclass(frozen=True)
 class Python:
-    """The Python of a workshop, as it describes itself."""
+    """The Python of a build sandbox, as it describes itself."""
 
     version: str  # "3.12", "3.13t"
     platform: str  # "x86_64-manylinux_2_36"
@@ -87,16 +87,16 @@ class Python:
 
 @dataclass(frozen=True)
 class UvTask:
-    """A command of uv, or files to download into the workshop's directory."""
+    """A command of uv, or files to download into the build sandbox's directory."""
 
     command: Sequence[str]
     text: str = ""  # its input
-    output: str | None = None  # path of its output in the workshop
+    output: str | None = None  # path of its output in the build sandbox
     files: Sequence[tuple[str, str]] = ()  # addresses, and the names of the files
 
 
-class UvWorkshops:
-    """Makes workshops for uv."""
+class UvSandboxes:
+    """Makes build sandboxes for uv."""
 
     def __init__(self, places: Places, settings: BuildSettings, egress: Egress) -> None:
         self._places = places
@@ -113,7 +113,7 @@ class UvWorkshops:
         self._placing = asyncio.Lock()
 
     async def placed(self) -> Uv:
-        """Finds uv, and puts it where workshops see it. Raises UvMissing, OSError."""
+        """Finds uv, and puts it where build sandboxes see it. Raises UvMissing, OSError."""
         async with self._placing:
             if self._uv is None:
                 found = await asyncio.to_thread(find_uv, self._settings.uv)
@@ -123,7 +123,7 @@ class UvWorkshops:
 
     @asynccontextmanager
     async def directory(self) -> AsyncIterator[Path]:
-        """A directory for one workshop to write to, which is removed at the end of the block. Raises OSError."""
+        """A directory for one build sandbox to write to, which is removed at the end of the block. Raises OSError."""
         work = self._places.work / secrets.token_hex(8)
         work.mkdir(mode=0o700)
         try:
@@ -134,23 +134,23 @@ class UvWorkshops:
     @asynccontextmanager
     async def open(
         self, slot: BuildSlot, work: Path, max_environment_bytes: int, *, egress: bool
-    ) -> AsyncIterator[UvWorkshop]:
-        """A workshop that writes to `work`, and may reach the index. Raises SandboxFailure."""
+    ) -> AsyncIterator[UvSandbox]:
+        """A build sandbox that writes to `work`, and may reach the index. Raises SandboxFailure."""
         order = Order(
-            slot.workshops,
-            workshop_spec(slot.image, egress=egress, disk_bytes=max(_DISK_BYTES, max_environment_bytes)),
-            Workshop(work=work, programs=self._places.programs, egress=egress),
+            slot.maker,
+            build_spec(slot.image, egress=egress, disk_bytes=max(_DISK_BYTES, max_environment_bytes)),
+            BuildMounts(work=work, programs=self._places.programs, egress=egress),
             self._network if egress else None,
         )
-        async with open_workshop(order) as running:
-            yield UvWorkshop(running, slot, work, max_environment_bytes, self._settings)
+        async with open_build_sandbox(order) as running:
+            yield UvSandbox(running, slot, work, max_environment_bytes, self._settings)
 
 
-class UvWorkshop:
-    """A workshop in which uv runs."""
+class UvSandbox:
+    """A build sandbox in which uv runs."""
 
     def __init__(
-        self, running: RunningWorkshop, slot: BuildSlot, work: Path, max_environment_bytes: int, settings: BuildSettings
+        self, running: BuildSandbox, slot: BuildSlot, work: Path, max_environment_bytes: int, settings: BuildSettings
     ) -> None:
         self.running = running
         self._slot = slot
@@ -171,7 +171,7 @@ class UvWorkshop:
         try:
             await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
             await (watching if watching.done() else running)
-        except WorkshopTimeout as timeout:
+        except BuildTimeout as timeout:
             raise ImageNotReady(
                 f"the packages could not be downloaded within {self._timeout_s:g} s", RETRY_S
             ) from timeout
@@ -194,8 +194,8 @@ class UvWorkshop:
                 raise EnvironmentFailed("these packages unpack to more bytes or files than an environment may have")
 
 
-def workshop_spec(image: str, *, egress: bool, disk_bytes: int = _DISK_BYTES) -> SandboxSpec:
-    """Returns the spec of a workshop. No policy is asked, as no session's code runs there.
+def build_spec(image: str, *, egress: bool, disk_bytes: int = _DISK_BYTES) -> SandboxSpec:
+    """Returns the spec of a build sandbox. No policy is asked, as no session's code runs there.
 
     `disk_bytes` bounds the largest file that can be written anywhere in it, so it is that of an environment for uv.
     """

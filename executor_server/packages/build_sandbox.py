@@ -1,8 +1,8 @@
-"""Runs one program of ours in a workshop: a sandbox for the daemon's own work on environments.
+"""Runs one program of ours in a build sandbox: a sandbox for the daemon's own work on environments.
 
-A workshop has a guest as every sandbox has, and this is the least that can drive one: it connects, sends the rules and
-a program, reads lines, and takes a file out. The program is ours, but what it works on comes from an index, so whatever
-comes out of the sandbox is hostile: frames are checked by the channel, and lines and files are counted here.
+This drives its guest with the least code possible: it connects, sends the rules and a program, reads lines, and takes a
+file out. The program is ours, but it works on data of an index, so all output of the sandbox is hostile: the channel
+checks frames, and lines and files are counted here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
-from executor_server.backends import Sandbox, Workshop, Workshops
+from executor_server.backends import BuildMounts, BuildSandboxes, Sandbox
 from executor_server.backends.channel import GuestChannel, Request, file_part, nothing, read_result
 from executor_server.core import (
     NO_NETWORK_USE,
@@ -61,17 +61,17 @@ OnLine = Callable[[dict[str, Any]], None]
 """Called in the event loop with each line of the program, a JSON object. Raises nothing."""
 
 
-class WorkshopFailed(SandboxFailure):
+class BuildSandboxFailed(SandboxFailure):
     """The program did not end as it should. The message is for the log."""
 
 
-class WorkshopTimeout(WorkshopFailed):
+class BuildTimeout(BuildSandboxFailed):
     """The program did not end in time."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """The way out of a workshop."""
+    """The way out of a build sandbox."""
 
     egress: Egress
     rules: NetworkRules
@@ -79,16 +79,16 @@ class Network:
 
 @dataclass(frozen=True)
 class Order:
-    """A workshop as it is to be made."""
+    """A build sandbox as it is to be made."""
 
-    workshops: Workshops
+    maker: BuildSandboxes
     spec: SandboxSpec
-    workshop: Workshop
+    mounts: BuildMounts
     network: Network | None = None
 
 
-class RunningWorkshop:
-    """A workshop whose guest is ready. One program runs at a time."""
+class BuildSandbox:
+    """A build sandbox whose guest is ready. One program runs at a time."""
 
     def __init__(self, sandbox: Sandbox, channel: GuestChannel) -> None:
         self.denials: list[EgressDenial] = []
@@ -119,7 +119,7 @@ class RunningWorkshop:
             await self._ask(nothing, lambda op: Configure(op=op, settings=len(body), env=0), body)
 
     async def run(self, program: str, *, time_s: float, on_line: OnLine) -> None:
-        """Runs a program to its end. Raises WorkshopFailed when it fails, WorkshopTimeout when it does not end."""
+        """Runs a program to its end. Raises BuildSandboxFailed when it fails, BuildTimeout when it does not end."""
         self._require_alive()
         self._ended = asyncio.get_running_loop().create_future()
         self._output = _Lines(on_line)
@@ -137,12 +137,12 @@ class RunningWorkshop:
         try:
             result = await self._end_of(self._ended, time_s + _REPORT_TIME_S)
         except TimeoutError as error:
-            raise WorkshopTimeout(f"the program did not end within {time_s:g} s") from error
+            raise BuildTimeout(f"the program did not end within {time_s:g} s") from error
         if result.outcome in (Outcome.TIMEOUT, Outcome.CPU_LIMIT):
-            raise WorkshopTimeout(f"the program did not end within {time_s:g} s")
+            raise BuildTimeout(f"the program did not end within {time_s:g} s")
         if result.outcome is not Outcome.SUCCEEDED:
             why = result.error.message[:500] if result.error is not None else ""
-            raise WorkshopFailed(f"the program ended as {result.outcome.value}: {why}")
+            raise BuildSandboxFailed(f"the program ended as {result.outcome.value}: {why}")
 
     async def _end_of(self, ended: asyncio.Future[Result], within_s: float) -> Result:
         """Waits, and pings meanwhile: a guest that hears nothing for long takes its daemon for dead."""
@@ -162,7 +162,7 @@ class RunningWorkshop:
                 if isinstance(part, bytes) and part:
                     left -= len(part)
                     if left < 0:
-                        raise WorkshopFailed(f"the file has more than {max_bytes:,} bytes")
+                        raise BuildSandboxFailed(f"the file has more than {max_bytes:,} bytes")
                     yield part
 
     async def _ask(self, read: Callable[[Frame], None], message: Callable[[int], Configure], body: bytes) -> None:
@@ -190,7 +190,7 @@ class RunningWorkshop:
 
     def _require_alive(self) -> None:
         if self._lost is not None:
-            raise WorkshopFailed(f"the workshop is lost: {self._lost}")
+            raise BuildSandboxFailed(f"the build sandbox is lost: {self._lost}")
 
     # -- what comes from the guest -------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class RunningWorkshop:
 
     def _on_lost(self, reason: str) -> None:
         self._lost = reason
-        failure = WorkshopFailed(f"the workshop was lost: {reason}")
+        failure = BuildSandboxFailed(f"the build sandbox was lost: {reason}")
         if self._ended is not None and not self._ended.done():
             self._ended.set_exception(failure)
             self._ended.exception()  # marks it as seen: possibly no task waits for it
@@ -219,18 +219,18 @@ class RunningWorkshop:
     # -- reports of the egress proxy: EgressSink -----------------------------------------------------------------
 
     def connection_opened(self, connection: EgressConnection) -> None:
-        _log.debug("workshop_connected", host=connection.host)
+        _log.debug("build_sandbox_connected", host=connection.host)
 
     def connection_closed(self, connection: EgressConnection) -> None:
-        _log.debug("workshop_disconnected", host=connection.host, received_bytes=connection.received_bytes)
+        _log.debug("build_sandbox_disconnected", host=connection.host, received_bytes=connection.received_bytes)
 
     def connection_denied(self, denial: EgressDenial) -> None:
-        _log.info("workshop_denied", host=denial.host, port=denial.port, reason=denial.reason)
+        _log.info("build_sandbox_denied", host=denial.host, port=denial.port, reason=denial.reason)
         if len(self.denials) < 8:
             self.denials.append(denial)
 
     def denials_uncounted(self, count: int) -> None:
-        _log.info("workshop_denied_more", count=count)
+        _log.info("build_sandbox_denied_more", count=count)
 
     def listener_misused(self) -> None:
         self._on_lost("it tried to block the egress proxy")
@@ -240,11 +240,11 @@ class RunningWorkshop:
 
 
 async def _next(request: Request[T]) -> T | None:
-    """Returns the next part of an answer. Raises WorkshopFailed when the guest refuses, or is lost."""
+    """Returns the next part of an answer. Raises BuildSandboxFailed when the guest refuses, or is lost."""
     try:
         return await request.next()
     except ExecutorError as error:
-        raise WorkshopFailed(f"the workshop refused a request: {error.message[:500]}") from error
+        raise BuildSandboxFailed(f"the build sandbox refused a request: {error.message[:500]}") from error
 
 
 class _Lines:
@@ -277,18 +277,18 @@ class _Lines:
 
 
 @asynccontextmanager
-async def open_workshop(order: Order) -> AsyncIterator[RunningWorkshop]:
-    """Makes a workshop, and destroys it at the end of the block, whatever happens there.
+async def open_build_sandbox(order: Order) -> AsyncIterator[BuildSandbox]:
+    """Makes a build sandbox, and destroys it at the end of the block, whatever happens there.
 
     Raises SandboxFailure; EgressError when its network can't be opened.
     """
-    sandbox = await order.workshops.create_workshop(order.spec, order.workshop)
+    sandbox = await order.maker.create_build_sandbox(order.spec, order.mounts)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_destroy, sandbox)
         channel = GuestChannel(sandbox.endpoint)
         stack.callback(channel.close)
         await channel.connect()
-        running = RunningWorkshop(sandbox, channel)
+        running = BuildSandbox(sandbox, channel)
         await running.configure(order.spec)
         if order.network is not None:
             await stack.enter_async_context(_bound(order.network, channel, running))
@@ -300,14 +300,14 @@ async def _destroy(sandbox: Sandbox) -> None:
 
 
 @asynccontextmanager
-async def _bound(network: Network, channel: GuestChannel, sink: RunningWorkshop) -> AsyncIterator[None]:
+async def _bound(network: Network, channel: GuestChannel, sink: BuildSandbox) -> AsyncIterator[None]:
     session_id = f"environment-{secrets.token_hex(8)}"
     try:
         async with asyncio.timeout(_BIND_TIME_S):
             listener = await channel.take_listener()
             await network.egress.bind(session_id, network.rules, listener, sink, NO_NETWORK_USE)
     except TimeoutError as error:
-        raise EgressError("the egress proxy does not serve a workshop") from error
+        raise EgressError("the egress proxy does not serve a build sandbox") from error
     try:
         yield
     finally:

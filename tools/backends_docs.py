@@ -22,7 +22,7 @@ from tests.contract.proofs import collected  # noqa: E402 - found by the line ab
 
 TARGET = ROOT / "docs/backends.md"
 BEGIN, END = "<!-- promises: made by tools/backends_docs.py -->\n", "<!-- end of promises -->\n"
-HEADS = {"local": "local", "docker": "Docker", "e2b": "E2B", "fake": "the fake"}
+HEADS = {"local": "local", "docker": "Docker", "e2b": "E2B"}
 WORDS = {Keeping.KEPT: "yes", Keeping.BY_SUPERVISOR: "supervisor", Keeping.NOT_KEPT: "no"}
 ELSEWHERE = "°"
 

@@ -32,7 +32,6 @@ from executor_server.sessions import Session
 from tests.support.backends import DOCKER_IMAGE, egress_bundle, make_backend
 from tests.support.engine import engine_client
 from tests.support.forked_backend import local_backend
-from tests.support.in_memory import MemoryBackend, MemoryHost, MemorySandbox
 from tests.support.killed_daemon import killed_daemon
 from tests.support.polling import eventually_async, has_ended
 
@@ -118,7 +117,7 @@ async def probe_of(backend: str, directory: Path) -> AsyncIterator[Probe]:
 
         probe = await E2BProbe.open(directory)
     else:
-        probes: dict[str, Callable[[Path], Probe]] = {"local": LocalProbe, "docker": DockerProbe, "fake": FakeProbe}
+        probes: dict[str, Callable[[Path], Probe]] = {"local": LocalProbe, "docker": DockerProbe}
         probe = probes[backend](directory)
     try:
         yield probe
@@ -287,88 +286,6 @@ class DockerProbe(RealProbe):
 
     def supervisor(self, session: Session) -> psutil.Process:
         return supervisor_of(session)
-
-
-class FakeProbe:
-    """The in-memory fake, whose host outlives its daemons."""
-
-    name = "fake"
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.host = MemoryHost(directory)
-
-    def backend(self) -> MemoryBackend:
-        return MemoryBackend(self.host, self._directory)
-
-    @property
-    def egress_bundle(self) -> Path:
-        return egress_bundle(self._directory)
-
-    def small(self) -> Backend:
-        return MemoryBackend(self.host, self._directory, sandboxes_max=FULL_AT)
-
-    def pausing(self) -> Backend:
-        return MemoryBackend(self.host, self._directory, pause_idle_s=PAUSE_IDLE_S)
-
-    def with_lost_image(self) -> Backend:
-        self.host.images[MISSING] = 1
-        return MemoryBackend(self.host, self._directory, images=("base", MISSING))
-
-    def lose_image(self) -> None:
-        del self.host.images[MISSING]
-
-    def without_host(self) -> Backend:
-        return MemoryBackend(MemoryHost(self._directory, down=True), self._directory)
-
-    async def left_by_a_killed_daemon(self, spec: SandboxSpec) -> tuple[KnownSandbox, str]:
-        backend = self.backend()
-        await backend.start()
-        made = await backend.create(spec)
-        backend.abandon()
-        return KnownSandbox(made.sandbox_id, spec, made.endpoint.token, "fake"), made.fingerprint
-
-    async def session_of_a_killed_daemon(self, spec: SandboxSpec) -> tuple[Path, str, str]:
-        from tests.contract.harness import Harness
-        from tests.support.killed_daemon import PROGRAM
-
-        books, backend = self._directory / "books", self.backend()
-        books.mkdir()
-        harness = await Harness(backend, books).__aenter__()
-        session = await harness.session()
-        await harness.run(session, "kept = 'kept'")
-        execution = await harness.begin(session, PROGRAM)
-        await anext(execution.events())
-        await harness.kill()
-        backend.abandon()
-        return books, session.session_id, execution.execution_id
-
-    async def existing(self) -> set[str]:
-        return {*self.host.of(self._directory)} | _ids_in(self._directory)
-
-    async def make_stray(self) -> None:
-        from tests.support.in_memory.host import Place
-
-        spec = SandboxSpec("base", 2**28, 32, 2**24, 60.0)
-        self.host.places[STRAY_ID] = Place(self._directory, spec, "", self._directory / STRAY_ID)
-
-    async def kill(self, sandbox_id: str) -> None:
-        self.host.crash([sandbox_id])
-
-    def watch(self, session: Session) -> Callable[[], bool]:
-        guest = self.host.places[session._sandbox.sandbox_id].guest
-        assert guest is not None
-        return lambda: guest.ended
-
-    async def kill_supervisor(self, session: Session) -> None:
-        assert isinstance(session._sandbox, MemorySandbox)
-        self.host.crash([session._sandbox.sandbox_id])
-
-    async def kill_interpreter(self, session: Session) -> None:
-        raise AssertionError("its interpreter is a thread")
-
-    async def aclose(self) -> None:
-        return
 
 
 def supervisor_of(session: Session) -> psutil.Process:

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-BACKENDS = ("local", "docker", "e2b", "fake")
+BACKENDS = ("local", "docker", "e2b")
 
 
 class Keeping(enum.Enum):
@@ -57,9 +57,6 @@ def _by_supervisor(why: str) -> Otherwise:
     return Otherwise(Keeping.BY_SUPERVISOR, why)
 
 
-_NO_WALL = _not("It runs programs in a thread of the tests' process, with stand-ins for what could harm that.")
-_NO_SYSTEM = _not("Its programs have no operating system: only modules that compute can be imported.")
-_NO_LIMIT = _not("It limits what a meter in the program can count, and nothing that the kernel would have to.")
 _HOST_MEMORY = _by_supervisor(
     "E2B limits the whole virtual machine; within it, the supervisor watches what the sandbox's processes hold."
 )
@@ -68,10 +65,8 @@ _HOST_DISK = _by_supervisor("The guest mounts memory of this size for all that i
 _HOST_CUT = _by_supervisor("The guest makes a network namespace of its own, with nothing in it but itself.")
 _NO_EGRESS = _not("A proxy beside the sandbox serves its listener, in the machine: e2b.md says how.")
 _NO_BUILD_SANDBOX = _not("Its environments are made on the daemon's host, and travel to its machines as archives.")
-_NO_PACKAGES = _not("It has the modules of the tests' own process. It says so.")
-_NO_STATE = _not("It writes no state down, and says so.")
 _CGROUP = Otherwise(Keeping.KEPT, "By a control group; on a host that lets us have none, by the supervisor.")
-_NOT_IN_THE_CLOUD = ("local", "docker", "fake")
+_NOT_IN_THE_CLOUD = ("local", "docker")
 _SAME_GUEST = ("local",)
 _TWO_GUESTS = ("local", "docker")
 
@@ -82,7 +77,6 @@ PROMISES = (
         "create-apart",
         "Creation",
         "Sandboxes share nothing: no variable, file, memory or process of one is seen in another.",
-        {"fake": _NO_WALL},
     ),
     Promise(
         "create-spec",
@@ -90,32 +84,31 @@ PROMISES = (
         "A sandbox is as its spec says: this memory, so many processes, disk of this size.",
         {
             "e2b": _by_supervisor("The guest sets the limits; the machine's own size is the template's."),
-            "fake": _NO_LIMIT,
         },
     ),
     Promise(
         "create-no-network",
         "Creation",
         "A program reaches nothing outside of its sandbox: there is no network but its own loopback.",
-        {"e2b": _HOST_CUT, "fake": _NO_SYSTEM},
+        {"e2b": _HOST_CUT},
     ),
     Promise(
         "egress-listener",
         "Network",
         "A sandbox with a network has one way out: a listener of its own, which it hands to the daemon and to no program.",
-        {"e2b": _NO_EGRESS, "fake": _NO_SYSTEM},
+        {"e2b": _NO_EGRESS},
     ),
     Promise(
         "egress-variables",
         "Network",
         "Programs find the proxy and the certificate authorities by variables; without a network there are none of these.",
-        {"e2b": _NO_EGRESS, "fake": _NO_SYSTEM},
+        {"e2b": _NO_EGRESS},
     ),
     Promise(
         "egress-restart",
         "Network",
         "The next daemon gets the listener again; connections that programs begin meanwhile wait for it.",
-        {"e2b": _NO_EGRESS, "fake": _NO_SYSTEM},
+        {"e2b": _NO_EGRESS},
     ),
     Promise(
         "create-image-unknown", "Creation", "An image that no configuration names is refused; nothing is left of it."
@@ -158,25 +151,22 @@ PROMISES = (
         "packages",
         "Packages",
         "A sandbox with packages has them ahead of the image's own: modules, programs, metadata.",
-        {"fake": _NO_PACKAGES},
     ),
     Promise(
         "packages-inside",
         "Packages",
         "Code of an environment runs in the sandbox alone; no program can change an environment or see another.",
-        {"fake": _NO_PACKAGES},
     ),
     Promise(
         "packages-held",
         "Packages",
         "An environment is held before its sandbox is made, and until nothing of that is left, also over a restart.",
-        {"fake": _NO_PACKAGES},
     ),
     Promise(
         "packages-build-sandbox",
         "Packages",
         "Environments are made and tried in sandboxes of the daemon's own, whose files have one owner.",
-        {"e2b": _NO_BUILD_SANDBOX, "fake": _NO_PACKAGES},
+        {"e2b": _NO_BUILD_SANDBOX},
     ),
     # -- Running code
     Promise(
@@ -189,17 +179,15 @@ PROMISES = (
         "run-value-large",
         "Running code",
         "A value that is large, or whose own code fails, is described in the output, and never fails its step.",
-        {"fake": _NO_LIMIT},
-        _TWO_GUESTS,
+        proved_on=_TWO_GUESTS,
     ),
     Promise(
         "run-processes",
         "Running code",
         "Programs start processes with the functions that they define, by each start method of `multiprocessing`.",
-        {"fake": _NO_SYSTEM},
-        _TWO_GUESTS,
+        proved_on=_TWO_GUESTS,
     ),
-    Promise("run-main", "Running code", "Programs run in a real `__main__`: its classes pickle.", {"fake": _NO_SYSTEM}),
+    Promise("run-main", "Running code", "Programs run in a real `__main__`: its classes pickle."),
     Promise("run-operations", "Running code", "Operations are counted, and the same program spends the same count."),
     Promise(
         "run-once", "Running code", "An id names one execution, which runs once; a caller that asks again reads along."
@@ -210,7 +198,6 @@ PROMISES = (
         "run-prelude-deadly",
         "Running code",
         "A prelude that ends each interpreter is left out, and that is reported.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "run-variables", "Running code", "Variables are set and read between executions, all or none, of any size."
@@ -219,14 +206,12 @@ PROMISES = (
         "run-variables-hostile",
         "Running code",
         "A value that kills its decoder costs its interpreter, not the session; a repr that lies is only text.",
-        {"fake": _NO_WALL},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise(
         "run-no-network",
         "Running code",
         "A program that misses the network, or a child of it, reads that the sandbox has none, once for an execution.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise("run-blobs", "Running code", "A large value travels apart and whole, and can be named once."),
     # -- Streaming
@@ -235,25 +220,19 @@ PROMISES = (
     ),
     Promise("stream-again", "Streaming", "Who comes back reads on from where he was."),
     Promise("stream-cut", "Streaming", "Output past its limit keeps head and tail, and says how much is missing."),
-    Promise(
-        "stream-text", "Streaming", "A character that is cut between two writes arrives whole.", {"fake": _NO_SYSTEM}
-    ),
+    Promise("stream-text", "Streaming", "A character that is cut between two writes arrives whole."),
     Promise(
         "stream-children",
         "Streaming",
         "What child processes and C code print is output too.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "stream-background",
         "Streaming",
         "What a process prints that outlives its execution is kept, head and tail, and shown marked with later ones.",
-        {"fake": _NO_SYSTEM},
     ),
-    Promise(
-        "stream-images", "Streaming", "Images and open figures become events, among the logs.", {"fake": _NO_SYSTEM}
-    ),
-    Promise("stream-flat", "Streaming", "A flood of output does not fill the daemon's memory.", {"fake": _NO_LIMIT}),
+    Promise("stream-images", "Streaming", "Images and open figures become events, among the logs."),
+    Promise("stream-flat", "Streaming", "A flood of output does not fill the daemon's memory."),
     Promise(
         "stream-broken",
         "Streaming",
@@ -270,20 +249,17 @@ PROMISES = (
         "end-timeout-deaf",
         "How executions end",
         "A program that does not listen, in C or with its signals blocked, is ended with its interpreter: TIMEOUT, reset.",
-        {"fake": _NO_WALL},
     ),
     Promise("end-cpu", "How executions end", "Past its CPU time a program is CPU_LIMIT."),
     Promise(
         "end-cpu-children",
         "How executions end",
         "CPU time of the processes that a program starts counts.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "charge-background",
         "How executions end",
         "CPU time of what runs on between executions is charged while it runs.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "end-operations", "How executions end", "Past its operations a program is OPERATION_LIMIT, whatever it catches."
@@ -293,7 +269,7 @@ PROMISES = (
         "end-memory",
         "How executions end",
         "Past its memory a program is OUT_OF_MEMORY, its own or shared memory; the session goes on.",
-        {"local": _CGROUP, "e2b": _HOST_MEMORY, "fake": _NO_LIMIT},
+        {"local": _CGROUP, "e2b": _HOST_MEMORY},
     ),
     Promise(
         "end-exit",
@@ -304,19 +280,16 @@ PROMISES = (
         "end-unfit",
         "How executions end",
         "An interpreter that a program leaves unfit for the next one is replaced, and that is reported with the program.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "end-checker",
         "How executions end",
         "What other processes do to the checking of a source is never reported as an error of the source.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "end-crash",
         "How executions end",
         "An interpreter that crashes, or is killed by whomever, is CRASHED; the next one takes over.",
-        {"fake": _NO_WALL},
     ),
     Promise(
         "end-import", "How executions end", "An import that is not authorized is IMPORT_DENIED, and names what is."
@@ -325,20 +298,18 @@ PROMISES = (
         "end-hostile-source",
         "How executions end",
         "A source that breaks the parser costs one execution.",
-        {"fake": _NO_WALL},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise(
         "end-fork-bomb",
         "How executions end",
         "A fork bomb is bounded, and the session goes on.",
-        {"local": _CGROUP, "e2b": _HOST_PROCESSES, "fake": _NO_SYSTEM},
+        {"local": _CGROUP, "e2b": _HOST_PROCESSES},
     ),
     Promise(
         "end-kill-all",
         "How executions end",
         "A program that kills all that it can hurts itself only.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "end-lost",
@@ -360,8 +331,7 @@ PROMISES = (
         "interrupt-again",
         "Interrupting",
         "A stopped program that waits again, for a pool or in a `finally`, is interrupted again: variables are kept.",
-        {"fake": _NO_SYSTEM},
-        _TWO_GUESTS,
+        proved_on=_TWO_GUESTS,
     ),
     # -- Files
     Promise(
@@ -376,10 +346,9 @@ PROMISES = (
         "files-hostile",
         "Files",
         "Links, FIFOs, devices and sockets that a program made are neither read nor followed.",
-        {"fake": _NO_SYSTEM},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
-    Promise("files-archives", "Files", "A directory goes in and comes out as an archive.", {"fake": _NO_SYSTEM}),
+    Promise("files-archives", "Files", "A directory goes in and comes out as an archive."),
     Promise(
         "files-archives-hostile",
         "Files",
@@ -390,67 +359,59 @@ PROMISES = (
         "files-artifacts",
         "Files",
         "A result lists the files that its execution made or changed, however it ended.",
-        {"fake": _NO_SYSTEM},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise(
         "files-listing",
         "Files",
         "A listing is bounded, and survives names that are no text.",
-        {"fake": _NO_SYSTEM},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise(
         "files-watched",
         "Files",
         "Changes of files are reported as they come, each once, or that some were lost.",
-        {"fake": _NO_SYSTEM},
     ),
     # -- Savepoints
     Promise(
         "savepoints",
         "State",
         "A session goes back to a savepoint with all that its memory held, and says what it could not take back.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "branches",
         "State",
         "Code is tried in a branch, which says what it has changed and leaves the session as it was.",
-        {"fake": _NO_SYSTEM},
     ),
     # -- Processes
     Promise(
         "processes",
         "Processes",
         "Commands run beside executions: their streams, exit codes, input, signals and timeouts.",
-        {"fake": _NO_SYSTEM},
     ),
-    Promise("processes-terminal", "Processes", "A process may have a terminal of a size.", {"fake": _NO_SYSTEM}),
+    Promise("processes-terminal", "Processes", "A process may have a terminal of a size."),
     Promise(
         "processes-spared",
         "Processes",
         "They outlive an interpreter that is replaced; everything else in the sandbox ends with it.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "ports",
         "Processes",
         "A port on a sandbox's loopback is reached from outside, both ways, without a network.",
-        {"fake": _NO_SYSTEM},
     ),
     # -- Limits
     Promise(
         "limit-disk",
         "Limits",
         "What a program or a client writes is bounded by disk_bytes.",
-        {"e2b": _HOST_DISK, "fake": _NO_LIMIT},
+        {"e2b": _HOST_DISK},
     ),
     Promise(
         "limit-files",
         "Limits",
         "The files of the workspace, and of /tmp, are at most max_files; more meet ENOSPC.",
-        {"e2b": _HOST_DISK, "fake": _NO_LIMIT},
+        {"e2b": _HOST_DISK},
     ),
     Promise(
         "limit-budgets",
@@ -511,7 +472,7 @@ PROMISES = (
         "rest",
         "Pausing",
         "An idle sandbox releases what it does not need, and gets it back.",
-        {"fake": _NO_WALL},
+        {},
         ("local", "docker"),
     ),
     # -- State
@@ -519,13 +480,11 @@ PROMISES = (
         "state-export",
         "State",
         "What a session has, variables and files, can be written down, and goes on in a sandbox of any backend.",
-        {"fake": _NO_STATE},
     ),
     Promise(
         "state-hostile",
         "State",
         "What can't be written down, or restored, costs itself and not the session, and is named.",
-        {"fake": _NO_STATE},
     ),
     # -- Tools
     Promise(
@@ -539,64 +498,55 @@ PROMISES = (
         "tools-time-threads",
         "Tools",
         "While a tool is called, the wall clock goes on for other threads of the program that run.",
-        {"fake": _NO_SYSTEM},
     ),
     Promise("tools-lasting", "Tools", "Tools are there again in the next interpreter, and replaced as a whole."),
     Promise(
         "tools-threads",
         "Tools",
         "Threads call tools; a call past its execution fails.",
-        {"fake": _NO_SYSTEM},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise(
         "tools-sandbox",
         "Tools",
         "A tool that is shipped runs in the sandbox, is made there before it is registered, and again in each interpreter.",
-        {"fake": _not("It takes no shipped tools, and says so.")},
     ),
     Promise(
         "tools-sandbox-shapes",
         "Tools",
         "Shipped tools of every shape work, and what can't be made is refused with the reason.",
-        {"fake": _not("It takes no shipped tools, and says so.")},
-        _SAME_GUEST,
+        proved_on=_SAME_GUEST,
     ),
     # -- Rules
     Promise(
         "rules-imports",
         "Rules",
         "What agent code may import is checked; what an authorized library imports is not.",
-        {"fake": _NO_SYSTEM},
-        _TWO_GUESTS,
+        proved_on=_TWO_GUESTS,
     ),
     Promise(
         "rules-language",
         "Rules",
         "The rules of the language hold however they are got around, and change with the policy.",
-        {"fake": _NO_SYSTEM},
-        _TWO_GUESTS,
+        proved_on=_TWO_GUESTS,
     ),
     Promise(
         "rules-same",
         "Rules",
         "A large corpus of programs gets the same verdicts on every CPython from 3.9 on.",
-        {"fake": _NO_SYSTEM},
-        _SAME_GUEST,
+        proved_on=_SAME_GUEST,
     ),
     Promise(
         "python-any",
         "Rules",
         "The guest runs on every CPython from 3.9 on, whatever the daemon runs on.",
-        {"fake": _NO_SYSTEM},
-        _SAME_GUEST,
+        proved_on=_SAME_GUEST,
     ),
     Promise(
         "preload",
         "Rules",
         "Modules that the image names are imported ahead and cost a program nothing.",
-        {"fake": _NO_SYSTEM},
-        _SAME_GUEST,
+        proved_on=_SAME_GUEST,
     ),
 )
 BY_ID = {promise.promise_id: promise for promise in PROMISES}

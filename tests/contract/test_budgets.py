@@ -92,7 +92,6 @@ _SWALLOWED = {
         ),  # on backends where programs may have threads
     ],
 )
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the fake's program is this process
 async def test_a_budget_that_is_exceeded_in_a_finalizer_or_thread_ends_the_execution(
     harness: Harness, name: str
 ) -> None:

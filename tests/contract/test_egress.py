@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.backends.base import Backend, MachineSandbox
+from executor_server.backends.base import Backend
 from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.settings import CA_BUNDLE
 from executor_server.core.errors import SandboxFailure
@@ -309,13 +309,9 @@ refused, names, os.path.exists({CA_BUNDLE!r})
 async def test_where_no_listener_can_be_handed_out_a_proxy_beside_it_takes_it(harness: Harness) -> None:
     """tests/integration/test_e2b_network.py has such a proxy serve."""
     session = await harness.session(egress=True)
-    if isinstance(session._sandbox, MachineSandbox):
-        listener = await session._connection.take_listener()
-        assert not isinstance(listener, socket.socket)
-        assert len({listener.next_token() for _ in range(3)}) == 3
-    else:  # the one in memory has no network at all
-        with pytest.raises(SandboxFailure, match="can't hand a listener out"):
-            await session._connection.take_listener()
+    listener = await session._connection.take_listener()
+    assert not isinstance(listener, socket.socket)
+    assert len({listener.next_token() for _ in range(3)}) == 3
     assert (await harness.run(session, "1 + 1")).output == 2
 
 

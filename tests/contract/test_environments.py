@@ -17,7 +17,7 @@ import pytest
 
 from executor_server.backends.base import Backend, Sandbox
 from executor_server.backends.environments import BuildMounts, Target
-from executor_server.core.errors import SandboxFailure, SpecUnsupported
+from executor_server.core.errors import SandboxFailure
 from executor_server.core.model import SandboxSpec
 from executor_server.guest.wire.paths import ENVIRONMENT_PATH, PROGRAMS_PATH, WORK_PATH
 from tests.contract.ahead import ahead, imported
@@ -278,14 +278,6 @@ async def test_the_next_daemon_gives_up_the_holds_of_sandboxes_that_nobody_knows
         assert served.held == set()
 
 
-@instead("packages", "packages-inside", "packages-held")
-async def test_a_backend_without_environments_says_so(backend: Backend, probe: Probe) -> None:
-    for attempt in (backend.create, backend.fingerprint, backend.prepare_environment):
-        with pytest.raises(SpecUnsupported, match="packages"):
-            await attempt(WITH_PACKAGES)
-    assert await probe.existing() == set()
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # BuildSandboxes
 
@@ -295,8 +287,6 @@ async def test_a_backend_without_build_sandboxes_names_the_interpreter_that_none
     backend: Backend, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not hasattr(backend, "create_build_sandbox")
-    if probe.name == "fake":
-        return
     targets, ready = [], ServedEnvironments.ready
 
     async def seen(self: ServedEnvironments, packages: Any, target: Target) -> Any:

@@ -307,7 +307,7 @@ async def test_the_source_of_classes_is_found_in_the_steps_that_defined_them(har
     assert no_source.ended.error.type == "TypeError"
 
 
-@promise("run-await", "run-main")  # the fake has another loop for each program
+@promise("run-await", "run-main")
 @pytest.mark.parametrize(
     "make", ["asyncio.create_task(work())", "asyncio.ensure_future(work())", "asyncio.gather(work())"]
 )

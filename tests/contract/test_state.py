@@ -13,7 +13,7 @@ from executor_server.core.model import StateManifest
 from executor_server.sessions import Session
 from executor_server.sessions.state_archive import MAX_OF_TENANT, StateArchives
 from tests.contract.harness import MIB, Harness, follow, open_harness, pieces
-from tests.contract.marks import instead, promise
+from tests.contract.marks import promise
 from tests.support.backends import require
 from tests.support.polling import eventually_async
 
@@ -71,14 +71,6 @@ async def test_a_state_of_one_backend_goes_on_computing_in_another(
     session = await harness.session()
     assert not omitted(await session.restore_state(archives, pieces(archive)))
     assert (await harness.run(session, "more(), open('f').read()")).output == (42, "text")
-
-
-@instead("state-export", "state-hostile")
-async def test_the_fake_says_that_it_exports_no_state(harness: Harness, archives: StateArchives) -> None:
-    session = await harness.session()
-    with pytest.raises(InvalidRequest, match="can't do this"):
-        await exported(session, archives)
-    assert (await harness.run(session, "1 + 1")).output == 2
 
 
 @promise("state-export")

@@ -88,8 +88,6 @@ def _require_image(reference: str, built_by: str) -> None:
 @functools.cache
 def why_not(backend: str) -> str:
     """The reason why `backend` cannot run here; empty when it can. The daemon's own answer, asked once."""
-    if backend == "fake":
-        return ""
     if sys.platform != "linux":
         return "it needs Linux"
     if backend == "e2b":

@@ -1,11 +1,10 @@
-"""The daemon in each sandbox of the cloud: files, commands and the file system, over HTTP and Connect."""
+"""The daemon in each sandbox of the cloud: uploads and commands, over HTTP and Connect. Our backend uses no more."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import binascii
-import datetime
 import json
 import re
 import signal
@@ -32,42 +31,23 @@ async def answer(request: web.BaseRequest, out: Outgoing, machine: Machine) -> w
     match request.method, request.path:
         case "GET", "/health":
             return web.Response(status=204)
-        case "GET", "/files":
-            return await _download(request, out, machine)
         case "POST", "/files":
             return await _upload(request, machine)
         case "POST", "/process.Process/Start":
             return await _start(request, out, machine)
-        case "POST", "/process.Process/Connect":
-            return await _connect(request, out, machine)
-        case "POST", "/process.Process/StreamInput":
-            return await _stream_input(request, out, machine)
         case "POST", path if path in _UNARY:
             try:
                 asked = json.loads(await request.read())
             except ValueError:
                 raise MachineError("invalid_argument", "the body is no JSON") from None
-            return web.json_response(await _UNARY[path](asked, _user(request), machine))
-        case "POST", path if path.startswith(("/process.", "/filesystem.")):
+            return web.json_response(await _UNARY[path](asked, machine))
+        case "POST", path if path.startswith("/process."):
             return connect_error("unimplemented", f"{path} is not implemented")
     raise ApiError(404, f"no {request.method} {request.path}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Files
-
-
-async def _download(request: web.BaseRequest, out: Outgoing, machine: Machine) -> web.StreamResponse:
-    try:
-        pieces = await machine.read_file(request.query.get("path", ""), request.query.get("username", "user"))
-    except MachineError as error:
-        raise ApiError(_STATUS_OF_CODE.get(error.code, 500), str(error)) from error
-    # Without a length: a file that grows meanwhile, or that reports none as those of /proc do, is sent to its end.
-    response = await out.begin("application/octet-stream")
-    async for piece in pieces:
-        await out.send(piece)
-    await out.end()
-    return response
 
 
 async def _upload(request: web.BaseRequest, machine: Machine) -> web.Response:
@@ -114,19 +94,13 @@ async def _start(request: web.BaseRequest, out: Outgoing, machine: Machine) -> w
         cwd=process.get("cwd"),
         tag=asked.get("tag"),
         stdin=asked.get("stdin", True),
-        pty=(asked.get("pty") or {}).get("size"),
         user=_user(request),
     )
-    return await _relay(request, out, machine, pid, subscriber, kill_late=True)
-
-
-async def _connect(request: web.BaseRequest, out: Outgoing, machine: Machine) -> web.StreamResponse:
-    pid = await _selected(await _first_message(request), machine)
-    return await _relay(request, out, machine, pid, machine.subscribe(pid), kill_late=False)
+    return await _relay(request, out, machine, pid, subscriber)
 
 
 async def _relay(
-    request: web.BaseRequest, out: Outgoing, machine: Machine, pid: int, subscriber: Subscriber, *, kill_late: bool
+    request: web.BaseRequest, out: Outgoing, machine: Machine, pid: int, subscriber: Subscriber
 ) -> web.StreamResponse:
     """Streams what the command writes until its end. At the client's deadline the command that it started is killed."""
     loop = asyncio.get_running_loop()
@@ -150,8 +124,7 @@ async def _relay(
                     await out.end(_frame({}, END_FLAG))
                     return response
             elif deadline is not None and loop.time() >= deadline:
-                if kill_late:
-                    await machine.ask("signal", pid=pid, signal=signal.SIGKILL)
+                await machine.ask("signal", pid=pid, signal=signal.SIGKILL)
                 error = {"code": "deadline_exceeded", "message": "the deadline of the request has come"}
                 await out.end(_frame({"error": error}, END_FLAG))
                 return response
@@ -178,111 +151,29 @@ async def _next(subscriber: Subscriber, machine: Machine, wait_s: float) -> dict
         ending.cancel()
 
 
-async def _stream_input(request: web.BaseRequest, out: Outgoing, machine: Machine) -> web.StreamResponse:
-    pid: int | None = None
-    while (message := await _message(request)) is not None:
-        if "start" in message:
-            pid = await _selected(message["start"], machine)
-        elif "data" in message:
-            if pid is None:
-                raise MachineError("invalid_argument", "data came before the start")
-            await _write_input(pid, message["data"].get("input") or {}, machine)
-    await out.begin("application/connect+json")
-    await out.send(_frame({}))
-    return await out.end(_frame({}, END_FLAG))
-
-
-async def _list(_: dict[str, Any], __: str, machine: Machine) -> dict[str, Any]:
-    found = []
-    for one in await machine.ask("list"):
-        config = {name: one[name] for name in ("cmd", "args", "envs", "cwd") if one[name] is not None}
-        found.append({"config": config, "pid": one["pid"], **({"tag": one["tag"]} if one["tag"] else {})})
-    return {"processes": found}
-
-
-async def _send_input(asked: dict[str, Any], _: str, machine: Machine) -> dict[str, Any]:
-    await _write_input(await _selected(asked, machine), asked.get("input") or {}, machine)
+async def _send_input(asked: dict[str, Any], machine: Machine) -> dict[str, Any]:
+    await machine.ask("input", pid=_selected(asked), data=(asked.get("input") or {}).get("stdin") or "")
     return {}
 
 
-async def _write_input(pid: int, given: dict[str, Any], machine: Machine) -> None:
-    await machine.ask("input", pid=pid, data=given.get("stdin") or given.get("pty") or "")
-
-
-async def _send_signal(asked: dict[str, Any], _: str, machine: Machine) -> dict[str, Any]:
+async def _send_signal(asked: dict[str, Any], machine: Machine) -> dict[str, Any]:
     number = SIGNALS.get(asked.get("signal", ""))
     if number is None:
         raise MachineError("unimplemented", f"invalid signal: {asked.get('signal')}")
-    await machine.ask("signal", pid=await _selected(asked, machine), signal=number)
+    await machine.ask("signal", pid=_selected(asked), signal=number)
     return {}
 
 
-async def _close_stdin(asked: dict[str, Any], _: str, machine: Machine) -> dict[str, Any]:
-    await machine.ask("close_input", pid=await _selected(asked, machine))
-    return {}
+def _selected(asked: dict[str, Any]) -> int:
+    try:
+        return int(asked["process"]["pid"])
+    except (KeyError, TypeError, ValueError):
+        raise MachineError("not_found", f"no process is {asked.get('process')}") from None
 
 
-async def _update(asked: dict[str, Any], _: str, machine: Machine) -> dict[str, Any]:
-    if size := (asked.get("pty") or {}).get("size"):
-        await machine.ask("resize", pid=await _selected(asked, machine), size=size)
-    return {}
-
-
-async def _selected(asked: dict[str, Any], machine: Machine) -> int:
-    selector = asked.get("process") or {}
-    if "pid" in selector:
-        return int(selector["pid"])
-    for one in await machine.ask("list"):
-        if one["tag"] and one["tag"] == selector.get("tag"):
-            return int(one["pid"])
-    raise MachineError("not_found", f"no process is {selector}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The file system
-
-
-async def _stat(asked: dict[str, Any], user: str, machine: Machine) -> dict[str, Any]:
-    return {"entry": _entry(await machine.ask("stat", path=asked.get("path", ""), user=user))}
-
-
-async def _make_dir(asked: dict[str, Any], user: str, machine: Machine) -> dict[str, Any]:
-    return {"entry": _entry(await machine.ask("make_dir", path=asked.get("path", ""), user=user))}
-
-
-async def _move(asked: dict[str, Any], user: str, machine: Machine) -> dict[str, Any]:
-    source, destination = asked.get("source", ""), asked.get("destination", "")
-    return {"entry": _entry(await machine.ask("move", source=source, destination=destination, user=user))}
-
-
-async def _list_dir(asked: dict[str, Any], user: str, machine: Machine) -> dict[str, Any]:
-    found = await machine.ask("list_dir", path=asked.get("path", ""), depth=asked.get("depth", 1), user=user)
-    return {"entries": [_entry(one) for one in found]}
-
-
-async def _remove(asked: dict[str, Any], user: str, machine: Machine) -> dict[str, Any]:
-    await machine.ask("remove", path=asked.get("path", ""), user=user)
-    return {}
-
-
-def _entry(found: dict[str, Any]) -> dict[str, Any]:
-    entry = dict(found)
-    modified = datetime.datetime.fromtimestamp(entry.pop("modified_s"), datetime.UTC)
-    entry["modifiedTime"] = modified.isoformat().replace("+00:00", "Z")
-    return entry
-
-
-_UNARY: dict[str, Callable[[dict[str, Any], str, Machine], Awaitable[dict[str, Any]]]] = {
-    "/process.Process/List": _list,
+_UNARY: dict[str, Callable[[dict[str, Any], Machine], Awaitable[dict[str, Any]]]] = {
     "/process.Process/SendInput": _send_input,
     "/process.Process/SendSignal": _send_signal,
-    "/process.Process/CloseStdin": _close_stdin,
-    "/process.Process/Update": _update,
-    "/filesystem.Filesystem/Stat": _stat,
-    "/filesystem.Filesystem/MakeDir": _make_dir,
-    "/filesystem.Filesystem/Move": _move,
-    "/filesystem.Filesystem/ListDir": _list_dir,
-    "/filesystem.Filesystem/Remove": _remove,
 }
 
 

@@ -37,18 +37,13 @@ class Kind(Enum):
     STREAM_ENDLESS_LINE = "stream endless line"  # `at_byte` bytes without an end, made as they are read
 
 
-STREAMS = (
-    ("POST", "/process.Process/Start"),
-    ("POST", "/process.Process/Connect"),
-    ("POST", "/execute"),
-    ("GET", "/files"),
-)
+STREAMS = (("POST", "/process.Process/Start"),)
 """The requests whose answers are streams."""
 
 HARMLESS = tuple(kind for kind in Kind if kind is not Kind.VANISH)
 """Those after which the sandbox is still there."""
 
-_WITH_IDS = ("/sandboxes*", "/v2/sandboxes*", "/process.Process/Start", "/process.Process/Connect")
+_WITH_IDS = ("/sandboxes*", "/v2/sandboxes*", "/process.Process/Start")
 
 
 def can_strike(kind: Kind, method: str, path: str) -> bool:

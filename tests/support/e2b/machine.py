@@ -300,17 +300,6 @@ class Machine:
         finally:
             self._answers.pop(number, None)
 
-    async def read_file(self, path: str, user: str) -> AsyncIterator[bytes]:
-        return self._pieces((await self.ask("open_read", path=path, user=user))["file"])
-
-    async def _pieces(self, file: int) -> AsyncIterator[bytes]:
-        try:
-            while piece := base64.b64decode((await self.ask("read", file=file))["data"]):
-                yield piece
-        finally:
-            with contextlib.suppress(MachineMissing):
-                await self.ask("close", file=file)
-
     async def write_file(self, path: str, user: str, data: AsyncIterator[bytes]) -> dict[str, Any]:
         """Returns a file's entry in the answer to an upload."""
         opened: dict[str, Any] = await self.ask("open_write", path=path, user=user)

@@ -1,8 +1,7 @@
 """The double itself: it answers as the cloud does, with machines of this host.
 
-One listening socket serves all three: REST for the account, and for each sandbox its envd and its code interpreter,
-distinguished by the headers that the SDK sends when one address is given for all. See the SDK for the settings;
-`Double.environment` has them.
+One listening socket serves both the account (REST) and the envd of each sandbox. The SDK's headers tell them apart.
+See the SDK for the settings; `Double.environment` has them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from typing import Any, Self, TypeVar
 
 from aiohttp import web
 
-from tests.support.e2b import envd, interpreter
+from tests.support.e2b import envd
 from tests.support.e2b.answers import ApiError, Cut, Outgoing, connect_error, strike
 from tests.support.e2b.faults import Fault, Kind, Request, Rule, Storm
 from tests.support.e2b.machine import Machine, MachineError, MachineMissing
 from tests.support.e2b.wall import Wall
 
-ENVD_PORT, INTERPRETER_PORT = "49983", "49999"
+ENVD_PORT = "49983"
 ENVD_VERSION = "0.6.7"
 DEFAULT_LIFETIME_S = 300
 LIFETIME_MAX_S = 24 * 3600
@@ -45,12 +44,11 @@ IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 class Template:
     template_id: str
     has_python: bool = True
-    has_interpreter: bool = False
     root: Path | None = None  # the files of another system than this host
 
 
 TEMPLATES = (
-    Template("code-interpreter-v1", has_interpreter=True),
+    Template("code-interpreter-v1"),
     Template("base"),
     Template("no-python", has_python=False),
 )
@@ -68,7 +66,6 @@ class DoubleSandbox:
     end_at: float
     machine: Machine
     state: str = "running"
-    contexts: dict[str, interpreter.Context] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     connections: set[asyncio.Transport] = field(default_factory=set)  # connections with a request under way
 
@@ -362,20 +359,18 @@ class Double:
         if sandbox is None or sandbox.state != "running" or sandbox.machine.has_ended:
             return _not_found_502()
         port = request.headers.get("E2b-Sandbox-Port")
-        if port != ENVD_PORT and not (port == INTERPRETER_PORT and sandbox.template.has_interpreter):
+        if port != ENVD_PORT:
             return web.json_response(
                 {"message": "The sandbox is running but port is not open", "code": 502}, status=502
             )
         may = sandbox.access_token in (None, request.headers.get("X-Access-Token"))
-        if not may and request.path != "/health" and not (port == INTERPRETER_PORT and request.path != "/execute"):
+        if not may and request.path != "/health":
             raise ApiError(401, "unauthorized access, please provide a valid access token")
         transport = request.transport
         assert isinstance(transport, asyncio.Transport)
         sandbox.connections.add(transport)
         try:
-            if port == ENVD_PORT:
-                return await envd.answer(request, out, sandbox.machine)
-            return await interpreter.answer(request, out, sandbox.machine, sandbox.contexts)
+            return await envd.answer(request, out, sandbox.machine)
         finally:
             sandbox.connections.discard(transport)
 

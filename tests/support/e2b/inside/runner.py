@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import json
 import os
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,18 +35,11 @@ UNACKNOWLEDGED_MAX = 64  # events of one command
 class Command:
     pid: int
     popen: subprocess.Popen[bytes]
-    config: dict[str, Any]
     outputs: dict[int, str]  # descriptor to the name of its stream
     stdin: int | None
-    pty: int | None = None
     input: deque[tuple[int, memoryview]] = field(default_factory=deque)  # request, what is left of its data
-    closing: bool = False  # once the input is written
     unacknowledged: int = 0
     code: int | None = None
-
-    @property
-    def input_fd(self) -> int | None:
-        return self.pty if self.pty is not None else self.stdin
 
 
 class Runner:
@@ -126,55 +116,38 @@ class Runner:
             raise Refused("invalid_argument", f"cwd '{cwd}' does not exist")
         environment = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
         environment = {**self._environment, **environment, **asked["envs"]}
-        size, pty, theirs = asked.get("pty"), None, None
-        settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "process_group": 0}
-        if size:
-            pty, theirs = os.openpty()
-            _resize(pty, size)
-            settings = {"stdout": theirs, "stderr": theirs, "start_new_session": True, "preexec_fn": _take_terminal}
         try:
             popen = subprocess.Popen(
                 [asked["cmd"], *asked["args"]],
-                stdin=theirs if theirs is not None else subprocess.PIPE if asked["stdin"] else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if asked["stdin"] else subprocess.DEVNULL,
                 env=environment,
                 cwd=cwd,
                 user=user.pw_uid,
                 group=user.pw_gid,
                 extra_groups=[user.pw_gid],
-                **settings,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
             )
         except OSError as error:
-            if pty is not None:
-                os.close(pty)
             raise Refused("invalid_argument", f"error starting process: {error}") from error
-        finally:
-            if theirs is not None:
-                os.close(theirs)
-        if pty is not None:
-            outputs, stdin = {pty: "pty"}, None
-        else:
-            assert popen.stdout is not None
-            assert popen.stderr is not None
-            outputs = {os.dup(popen.stdout.fileno()): "stdout", os.dup(popen.stderr.fileno()): "stderr"}
-            stdin = os.dup(popen.stdin.fileno()) if popen.stdin else None
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        outputs = {os.dup(popen.stdout.fileno()): "stdout", os.dup(popen.stderr.fileno()): "stderr"}
+        stdin = os.dup(popen.stdin.fileno()) if popen.stdin else None
         for pipe in (popen.stdin, popen.stdout, popen.stderr):
             if pipe is not None:
                 pipe.close()
-        config = {name: asked.get(name) for name in ("cmd", "args", "envs", "cwd", "tag")}
-        command = Command(popen.pid, popen, config, outputs, stdin, pty)
+        command = Command(popen.pid, popen, outputs, stdin)
         self._commands[popen.pid] = command
         for fd in [*outputs, *([stdin] if stdin is not None else [])]:
             os.set_blocking(fd, False)
         self._watch(command)
         return {"pid": popen.pid}
 
-    def _do_list(self, _: dict[str, Any]) -> list[dict[str, Any]]:
-        alive = [command for command in self._commands.values() if command.code is None]
-        return [{"pid": command.pid, **command.config} for command in alive]
-
     def _do_input(self, asked: dict[str, Any]) -> dict[str, Any] | None:
         command = self._command(asked["pid"])
-        if command.input_fd is None or command.closing:
+        if command.stdin is None:
             raise Refused("failed_precondition", "stdin not enabled or closed")
         data = base64.b64decode(asked["data"])
         if not data:
@@ -183,26 +156,11 @@ class Runner:
         self._watch(command)
         return None  # answered when it is written
 
-    def _do_close_input(self, asked: dict[str, Any]) -> dict[str, Any]:
-        command = self._command(asked["pid"])
-        if command.stdin is None or command.closing:
-            raise Refused("failed_precondition", "stdin not enabled or closed")
-        command.closing = True
-        self._write_input(command)
-        return {}
-
     def _do_signal(self, asked: dict[str, Any]) -> dict[str, Any]:
         command = self._command(asked["pid"])
         if command.code is not None:
             raise Refused("not_found", f"process with pid {asked['pid']} not found")
         os.kill(command.pid, asked["signal"])  # not reaped yet, so it can't be another's
-        return {}
-
-    def _do_resize(self, asked: dict[str, Any]) -> dict[str, Any]:
-        command = self._command(asked["pid"])
-        if command.pty is None:
-            raise Refused("failed_precondition", "process is not a pty")
-        _resize(command.pty, asked["size"])
         return {}
 
     def _do_ack(self, asked: dict[str, Any]) -> None:
@@ -221,9 +179,9 @@ class Runner:
         """Makes the selector wait for what this command needs now."""
         reads = command.unacknowledged < UNACKNOWLEDGED_MAX
         wanted = dict.fromkeys(command.outputs, selectors.EVENT_READ if reads else 0)
-        if command.input and command.input_fd is not None:
-            wanted[command.input_fd] = wanted.get(command.input_fd, 0) | selectors.EVENT_WRITE
-        known = {*command.outputs, *([command.input_fd] if command.input_fd is not None else [])}
+        if command.input and command.stdin is not None:
+            wanted[command.stdin] = wanted.get(command.stdin, 0) | selectors.EVENT_WRITE
+        known = {*command.outputs, *([command.stdin] if command.stdin is not None else [])}
         for fd in known:
             self._unregister(fd)
             if wanted.get(fd):
@@ -242,8 +200,6 @@ class Runner:
             data = os.read(fd, OUTPUT_BYTES)
         except BlockingIOError:
             return
-        except OSError:  # a terminal whose other end is closed
-            data = b""
         if data:
             self._send({"pid": command.pid, command.outputs[fd]: base64.b64encode(data).decode()})
             command.unacknowledged += 1
@@ -251,15 +207,14 @@ class Runner:
             return
         self._unregister(fd)
         del command.outputs[fd]
-        if fd != command.pty:
-            os.close(fd)
+        os.close(fd)
         self._finish(command)
 
     def _write_input(self, command: Command) -> None:
-        while command.input and command.input_fd is not None:
+        while command.input and command.stdin is not None:
             number, data = command.input[0]
             try:
-                written = os.write(command.input_fd, data)
+                written = os.write(command.stdin, data)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -271,10 +226,6 @@ class Runner:
                 continue
             command.input.popleft()
             self._send({"id": number, "ok": {}})
-        if command.closing and command.stdin is not None:
-            self._unregister(command.stdin)
-            os.close(command.stdin)
-            command.stdin = None
         self._watch(command)
 
     def _on_child(self, wake: socket.socket) -> None:
@@ -300,10 +251,9 @@ class Runner:
         for number, _ in command.input:
             self._send({"id": number, "error": ["not_found", f"process with pid {command.pid} not found"]})
         command.input.clear()
-        for fd in (command.stdin, command.pty):
-            if fd is not None:
-                self._unregister(fd)
-                os.close(fd)
+        if command.stdin is not None:
+            self._unregister(command.stdin)
+            os.close(command.stdin)
         del self._commands[command.pid]
         exited = command.code >= 0
         status = f"exit status {command.code}" if exited else f"signal: {_signal_name(-command.code)}"
@@ -314,14 +264,6 @@ class Runner:
 def _signal_name(number: int) -> str:
     names: dict[int, str] = {signal.SIGKILL: "killed", signal.SIGTERM: "terminated", signal.SIGINT: "interrupt"}
     return names.get(number) or f"signal {number}"
-
-
-def _resize(pty: int, size: dict[str, Any]) -> None:
-    fcntl.ioctl(pty, termios.TIOCSWINSZ, struct.pack("HHHH", size.get("rows", 24), size.get("cols", 80), 0, 0))
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def main() -> None:

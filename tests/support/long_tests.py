@@ -54,10 +54,8 @@ _FRONTS = "tests/chaos/test_fleet_fronts.py"
 _RAY = "tests/integration/fleet_ray/test_ray_fleet.py"
 _ADOPTS = "tests/integration/fleet_ray/test_own_daemons.py, without Ray"
 
-_UNIT_BENCH = "tests/unit/benchmarks/test_comparison.py: sides take turns, with made-up rows"
 
 LONG = (
-    Long("tests/integration/test_bench_tools.py", "test_a_commit_beside_itself", _UNIT_BENCH),
     Long(_RAY, "test_the_status", "test_a_session_of_a_fleet_on_ray, which waits for all nodes"),
     Long(
         _RAY, "test_ray_knows_no_secret", "tests/unit/fleet/membership/test_enrolment.py: keys stay where they are made"

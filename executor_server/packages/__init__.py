@@ -7,7 +7,8 @@ approved packages and does not decide who may have them. Read `service.py` first
 
 from executor_server.packages.build import Builder, Built, OnProgress, UvBuilder
 from executor_server.packages.build_queue import EnvironmentSettings
-from executor_server.packages.listing import BuildInfo, Collected, EnvironmentInfo, Evicted, Statistics
+from executor_server.packages.catalog import Collected, Evicted
+from executor_server.packages.disk import Places
 from executor_server.packages.lock import Lock
 from executor_server.packages.observer import (
     BuildEnd,
@@ -17,8 +18,7 @@ from executor_server.packages.observer import (
     current_requester,
     requested_by,
 )
-from executor_server.packages.places import Places
-from executor_server.packages.service import EnvironmentService
+from executor_server.packages.service import BuildInfo, EnvironmentInfo, EnvironmentService, Statistics
 from executor_server.packages.uv import ForeignPython, foreign_python
 from executor_server.packages.uv_sandboxes import BuildSettings, BuildSlot
 from executor_server.packages.wheels import Wheels

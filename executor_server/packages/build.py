@@ -30,7 +30,7 @@ from executor_server.guest.wire.paths import WORK_PATH
 from executor_server.network.egress import Egress
 from executor_server.packages import tree
 from executor_server.packages.build_sandbox import Order
-from executor_server.packages.disk import Walk, to_its_end
+from executor_server.packages.disk import Places, Walk, to_its_end
 from executor_server.packages.lock import (
     MAX_LOCK_BYTES,
     Lock,
@@ -42,7 +42,6 @@ from executor_server.packages.lock import (
     read_lock_file,
     read_resolved,
 )
-from executor_server.packages.places import Places
 from executor_server.packages.uv import Listener, compile_command, install_command
 from executor_server.packages.uv_sandboxes import (
     BuildSettings,

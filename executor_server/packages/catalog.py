@@ -12,6 +12,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -22,7 +23,6 @@ from executor_server.packages.build import Builder, OnProgress
 from executor_server.packages.disk import Stopped, Walk, remove, to_its_end, volume_of
 from executor_server.packages.holds import Holds
 from executor_server.packages.index import Index, Request
-from executor_server.packages.listing import Collected, Evicted
 from executor_server.packages.lock import Lock
 from executor_server.packages.observer import current_requester
 from executor_server.packages.store import TREE, Damaged, Manifest, Store, digest_of
@@ -39,6 +39,21 @@ _log = structlog.get_logger(__name__)
 
 OnRemoved = Callable[[str, int, str], None]
 """Called with an environment's id, the bytes that its removal freed, and the reason."""
+
+
+@dataclass(frozen=True)
+class Evicted:
+    environment_id: str
+    freed_bytes: int
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The result of making room."""
+
+    evicted: tuple[Evicted, ...]
+    freed_bytes: int  # on disk, wheels included
+    total_bytes: int  # on disk, afterwards
 
 
 class Catalog:

@@ -17,20 +17,20 @@ from pathlib import Path
 import structlog
 
 from executor_server.backends import Environment, Target
-from executor_server.core import PackagesSpec, SandboxFailure
+from executor_server.core import PackagesSpec, Progress, SandboxFailure
 from executor_server.packages import refusals
 from executor_server.packages.build import Builder
 from executor_server.packages.build_queue import Build, Builds, EnvironmentSettings
-from executor_server.packages.catalog import Catalog
+from executor_server.packages.catalog import Catalog, Collected
+from executor_server.packages.disk import Places
 from executor_server.packages.index import Request
-from executor_server.packages.listing import BuildInfo, Collected, EnvironmentInfo, Statistics
+from executor_server.packages.lock import Lock
 from executor_server.packages.observer import (
     EnvironmentObserver,
     EnvironmentObservers,
     EnvironmentUse,
     current_requester,
 )
-from executor_server.packages.places import Places
 from executor_server.packages.store import Store
 from executor_server.packages.wheels import Wheels
 
@@ -39,6 +39,48 @@ _ANSWER_WAIT_S = 0.5
 _NOT_OPEN = "the environments are not open"
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class EnvironmentInfo:
+    """One environment that there is."""
+
+    environment_id: str
+    size_bytes: int
+    created_s: float  # seconds since the epoch
+    used_s: float  # the last use, in seconds since the epoch
+    sandboxes: int  # so many have it
+    requesters: tuple[str, ...]  # tenants that used it, the last one first
+    requests: tuple[tuple[str, ...], ...]  # requirements that it answers
+    images: tuple[str, ...]  # the ones that it answers for, as "backend/image"
+    pins: tuple[str, ...]
+    modules: tuple[str, ...]
+    lock: Lock
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """One environment that is being made, or waits for its turn."""
+
+    requirements: tuple[str, ...]
+    backend: str
+    image: str
+    requester: str
+    progress: Progress
+    is_refresh: bool
+    begun_s_ago: float
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Numbers of the moment."""
+
+    environments: int = 0
+    in_use: int = 0
+    building: int = 0
+    queued: int = 0
+    total_bytes: int = 0  # on disk, of everything, as last measured
+    max_bytes: int = 0
 
 
 class EnvironmentService:

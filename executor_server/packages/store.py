@@ -26,9 +26,8 @@ from typing import Any
 import structlog
 
 from executor_server.core import SandboxFailure
-from executor_server.packages.disk import Walk, remove
+from executor_server.packages.disk import Places, Walk, remove
 from executor_server.packages.lock import Lock, as_text, as_texts
-from executor_server.packages.places import Places
 
 MAX_MANIFEST_BYTES = 16 * 2**20
 

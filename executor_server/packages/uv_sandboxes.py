@@ -27,8 +27,7 @@ from executor_server.packages.build_sandbox import (
     open_build_sandbox,
     program,
 )
-from executor_server.packages.disk import Volume, Walk, remove, to_its_end, volume_of
-from executor_server.packages.places import Places
+from executor_server.packages.disk import Places, Volume, Walk, remove, to_its_end, volume_of
 from executor_server.packages.uv import ForeignPython, Listener, Uv, environment, find_uv, place_uv
 
 MIB = 2**20

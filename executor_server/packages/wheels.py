@@ -18,9 +18,8 @@ import structlog
 
 from executor_server.core import EnvironmentFailed
 from executor_server.guest.wire.paths import PROGRAMS_PATH
-from executor_server.packages.disk import Walk, remove
+from executor_server.packages.disk import Places, Walk, remove
 from executor_server.packages.lock import Wheel
-from executor_server.packages.places import Places
 
 _CHUNK_BYTES = 2**20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

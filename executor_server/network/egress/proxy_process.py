@@ -178,7 +178,7 @@ async def _reap(process: subprocess.Popen[bytes], timeout_s: float) -> None:
 async def _log_stderr(pipe: IO[bytes] | None) -> None:
     """Logs what the process says, and reads to the end, so that it never waits.
 
-    Its own words hold no text of a sandbox (network/proxy/process.py); what else is there is escaped.
+    Its own words hold no text of a sandbox (network/proxy/server.py); what else is there is escaped.
     """
     assert pipe is not None
     stream = asyncio.StreamReader()

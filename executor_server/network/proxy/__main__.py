@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"{error}\n")
             return 1
         return 0
-    from executor_server.network.proxy.process import serve
+    from executor_server.network.proxy.server import serve
 
     return serve(int(arguments[0]))
 

@@ -32,10 +32,10 @@ from executor_server.guest.egress.head import LineLimit, check_framing
 from executor_server.guest.egress.names import BadName, LiteralAddress, Target, parse_authority
 from executor_server.guest.egress.protocols import Tunnel
 from executor_server.guest.egress.refusals import Ended, Refusal, failure, response_to, shown
-from executor_server.network.proxy.requests import Ambiguous, is_spelling_of, secrets_for
+from executor_server.network.proxy.request_secrets import Ambiguous, is_spelling_of, secrets_for
 from executor_server.network.proxy.secrets import SecretMissing, Secrets
-from executor_server.network.proxy.servers import Server, Servers
 from executor_server.network.proxy.tls import TlsStream
+from executor_server.network.proxy.upstream_servers import Server, Servers
 
 HEAD_BYTES = 32_768
 HEAD_LINES = 256

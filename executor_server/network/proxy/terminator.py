@@ -18,8 +18,8 @@ from executor_server.network.proxy.authority import Authority
 from executor_server.network.proxy.exchange import Client, Exchange
 from executor_server.network.proxy.secrets import Secrets
 from executor_server.network.proxy.server_names import NamedServer
-from executor_server.network.proxy.servers import Servers
 from executor_server.network.proxy.tls import Intake, TlsStream
+from executor_server.network.proxy.upstream_servers import Servers
 
 HANDSHAKE_S = 30.0
 _CLOSE_S = 2.0

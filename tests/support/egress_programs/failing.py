@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from executor_server.guest.egress.own_addresses import OwnAddresses
-from executor_server.network.proxy import process
+from executor_server.network.proxy import server
 
 
 def fail(_: OwnAddresses) -> frozenset[object]:
@@ -13,4 +13,4 @@ def fail(_: OwnAddresses) -> frozenset[object]:
 
 
 OwnAddresses.__call__ = fail  # type: ignore[method-assign,assignment]
-sys.exit(process.serve(int(sys.argv[1])))
+sys.exit(server.serve(int(sys.argv[1])))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from executor_server.network.proxy import process
+from executor_server.network.proxy import server
 from executor_server.network.proxy.confinement import Confinement, confine
 
 
@@ -23,5 +23,5 @@ def confine_and_import_nothing(confinement: Confinement) -> None:
     sys.meta_path[:] = [_NoImports()]
 
 
-process.confine = confine_and_import_nothing  # type: ignore[attr-defined]
-sys.exit(process.serve(int(sys.argv[1])))
+server.confine = confine_and_import_nothing  # type: ignore[attr-defined]
+sys.exit(server.serve(int(sys.argv[1])))

@@ -35,6 +35,11 @@ RAY_STAMP := $(VENV)/.set-up-with-ray
 PROTOC_TOOLS := grpcio-tools==1.76.0
 PROTOC_VENV := .cache/protoc
 PROTOC_STAMP := $(PROTOC_VENV)/.$(PROTOC_TOOLS)
+
+# Brings Node.js with it, 300 MB: apart from what every developer installs.
+PYRIGHT := basedpyright==1.40.2
+PYRIGHT_VENV := .cache/pyright
+PYRIGHT_STAMP := $(PYRIGHT_VENV)/.$(PYRIGHT)
 PROTOS := $(wildcard proto/executor_api/v1/*.proto)
 
 .PHONY: help
@@ -60,6 +65,12 @@ $(PROTOC_STAMP): | $(STAMP)
 	@rm -rf $(PROTOC_VENV)
 	@$(BIN)/python -m venv $(PROTOC_VENV)
 	@$(PROTOC_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PROTOC_TOOLS)
+	@touch $@
+
+$(PYRIGHT_STAMP): | $(STAMP)
+	@rm -rf $(PYRIGHT_VENV)
+	@$(BIN)/python -m venv $(PYRIGHT_VENV)
+	@$(PYRIGHT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PYRIGHT)
 	@touch $@
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -160,7 +171,7 @@ test-e2b-matrix: $(STAMP)  ## Try the E2B backend with pairs of E2B's packages (
 	@$(BIN)/python tools/e2b_matrix.py $(VERSIONS) $(ARGS)
 
 .PHONY: check
-check: check-format lint types imports check-unasync check-proto  ## Check format, lint, types, imports and what is generated
+check: check-format lint types types-for-users imports check-unasync check-proto  ## Check format, lint, types, imports and what is generated
 
 .PHONY: check-format
 check-format: $(STAMP)
@@ -181,6 +192,10 @@ types: $(STAMP)  ## Check types
 	@# By themselves: they run as scripts, beside each other.
 	@MYPYPATH=examples:tools $(BIN)/mypy examples/*.py tools/*.py
 	@MYPYPATH=benchmarks/peers/drivers $(BIN)/mypy benchmarks/peers/drivers/*.py
+
+.PHONY: types-for-users
+types-for-users: $(STAMP) $(PYRIGHT_STAMP)  ## Check a user's program against the client's types, with pyright
+	@$(PYRIGHT_VENV)/bin/basedpyright --pythonpath $(BIN)/python --project tests/support/typed_user
 
 .PHONY: imports
 imports: $(STAMP)  ## Check which way imports run

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from executor_api.values import DecodeError, EncodeError, EnumValue, OpaqueValue, Record, TupleRecord, ValueLimits
     from executor_client._core.endpoint import TlsConfig
     from executor_client._core.tools import Tool
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
         ConfigurationError,
         ConnectionLost,
         DaemonError,
+        EnvironmentFailed,
         EvaluationError,
         ExecutionFailed,
         ExecutorClientError,
         InvalidRequest,
+        ModulesMissing,
         NotFoundError,
         PolicyViolationError,
         PreconditionError,
@@ -71,6 +74,7 @@ if TYPE_CHECKING:
         ProcessOutput,
         ProcessOutputCut,
         ProcessResult,
+        ProcessRules,
         ProcessUsage,
         TerminalSize,
     )
@@ -104,108 +108,25 @@ if TYPE_CHECKING:
     from executor_client.watch import FileWatch
 
 __all__ = [
-    "AsyncExecutorClient",
-    "AsyncFileWatch",
-    "AsyncPortForward",
-    "AsyncProcess",
-    "AsyncSession",
-    "AsyncSessionFiles",
-    "AsyncSessionPorts",
-    "AsyncSessionProcesses",
-    "AuthenticationError",
-    "AuthorizationError",
-    "Branch",
-    "CallTimeoutError",
-    "Changes",
-    "Checkpoint",
-    "CompletedProcess",
-    "ConfigurationError",
-    "ConnectionLost",
-    "DaemonError",
-    "DecodeError",
-    "Display",
-    "DisplayEvent",
-    "EncodeError",
-    "EnumValue",
-    "EnvironmentFailed",
-    "EnvironmentInfo",
-    "ErrorDetail",
-    "EvaluationError",
-    "ExecutionEvent",
-    "ExecutionFailed",
-    "ExecutionResult",
-    "ExecutorClient",
-    "ExecutorClientError",
-    "FileChange",
-    "FileChanges",
-    "FileInfo",
-    "FileLimits",
-    "FileList",
-    "FileWatch",
-    "Image",
-    "ImageEvent",
-    "InvalidRequest",
-    "LimitWarningEvent",
-    "Limits",
-    "LogEvent",
-    "ModulesMissing",
-    "NetworkRules",
-    "NetworkSecret",
-    "NetworkUsage",
-    "NotFoundError",
-    "OnWait",
-    "OpaqueValue",
-    "Outcome",
-    "OutputCutEvent",
-    "PackagesPolicy",
-    "Policy",
-    "PolicyRef",
-    "PolicyViolationError",
-    "PortForward",
-    "PortRules",
-    "PreconditionError",
-    "Process",
-    "ProcessFailed",
-    "ProcessInfo",
-    "ProcessOutput",
-    "ProcessOutputCut",
-    "ProcessResult",
-    "ProcessRules",
-    "ProcessUsage",
-    "Progress",
-    "ProtocolError",
-    "QueuedEvent",
-    "Quotas",
-    "Record",
-    "ReentrantExecution",
-    "ResourceExhaustedError",
-    "Rollback",
-    "Savepoint",
-    "Session",
-    "SessionFiles",
-    "SessionInfo",
-    "SessionPorts",
-    "SessionProcesses",
-    "SessionState",
-    "StateManifest",
-    "StateRules",
-    "TerminalSize",
-    "TlsConfig",
-    "Tool",
-    "ToolCallEvent",
-    "ToolNotShippable",
-    "TupleRecord",
-    "UnavailableError",
-    "Usage",
-    "ValueLimits",
-    "VariablesState",
-    "Violation",
-    "Wait",
-    "WaitKind",
-]
+    "AsyncExecutorClient", "AsyncFileWatch", "AsyncPortForward", "AsyncProcess", "AsyncSession",
+    "AsyncSessionFiles", "AsyncSessionPorts", "AsyncSessionProcesses", "AuthenticationError", "AuthorizationError",
+    "Branch", "CallTimeoutError", "Changes", "Checkpoint", "CompletedProcess", "ConfigurationError",
+    "ConnectionLost", "DaemonError", "DecodeError", "Display", "DisplayEvent", "EncodeError", "EnumValue",
+    "EnvironmentFailed", "EnvironmentInfo", "ErrorDetail", "EvaluationError", "ExecutionEvent", "ExecutionFailed",
+    "ExecutionResult", "ExecutorClient", "ExecutorClientError", "FileChange", "FileChanges", "FileInfo",
+    "FileLimits", "FileList", "FileWatch", "Image", "ImageEvent", "InvalidRequest", "LimitWarningEvent", "Limits",
+    "LogEvent", "ModulesMissing", "NetworkRules", "NetworkSecret", "NetworkUsage", "NotFoundError", "OnWait",
+    "OpaqueValue", "Outcome", "OutputCutEvent", "PackagesPolicy", "Policy", "PolicyRef", "PolicyViolationError",
+    "PortForward", "PortRules", "PreconditionError", "Process", "ProcessFailed", "ProcessInfo", "ProcessOutput",
+    "ProcessOutputCut", "ProcessResult", "ProcessRules", "ProcessUsage", "Progress", "ProtocolError", "QueuedEvent",
+    "Quotas", "Record", "ReentrantExecution", "ResourceExhaustedError", "Rollback", "Savepoint", "Session",
+    "SessionFiles", "SessionInfo", "SessionPorts", "SessionProcesses", "SessionState", "StateManifest",
+    "StateRules", "TerminalSize", "TlsConfig", "Tool", "ToolCallEvent", "ToolNotShippable", "TupleRecord",
+    "UnavailableError", "Usage", "ValueLimits", "VariablesState", "Violation", "Wait", "WaitKind",
+]  # fmt: skip
 
-# The module of each public name, which is imported on first use (PEP 562): gRPC and its messages take a fifth of a
-# second to import, which `executor --help` and a program that only catches our errors do not need.
+# The module of each public name, imported on first use (PEP 562): gRPC and its messages take a fifth of a second to
+# import, and `executor --help` or a program that only catches our errors does not need them.
 _HOMES = {
     "executor_api.values": "DecodeError EncodeError EnumValue OpaqueValue Record TupleRecord ValueLimits",
     "executor_client._core.endpoint": "TlsConfig",
@@ -216,13 +137,13 @@ _HOMES = {
     "executor_client.aio_process": "AsyncProcess",
     "executor_client.aio_processes": "AsyncSessionProcesses",
     "executor_client.aio_session": "AsyncSession",
+    "executor_client.aio_watch": "AsyncFileWatch",
     "executor_client.checkpoint": "Checkpoint",
     "executor_client.client": "ExecutorClient",
     "executor_client.errors": (
-        "AuthenticationError AuthorizationError CallTimeoutError ConfigurationError ConnectionLost "
-        "DaemonError EnvironmentFailed EvaluationError ExecutionFailed ExecutorClientError InvalidRequest "
-        "ModulesMissing NotFoundError PolicyViolationError PreconditionError ProcessFailed ProtocolError "
-        "ReentrantExecution "
+        "AuthenticationError AuthorizationError CallTimeoutError ConfigurationError ConnectionLost DaemonError "
+        "EnvironmentFailed EvaluationError ExecutionFailed ExecutorClientError InvalidRequest ModulesMissing "
+        "NotFoundError PolicyViolationError PreconditionError ProcessFailed ProtocolError ReentrantExecution "
         "ResourceExhaustedError ToolNotShippable UnavailableError Violation"
     ),
     "executor_client.events": (
@@ -231,34 +152,35 @@ _HOMES = {
     "executor_client.file_results": "FileChange FileChanges FileInfo FileList",
     "executor_client.files": "SessionFiles",
     "executor_client.ports": "PortForward SessionPorts",
+    "executor_client.process": "Process",
     "executor_client.process_results": (
         "CompletedProcess PortRules ProcessInfo ProcessOutput ProcessOutputCut ProcessResult ProcessRules ProcessUsage "
         "TerminalSize"
     ),
-    "executor_client.process": "Process",
     "executor_client.processes": "SessionProcesses",
     "executor_client.results": (
-        "Display EnvironmentInfo ErrorDetail ExecutionResult FileLimits Image Limits "
-        "NetworkRules NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo "
-        "SessionState "
-        "StateManifest StateRules Usage VariablesState"
+        "Display EnvironmentInfo ErrorDetail ExecutionResult FileLimits Image Limits NetworkRules NetworkSecret "
+        "NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo SessionState StateManifest StateRules "
+        "Usage VariablesState"
     ),
     "executor_client.savepoint": "Branch Changes Rollback Savepoint",
     "executor_client.session": "Session",
-    "executor_client.watch": "FileWatch",
-    "executor_client.aio_watch": "AsyncFileWatch",
     "executor_client.waits": "OnWait Progress Wait WaitKind",
+    "executor_client.watch": "FileWatch",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULE_OF.get(name)
-    if module is None:
+    if name == "__version__":
+        value: Any = import_module("importlib.metadata").version("remote-executor")
+    elif name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(module), name)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -112,7 +112,7 @@ class AsyncSessionFiles(ShortRepr):
 
     async def list(self, path: str = "") -> FileList:
         """Lists a directory of the workspace, and what is below it."""
-        request = requests.list_files(self._session.session_id, path)
+        request = requests.with_path(pb.ListFilesRequest, self._session.session_id, path)
         response = await self._session._open().call(request)
         return convert.from_wire(FileList, response)
 
@@ -128,8 +128,9 @@ class AsyncSessionFiles(ShortRepr):
 
     async def _put(self, content: Content, path: str, *, tar: bool) -> FileInfo:
         transport = self._session._open()
-        header = requests.put_file_header(self._session.session_id, path, content.size_bytes, tar=tar)
-        timeout_s = transfer_timeout_s(transport.timeouts.call_s, content.size_bytes)
+        size_bytes = content.size_bytes
+        header = requests.with_path(pb.PutFileHeader, self._session.session_id, path, tar=tar, size_bytes=size_bytes)
+        timeout_s = transfer_timeout_s(transport.timeouts.call_s, size_bytes)
 
         async def attempt() -> FileInfo:
             upload = Upload(header, content)
@@ -145,7 +146,7 @@ class AsyncSessionFiles(ShortRepr):
         return await transport.repeat(attempt)
 
     async def _pieces(self, reader: FileReader, path: str) -> AsyncGenerator[bytes, None]:
-        request = requests.get_file(self._session.session_id, path, tar=reader.is_tar)
+        request = requests.with_path(pb.GetFileRequest, self._session.session_id, path, tar=reader.is_tar)
         transport = self._session._transport
         messages = transport.read(request, transfer_timeout_s(transport.timeouts.call_s, FILE_BYTES_MAX))
         async with contextlib.aclosing(messages):

@@ -156,14 +156,14 @@ class ExecutorClient(ShortRepr):
         lease = self._own_lease()
         request = requests.create_session(
             image=image,
-            authorized_imports=authorized_imports,
+            authorized_imports=list(authorized_imports),
             limits=limits,
             labels=labels,
             prelude=prelude,
             backend=backend,
-            network=network,
-            packages=packages,
-            modules=modules,
+            network=list(network),
+            packages=list(packages),
+            modules=list(modules),
             node_labels=node_labels,
             name=name,
             env=env,
@@ -205,7 +205,7 @@ class ExecutorClient(ShortRepr):
         environment. Raises PolicyViolationError as `create_session`, PreconditionError (reason ENVIRONMENT_FAILED) when
         no environment can be made of these packages; the message says why.
         """
-        request = requests.prepare_environment(packages, image, backend)
+        request = requests.made(pb.PrepareEnvironmentRequest, packages=list(packages), image=image, backend=backend)
         awaited = Awaited(WaitKind.SANDBOX, "an environment")
         response = self._transport.call(request, awaited)
         return convert.from_wire(EnvironmentInfo, response)

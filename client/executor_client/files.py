@@ -113,7 +113,7 @@ class SessionFiles(ShortRepr):
 
     def list(self, path: str = "") -> FileList:
         """Lists a directory of the workspace, and what is below it."""
-        request = requests.list_files(self._session.session_id, path)
+        request = requests.with_path(pb.ListFilesRequest, self._session.session_id, path)
         response = self._session._open().call(request)
         return convert.from_wire(FileList, response)
 
@@ -129,8 +129,9 @@ class SessionFiles(ShortRepr):
 
     def _put(self, content: Content, path: str, *, tar: bool) -> FileInfo:
         transport = self._session._open()
-        header = requests.put_file_header(self._session.session_id, path, content.size_bytes, tar=tar)
-        timeout_s = transfer_timeout_s(transport.timeouts.call_s, content.size_bytes)
+        size_bytes = content.size_bytes
+        header = requests.with_path(pb.PutFileHeader, self._session.session_id, path, tar=tar, size_bytes=size_bytes)
+        timeout_s = transfer_timeout_s(transport.timeouts.call_s, size_bytes)
 
         def attempt() -> FileInfo:
             upload = Upload(header, content)
@@ -146,7 +147,7 @@ class SessionFiles(ShortRepr):
         return transport.repeat(attempt)
 
     def _pieces(self, reader: FileReader, path: str) -> Generator[bytes, None]:
-        request = requests.get_file(self._session.session_id, path, tar=reader.is_tar)
+        request = requests.with_path(pb.GetFileRequest, self._session.session_id, path, tar=reader.is_tar)
         transport = self._session._transport
         messages = transport.read(request, transfer_timeout_s(transport.timeouts.call_s, FILE_BYTES_MAX))
         with contextlib.closing(messages):

@@ -16,7 +16,9 @@ from types import TracebackType
 from typing import Self
 
 from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import types_pb2
 from executor_client._core import process as core
+from executor_client._core import requests
 from executor_client._core.arguments import checks_calls
 from executor_client._core.assembler import EventGap
 from executor_client._core.limits import CANCEL_GRACE_S, INTERRUPT_GRACE_S
@@ -224,8 +226,11 @@ class Process(ShortRepr):
 
     def resize(self, size: TerminalSize) -> None:
         """Sets the size of its terminal."""
-        request = pb.ResizeProcessRequest(
-            session_id=self._followed.session_id, process_id=self.process_id, size=core.size_to_wire(size)
+        request = requests.made(
+            pb.ResizeProcessRequest,
+            session_id=self._followed.session_id,
+            process_id=self.process_id,
+            size=requests.made(types_pb2.TerminalSize, **vars(size)),
         )
         self._session._open().call(request)
 

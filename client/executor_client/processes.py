@@ -75,14 +75,7 @@ class SessionProcesses(ShortRepr):
             raise InvalidRequest("max_output_bytes is negative")
         given = None if input is None else core.as_bytes(input)
         request = core.start_request(
-            self._session.session_id,
-            command,
-            cwd=cwd,
-            env=env,
-            pty=None,
-            stdin=given is not None,
-            timeout_s=timeout_s,
-            process_id=None,
+            self._session.session_id, command, cwd=cwd, env=env, stdin=given is not None, timeout_s=timeout_s
         )
         kept = {"stdout": HeadAndTail(max_output_bytes), "stderr": HeadAndTail(max_output_bytes)}
         with self._session._transport.waits() as waits:

@@ -82,7 +82,9 @@ class Session(SessionUndo):
 
         Raises PolicyViolationError, with every module that the policy does not allow; then nothing has changed.
         """
-        request = requests.authorize_imports(self.session_id, imports)
+        request = requests.made(
+            pb.AuthorizeImportsRequest, session_id=self.session_id, authorized_imports=list(imports)
+        )
         response = self._open().call(request, self._turn("to authorize the imports"))
         return self._described(response.session)
 
@@ -101,7 +103,7 @@ class Session(SessionUndo):
 
         Raises PreconditionError (NAME_TAKEN) when another session of the caller has it.
         """
-        request = requests.rename(self.session_id, name)
+        request = pb.RenameSessionRequest(session_id=self.session_id, name=name and requests.checked_name(name))
         response = self._open().call(request)
         return self._described(response.session)
 
@@ -273,7 +275,7 @@ class Session(SessionUndo):
 
     def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
         if budget.takes(packed):
-            return requests.inline(packed)
+            return types_pb2.Payload(inline=packed)
         upload = requests.blob_upload(self.session_id, packed)
         response = self._transport.upload(self._transport.channel.stub.UploadBlob, upload)
         return requests.by_blob(response.blob_id, packed)

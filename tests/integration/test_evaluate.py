@@ -139,7 +139,7 @@ def test_it_is_refused_while_an_execution_runs(session: Any) -> None:
     running.start()
     try:
         assert begun.wait(60)
-        with pytest.raises(EvaluationError, match="only an idle one"):
+        with pytest.raises(EvaluationError, match="only an idle session"):
             session.evaluate("1")
     finally:
         go_on.set()

@@ -164,7 +164,7 @@ def test_what_the_policy_does_not_grant_is_refused_with_all_violations(daemon: D
     [
         ({}, "code\n  Field required"),
         ({"code": 1}, "code\n  Input should be a valid string"),
-        ({"code": "x" * 2_000_000}, "the code has 2000000 bytes, allowed are 1048576"),
+        ({"code": "x" * 2_000_000}, "the code has 2000000 bytes; the limit is 1048576"),
         ({"code": "1", "timeout_s": 0}, "greater than 0"),
         ({"code": "1", "timeout_s": 1e9}, "the policy refuses this:\n  limits.wall_time_s: asked for 1,000,000,000"),
         ({"code": "1", "session": "../x"}, "'../x' is no name for a session"),

@@ -125,36 +125,22 @@ def start_request(
     session_id: str,
     command: str | Sequence[str],
     *,
-    cwd: str,
     env: Mapping[str, str] | None,
-    pty: TerminalSize | None,
-    stdin: bool,
-    timeout_s: float | None,
-    process_id: str | None,
+    pty: TerminalSize | None = None,
+    process_id: str | None = None,
+    **fields: Any,
 ) -> pb.StartProcessRequest:
-    """Makes a request with an id of its own, so that it can be repeated. Raises InvalidRequest."""
-    variables = requests.environment(env)
-    try:
-        return pb.StartProcessRequest(
-            session_id=session_id,
-            process_id=process_id or uuid.uuid4().hex,
-            argv=argv_of(command),
-            cwd=cwd,
-            env=variables,
-            pty=None if pty is None else size_to_wire(pty),
-            stdin=stdin,
-            timeout_s=timeout_s,
-            prefers_bash=isinstance(command, str),
-        )
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the process cannot be asked for like this: {error}") from error
-
-
-def size_to_wire(size: TerminalSize) -> types_pb2.TerminalSize:
-    try:
-        return types_pb2.TerminalSize(columns=size.columns, rows=size.rows)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequest("the size of a terminal is a TerminalSize(columns, rows)") from error
+    """Makes a request with an id of its own, so that it can be repeated. `fields` are those of the message."""
+    return requests.made(
+        pb.StartProcessRequest,
+        session_id=session_id,
+        process_id=process_id or uuid.uuid4().hex,
+        argv=argv_of(command),
+        env=requests.environment(env),
+        pty=None if pty is None else requests.made(types_pb2.TerminalSize, **vars(pty)),
+        prefers_bash=isinstance(command, str),
+        **fields,
+    )
 
 
 def write_requests(

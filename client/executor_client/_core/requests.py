@@ -1,4 +1,4 @@
-"""Makes requests from the callers' arguments. An argument that the wire cannot carry is refused here, by name."""
+"""Makes requests from callers' arguments, and refuses arguments that a message can't hold."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ast
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from google.protobuf.message import Message
+
+from executor_api import messages
 from executor_api.limits import CODE_BYTES_MAX, PIECE_BYTES, SESSION_NAME_CHARS_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
@@ -29,54 +32,36 @@ from executor_client.errors import (
 from executor_client.results import ExecutionResult, Limits, SessionInfo
 from executor_client.waits import WaitKind
 
-T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 ENV_FORM = "env is a mapping of texts to texts"
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{SESSION_NAME_CHARS_MAX - 1}}}")
 
-_FORMATS = {False: types_pb2.FILE_FORMAT_PLAIN, True: types_pb2.FILE_FORMAT_TAR}
 LimitsLike = Limits | Mapping[str, float | int | str] | None
 """Bytes may be written as "8GB" or "512MiB"."""
 
 
-def create_session(
-    *,
-    image: str | None,
-    authorized_imports: Iterable[str],
-    limits: LimitsLike,
-    labels: Mapping[str, str] | None,
-    prelude: str,
-    backend: str | None,
-    network: Iterable[str],
-    packages: Iterable[str],
-    modules: Iterable[str],
-    node_labels: Mapping[str, str] | None,
-    name: str | None,
-    env: Mapping[str, str] | None,
-    lease_id: str,
-) -> pb.CreateSessionRequest:
-    """Makes a request with an id of its own, so that it can be repeated."""
-    variables = environment(env)
+def made(kind: type[M], *, reason: str = "", what: str = "the request", **fields: Any) -> M:
+    """Makes a request; None leaves a field out. Raises InvalidRequest for a value that the message can't hold."""
     try:
-        return pb.CreateSessionRequest(
-            request_id=uuid.uuid4().hex,
-            name="" if name is None else checked_name(name),
-            env=variables,
-            image=image or "",
-            backend=backend or "",
-            authorized_imports=list(authorized_imports),
-            network=list(network),
-            packages=list(packages),
-            modules=list(modules),
-            limits=convert.limits_to_wire(limits),
-            labels=dict(labels or {}),
-            prelude=prelude,
-            lease_id=lease_id,
-            node_labels=dict(node_labels or {}),
-        )
+        return kind(**fields)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error
+        raise InvalidRequest(f"{what} cannot be sent: {error}", reason=reason) from error
+
+
+def create_session(
+    *, limits: LimitsLike, name: str | None, env: Mapping[str, str] | None, **fields: Any
+) -> pb.CreateSessionRequest:
+    """Makes a request with an id of its own, so that it can be repeated. `fields` are those of the message."""
+    return made(
+        pb.CreateSessionRequest,
+        request_id=uuid.uuid4().hex,
+        name=None if name is None else checked_name(name),
+        env=environment(env),
+        limits=convert.limits_to_wire(limits),
+        **fields,
+    )
 
 
 def environment(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -96,17 +81,9 @@ def _is_text(value: object) -> bool:
 
 def get_session(session_id: str | None, name: str | None, lease_id: str) -> pb.GetSessionRequest:
     if (session_id is None) == (name is None):
-        raise InvalidRequest("a session is found by its id or by its name: give one of session_id and name")
-    try:
-        if name is None:
-            return pb.GetSessionRequest(session_id=session_id, lease_id=lease_id)
-        return pb.GetSessionRequest(name=checked_name(name), lease_id=lease_id)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error
-
-
-def rename(session_id: str, name: str) -> pb.RenameSessionRequest:
-    return pb.RenameSessionRequest(session_id=session_id, name=name and checked_name(name))
+        raise InvalidRequest("give either session_id or name")
+    name = None if name is None else checked_name(name)
+    return made(pb.GetSessionRequest, session_id=session_id, name=name, lease_id=lease_id)
 
 
 def checked_name(name: str) -> str:
@@ -118,26 +95,10 @@ def checked_name(name: str) -> str:
     return name
 
 
-def prepare_environment(
-    packages: Iterable[str], image: str | None, backend: str | None
-) -> pb.PrepareEnvironmentRequest:
-    try:
-        return pb.PrepareEnvironmentRequest(packages=list(packages), image=image or "", backend=backend or "")
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the environment cannot be asked for like this: {error}") from error
-
-
-def authorize_imports(session_id: str, imports: Iterable[str]) -> pb.AuthorizeImportsRequest:
-    try:
-        return pb.AuthorizeImportsRequest(session_id=session_id, authorized_imports=list(imports))
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"these imports cannot be asked for: {error}") from error
-
-
 def may_be_made(error: BaseException, *, heard: bool) -> bool:
-    """True when a session may exist, now or soon, although its creation ended with this error.
+    """True if a session may exist, now or soon, although its creation raised this error.
 
-    A refused one does not exist. After an interrupt or a lost connection the daemon's answer is unknown.
+    A refused session does not exist. After an interrupt or a lost connection the daemon's answer is unknown.
     """
     if isinstance(error, (UnavailableError, CallTimeoutError)):
         return heard and not error.reason  # a daemon that has never answered has no session of ours
@@ -145,7 +106,7 @@ def may_be_made(error: BaseException, *, heard: bool) -> bool:
 
 
 def sandbox(request: pb.CreateSessionRequest) -> Awaited:
-    """Returns the object of the wait for a new session. The wire does not say whether a sandbox stood ready."""
+    """Describes the wait for a new session."""
     return Awaited(WaitKind.SANDBOX, f"a sandbox of image {request.image!r}" if request.image else "a sandbox")
 
 
@@ -167,7 +128,7 @@ def execute(
         raise InvalidRequest(f"the code is not UTF-8 text: {error.reason} at {error.start}") from error
     if code_bytes > CODE_BYTES_MAX:
         # The daemon would refuse it too, or could not even receive it.
-        raise InvalidRequest(f"the code has {code_bytes} bytes, allowed are {CODE_BYTES_MAX}")
+        raise InvalidRequest(f"the code has {code_bytes} bytes; the limit is {CODE_BYTES_MAX}")
     return pb.ExecuteRequest(
         session_id=session_id,
         execution_id=os.urandom(16).hex() if execution_id is None else execution_id,
@@ -187,7 +148,7 @@ def evaluate(session: SessionInfo, expression: str, timeout_s: float | None, *, 
         raise InvalidRequest(f"not an expression: {error}") from error
     if busy:
         # It would wait until that execution has ended.
-        raise EvaluationError("the session is running an execution: only an idle one can evaluate an expression")
+        raise EvaluationError("the session is running an execution; only an idle session evaluates expressions")
     if timeout_s is None:
         timeout_s = min(EVALUATION_TIMEOUT_S, session.limits.wall_time_s or EVALUATION_TIMEOUT_S)
     # The parentheses allow for any indentation and line breaks, the newline for a comment at the end.
@@ -206,18 +167,13 @@ def value_of(result: ExecutionResult) -> Any:
 
 
 def register_tools(session_id: str, tools: Mapping[str, Tool]) -> pb.RegisterToolsRequest:
-    request = pb.RegisterToolsRequest(session_id=session_id)
+    specs = []
     for name, tool in tools.items():
         try:
-            request.tools.add(
-                name=name,
-                description=tool.description,
-                parameters=tool.parameters,
-                is_final_answer=tool.is_final_answer,
-            )
+            specs.append(messages.write(types_pb2.ToolSpec, tool, name=name, shipped=None))
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"the tool {name!r} cannot be registered: {error}") from error
-    return request
+            raise InvalidRequest(f"the tool {name!r} can't be registered: {error}") from error
+    return pb.RegisterToolsRequest(session_id=session_id, tools=specs)
 
 
 def pack_variables(variables: Mapping[str, object]) -> dict[str, bytes]:
@@ -239,12 +195,12 @@ def variable_names(names: Iterable[str] | None) -> list[str] | None:
     asked = list(names)
     for name in asked:
         if not str(name).isidentifier():
-            raise InvalidRequest(f"{name!r} is no name of a variable")
+            raise InvalidRequest(f"{name!r} is not a valid variable name")
     return asked
 
 
 class InlineBudget:
-    """Decides which of one message's values go inline and which by blob, so that the message stays small."""
+    """Decides which values of a message go inline and which as blobs, so that the message stays small."""
 
     def __init__(self) -> None:
         self._left_bytes = INLINE_BYTES_PER_MESSAGE_MAX
@@ -254,10 +210,6 @@ class InlineBudget:
             return False
         self._left_bytes -= len(packed)
         return True
-
-
-def inline(packed: bytes) -> types_pb2.Payload:
-    return types_pb2.Payload(inline=packed)
 
 
 def by_blob(blob_id: str, packed: bytes) -> types_pb2.Payload:
@@ -276,7 +228,7 @@ def state_of(state: bytes | None) -> bytes | None:
         return None
     data = bytes(state)
     if not 0 < len(data) <= STATE_BYTES_MAX:
-        raise InvalidRequest(f"a state has 1 to {STATE_BYTES_MAX} bytes, not {len(data)}")
+        raise InvalidRequest(f"the state has {len(data)} bytes; a state has 1 to {STATE_BYTES_MAX}")
     return data
 
 
@@ -286,30 +238,18 @@ def restore_state(session_id: str, state: bytes) -> Iterator[pb.RestoreStateRequ
         yield pb.RestoreStateRequest(data=piece)
 
 
-def put_file_header(session_id: str, path: str, size_bytes: int, *, tar: bool) -> pb.PutFileHeader:
-    return _with_path(pb.PutFileHeader, session_id, path, size_bytes=size_bytes, format=_FORMATS[tar])
-
-
-def get_file(session_id: str, path: str, *, tar: bool) -> pb.GetFileRequest:
-    return _with_path(pb.GetFileRequest, session_id, path, format=_FORMATS[tar])
-
-
-def list_files(session_id: str, path: str) -> pb.ListFilesRequest:
-    return _with_path(pb.ListFilesRequest, session_id, path)
-
-
-def _with_path(make: Callable[..., T], session_id: str, path: str, **fields: object) -> T:
-    try:
-        return make(session_id=session_id, path=path, **fields)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the path {path!r} cannot be sent: {error}", reason="PATH_REFUSED") from error
+def with_path(kind: type[M], session_id: str, path: str, *, tar: bool = False, **fields: Any) -> M:
+    """Makes a request about a path of the workspace, `tar` for a directory. Raises InvalidRequest."""
+    if "format" in kind.DESCRIPTOR.fields_by_name:
+        fields["format"] = types_pb2.FILE_FORMAT_TAR if tar else types_pb2.FILE_FORMAT_PLAIN
+    return made(kind, reason="PATH_REFUSED", what=f"the path {path!r}", session_id=session_id, path=path, **fields)
 
 
 class Upload:
     """The messages of one PutFile.
 
-    gRPC takes them in a thread of its own and drops what is raised there. So a local problem ends the stream early,
-    which the daemon refuses, and the problem is raised where the refusal arrives.
+    gRPC takes them in its own thread and drops exceptions there. So a local problem ends the stream early, the daemon
+    refuses it, and the problem is raised where the refusal arrives.
     """
 
     def __init__(self, header: pb.PutFileHeader, content: Content) -> None:
@@ -326,7 +266,7 @@ class Upload:
             self._problem = problem
 
     def raise_problem(self) -> None:
-        """Raises what ended the stream early, if anything did."""
+        """Raises the problem that ended the stream early, if there was one."""
         if self._problem is not None:
             raise self._problem
 

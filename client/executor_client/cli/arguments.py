@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 from pathlib import Path
 from typing import Any
 
+import executor_client
 from executor_client.cli import process_arguments
 from executor_client.cli.completion import SHELLS
 from executor_client.cli.options import (
@@ -89,7 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=importlib.metadata.version("remote-executor"))
+    parser.add_argument("--version", action="version", version=executor_client.__version__)
     add_access(parser)
     parser.set_defaults(command=None, address=None, token=None, tls=False, tls_ca=None, tls_cert=None, tls_key=None)
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)

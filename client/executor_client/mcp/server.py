@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import importlib.metadata
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+import executor_client
 from executor_client._core.policy_text import policy_lines
 from executor_client._core.terminal import aligned
 from executor_client.aio import AsyncExecutorClient
@@ -80,7 +80,7 @@ def make_server(
     return sdk.make_server(
         name="remote-executor",
         title="Python sandbox",
-        version=importlib.metadata.version("remote-executor"),
+        version=executor_client.__version__,
         instructions=INSTRUCTIONS,
         tools=[(tool, inspect.cleandoc(tool.__doc__ or ""), hints) for tool, hints in tools.items()],
         read_file=file_resource,

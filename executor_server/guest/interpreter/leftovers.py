@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import sys
 from _thread import get_ident
+from time import sleep
 
 from ..checks.control import ExecutionInterrupted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
     from typing import Any, Optional
 
 _PROGRAMS = "<execution-"
 # Frames of a thread that are searched for one of a program.
 _MAX_FRAMES = 1000
+# Looks at the threads of pools, and seconds between two.
+_LOOKS, _LOOK_S = 50, 0.002
 
 
 def threads() -> set[int]:
@@ -34,7 +37,7 @@ def end_leftovers(before: set[int]) -> None:
     pools: Any = sys.modules.get("concurrent.futures.thread")
     processes: Any = sys.modules.get("concurrent.futures.process")
     try:
-        before = before - {thread.ident for thread in pools._threads_queues} if pools is not None else before
+        workers = {thread.ident for thread in pools._threads_queues} if pools is not None else set()
         for queue in set(pools._threads_queues.values()) if pools is not None else ():
             for item in [queue.get_nowait() for _ in range(queue.qsize())]:
                 if item is not None:
@@ -44,11 +47,31 @@ def end_leftovers(before: set[int]) -> None:
             if manager.pending_work_items:
                 for worker in list(manager.processes.values()):
                     worker.kill()
-        for ident, frame in sys._current_frames().items():
-            if ident != get_ident() and ident not in before and _runs_program(frame):
-                _interrupt(ident)
+        ended = (before - workers) | {get_ident()}
+        # The race: a pool's thread that has just taken a call is in no code of the program yet.
+        for look in range(_LOOKS):
+            waits = look == 0 and bool(workers)
+            for ident, frame in sys._current_frames().items():
+                if ident not in ended and _runs_program(frame):
+                    _interrupt(ident)
+                    ended.add(ident)
+                elif ident in workers - ended:
+                    waits = _begins_call(frame, pools._worker.__code__) or waits
+            if not waits:
+                return
+            sleep(_LOOK_S)
     except Exception:  # noqa: BLE001 (the program may have replaced what this uses, or a thread emptied a queue)
         return
+
+
+def _begins_call(frame: Optional[FrameType], worker: CodeType) -> bool:
+    """True for a pool's thread that may be about to run a call. Cancels a call that it has taken and not begun."""
+    for _ in range(_MAX_FRAMES):
+        if frame is None or frame.f_code is worker:
+            item: Any = None if frame is None else frame.f_locals.get("work_item")
+            return item is not None and not item.future.cancel() and item.future.running()
+        frame = frame.f_back
+    return False
 
 
 def _runs_program(frame: Optional[FrameType]) -> bool:

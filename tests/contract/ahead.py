@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from executor_server.guest.interpreter.process import OOM_SCORE
+from executor_server.guest.interpreter.own_process import OOM_SCORE
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, harness_on
 from tests.contract.wire import Front, harness_of

@@ -109,3 +109,12 @@ async def test_a_fork_keeps_the_programs_own_modules(harness: Harness) -> None:
         "import counter, os\npid = os.fork()\nif not pid:\n    os._exit(counter.count(3))\nos.waitpid(pid, 0)[1] >> 8"
     )
     assert (await harness.run(session, source)).output == 3
+
+
+async def test_an_import_that_a_time_limit_cuts_short_can_be_repeated(harness: Harness) -> None:
+    slow = "import pack.part, os, time\nif not os.path.exists('ready'):\n    time.sleep(30)\n"
+    session = await _with(harness, {"pack/__init__.py": slow, "pack/part.py": "x = 1\n"}, imports=("os", "time"))
+    assert (await harness.run(session, "import pack", wall_time_s=0.5)).outcome == "timeout"
+    again = "import os\nos.mkdir('ready')\nimport pack\npack.part.x"
+    run = await harness.run(session, again)
+    assert run.output == 1, run.message

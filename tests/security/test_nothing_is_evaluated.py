@@ -240,7 +240,7 @@ def test_neither_the_daemon_nor_the_client_names_an_unpickler() -> None:
         "_core/values.py",
         "guest/bytecode.py",
         "guest/checks/checker.py",
-        "guest/interpreter/host_tools.py",
+        "guest/interpreter/encoding.py",
         "guest/interpreter/runtime.py",
         "guest/state/restore.py",
         "guest/state/writer.py",

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import inspect
 import marshal
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from executor_server.guest.checks.agent_builtins import Builtins
 from executor_server.guest.checks.checker import check
-from executor_server.guest.checks.dynamic import agent_builtins
-from executor_server.guest.checks.hooks import Hooks
-from executor_server.guest.checks.instrumentation import TRAILING_EXPRESSION, LastValue, Sentinels, bind
+from executor_server.guest.checks.instrumentation import TRAILING_EXPRESSION
 from executor_server.guest.checks.meter import Meter
-from executor_server.guest.checks.restricted import Builtins
-from executor_server.guest.checks.rule_enforcer import RuleEnforcer
-from executor_server.guest.checks.rules import Rules
-from executor_server.guest.interpreter.guard import guard
+from executor_server.guest.checks.rules import RuleEnforcer, Rules
+from executor_server.guest.checks.sentinels import LastValue, Sentinels, bind
 
 SENTINELS = Sentinels("5f3c")
 BUDGET = 10_000
@@ -38,23 +36,15 @@ class Agent:
         self.meter = Meter()
         self.enforcer = RuleEnforcer(self.meter)
         self.enforcer.rules = Rules(authorized, denied, refused)
-        self.hooks = Hooks(self.enforcer)
-        self.builtins = agent_builtins(
-            enforcer=self.enforcer,
-            meter=self.meter,
-            guard=guard,
-            sentinels=SENTINELS,
-            hooks=self.hooks,
-            imported=lambda _: None,
-        )
-        self._restricted = Builtins(self.builtins, self.enforcer, self.hooks)
-        self._restricted.on_rules()
+        self._builtins = Builtins(dict(vars(builtins)), self.enforcer, self.meter, SENTINELS)
+        self.builtins, self.hooks = self._builtins.names, self._builtins.hooks
+        self._builtins.on_rules()
         self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": self.builtins}
         self.executions = 0
 
     def hold_to(self, rules: Rules) -> None:
         self.enforcer.rules = rules
-        self._restricted.on_rules()
+        self._builtins.on_rules()
 
     def run(self, source: str, budget: int = BUDGET, output_mode: str = TRAILING_EXPRESSION) -> Ended:
         self.executions += 1
@@ -68,7 +58,7 @@ class Agent:
         assert verdict.code is not None, verdict.error
         last = LastValue()
         code = marshal.loads(verdict.code)[0]
-        code = bind(code, SENTINELS.constants(ticks=self.meter.ticks, guard=guard, keep=last, hooks=self.hooks))
+        code = bind(code, SENTINELS.constants(self.meter.ticks, self.hooks, last))
         error: BaseException | None = None
         self.meter.start(budget)
         self.enforcer.begin()

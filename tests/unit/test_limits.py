@@ -9,6 +9,7 @@ import pytest
 
 from executor_api import limits
 from executor_api.limits import (
+    BLOB_BYTES_MAX,
     EXECUTION_BLOBS_BYTES_MAX,
     EXECUTION_BLOBS_OPEN_MAX,
     IMAGE_BYTES_MAX,
@@ -25,7 +26,6 @@ from executor_api.v1 import types_pb2 as pb
 from executor_api.values import ValueLimits
 from executor_client._core.blobs import IncomingBlobs
 from executor_client.errors import ProtocolError
-from executor_server.guest.interpreter import host_tools
 from executor_server.guest.supervisor.run import Call, Run, Settings
 from executor_server.guest.wire import frames
 from executor_server.guest.wire.messages import MAX_PAYLOAD_BYTES
@@ -40,7 +40,7 @@ def new_run() -> Run:
 def test_limits_that_are_derived_agree_with_the_table() -> None:
     assert frames.CHUNK_BYTES == PIECE_BYTES
     assert ValueLimits().total_bytes == VALUE_BYTES_MAX
-    assert min(host_tools.MAX_VALUE_BYTES, MAX_PAYLOAD_BYTES, TOOL_ARGUMENTS_BYTES_MAX) >= VALUE_BYTES_MAX
+    assert min(BLOB_BYTES_MAX, MAX_PAYLOAD_BYTES, TOOL_ARGUMENTS_BYTES_MAX) >= VALUE_BYTES_MAX
 
 
 def _used(*folders: str) -> set[str]:

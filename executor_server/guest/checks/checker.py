@@ -14,9 +14,8 @@ import traceback
 import warnings
 
 from ..wire.messages import ErrorDetail
-from .event_loop import run_in_loop
 from .imports import ImportDenied, Imports
-from .instrumentation import Sentinels, instrument, spans
+from .instrumentation import instrument, run_in_loop, spans
 from .language import PolicyDenied, find_refused
 from .own_modules import FoundFiles
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from .control import Refusal
     from .rules import Rules
+    from .sentinels import Sentinels
 
 # Characters shown of a source line, around the error.
 MAX_SOURCE_LINE_CHARS = 200

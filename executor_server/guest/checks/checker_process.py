@@ -16,8 +16,8 @@ from ..wire.link_messages import Check, RefusedSource, Verdict, message_of
 from ..wire.schema import read_object
 from ..wire.session_rules import CodeRules
 from .checker import check
-from .instrumentation import Sentinels
 from .rules import Rules
+from .sentinels import Sentinels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

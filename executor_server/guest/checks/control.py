@@ -1,6 +1,23 @@
-"""The exceptions by which the guest ends agent code. The guard in each handler of a program raises them again."""
+"""The exceptions that end agent code, and the guard that keeps agent code from handling them.
+
+The instrumented code calls `guard()` first in every handler, which raises a control exception again, even from inside
+an exception group. Handlers of libraries are not guarded: a program that goes on after one meets the spent meter at its
+next tick.
+"""
 
 from __future__ import annotations
+
+import builtins
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Members of an exception group that are searched for a control exception.
+MAX_GROUP_MEMBERS = 10_000
+
+_GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # CPython 3.11 and later
 
 
 class ControlException(BaseException):
@@ -24,3 +41,40 @@ class Refusal(ControlException):
 
 class FinalAnswerGiven(ControlException):
     """The client has the final answer; nothing is left to do."""
+
+
+class Guard:
+    """Raises the control exception that is being handled again; the program handles any other."""
+
+    def __call__(self) -> None:
+        handled = sys.exc_info()[1]
+        control = find_control(handled)
+        if control is handled and control is not None:
+            raise control
+        if control is not None:
+            raise control from None  # the group around it has no information of its own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # cloudpickle ships functions with their constants (joblib does). Another process has nothing to guard.
+        return (getattr, ("", "strip"))
+
+
+guard = Guard()
+
+
+def find_control(exception: BaseException | None) -> ControlException | None:
+    """Returns the control exception that this is, or that the exception group holds."""
+    if isinstance(exception, ControlException):
+        return exception
+    if not isinstance(exception, _GROUPS):
+        return None
+    pending: list[Any] = [exception]
+    searched = 0
+    while pending and searched < MAX_GROUP_MEMBERS:
+        searched += 1
+        member = pending.pop()
+        if isinstance(member, ControlException):
+            return member
+        if isinstance(member, _GROUPS):
+            pending.extend(member.exceptions)
+    return None

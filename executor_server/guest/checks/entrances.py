@@ -22,9 +22,10 @@ from types import (
     WrapperDescriptorType,
 )
 
-from .dynamic import AGENT_BUILTINS
-from .foreign_accesses import ENTRANCES, GIVERS
-from .module_check import ModuleCheck, Unauthorized, class_module, is_module, name_of
+from .accesses import ENTRANCES, GIVERS
+from .imports import AGENT_BUILTINS
+from .module_check import ModuleCheck, Unauthorized
+from .modules import class_module, is_module, name_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,22 +7,24 @@ types that are known not to be modules, passes at once.
 
 from __future__ import annotations
 
+import operator
 import sys
 from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]
 from itertools import count
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType, SimpleNamespace
 
-from .dynamic import locals_of
+from .accesses import ENTRANCES
 from .entrances import Entrances
-from .foreign_accesses import ENTRANCES
 from .language import PolicyDenied, name_rule, starts_processes
 from .meter import Meter
-from .module_check import ModuleCheck, is_module, name_of
-from .rule_enforcer import RuleEnforcer
+from .module_check import ModuleCheck
+from .modules import is_module, name_of
+from .rules import RuleEnforcer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator, Optional
+    from types import FrameType
+    from typing import Any, Callable, Iterator
 
 _MAX_PLAIN_TYPES = 4096
 _MAX_FORMAT_DEPTH = 4
@@ -33,21 +35,19 @@ _SURELY_PLAIN = (
 _getattr, _setattr, _hasattr, _delattr = getattr, setattr, hasattr, delattr
 _type, _issubclass, _isinstance, _vars = type, issubclass, isinstance, vars
 _FORMATS = ("format", "format_map")
+_CO_OPTIMIZED = 0x1
 
 
 class Hooks:
     """The hooks of one interpreter. `given` has what agent code gets in place of an object, by its identity."""
 
-    def __init__(self, enforcer: RuleEnforcer) -> None:
+    def __init__(self, enforcer: RuleEnforcer, names: dict[str, Any]) -> None:
+        """`names` are the builtins of agent code."""
         self._enforcer = enforcer
         self._plain: set[type] = set(_SURELY_PLAIN)
         self._check = ModuleCheck(enforcer)
-        self._entrances: Optional[Entrances] = None
-        self.given: dict[int, tuple[Any, Any]] = {}
-
-    def open(self, names: dict[str, Any]) -> None:
-        """Starts work with the builtins of agent code, `names`."""
         self._entrances = Entrances(self._check, names)
+        self.given: dict[int, tuple[Any, Any]] = {}
 
     def on_rules(self, given: list[tuple[Any, Any]]) -> None:
         """Applies other rules; `given` has pairs of an object and the one that agent code gets in its place."""
@@ -76,7 +76,7 @@ class Hooks:
     def _member(self, module: Any, name: str, value: Any, *, is_star: bool) -> Any:
         path = f"from {name_of(module)} import {name}" if is_module(module) else f"import of {name}"
         if is_star:  # a module among all names is refused when it is used
-            return self._shown().held(self.given.get(id(value), (value, value))[1], path)
+            return self._entrances.held(self.given.get(id(value), (value, value))[1], path)
         if name in ENTRANCES:
             return self.enter(value, path)
         if is_module(value):
@@ -100,7 +100,7 @@ class Hooks:
             return _Formatting(self, value, value.__self__)
         if kind is MethodDescriptorType and value.__name__ in _FORMATS and value.__objclass__ is str:
             return _Formatting(self, value)
-        return self._shown().shown(value, path)
+        return self._entrances.shown(value, path)
 
     def load(self, obj: Any, name: str) -> Any:
         """Evaluates obj.name."""
@@ -212,7 +212,6 @@ class Hooks:
         """Returns checked versions of library functions that take names of attributes as text."""
         if not needed:
             return []
-        import operator
         import string
 
         return [
@@ -223,8 +222,6 @@ class Hooks:
 
     def _attrgetter(self, *names: Any) -> Callable[[Any], Any]:
         """operator.attrgetter"""
-        import operator
-
         operator.attrgetter(*names)  # raises for names that are wrong
         paths = [[self.check_name(part) for part in name.split(".")] for name in names]
 
@@ -239,8 +236,6 @@ class Hooks:
 
     def _methodcaller(self, name: Any, /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """operator.methodcaller"""
-        import operator
-
         operator.methodcaller(name)
         name = self.check_name(name)
         return lambda obj: self.verify(self.special(obj, name)(*args, **kwargs))
@@ -298,15 +293,18 @@ class Hooks:
             return value
         return value if kind in self._plain else self._inspected(value, path)
 
-    def _shown(self) -> Entrances:
-        assert self._entrances is not None, "there are no builtins of agent code yet"
-        return self._entrances
-
     def _learn(self, kind: type) -> None:
         if len(self._plain) >= _MAX_PLAIN_TYPES:  # a program may make types without end
             self._plain.clear()
             self._plain.update(_SURELY_PLAIN)
         self._plain.add(kind)
+
+
+def locals_of(frame: FrameType) -> Any:
+    """Returns what `locals()` gives in this frame."""
+    if sys.version_info >= (3, 13) and frame.f_code.co_flags & _CO_OPTIMIZED:
+        return dict(frame.f_locals)  # a snapshot, as exec takes one there; f_locals itself would write through
+    return frame.f_locals
 
 
 def _public_names(module: Any) -> list[str]:
@@ -355,4 +353,4 @@ class _Formatting:
 
 def elsewhere() -> Hooks:
     """Returns hooks that refuse nothing."""
-    return Hooks(RuleEnforcer(Meter()))
+    return Hooks(RuleEnforcer(Meter()), {})

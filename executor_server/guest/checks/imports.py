@@ -15,20 +15,21 @@ import builtins
 import sys
 
 from ..wire.messages import MAX_IMPORT_CHARS, MAX_IMPORTS
-from .control import Refusal
-from .own_modules import NoModules
+from .control import ControlException, Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable, Optional, Sequence
 
-    from .rule_enforcer import RuleEnforcer
-    from .rules import Rules
+    from .own_modules import NoModules
+    from .rules import RuleEnforcer, Rules
 
     Given = Callable[[Any, str, Any], Any]
 
 # The key under which the builtins of agent code keep the `__import__` that it calls by name. No source can spell it.
 CALLED_IMPORT = "import()"
+# The key under which they keep the module that `import builtins` returns.
+AGENT_BUILTINS = "builtins()"
 
 # Bytes of the names of imported modules in a result.
 _MAX_REPORTED_BYTES = 4096
@@ -163,9 +164,26 @@ def make_import(
     def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         package = globals.get("__package__") if type(globals) is dict and level else None
         check_import(enforcer, name, fromlist, level, package)
-        return given(real_import(name, globals, locals, fromlist, level), name, fromlist)
+        loaded = set(sys.modules)
+        try:
+            module = real_import(name, globals, locals, fromlist, level)
+        except ControlException:
+            _forget(sys.modules.keys() - loaded)
+            raise
+        return given(module, name, fromlist)
 
     return __import__
+
+
+def _forget(modules: set[str]) -> None:
+    """Removes the modules of an import that was cut short: some are half made, and others lack their submodules.
+
+    Modules in C stay, as many can't be loaded twice.
+    """
+    for name in modules:
+        loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
+        if type(loader).__name__ != "ExtensionFileLoader":
+            sys.modules.pop(name, None)
 
 
 def make_statement_import(

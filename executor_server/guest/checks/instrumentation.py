@@ -5,7 +5,7 @@ Promises
   too) ticks. The rest, straight-line code, is bounded by the size of its source.
 - The head of every `except` calls the guard, which raises control exceptions again.
 - The value of the trailing expression, or of the last statement, is passed to `keep`.
-- Under rules of the language, accesses go through hooks (accesses.py, foreign_accesses.py).
+- Under rules of the language, accesses go through hooks (accesses.py).
 - Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
 
 Two kinds of tick. The cheapest costs no bytecode: the loop runs over `compress(iterable, ticks)`, which takes an
@@ -13,9 +13,6 @@ element and then a tick, asks for its iterator when and as often as the loop wou
 costs as much as ten to twenty ticks. So it serves loops that are in no other loop, the first clause of a comprehension,
 and loops within others unless they surely have few turns. It ticks before the element is assigned, so an element that
 does not fit the target of such a loop is counted, too. Every other tick is a call of `next(ticks)`.
-
-The added calls are calls of constants, not names, so the program can't shadow them. A constant in a syntax tree must be
-a plain value; so the tree gets sentinels (random bytes), and `bind` replaces them by the objects in the compiled code.
 """
 
 from __future__ import annotations
@@ -25,99 +22,22 @@ import sys
 import warnings
 from _thread import allocate_lock
 from ast import AST, Call, Constant, Expr, Load, expr, stmt
-from itertools import compress
 from types import CodeType
 
 from .accesses import hook_accesses
-from .foreign_accesses import hook_foreign
 from .imports import CALLED_IMPORT
+from .sentinels import Sentinels, call, position
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator, Mapping, Sequence
+    from typing import Any, Callable, Iterator, Sequence
 
-    from .hooks import Hooks
     from .rules import Rules
 
 TRAILING_EXPRESSION = "trailing_expression"
 LAST_STATEMENT = "last_statement"
 
 _builtin_compile = compile
-
-
-_HOOKS = ("enter", "load", "match", "reach", "special", "verify")
-
-
-class Sentinels:
-    """Stand-ins for the objects that instrumented code calls; the checker and the interpreter use the same mark."""
-
-    __slots__ = ("compress", "enter", "guard", "keep", "load", "match", "next", "reach", "special", "ticks", "verify")
-
-    def __init__(self, mark: str) -> None:
-        """`mark` is random, so that no constant of a program is taken for a sentinel."""
-        self.next = f"{mark}:next".encode()
-        self.compress = f"{mark}:compress".encode()
-        self.ticks = f"{mark}:ticks".encode()
-        self.guard = f"{mark}:guard".encode()
-        self.keep = f"{mark}:keep".encode()
-        self.load = f"{mark}:load".encode()
-        self.verify = f"{mark}:verify".encode()
-        self.special = f"{mark}:special".encode()
-        self.match = f"{mark}:match".encode()
-        self.reach = f"{mark}:reach".encode()
-        self.enter = f"{mark}:enter".encode()
-
-    def constants(
-        self,
-        *,
-        ticks: Iterator[bool],
-        guard: Callable[[], object],
-        keep: LastValue | None = None,
-        hooks: Hooks | None = None,
-    ) -> dict[bytes, object]:
-        """Returns the object that `bind` puts in place of each sentinel.
-
-        Only code made with an output mode needs `keep`, and only code made under rules of the language `hooks`.
-        """
-        hooked = {} if hooks is None else {getattr(self, name): getattr(hooks, name) for name in _HOOKS}
-        return {
-            **hooked,
-            self.next: next,
-            self.compress: compress,
-            self.ticks: ticks,
-            self.guard: guard,
-            # A bound method: twice as fast to call as an object with __call__, which counts in a loop.
-            self.keep: None if keep is None else keep.keep,
-        }
-
-
-class LastValue:
-    """Keeps the last value of one execution that is not None."""
-
-    def __init__(self) -> None:
-        self.value: Any = None
-
-    def keep(self, value: Any) -> Any:
-        if value is not None:
-            self.value = value
-        return value
-
-
-def bind(code: CodeType, constants: Mapping[bytes, object]) -> CodeType:
-    """Returns the code with its sentinels replaced, in nested functions too."""
-    changed = False
-    bound: list[object] = []
-    for constant in code.co_consts:
-        if type(constant) is bytes and constant in constants:
-            bound.append(constants[constant])
-            changed = True
-        elif type(constant) is CodeType:
-            inner = bind(constant, constants)
-            changed = changed or inner is not constant
-            bound.append(inner)
-        else:
-            bound.append(constant)
-    return code.replace(co_consts=tuple(bound)) if changed else code
 
 
 _warnings_lock = allocate_lock()
@@ -148,10 +68,7 @@ def instrument(
     skipped = _ANNOTATIONS if string_annotations or _has_string_annotations(tree) else ()
     nodes = list(_walk(tree, skipped))
     if rules.refused:
-        accessing = [node for node, _ in nodes]
-        if "foreign_modules" in rules.refused:
-            accessing = hook_foreign(accessing, sentinels, skipped)
-        hook_accesses(accessing, sentinels, rules, skipped)
+        hook_accesses([node for node, _ in nodes], sentinels, rules, skipped)
     if output_mode is not None and isinstance(tree, ast.Module):
         editor.keep_value(tree.body, last_statement=output_mode == LAST_STATEMENT)
     for node, in_loop in nodes:
@@ -206,13 +123,13 @@ class _Editor:
 
     def lambda_(self, node: Any) -> None:
         body = node.body
-        node.body = ast.BoolOp(op=ast.And(), values=[self._tick(body), body], **_position(body))
+        node.body = ast.BoolOp(op=ast.And(), values=[self._tick(body), body], **position(body))
 
     def function(self, node: Any) -> None:
         node.body.insert(1 if _is_docstring(node.body[0]) else 0, self._tick_statement(node))
 
     def handler(self, node: Any) -> None:
-        node.body.insert(0, _statement(self._call(self._sentinels.guard, [], node)))
+        node.body.insert(0, _statement(call(self._sentinels.guard, [], node)))
 
     def name(self, node: Any) -> None:
         if node.id == "__import__" and isinstance(node.ctx, Load):
@@ -257,40 +174,33 @@ class _Editor:
                     if all(isinstance(node, _READABLE) or _is_hook(node) for node in ast.walk(statement.target)):
                         kept.append(_statement(self._keep(_loaded(statement.target))))
                 elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                    name = ast.Name(id=statement.name, ctx=Load(), **_position(statement))
+                    name = ast.Name(id=statement.name, ctx=Load(), **position(statement))
                     kept.append(_statement(self._keep(name)))
                 elif isinstance(statement, (ast.If, ast.For, ast.AsyncFor)):
                     pending += [statement.body, statement.orelse]
             block[:] = kept
 
     def _keep(self, value: expr) -> Call:
-        return self._call(self._sentinels.keep, [value], value)
+        return call(self._sentinels.keep, [value], value)
 
     def _counting(self, iterable: expr, node: Any) -> Call:
         at = iterable if sys.version_info >= (3, 13) else node  # where CPython itself says "not iterable"
-        return self._call(self._sentinels.compress, [iterable, self._ticks(at)], at)
+        return call(self._sentinels.compress, [iterable, self._ticks(at)], at)
 
     def _tick(self, at: Any) -> Call:
-        return self._call(self._sentinels.next, [self._ticks(at)], at)
+        return call(self._sentinels.next, [self._ticks(at)], at)
 
     def _ticks(self, at: Any) -> Constant:
-        return Constant(value=self._sentinels.ticks, kind=None, **_position(at))
+        return Constant(value=self._sentinels.ticks, kind=None, **position(at))
 
     def _tick_statement(self, at: Any) -> stmt:
         return _statement(self._tick(at))
 
-    def _call(self, sentinel: bytes, arguments: list[Any], at: Any) -> Call:
-        position = _position(at)
-        function = Constant(value=sentinel, kind=None, **position)
-        return Call(func=function, args=arguments, keywords=[], **position)
-
     def _guarded(self, statement: Any) -> stmt:
-        position = _position(statement)
-        handler = ast.ExceptHandler(
-            type=None, name=None, body=[ast.Raise(exc=None, cause=None, **position)], **position
-        )
+        at = position(statement)
+        handler = ast.ExceptHandler(type=None, name=None, body=[ast.Raise(exc=None, cause=None, **at)], **at)
         self.handler(handler)
-        return ast.Try(body=[statement], handlers=[handler], orelse=[], finalbody=[], **position)
+        return ast.Try(body=[statement], handlers=[handler], orelse=[], finalbody=[], **at)
 
 
 _EDITS: dict[type, Callable[[_Editor, Any], None]] = {
@@ -310,21 +220,7 @@ _EDITS: dict[type, Callable[[_Editor, Any], None]] = {
 
 
 def _statement(value: expr) -> stmt:
-    return Expr(value=value, **_position(value))
-
-
-def _position(node: Any) -> dict[str, int]:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
-        # The first line only: a traceback should not show the whole statement.
-        end_line, end_column = node.lineno, node.col_offset
-    else:
-        end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
-    return {
-        "lineno": node.lineno,
-        "col_offset": node.col_offset,
-        "end_lineno": end_line,
-        "end_col_offset": end_column,
-    }
+    return Expr(value=value, **position(value))
 
 
 def _is_docstring(statement: Any) -> bool:
@@ -351,7 +247,7 @@ def _loaded(target: Any) -> expr:
     """Returns a copy of an assignment's target that reads it."""
     fields: dict[str, Any] = {name: getattr(target, name) for name in target._fields}
     fields["ctx"] = Load()
-    return type(target)(**fields, **_position(target))  # type: ignore[no-any-return]
+    return type(target)(**fields, **position(target))  # type: ignore[no-any-return]
 
 
 def _has_string_annotations(tree: AST) -> bool:
@@ -397,3 +293,43 @@ def spans(tree: ast.Module) -> list[list[int]]:
 def _first_line(statement: stmt) -> int:
     decorators: list[expr] = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Programs that need a running event loop although they await nothing, as in a notebook: `task = create_task(work())`
+# may stand in a step of its own. A program that runs a loop itself, as by `asyncio.run`, can't be in another one.
+
+_NEED = frozenset({"create_task", "ensure_future", "gather", "get_running_loop", "current_task"})
+_RUN = frozenset({"run", "Runner", "run_until_complete", "run_forever"})
+
+
+def run_in_loop(tree: ast.Module, source: str) -> None:
+    """Gives such a program an `await` that is never reached: it is compiled to a coroutine."""
+    if not any(name in source for name in _NEED) or not _needs_loop(tree):
+        return
+    never = ast.Expr(value=ast.Await(value=ast.Constant(value=None)))
+    dead = ast.copy_location(ast.If(test=ast.Constant(value=False), body=[never], orelse=[]), tree.body[-1])
+    tree.body.insert(-1, ast.fix_missing_locations(dead))  # imports of the future, if any, stay first
+
+
+def _needs_loop(tree: ast.Module) -> bool:
+    needs = False
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.Call):
+            name, of_asyncio = _called(node.func)
+            if name in _RUN and (of_asyncio or name.startswith("run_")):
+                return False
+            needs = needs or (of_asyncio and name in _NEED)
+        pending.extend(ast.iter_child_nodes(node))
+    return needs
+
+
+def _called(function: ast.expr) -> tuple[str, bool]:
+    """Returns the name, and whether it is one of asyncio's: an attribute of that module, or a name by itself."""
+    if isinstance(function, ast.Attribute):
+        return function.attr, isinstance(function.value, ast.Name) and function.value.id == "asyncio"
+    return (function.id, True) if isinstance(function, ast.Name) else ("", False)

@@ -10,11 +10,21 @@ from __future__ import annotations
 import ast
 import re
 
-from . import install_lines
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
+
+# Compiled at their first use, as most sources have no such line.
+_INSTALL = (
+    r"\s*(?P<command>[!%]{0,2}\s*(?:(?:python[\d.]*|\{?sys\.executable\}?)\s+-m\s+)?(?:uv\s+)?(?:pip[\d.]*|conda|mamba)"
+    r"\s+install)(?:\s+(?P<rest>.*))?$"
+)
+# A distribution with extras and bounds. What else stands on such a line is no name to repeat.
+_REQUIREMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?:\[[A-Za-z0-9._,-]{1,64}\])?(?:[<>=!~]=?[A-Za-z0-9.*+]+)?"
+_LINE_CHARS_MAX = 1_000
+_NAMES_MAX = 8
+# Options of pip whose value is the next word.
+_WITH_VALUE = frozenset({"-r", "-c", "-i", "-f", "-t", "-e", "-n", "--index-url", "--extra-index-url", "--target"})
 
 _LINE = re.compile(
     r"(?P<indent>[ \t]*)(?:"
@@ -41,9 +51,9 @@ _INSTEAD.update(timeit="write %timeit STATEMENT", who="print the variables", who
 
 def explanation(line: str) -> Optional[str]:
     """Returns why a line of a notebook is not understood, and what to write; None for any other line."""
-    if (installs := install_lines.explanation(line)) is not None:
+    if (installs := _installation(line)) is not None:
         return installs
-    found = _LINE.match(line[: install_lines.LINE_CHARS_MAX])
+    found = _LINE.match(line[:_LINE_CHARS_MAX])
     name = found and (found["cell"] or found["magic"])
     if not found or not name:
         return None
@@ -58,6 +68,30 @@ def explanation(line: str) -> Optional[str]:
         f"{mark}{name[:64]} is a magic of IPython, which does not run here: "
         f"{_INSTEAD.get(name, 'write Python')}. There are !COMMAND, {there}; for whole steps {cells}"
     )
+
+
+def _installation(line: str) -> Optional[str]:
+    """Returns the message for a source line that is no Python because it installs packages; None for any other."""
+    found = re.match(_INSTALL, line[:_LINE_CHARS_MAX])
+    if found is None:
+        return None
+    command = " ".join(found.group("command").split())
+    names = ", ".join(f'"{name}"' for name in _requirements(found.group("rest") or "")) or "..."
+    return (
+        f"{command!r} is no Python. Import the module: it may be installed. "
+        f"If it is not, the session has to be made with packages=[{names}]"
+    )
+
+
+def _requirements(rest: str) -> list[str]:
+    names = []
+    words = iter(rest.partition("#")[0].split())
+    for word in words:
+        if word in _WITH_VALUE:
+            next(words, None)
+        elif re.fullmatch(_REQUIREMENT, word.strip("'\"")):
+            names.append(word.strip("'\""))
+    return names[:_NAMES_MAX]
 
 
 def translate(source: str, filename: str, *, installs: bool = False) -> tuple[str, set[int]]:
@@ -151,7 +185,7 @@ def _line(found: re.Match[str], installs: bool) -> Optional[str]:
     if name and name not in _COMMANDS:
         return None
     command = text if found["bang"] or name in ("sx", "system") else f"{name} {text}"
-    if not installs and install_lines.explanation(f"!{command}"):
+    if not installs and _installation(f"!{command}"):
         return None
     takes = found["target"] or found["bang"] == "!!" or name == "sx"
     return f"get_ipython().{'getoutput' if takes else 'system'}({command!r})"

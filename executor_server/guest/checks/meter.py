@@ -21,10 +21,6 @@ The tick that calls a function is a chunk of its own, a `map` over a `repeat` of
 leaves `chain` where it is, and the tick counted, since `repeat` has yielded it by then. The chunk ends in C: a segment
 that ended by a StopIteration of its own could end for two threads at once, and the second one would end the next chunk
 for all.
-
-Making the fifty chunks of a budget costs more than all else around a short execution. So those that no tick has come to
-serve the next execution again, when it has the same budget: ticks come in order, so these are all behind the first
-whole one, and nothing but the list of segments refers to them, from which they are gone when the execution has ended.
 """
 
 from __future__ import annotations
@@ -43,9 +39,9 @@ if TYPE_CHECKING:
 
 _NO_CALLS: Mapping[int, Callable[[], object]] = {}
 FIRST_CHUNK_OPERATIONS = 1024
-# The next chunk is a quarter of those before it. When an execution ends, the rest of the chunk in use is drained tick
-# by tick: with these sizes that costs a few percent of the execution at most, and a budget of 10**8 takes 54 chunks.
-CHUNK_GROWTH_DIVISOR = 4
+# The next chunk is half of those before it. When an execution ends, the rest of the chunk in use is drained tick by
+# tick: with these sizes that costs a few percent of the execution at most, and a budget of 10**8 takes 30 chunks.
+CHUNK_GROWTH_DIVISOR = 2
 
 
 class OperationLimitExceeded(ControlException):
@@ -88,11 +84,6 @@ class _Chunk:
 
             self.segment = map(tick, self.left)
 
-    @property
-    def is_whole(self) -> bool:
-        """True when no tick has come to it."""
-        return length_hint(self.left) == self.size
-
 
 class Meter:
     """Counts operations of the current execution."""
@@ -101,11 +92,9 @@ class Meter:
         self.limit = 0
         self.exceeded = False
         self.raised: OperationLimitExceeded | None = None  # the first of this execution; a thread may have died of it
-        self.on_stop: Callable[[], None] | None = None  # called at each tick that is refused
+        self._on_stop: Callable[[], None] | None = None
         self._of_session: int | None = None
         self._chunks: list[_Chunk] = []
-        self._layout: tuple[int, list[int]] = 0, []  # budget and calls that `_laid_out` is for
-        self._laid_out: list[_Chunk] = []
         self._spent: int | None = 0
         self._phase = 0
         self._last: Iterator[bool] = self._last_segment(self._phase, lambda: True)
@@ -116,11 +105,16 @@ class Meter:
         self.tick: Callable[[], bool] = self.ticks.__next__
 
     def start(
-        self, budget: int, calls: Mapping[int, Callable[[], object]] = _NO_CALLS, of_session: int | None = None
+        self,
+        budget: int,
+        calls: Mapping[int, Callable[[], object]] = _NO_CALLS,
+        of_session: int | None = None,
+        on_stop: Callable[[], None] | None = None,
     ) -> None:
         """Begins an execution that may spend `budget` operations; `calls` has functions to call, by operation.
 
-        An exception of such a function goes to the program; it must not tick. `of_session`: see the exception.
+        An exception of such a function goes to the program; it must not tick. `on_stop` is called when the execution is
+        stopped, and at each tick that is refused. `of_session`: see the exception.
         """
         if budget < 0:
             raise ValueError(f"an operation budget is not negative: {budget}")
@@ -128,30 +122,15 @@ class Meter:
         self.exceeded = False
         self._spent = None
         self._of_session = of_session
-        self._enter(self._lay_out(budget, calls), self._refuse)
-
-    def _lay_out(self, budget: int, calls: Mapping[int, Callable[[], object]]) -> list[_Chunk]:
-        """Returns the chunks of a budget, with those of the last one that are whole."""
-        numbers = sorted(calls)
-        if self._layout == (budget, numbers) and not self._chunks:
-            chunks = self._laid_out.copy()
-            for index, chunk in enumerate(chunks):
-                if chunk.is_whole:
-                    break
-                chunks[index] = _Chunk(chunk.size)
-        else:
-            chunks, begin = [], 0
-            for number in (*numbers, budget + 1):
-                chunks += map(_Chunk, _chunk_sizes(begin, number - 1))
-                chunks += [_Chunk(1)] * (number <= budget)
-                begin = number
-        position = begin = 0
-        for number in numbers:
-            position += len(_chunk_sizes(begin, number - 1))
-            chunks[position] = _Chunk(1, calls[number])
-            position, begin = position + 1, number
-        self._layout, self._laid_out = (budget, numbers), chunks
-        return chunks
+        self._on_stop = on_stop
+        chunks: list[_Chunk] = []
+        begin = 0
+        for number in (*sorted(calls), budget + 1):
+            chunks += map(_Chunk, _chunk_sizes(begin, number - 1))
+            if number <= budget:
+                chunks.append(_Chunk(1, calls[number]))
+            begin = number
+        self._enter(chunks, self._refuse)
 
     def used(self) -> int:
         """Returns the operations of the current execution so far, or else of the last one. Exact."""
@@ -169,17 +148,17 @@ class Meter:
         """Makes every tick raise what `exception` returns: a program that swallowed it once meets it again."""
 
         def refuse() -> bool:
-            if self.on_stop is not None:
-                self.on_stop()
+            self._report_stop()
             raise exception()
 
         self._spent = self.used()
         self._enter([], refuse)
+        self._report_stop()
 
     def finish(self) -> int:
         """Ends the execution and returns its count; ticks are free from here on."""
         self._spent = self.used()
-        self.raised = None  # its traceback holds every frame that it passed
+        self.raised = self._on_stop = None  # the traceback of `raised` holds every frame that it passed
         self._enter([], lambda: True)
         return self._spent
 
@@ -188,9 +167,12 @@ class Meter:
         self.exceeded = True
         if self.raised is None:
             self.raised = exceeded
-        if self.on_stop is not None:
-            self.on_stop()
+        self._report_stop()
         raise exceeded
+
+    def _report_stop(self) -> None:
+        if self._on_stop is not None:
+            self._on_stop()
 
     def _last_segment(self, phase: int, answer: Callable[[], bool]) -> Iterator[bool]:
         """Returns the endless segment of a phase; then StopIteration moves `chain` to the next one."""
@@ -213,8 +195,8 @@ class Meter:
         self._phase += 1
         self._segments[first:end] = [_NOTHING] * (end - first)
         for chunk in old:
-            if chunk.is_whole:
-                break
+            if length_hint(chunk.left) == chunk.size:
+                break  # no tick has come to it
             deque(chunk.left, maxlen=0)  # drains it, as `chain` may still hold it
 
 

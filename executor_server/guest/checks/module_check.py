@@ -12,17 +12,13 @@ from types import ModuleType
 
 from .imports import authorized
 from .language import PolicyDenied
-from .own_modules import source_file
-from .standard_modules import public_name
+from .modules import class_module, is_module, name_of, names_of, public_name, source_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn, TypeGuard
+    from typing import Any, NoReturn
 
-    from .rule_enforcer import RuleEnforcer
-
-
-_DICT: Any = type.__dict__["__dict__"].__get__(ModuleType)["__dict__"]
+    from .rules import RuleEnforcer
 
 
 class ModuleCheck:
@@ -56,7 +52,7 @@ class ModuleCheck:
         names = self._names(module)
         if "module_attributes" in refused:
             return self._are_authorized(names or {name_of(module)})
-        spec = _names_of(module).get("__spec__")
+        spec = names_of(module).get("__spec__")
         if spec is None:
             return True  # the program itself, or what it has made
         return self.allows(names or {str(getattr(spec, "name", "") or name_of(module))})
@@ -139,23 +135,3 @@ class Unauthorized(ModuleType):
             return super().__getattribute__(name)
         ModuleType.__getattribute__(self, "refuse")()
         return None
-
-
-def is_module(value: object) -> TypeGuard[ModuleType]:
-    """Decides by the type: an object's `__class__` can claim to be a module, as those of cffi do."""
-    return issubclass(type(value), ModuleType)
-
-
-def name_of(module: ModuleType) -> str:
-    return str(_names_of(module).get("__name__"))
-
-
-def class_module(cls: type) -> str:
-    """Returns a class's `__module__`, past a metaclass that would answer otherwise."""
-    return str(type.__dict__["__module__"].__get__(cls, type))
-
-
-def _names_of(module: ModuleType) -> dict[str, Any]:
-    """Returns a module's names, past a `__dict__` of its own class: some load all their parts then, or fail."""
-    names: Any = _DICT.__get__(module)
-    return names if type(names) is dict else {}

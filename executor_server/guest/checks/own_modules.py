@@ -1,10 +1,20 @@
-"""Says which modules are the program's own: files in its workspace, which are agent code (own_loaders.py)."""
+"""Says which modules are the program's own: Python files in the workspace, or wherever else the sandbox can write.
+
+They are agent code like the program itself: checked, instrumented, and run with the builtins of agent code
+(import_system.py). The rule imports.workspace says whether they have to be authorized by name.
+
+Only a file's path decides. It is a library's if it lies below a directory that was on `sys.path` when the interpreter
+began, or in a file system that can't be written. It is the program's when a symlink leads to it, since the program can
+make one, or when its package is the program's, since that can change its `__path__`.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+
+from .modules import is_module, names_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,11 +27,8 @@ NOTEBOOK_MODULES = ("IPython", "IPython.core", "IPython.core.display", "IPython.
 # Directories in which the checker looks for a module before it refuses a source.
 _MAX_DIRECTORIES = 1_000
 
-
-def source_file(loader: object) -> Any:
-    """Returns the file that Python's own loader of sources loads; None for any other loader."""
-    kind = sys.modules["_frozen_importlib_external"].SourceFileLoader  # importlib.machinery costs a checker memory
-    return loader.path if type(loader) is kind else None  # type: ignore[attr-defined]
+_abspath, _realpath, _statvfs, _fsdecode = os.path.abspath, os.path.realpath, os.statvfs, os.fsdecode
+_find_spec: Any = sys.modules["_frozen_importlib"]._find_spec
 
 
 class NoModules:
@@ -77,3 +84,75 @@ class FoundFiles(NoModules):
                 if left < 0:
                     return
                 yield below, files
+
+
+class OwnModules(NoModules):
+    """The modules of the program in an interpreter."""
+
+    def __init__(self, archive: str, stand_ins: type) -> None:
+        """`archive` has the guest's own modules. What a loader of the type `stand_ins` loads is the program's."""
+        self._stand_ins = stand_ins
+        self._spaces: dict[int, dict[str, Any]] = {}  # names of loaded modules of the program's own
+        known = [os.path.dirname(os.__file__), archive, *sys.path]
+        self._libraries = tuple({f"{form(each).rstrip('/')}/" for each in known for form in (_abspath, _realpath)})
+
+    def add(self, module: ModuleType) -> None:
+        """Notes a module that is about to be loaded from a file of the program's."""
+        names = names_of(module)
+        self._spaces[id(names)] = names
+
+    def is_own_file(self, path: Any, module: str) -> bool:
+        """True for a file of the program's that is loaded as this module."""
+        return self.owns_path(path) or ("." in module and self.has(module))
+
+    def has(self, module: str) -> bool:
+        top = module.partition(".")[0]
+        loaded = sys.modules.get(top)
+        if loaded is not None:
+            return is_module(loaded) and self.owns(loaded)
+        try:
+            return bool(top) and self._is_own_spec(_find_spec(top, None))
+        except Exception:  # noqa: BLE001 (a finder that a library has added: the import itself reports its failure)
+            return False
+
+    def owns(self, module: ModuleType) -> bool:
+        names = names_of(module)
+        return id(names) in self._spaces or self._is_own_spec(names.get("__spec__"), only_namespace=True)
+
+    def owns_names(self, names: dict[str, Any]) -> bool:
+        return id(names) in self._spaces
+
+    def _is_own_spec(self, spec: Any, *, only_namespace: bool = False) -> bool:
+        if type(getattr(spec, "loader", None)) is self._stand_ins:
+            return True
+        if spec is None or (spec.has_location and only_namespace):
+            return False
+        places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+        return bool(places) and all(map(self.owns_path, places))
+
+    def owns_path(self, path: Any) -> bool:
+        plain = _abspath(_fsdecode(path))
+        if f"{plain}/".startswith(self._libraries):
+            return False
+        try:
+            return _realpath(plain) != plain or not _statvfs(plain).f_flag & os.ST_RDONLY
+        except OSError:
+            return True  # in an archive, or not there
+
+    def library_name(self, path: Any) -> str:
+        plain = _abspath(_fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) else ""
+        for root in sorted(self._libraries, key=len, reverse=True):
+            if plain.startswith(root):
+                directory, _, file = plain[len(root) :].rpartition("/")
+                name = f"{directory}/{file.partition('.')[0]}".strip("/").replace("/", ".")
+                return name[: -len(".__init__")] if name.endswith(".__init__") else name
+        return ""
+
+    def refresh(self) -> None:
+        for path, finder in list(sys.path_importer_cache.items()):
+            if f"{path}/".startswith(self._libraries):
+                continue
+            if finder is None:  # remembered as no directory
+                sys.path_importer_cache.pop(path, None)
+            elif hasattr(finder, "invalidate_caches"):  # its list is of a directory whose time has steps of 4 ms
+                finder.invalidate_caches()

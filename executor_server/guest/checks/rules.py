@@ -10,10 +10,14 @@ from __future__ import annotations
 from ..wire.frames import FrameError
 from ..wire.lean import dumps
 from ..wire.session_rules import LANGUAGE_RULES_MAX, CodeRules
+from .own_modules import NoModules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterable, Sequence
+    from typing import Any, Iterable, NoReturn, Optional, Sequence
+
+    from .control import Refusal
+    from .meter import Meter
 
 LANGUAGE_RULES = (
     "dunder_access",
@@ -103,6 +107,38 @@ class Rules:
         if not set(rules.refused).issubset(LANGUAGE_RULES):
             raise FrameError("a language rule that does not exist")
         return cls(rules.authorized, rules.denied, rules.refused, rules.network or (), workspace=rules.workspace)
+
+
+class RuleEnforcer:
+    """Ends executions that break a rule, and keeps the first refusal of each.
+
+    A refusal ends the execution even when it is swallowed: the guard raises it again in the program's own handlers,
+    the next tick raises it again after a library's handler, and one in a thread decides how the whole execution ends.
+    """
+
+    def __init__(self, meter: Meter, own: Optional[NoModules] = None) -> None:
+        """`own` knows the program's own modules."""
+        self._meter = meter
+        self._watches = False
+        self.rules = Rules()  # those in force
+        self.own = own or NoModules()
+        self.refusal: Optional[Refusal] = None  # the first of the execution
+
+    def begin(self) -> None:
+        """Begins an execution."""
+        self.refusal = None
+        self._watches = True
+
+    def end(self) -> None:
+        """Ends the execution: a refusal in a thread that outlives it counts for no other one."""
+        self._watches = False
+
+    def refuse(self, refusal: Refusal) -> NoReturn:
+        """Raises the refusal, now and at each further tick of the execution."""
+        if self._watches and self.refusal is None:
+            self.refusal = refusal
+            self._meter.stop(lambda: refusal)
+        raise refusal
 
 
 def _tree(patterns: Iterable[str]) -> dict[str, Any]:

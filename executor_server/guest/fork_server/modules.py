@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from ..interpreter.inherited import add_site, leave_archive
+from ..interpreter.site_packages import add_site, leave_archive
 from ..wire.lean import signal
 
 TYPE_CHECKING = False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Callable, Iterator, Optional
 
-    from ..checks.rule_enforcer import RuleEnforcer
+    from ..checks.rules import RuleEnforcer
 
     Handler = Callable[[tuple[Any, ...], Optional[FrameType]], None]
 

@@ -8,18 +8,17 @@ import sys
 
 from ..checks.control import ControlException, ExecutionInterrupted, FinalAnswerGiven, Refusal
 from ..checks.failures import describe, text_of
-from ..checks.instrumentation import LastValue
 from ..checks.meter import OperationLimitExceeded
+from ..checks.sentinels import LastValue
 from ..wire import link
 from ..wire.lean import dumps, signal
 from ..wire.link_messages import NearLimit, Output, ProgramEnded, ProgramStopped, RunProgram
 from ..wire.messages import ErrorDetail
 from . import display
-from .bounds import clear_timers, within
+from .encoding import encode_description, encode_in_parts, encode_output
 from .fitness import why_unfit
-from .host_tools import encode_description, encode_in_parts, encode_output
 from .leftovers import end_leftovers, threads
-from .process import give_headroom, hold_headroom
+from .own_process import clear_timers, give_headroom, hold_headroom, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
     from executor_api.values.packing import Parts
 
-    from .host_tools import Inbox
-    from .process import OwnProcess
+    from .inbox import Inbox
+    from .own_process import OwnProcess
     from .runtime import Runtime
     from .streams import Streams
 
@@ -84,7 +83,10 @@ class Executions:
         linecache.cache[program.filename] = (program.source, None, lines, program.filename)
         self._last_value = LastValue()
         code, spans = self._runtime.load(body[program.source :], self._last_value)
-        self._meter.start(program.operations, self._warnings(program), program.session_operations)
+        self._stop_reported = False
+        self._meter.start(
+            program.operations, self._warnings(program), program.session_operations, on_stop=self._report_stop
+        )
         self._enforcer.begin()
         display.begin()
         hold_headroom()
@@ -169,7 +171,6 @@ class Executions:
     def _evaluate(self, code: types.CodeType) -> None:
         self._main.__dict__["__builtins__"] = self._runtime.names  # an earlier program may have replaced them
         signal.signal(signal.SIGINT, self.on_interrupt)  # and this
-        self._stop_reported, self._meter.on_stop = False, self._report_stop
         before = threads()
         try:
             result = eval(code, self._main.__dict__)
@@ -183,8 +184,6 @@ class Executions:
         except ControlException:
             end_leftovers(before)
             raise
-        finally:
-            self._meter.on_stop = None
 
     def _make_loop(self) -> None:
         """Makes the event loop, uninterrupted: asyncio can't be imported again after an import that was cut short."""

@@ -8,15 +8,11 @@ from __future__ import annotations
 import os
 import sys
 
-from ..wire.paths import GUEST_PATH
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from typing import Callable
 
 _SEED_BYTES = 64
-
-_site_path: Optional[list[str]] = None
 
 _register_at_fork = os.register_at_fork
 _deferred: list[dict[str, Callable[[], object]]] = []
@@ -50,29 +46,6 @@ def take_fork_handlers() -> None:
             pass
         _register_at_fork(**handlers)
     _deferred.clear()
-
-
-def leave_archive() -> None:
-    """Takes the archive off `sys.path`, where it is for sources: its packages know where their modules are."""
-    if GUEST_PATH in sys.path:
-        sys.path.remove(GUEST_PATH)
-
-
-def add_site() -> None:
-    """Adds the image's packages to `sys.path`, as Python does at its start: once, also for the forks of this process.
-
-    It runs code of the image (`.pth` files, sitecustomize).
-    """
-    global _site_path
-    if _site_path is not None:
-        sys.path += _site_path
-        return
-    import site
-
-    before = list(sys.path)
-    site.main()
-    if sys.path[: len(before)] == before:
-        _site_path = sys.path[len(before) :]
 
 
 def renew_random_state() -> None:

@@ -47,16 +47,18 @@ from ..wire.schema import read_object, read_texts
 from ..wire.session_rules import CodeRules
 from . import display
 from .drawing import Drawer
+from .encoding import encode_value
 from .execution import Executions, keep_final_answers_quiet
 from .fitness import reason_of
-from .host_tools import Inbox, ToolBox, encode_value
-from .inherited import add_site, leave_archive, renew_random_state, take_fork_handlers
-from .process import OwnProcess, limit_memory, settle
+from .host_tools import ToolBox
+from .inbox import Inbox
+from .inherited import renew_random_state, take_fork_handlers
+from .own_process import OwnProcess, limit_memory, settle
 from .runtime import Runtime
-from .session_site import prepare_installers
 from .session_tools import SessionTools
 from .session_variables import apply_variables, python_path
 from .shipped import missing_modules
+from .site_packages import add_environment, add_site, leave_archive, prepare_installers
 from .streams import Streams
 from .variables import States, Variables, view
 
@@ -76,8 +78,6 @@ def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> No
     standard_library = len(sys.path)
     apply_variables(config.variables)
     if config.has_environment:
-        from .environment import add_environment
-
         add_environment()  # first, so that it is ahead of the image's packages
     prepare_installers(has_network=config.egress_listener is not None, ahead_of=standard_library)
     add_site()

@@ -10,7 +10,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from time import perf_counter, process_time
 
-from ..checks.dynamic import locals_of
+from ..checks.hooks import locals_of
 from ..checks.imports import check_import
 from ..checks.own_modules import NOTEBOOK_MODULES
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any, Iterator, Optional
 
-    from ..checks.rule_enforcer import RuleEnforcer
+    from ..checks.rules import RuleEnforcer
 
 _ROUNDS, _ROUND_S = 5, 0.02  # short, as each turn counts as an operation
 _FIELD = r"\{\{|\}\}|\$\$|(?<!\$)\{([^{}\n]+)\}|\$([^\W\d]\w*)"

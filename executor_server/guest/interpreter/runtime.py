@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
 import marshal
 import sys
 import types
-from itertools import compress
 
-from ..checks.dynamic import Instrumenter, agent_builtins
-from ..checks.hooks import Hooks
-from ..checks.import_functions import ImportFunctions
-from ..checks.instrumentation import LastValue, Sentinels, bind
+from ..checks.agent_builtins import Builtins
+from ..checks.import_system import ImportFunctions, guard_loaders
 from ..checks.meter import Meter
-from ..checks.own_loaders import OwnModules
-from ..checks.restricted import Builtins
-from ..checks.rule_enforcer import RuleEnforcer
+from ..checks.own_modules import OwnModules
+from ..checks.rules import RuleEnforcer
+from ..checks.sentinels import LastValue, Sentinels, bind
 from ..wire.paths import GUEST_PATH
 from . import display
 from .audit import Audit
-from .guard import guard
-from .main_module import adapt
+from .library_changes import adapt, heed_proxy
 from .notebook import Notebook
-from .proxy import heed_proxy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,26 +38,17 @@ class Runtime:
         self._has_network: bool = config.egress_listener is not None
         self.meter = Meter()
         self._sentinels = Sentinels(config.mark)
-        self.enforcer = RuleEnforcer(self.meter)
-        self.main = types.ModuleType("__main__")
-        self._hooks = Hooks(self.enforcer)
-        self.names: dict[str, Any] = agent_builtins(
-            enforcer=self.enforcer,
-            meter=self.meter,
-            guard=guard,
-            sentinels=self._sentinels,
-            hooks=self._hooks,
-            imported=self._on_import,
-        )
-        self.names["display"] = display.display
+        own = OwnModules(GUEST_PATH, Notebook)
+        self.enforcer = RuleEnforcer(self.meter, own)
+        self.names: dict[str, Any] = {**vars(builtins), "display": display.display}
         self.notebook = Notebook(self.names, self.enforcer)
-        self.builtins = Builtins(self.names, self.enforcer, self._hooks)
+        self.builtins = Builtins(self.names, self.enforcer, self.meter, self._sentinels, self._on_import)
         self.audit = Audit(self.names, self.enforcer, config.workspace)
+        self.main = types.ModuleType("__main__")
         sys.modules["__main__"] = self.main
         self._import_functions = ImportFunctions(self.names, self.enforcer)
-        self._constants = self._sentinels.constants(ticks=self.meter.ticks, guard=guard, hooks=self._hooks)
-        make_code = Instrumenter(self.enforcer, self._sentinels, self._constants).of_module
-        self.enforcer.own = OwnModules(self.names, self.enforcer, make_code, GUEST_PATH, self.notebook)
+        guard_loaders(own, self.enforcer, self.names, self.builtins.make_module_code)
+        self._constants = dict(self.builtins.constants)
         # Captured: agent code may replace these names in their modules.
         self._loads, self._bind = marshal.loads, bind
 
@@ -96,5 +83,4 @@ class Runtime:
     def world(self) -> World:
         from ..state.world import World
 
-        constants = {"ticks": self.meter.ticks, "guard": guard, "next": next, "compress": compress}
-        return World(self.main, self.names, self.enforcer, self._hooks, constants, self.memory_bytes)
+        return World(self.main, self.builtins, self.meter.ticks, self.memory_bytes)

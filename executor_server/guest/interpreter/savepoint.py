@@ -33,7 +33,7 @@ from ..wire import link, native_threads
 from ..wire.lean import dumps, socket
 from ..wire.link_messages import Answered, CopyWaits, MakeSuccessor, Resume, Resumed, SavepointMade, message_of
 from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS
-from .process import OOM_SCORE
+from .own_process import OOM_SCORE
 from .workspace_copies import TooMany, WorkspaceCopies
 
 TYPE_CHECKING = False
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from ..wire.link_messages import LinkMessage, TakeSavepoint
     from .execution import Executions
-    from .host_tools import Inbox
-    from .process import OwnProcess
+    from .inbox import Inbox
+    from .own_process import OwnProcess
     from .streams import Streams
     from .workspace_copies import Copy
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import types
     from typing import Any, Callable, Union
 
-    from ..checks.restricted import Builtins
+    from ..checks.agent_builtins import Builtins
 
     Stub = Callable[[str, str, list[str], bool], Callable[..., Any]]
     """Makes the stub of a host tool from name, description, parameters, and whether it is the final answer."""

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 
 from ..checks.failures import text_of
 from ..wire.frames import MAX_MISSING_MODULES
-from .host_tools import decode_value
+from .encoding import decode_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

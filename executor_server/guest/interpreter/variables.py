@@ -25,7 +25,7 @@ from ..wire.link_messages import (
 )
 from ..wire.messages import MAX_NAME_CHARS
 from ..wire.schema import read_texts
-from .host_tools import decode_value, encode_description, encode_in_parts
+from .encoding import decode_value, encode_description, encode_in_parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from executor_api.values.packing import Parts
 
-    from .process import OwnProcess
+    from .own_process import OwnProcess
     from .runtime import Runtime
     from .streams import Streams
 

@@ -14,7 +14,7 @@ import sys
 import types
 
 from ..checks.language import starts_processes
-from ..checks.standard_modules import is_standard, public_name
+from ..checks.modules import is_standard, public_name
 from .index import NotPickled
 
 TYPE_CHECKING = False

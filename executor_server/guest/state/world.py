@@ -14,22 +14,21 @@ from __future__ import annotations
 import builtins
 import sys
 import types
+from itertools import compress
 
-from ..checks.dynamic import AGENT_BUILTINS
-from ..checks.imports import CALLED_IMPORT, refused_module
-from ..checks.instrumentation import LastValue
+from ..checks.control import guard
+from ..checks.imports import AGENT_BUILTINS, CALLED_IMPORT, refused_module
+from ..checks.sentinels import HOOKS, LastValue
 from .index import NotPickled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, Iterator
 
-    from ..checks.hooks import Hooks
-    from ..checks.rule_enforcer import RuleEnforcer
+    from ..checks.agent_builtins import Builtins
 
 _RESTORED = "<restored>"
 
-HOOKS = ("load", "verify", "special", "match", "reach", "enter")
 _IN_CODE = ("constant:ticks", "constant:guard", *(f"hook:{name}" for name in HOOKS), "keep")
 
 
@@ -53,21 +52,15 @@ class World:
     """Names the interpreter's own objects for a pickle, and finds them by these names for another one."""
 
     def __init__(
-        self,
-        main: types.ModuleType,
-        names: dict[Any, Any],
-        enforcer: RuleEnforcer,
-        hooks: Hooks,
-        constants: dict[str, Any],
-        memory_bytes: int,
+        self, main: types.ModuleType, agent_builtins: Builtins, ticks: Iterator[bool], memory_bytes: int
     ) -> None:
-        """`names` are the builtins of agent code, `constants` the objects that instrumented code calls, by name."""
         self.main = main
         self.namespace: dict[Any, Any] = main.__dict__  # agent code can put anything there
-        self.names = names
-        self.enforcer = enforcer
-        self.hooks = hooks
-        self.constants = constants
+        self.names: dict[Any, Any] = agent_builtins.names
+        self.enforcer = agent_builtins.enforcer
+        self.hooks = agent_builtins.hooks
+        # The other objects that instrumented code calls, by name.
+        self.constants: dict[str, Any] = {"ticks": ticks, "guard": guard, "next": next, "compress": compress}
         self.memory_bytes = memory_bytes
         self.may_make_code = False  # true while a segment is read that may hold code
         # The results of `make_code`, `make_function` and `make_class`, by identity.

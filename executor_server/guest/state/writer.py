@@ -16,10 +16,10 @@ import time
 import types
 
 from ..checks.failures import text_of
-from ..checks.instrumentation import LastValue
+from ..checks.sentinels import HOOKS, LastValue
 from ..wire.lean import dumps
 from .index import LENGTH, MAX_OMITTED, MAX_REASON_CHARS, PICKLE_PROTOCOL, NotPickled, omitted_entries
-from .world import HOOKS, World, fill_cell, make_cell, make_code, module_named, reduced_function
+from .world import World, fill_cell, make_cell, make_code, module_named, reduced_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

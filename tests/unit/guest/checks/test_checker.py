@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_server.guest.checks.checker import MAX_STATEMENT_CHARS, Verdict, check
-from executor_server.guest.checks.instrumentation import TRAILING_EXPRESSION, Sentinels
+from executor_server.guest.checks.instrumentation import TRAILING_EXPRESSION
 from executor_server.guest.checks.magics import translate
 from executor_server.guest.checks.rules import Rules
+from executor_server.guest.checks.sentinels import Sentinels
 from executor_server.guest.wire.messages import ErrorDetail
 
 MAX_ERROR_BYTES = 16_384

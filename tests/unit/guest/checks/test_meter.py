@@ -249,7 +249,6 @@ def test_a_thread_that_ticks_while_a_budget_ends_does_not_drain_all_of_it() -> N
 
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 8000), st.booleans()), max_size=8))
 def test_executions_with_the_same_budget_each_have_all_of_it(executions: list[tuple[int, int, bool]]) -> None:
-    """They share the parts of the budget that none of them has spent."""
     budget = 8 * FIRST_CHUNK_OPERATIONS
     meter = Meter()
     for ticks, number, leaves in executions:
@@ -263,12 +262,3 @@ def test_executions_with_the_same_budget_each_have_all_of_it(executions: list[tu
                 meter.tick()
         if leaves:
             assert meter.finish() == granted
-
-
-def test_a_short_execution_makes_no_chunks_again() -> None:
-    meter = Meter()
-    meter.start(10**8, {8 * 10**7: lambda: None})
-    before = set(map(id, meter._chunks))
-    meter.finish()
-    meter.start(10**8, {8 * 10**7: lambda: None})
-    assert len(before - set(map(id, meter._chunks))) == 1  # the tick that calls is another

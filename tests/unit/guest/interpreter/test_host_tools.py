@@ -18,8 +18,9 @@ import pytest
 from executor_api.values import decode, encode
 from executor_server.guest.checks.control import ExecutionInterrupted, FinalAnswerGiven
 from executor_server.guest.interpreter.execution import keep_final_answers_quiet
-from executor_server.guest.interpreter.host_tools import Condition, Inbox, ToolBox, ToolError
-from executor_server.guest.interpreter.process import OwnProcess
+from executor_server.guest.interpreter.host_tools import ToolBox, ToolError
+from executor_server.guest.interpreter.inbox import Condition, Inbox
+from executor_server.guest.interpreter.own_process import OwnProcess
 from executor_server.guest.wire import link
 from executor_server.guest.wire.link_messages import (
     CalledTool,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.guest.interpreter.proxy import heed_proxy
+from executor_server.guest.interpreter.library_changes import heed_proxy
 
 
 class Session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import os
@@ -9,19 +10,14 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from itertools import compress
 from typing import Any
 
 import pytest
 
-from executor_server.guest.checks.dynamic import agent_builtins
-from executor_server.guest.checks.hooks import Hooks
-from executor_server.guest.checks.instrumentation import Sentinels
+from executor_server.guest.checks.agent_builtins import Builtins
 from executor_server.guest.checks.meter import Meter, OperationLimitExceeded
-from executor_server.guest.checks.restricted import Builtins
-from executor_server.guest.checks.rule_enforcer import RuleEnforcer
-from executor_server.guest.checks.rules import Rules
-from executor_server.guest.interpreter.guard import guard
+from executor_server.guest.checks.rules import RuleEnforcer, Rules
+from executor_server.guest.checks.sentinels import Sentinels
 from executor_server.guest.state import export as export_module
 from executor_server.guest.state.export import export
 from executor_server.guest.state.index import MAX_NAME_CHARS, MAX_NAMES_CHARS, NotPickled, omitted_entries
@@ -38,22 +34,13 @@ class Interpreter:
     def __init__(self, **rules: Any) -> None:
         self.meter = Meter()
         enforcer = RuleEnforcer(self.meter)
-        hooks = Hooks(enforcer)
         enforcer.rules = Rules(**{"authorized": ("*",), **rules})
-        self.names = agent_builtins(
-            enforcer=enforcer,
-            meter=self.meter,
-            guard=guard,
-            sentinels=Sentinels("mark"),
-            hooks=hooks,
-            imported=lambda module: None,
-        )
-        self.builtins = Builtins(self.names, enforcer, hooks)
+        self.builtins = Builtins(dict(vars(builtins)), enforcer, self.meter, Sentinels("mark"))
+        self.names = self.builtins.names
         self.builtins.on_rules()
         self.main = types.ModuleType("__main__")
         self.main.__dict__["__builtins__"] = self.names
-        constants = {"ticks": self.meter.ticks, "guard": guard, "next": next, "compress": compress}
-        self.world = World(self.main, self.names, enforcer, hooks, constants, 4096 * MIB)
+        self.world = World(self.main, self.builtins, self.meter.ticks, 4096 * MIB)
 
     def run(self, source: str) -> None:
         with self.as_main():

@@ -1,8 +1,13 @@
-"""Guards functions of the standard library that import a module by name: importlib, runpy, pkgutil, ….
+"""Guards Python's import system: its functions that import a module by name, and the loaders of files.
 
-For agent code they import only authorized modules, for a library any. Code is the agent's when its frame has the
-agent's builtins, which all code of its namespace has. Only the calling frame decides: a library that calls such a
-function for the agent, with a name of the agent's, counts as a library.
+The functions (of importlib, runpy, pkgutil, …) import only authorized modules for agent code, and any for a library.
+Code is the agent's when its frame has the agent's builtins, which all code of its namespace has. Only the calling frame
+decides: a library that calls such a function for the agent, with a name of the agent's, counts as a library.
+
+Every way to load a Python source (import statements, importlib, runpy, a loader made by hand) gets its code from
+`SourceFileLoader.get_code`. So the methods of the loaders are replaced, and no path of `sys.path` matters. Nothing is
+cached for the program's own modules: two edits within a second leave a file's time and size as they were, and a
+bytecode file, like an archive or a shared library, holds code that can't be checked.
 """
 
 from __future__ import annotations
@@ -12,17 +17,17 @@ import importlib
 import importlib.machinery
 import os
 import sys
+from types import ModuleType
 
-from .dynamic import AGENT_BUILTINS
-from .imports import ImportDenied, check_import
-from .own_modules import source_file
+from .imports import AGENT_BUILTINS, ImportDenied, check_import
+from .modules import names_of, source_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
     from typing import Any, Callable, Iterable, Optional
 
-    from .rule_enforcer import RuleEnforcer
+    from .own_modules import OwnModules
+    from .rules import RuleEnforcer
 
     Asked = Callable[[tuple[Any, ...], dict[str, Any]], Iterable[Any]]
     """Returns the names that a call with these arguments imports."""
@@ -209,3 +214,63 @@ _FUNCTIONS: dict[str, dict[str, Asked]] = {
     "pydoc": {"locate": _path, "safeimport": _path},
     "runpy": {"run_module": _argument(0, "mod_name")},
 }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loaders
+
+
+def guard_loaders(
+    own: OwnModules, enforcer: RuleEnforcer, agent_builtins: dict[str, Any], make_code: Callable[..., Any]
+) -> None:
+    """Has Python's loaders load the program's own modules as agent code.
+
+    `make_code(source, path, package)` checks and instruments.
+    """
+    import zipimport
+    from importlib import machinery
+
+    def code_getter(real: Callable[..., Any]) -> Callable[..., Any]:
+        def get_code(loader: Any, fullname: str) -> Any:
+            path = loader.get_filename(fullname)
+            if not own.is_own_file(path, fullname):
+                return real(loader, fullname)
+            package = fullname if loader.is_package(fullname) else fullname.rpartition(".")[0]
+            return make_code(loader.get_data(path), path, package)
+
+        return get_code
+
+    def module_maker(real: Callable[..., Any]) -> Callable[..., Any]:
+        def create_module(loader: Any, spec: Any) -> Any:
+            if not own.is_own_file(loader.path, spec.name):
+                return real(loader, spec)
+            module = ModuleType(spec.name)
+            names_of(module)["__builtins__"] = agent_builtins
+            own.add(module)
+            return module
+
+        return create_module
+
+    def unchecked(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuses code in another form than source, unless there is nothing that could be refused."""
+
+        def checked(loader: Any, what: Any) -> Any:
+            module = getattr(what, "name", what)
+            path = getattr(loader, "path", None) or loader.archive
+            if not enforcer.rules.permit_all and own.is_own_file(path, module):
+                why = f": {path} is not Python source, so it can't be checked"
+                enforcer.refuse(ImportDenied(module, enforcer.rules, why))
+            return real(loader, what)
+
+        return checked
+
+    for owner, name, make in (
+        (machinery.SourceFileLoader, "get_code", code_getter),
+        (machinery.SourceFileLoader, "create_module", module_maker),
+        (machinery.SourcelessFileLoader, "get_code", unchecked),
+        (machinery.ExtensionFileLoader, "create_module", unchecked),
+        (zipimport, "_get_module_code", unchecked),
+    ):
+        function = make(getattr(owner, name))
+        function.__name__, function.__qualname__ = name, f"{getattr(owner, '__qualname__', '')}.{name}"
+        setattr(owner, name, function)

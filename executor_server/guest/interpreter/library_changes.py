@@ -1,8 +1,11 @@
-"""Adapts modules of the standard library to a `__main__` that comes from no file.
+"""Changes libraries where they would not work in a sandbox.
 
-`multiprocessing` can't spawn a process that has the functions of such a `__main__`: the child looks for them in vain,
-and pools start children without end. Here each start method forks, which is what "spawn" and "forkserver" are replaced
-by, under their own names. `inspect` finds the source of a class by the file of its module; here, by its program.
+`multiprocessing` can't spawn a process that has the functions of a `__main__` that comes from no file: the child looks
+for them in vain, and pools start children without end. So "spawn" and "forkserver" fork here, under their own names.
+`inspect` finds the source of a class by the file of its module; here, by its program.
+
+The egress proxy is named by environment variables, which urllib, requests, httpx, websockets, pip, git and curl read.
+Of the widely used libraries for Python only aiohttp ignores them, unless each session is made with `trust_env=True`.
 """
 
 from __future__ import annotations
@@ -68,3 +71,11 @@ def _find_classes(inspect: Any) -> None:
             raise
 
     inspect.getfile = file_of
+
+
+def heed_proxy() -> None:
+    """Makes `trust_env=True` the default of aiohttp's sessions, once the program or a library has imported it."""
+    session = getattr(sys.modules.get("aiohttp"), "ClientSession", None)
+    defaults = getattr(getattr(session, "__init__", None), "__kwdefaults__", None)
+    if isinstance(defaults, dict) and "trust_env" in defaults:
+        defaults["trust_env"] = True

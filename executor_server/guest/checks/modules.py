@@ -1,8 +1,42 @@
-"""The names of Python's own modules, and the public names of those that are written in C."""
+"""What kind of module an object is, what it is called, and which names are Python's own modules."""
 
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeGuard
+
+_DICT: Any = type.__dict__["__dict__"].__get__(ModuleType)["__dict__"]
+
+
+def is_module(value: object) -> TypeGuard[ModuleType]:
+    """Decides by the type: an object's `__class__` can claim to be a module, as those of cffi do."""
+    return issubclass(type(value), ModuleType)
+
+
+def name_of(module: ModuleType) -> str:
+    return str(names_of(module).get("__name__"))
+
+
+def class_module(cls: type) -> str:
+    """Returns a class's `__module__`, past a metaclass that would answer otherwise."""
+    return str(type.__dict__["__module__"].__get__(cls, type))
+
+
+def names_of(module: ModuleType) -> dict[str, Any]:
+    """Returns a module's names, past a `__dict__` of its own class: some load all their parts then, or fail."""
+    names: Any = _DICT.__get__(module)
+    return names if type(names) is dict else {}
+
+
+def source_file(loader: object) -> Any:
+    """Returns the file that Python's own loader of sources loads; None for any other loader."""
+    kind = sys.modules["_frozen_importlib_external"].SourceFileLoader  # importlib.machinery costs a checker memory
+    return loader.path if type(loader) is kind else None  # type: ignore[attr-defined]
+
 
 _names: set[str] = set()
 

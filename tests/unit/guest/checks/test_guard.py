@@ -4,8 +4,7 @@ import pickle
 
 import pytest
 
-from executor_server.guest.checks.control import FinalAnswerGiven
-from executor_server.guest.interpreter.guard import find_control, guard
+from executor_server.guest.checks.control import FinalAnswerGiven, find_control, guard
 
 
 def test_ordinary_exception_is_left_to_its_handler() -> None:

@@ -1,16 +1,17 @@
-"""The interpreter's process: what turns a fork of the supervisor into one, and its limits."""
+"""The interpreter's process: what turns a fork of the supervisor into one, its limits and its timers."""
 
 from __future__ import annotations
 
 import os
 import resource
 
+from ..checks.control import ControlException
 from ..wire import libc, rlimits
 from ..wire.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Callable, Optional
 
 OOM_SCORE = 900
 """The kernel should take this process when memory runs out, not the supervisor; before it, what has 1000: savepoints,
@@ -62,6 +63,36 @@ def _move_data_limit(by_bytes: int) -> None:
     if soft != resource.RLIM_INFINITY:
         moved = max(soft + by_bytes, 0)
         resource.setrlimit(resource.RLIMIT_DATA, (moved if hard == resource.RLIM_INFINITY else min(moved, hard), hard))
+
+
+class TimeUp(ControlException):
+    """A call took too long."""
+
+    __module__ = "builtins"
+
+
+def within(time_s: float, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function in the main thread, and raises TimeUp in it when `time_s` are over.
+
+    It bounds the time spent on a program's own objects after it: its value, its figures.
+    """
+
+    def stop(_signum: int, _frame: object) -> None:
+        raise TimeUp(f"it took longer than {time_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, time_s)
+    try:
+        return function(*args)
+    finally:
+        clear_timers()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: a C library's
+
+
+def clear_timers() -> None:
+    """Stops the timers of the process: one that a program left running would end the next one, or the interpreter."""
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)
 
 
 class OwnProcess:

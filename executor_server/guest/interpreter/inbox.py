@@ -1,0 +1,193 @@
+"""Messages of the supervisor to the interpreter, each given to the thread that waits for it.
+
+Calls may come from any thread. There is no reader thread: one of the threads that wait reads for all (the leader) and
+hands each message to the thread that waits for it. So a process that agent code forks inherits no helper thread, and no
+lock that one held.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock, get_ident
+from collections import deque
+
+from executor_api.limits import BLOB_BYTES_MAX
+
+from ..checks.control import ExecutionInterrupted
+from ..wire import link
+from ..wire.link_messages import ImageReply, ToolReply, message_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any, Callable, Optional
+
+# Seconds between two looks of the waiting main thread for an interrupt, while another thread reads.
+_INTERRUPT_POLL_S = 0.05
+
+
+class Condition:
+    """A lock, and the wait for a change under it, as threading.Condition; `threading` itself is left to programs.
+
+    It is 0.2 MiB of a sandbox, in which most programs have no thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._waiting: list[Any] = []
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+    def wait(self, time_s: float = -1) -> None:
+        """Waits for the next `notify_all`, without end when `time_s` is negative. The lock is held before and after."""
+        waiter = allocate_lock()
+        waiter.acquire()
+        self._waiting.append(waiter)
+        self.release()
+        try:
+            waiter.acquire(True, time_s)
+        finally:
+            self.acquire()
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def notify_all(self) -> None:
+        for waiter in self._waiting:
+            waiter.release()
+        self._waiting.clear()
+
+
+class Inbox:
+    """Takes messages of the supervisor and gives each to the thread that waits for it.
+
+    The race: an interrupt of the program is an exception in the main thread, at any bytecode. Between the read of a
+    message and its delivery it would lose the message; inside of the lock, leave it locked. So the signal handler asks
+    `defer_interrupt`, and while the main thread is `_careful` the exception is raised later, where it does no harm:
+    when the thread waits for the next message, or leaves.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._changed = Condition()
+        self._leading = False
+        self._commands: deque[link.Packet] = deque()
+        self._expected: set[str] = set()
+        self._replies: dict[str, link.Packet] = {}
+        self._main = get_ident()
+        self._careful = False  # true while an exception in the main thread would do harm
+        self._interrupted = False
+
+    def defer_interrupt(self) -> bool:
+        """Called by the signal handler. True when the interrupt is noted for later and must not be raised now."""
+        if self._careful:
+            self._interrupted = True
+        return self._careful
+
+    def command(self) -> link.Packet:
+        """Returns the next message that is not the reply to a tool call."""
+        mine = self._enter()
+        try:
+            return self._wait(lambda: self._commands.popleft() if self._commands else None, mine)
+        finally:
+            self._leave(mine)
+
+    def forget(self) -> None:
+        """Drops all that was read from a link which this process has no more."""
+        for packet in (*self._commands, *self._replies.values()):
+            packet.close()
+        self._commands.clear()
+        self._replies.clear()
+        self._expected.clear()
+
+    def ask(self, call_id: str, send: Callable[[], None]) -> link.Packet:
+        """Sends a request and waits for its reply. A reply that an interrupted request left behind is dropped."""
+        mine = self._enter()
+        reply = None
+        try:
+            self._expected.add(call_id)
+            send()
+            reply = self._wait(lambda: self._replies.pop(call_id, None), mine)
+        finally:
+            with self._changed:
+                self._expected.discard(call_id)
+                _drop(self._replies.pop(call_id, None))
+            try:
+                self._leave(mine)
+            except ExecutionInterrupted:
+                _drop(reply)
+                raise
+        return reply
+
+    def _enter(self) -> bool:
+        """Returns true in the main thread, which is careful from here on."""
+        mine = get_ident() == self._main
+        if mine:
+            self._careful = True
+        return mine
+
+    def _leave(self, mine: bool) -> None:
+        if mine:
+            self._careful = False
+            self._raise_interrupt()
+
+    def _raise_interrupt(self) -> None:
+        if self._interrupted:
+            self._interrupted = False
+            raise ExecutionInterrupted
+
+    def _wait(self, take: Callable[[], Optional[link.Packet]], mine: bool) -> link.Packet:
+        with self._changed:
+            while True:
+                packet = take()
+                if packet is not None:
+                    return packet
+                if self._leading:
+                    # The main thread looks for an interrupt now and then: its handler can't notify a condition.
+                    self._changed.wait(_INTERRUPT_POLL_S if mine else -1)
+                else:
+                    self._lead(mine)
+                if mine:
+                    self._raise_interrupt()
+
+    def _lead(self, mine: bool) -> None:
+        """Reads one message, without the lock, and stores it for the thread that waits for it."""
+        self._leading = True
+        self._changed.release()
+        packet = None
+        try:
+            packet = self._receive(mine)
+        finally:
+            self._changed.acquire()
+            self._leading = False
+            if packet is not None:
+                self._store(packet)
+            self._changed.notify_all()
+
+    def _receive(self, mine: bool) -> link.Packet:
+        try:
+            if mine:
+                self._careful = False  # from here on an interrupt loses nothing, nor does one that came before
+                self._raise_interrupt()
+            size = link.await_size(self._sock)
+        finally:
+            if mine:
+                self._careful = True
+        return link.receive(self._sock, BLOB_BYTES_MAX, size)
+
+    def _store(self, packet: link.Packet) -> None:
+        message = message_of(packet)
+        if not isinstance(message, (ToolReply, ImageReply)):
+            self._commands.append(packet)
+        elif message.call in self._expected:
+            self._replies[message.call] = packet
+        else:
+            packet.close()
+
+
+def _drop(packet: Optional[link.Packet]) -> None:
+    if packet is not None:
+        packet.close()

@@ -127,12 +127,12 @@ test-images: $(STAMP)  ## Build the image of the tests of sandboxes with a netwo
 # Prove
 
 .PHONY: test
-test: $(STAMP)  ## Run the tests that a change needs, those that repeat themselves with few rounds (WORKERS=1: in one process)
-	@$(BIN)/python -m pytest --workers=$(WORKERS) $(ARGS)
+test: $(STAMP)  ## Run the tests that a change needs, those that repeat themselves with few rounds (WORKERS=0: in one process)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 .PHONY: test-all
 test-all: $(STAMP)  ## Run every test with all rounds and cases, and what `make test` leaves to others: agents, versions
-	@$(BIN)/python -m pytest --all --workers=$(WORKERS) $(ARGS)
+	@$(BIN)/python -m pytest --all -n $(WORKERS) $(ARGS)
 	@$(MAKE) --no-print-directory test-agents BACKEND=docker
 	@$(MAKE) --no-print-directory test-agents BACKEND=e2b-double
 	@$(MAKE) --no-print-directory test-forked
@@ -146,17 +146,17 @@ unit: $(STAMP)  ## Run the unit tests
 .PHONY: test-agents
 test-agents: $(STAMP)  ## Run the tests of the agents on a backend (BACKEND=local|docker|e2b-double)
 	@EXECUTOR_TEST_BACKEND=$(BACKEND:-double=) $(BIN)/python -m pytest \
-		--workers=$(WORKERS) tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
+		-n $(WORKERS) tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
 
 .PHONY: test-forked
 test-forked: $(STAMP)  ## Run the contract and the attacks on sandboxes of the local backend that a template process forked
-	@EXECUTOR_TEST_FORK_SERVER=shared $(BIN)/python -m pytest --all --workers=$(WORKERS) \
+	@EXECUTOR_TEST_FORK_SERVER=shared $(BIN)/python -m pytest --all -n $(WORKERS) \
 		-k local tests/contract tests/security $(ARGS)
 
 .PHONY: test-fleet
 test-fleet: $(STAMP)  ## Run the contract and the tests of agents, clients and calls through a front
-	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest --all --workers=$(FLEET_WORKERS) tests/contract $(ARGS)
-	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest --workers=$(FLEET_WORKERS) $(FLEET_TESTS) $(ARGS)
+	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest --all -n $(FLEET_WORKERS) tests/contract $(ARGS)
+	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest -n $(FLEET_WORKERS) $(FLEET_TESTS) $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")

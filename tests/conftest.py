@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -17,26 +16,26 @@ import pytest
 from tests.support import rounds
 from tests.support.leftovers import Snapshot, leftovers_since, snapshot
 from tests.support.long_tests import leave_out_long
-from tests.support.reaper import fork_reaper
-from tests.support.workers import Coordinator
+from tests.support.reaper import WORKER, run_directory
 
 if TYPE_CHECKING:
     from tests.support.internet.world import Internet
 
 # Here, and not in a hook: this is the last moment at which the process has one thread and nothing open.
-RUN_DIRECTORY = fork_reaper()
+RUN_DIRECTORY = run_directory()
 CACHE_DIRECTORY = Path(__file__).resolve().parents[1] / ".cache" / "tests"
 
 # The modules of ten thousand tests are no garbage; looking for some in between would take a fifth of the collection.
 gc.disable()
 
 _at_start = pytest.StashKey[Snapshot]()
-_coordinator = pytest.StashKey[Coordinator]()
+_left_in_workers: list[str] = []
+# The slowest folders begin first, so that small files fill the end of the run.
+_SLOWEST_FIRST = ("chaos", "security", "features", "integration", "contract", "rpc", "unit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run all rounds and cases (tests/support/rounds.py)")
-    parser.addoption("--workers", type=int, default=1, help="processes that run the tests (tests/support/workers.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,14 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what runs in its background with this one ignored, and that would go on to all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_at_start] = snapshot(host=True)
-    if (workers := config.getoption("workers")) > 1:
-        config.stash[_coordinator] = Coordinator(workers, RUN_DIRECTORY.parent, _begin_worker)
-        config.pluginmanager.register(config.stash[_coordinator], "worker-coordinator")
+    config.option.tx = [WORKER] * len(config.option.tx or ())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not rounds.ALL:
         leave_out_long(config, items)
+    items.sort(key=lambda item: next((i for i, name in enumerate(_SLOWEST_FIRST) if name in item.path.parts), 0))
     for item in items:
         if "shared_harness" in getattr(item, "fixturenames", ()):  # its loop is one for the file, as it is
             item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
@@ -85,11 +83,6 @@ def _enter(run_directory: Path) -> None:
         directory.mkdir()
         os.environ[variable] = str(directory)
     tempfile.tempdir = None
-
-
-def _begin_worker(run_directory: Path) -> Callable[[], list[str]]:
-    _enter(run_directory)
-    return functools.partial(leftovers_since, snapshot(host=True))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -130,10 +123,16 @@ def internet() -> Iterator[Internet]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """The same for the whole run: here the fixtures that tests share have ended too."""
     left = leftovers_since(session.config.stash[_at_start])
-    if coordinator := session.config.stash.get(_coordinator, None):
-        left += coordinator.leftovers
+    if (worker_output := getattr(session.config, "workeroutput", None)) is not None:
+        worker_output["left"] = left
+        return
+    left += _left_in_workers
     if left:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")
         reporter.ensure_newline()
         reporter.write_line("left over after all tests:\n  " + "\n  ".join(left), red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_testnodedown(node: Any) -> None:
+    _left_in_workers.extend(getattr(node, "workeroutput", {}).get("left", ()))

@@ -5,6 +5,8 @@ test process forks once, before it has threads: the child goes on and runs the t
 child subreaper. Every orphan of any depth becomes its child and is reaped at once, as an init would do it. What is a
 child of the reaper, and not the test process, is an orphan of ours, whatever its name is; and when the tests are over,
 or are killed, the reaper ends what is left and removes the run's directory.
+
+A worker of pytest-xdist has threads when it imports the tests. It is started by this module's `main`, which forks first.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import ctypes
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -23,6 +26,20 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 RUN_DIRECTORY_PREFIX = "rx-"
+# Set for a worker: its run directory, and the directory that holds those of all workers.
+RUN_DIRECTORY_VARIABLE = "EXECUTOR_TEST_RUN_DIRECTORY"
+BASE_VARIABLE = "EXECUTOR_TEST_BASE"
+WORKER = f"popen//python={sys.executable} -m {__name__}"
+"""The specification of a worker for pytest-xdist."""
+
+
+def run_directory() -> Path:
+    """Returns the directory of this run. Forks the reaper, unless this is a worker, which has one."""
+    if (made := os.environ.pop(RUN_DIRECTORY_VARIABLE, None)) is not None:
+        return Path(made)
+    directory = fork_reaper()
+    os.environ[BASE_VARIABLE] = str(directory.parent)
+    return directory
 
 
 def fork_reaper(base: Path | None = None) -> Path:
@@ -78,3 +95,13 @@ def _keep(tests: int, run_directory: Path) -> None:
 def _set(option: int, value: int) -> None:
     if _prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def main() -> None:
+    """Becomes the interpreter that the arguments start, as a child of a reaper."""
+    os.environ[RUN_DIRECTORY_VARIABLE] = str(fork_reaper(Path(os.environ[BASE_VARIABLE])))
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

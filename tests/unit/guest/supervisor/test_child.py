@@ -75,7 +75,7 @@ def test_what_waits_for_a_child_that_is_closed_or_dead_is_closed(pair: tuple[Chi
 
 def test_no_more_than_a_limit_waits(pair: tuple[Child, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
     child, _ = pair
-    monkeypatch.setattr(child, "MAX_WAITING", 3)
+    monkeypatch.setattr("executor_server.guest.supervisor.child.MAX_WAITING", 3)
     fill(child)
     child.post(Booted())
     child.post(Booted())

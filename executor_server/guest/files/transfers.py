@@ -44,14 +44,14 @@ class _Blob:
 class Transfers:
     """Owns the staged blobs and the files in transfer. `on_file` is called for each file that was put."""
 
-    def __init__(self, channel: Channel, root: str) -> None:
+    def __init__(self, channel: Channel, root: str, on_file: Callable[[str, os.stat_result], None]) -> None:
         self._channel = channel
         self._root = root
         self._blobs: dict[str, _Blob] = {}
         self._uploads: dict[int, Union[workspace.Upload, archives.ArchiveUpload]] = {}
         self._downloads: dict[int, Union[workspace.Download, archives.ArchiveDownload]] = {}
         self._serial = 0
-        self.on_file: Callable[[str, os.stat_result], None] = lambda _path, _status: None
+        self._on_file = on_file
         # A clock that stands still without a daemon, since nothing could complete or name a blob then.
         self._connected_s = 0.0
         self._looked_at = time.monotonic()
@@ -165,7 +165,7 @@ class Transfers:
         upload: archives.ArchiveUpload = _archives().ArchiveUpload(
             self._root, request.path, request.size, self._next_serial
         )
-        upload.on_file = self.on_file
+        upload.on_file = self._on_file
         return upload
 
     def _next_serial(self) -> int:
@@ -199,7 +199,7 @@ class Transfers:
                     return
                 self._channel.done(op, file=upload.finish())
                 if isinstance(upload, workspace.Upload):
-                    self.on_file(upload.path, upload.status)
+                    self._on_file(upload.path, upload.status)
         except workspace.PathRefused as refused:
             upload.abandon()
             self._refuse(op, refused)

@@ -1,63 +1,52 @@
-"""Processes, ports and watches of files: all that goes on beside executions, and that most sessions never have.
+"""Background work: processes, ports and file watches, which run next to executions and which most sessions never use.
 
-Each of the three is imported and made with its first request, since their modules take 4 ms of the start of a sandbox.
+Each of the three is imported and made with its first request: their modules would add 4 ms to the start of a sandbox.
 """
 
 from __future__ import annotations
 
 import math
 
+from ..wire import rlimits
 from ..wire.frames import Kind
 from ..wire.schema import message_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional
+    from typing import Any, Optional
 
     from ..ports.connections import Connections
-    from ..processes.pipe import Pipe
     from ..processes.table import Processes
     from ..watches.watches import Watches
     from ..wire.frames import Frame
     from ..wire.guest_channel import Channel
     from ..wire.loop import Loop
+    from .config import Config
+    from .leftover_output import LeftoverOutput
 
+PROCESS_KINDS = range(Kind.START_PROCESS, Kind.FORGET_PROCESS + 1)
 _FIRST, _LAST = Kind.START_PROCESS, Kind.NEXT_CHANGES
 _NO_LEADERS: frozenset[int] = frozenset()
 
 
 class BackgroundWork:
-    """Passes frames on, and asks those of the three that are there."""
+    """Passes frames on to those of the three that exist. `leftover` takes the output of ended processes."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        loop: Loop,
-        workspace: str,
-        adopt: Callable[[list[Pipe]], None],
-        environment: Callable[[dict[str, str]], dict[str, str]],
-        limit: Callable[[], None],
-        on_process: Callable[[], object],
-    ) -> None:
-        """`adopt`, `environment` and `limit` are those of `Processes`; `on_process` is called before a request."""
+    def __init__(self, config: Config, channel: Channel, loop: Loop, leftover: LeftoverOutput) -> None:
+        self._config = config
         self._channel = channel
         self._loop = loop
-        self._workspace = workspace
-        self._adopt = adopt
-        self._environment = environment
-        self._limit = limit
-        self._on_process = on_process
+        self._leftover = leftover
         self._processes: Optional[Processes] = None
         self._ports: Optional[Connections] = None
         self._watches: Optional[Watches] = None
 
     def take(self, frame: Frame) -> bool:
-        """Does what a frame asks for; false when it is none of these. Raises FrameError."""
+        """Does what a frame requests; false when it is for another part. Raises FrameError."""
         kind = frame.kind
         if not _FIRST <= kind <= _LAST:
             return False
-        if kind <= Kind.FORGET_PROCESS:
-            self._on_process()
+        if kind in PROCESS_KINDS:
             self._take_process(frame)
         elif kind <= Kind.CLOSE_PORT:
             self._take_port(frame)
@@ -69,11 +58,24 @@ class BackgroundWork:
         from ..processes import table
 
         if self._processes is None:
-            self._processes = table.Processes(self._channel, self._loop, self._adopt, self._environment, self._limit)
+            self._processes = table.Processes(
+                self._channel, self._loop, self._leftover.adopt, self._environment, self._limit
+            )
             self._processes.pause(self._channel.full)
         request = message_of(frame)
         assert isinstance(request, table.REQUESTS)
         self._processes.take(request, frame.body)
+
+    def _environment(self, own: dict[str, str]) -> dict[str, str]:
+        from ..processes.environment import process_environment
+
+        config = self._config
+        return process_environment(own, config.variables, has_environment=config.has_environment)
+
+    def _limit(self) -> None:
+        """Limits a process, in itself."""
+        config = self._config
+        rlimits.limit_program(config.memory_bytes if config.watch_memory else None, config.processes)
 
     def _take_port(self, frame: Frame) -> None:
         from ..ports import connections
@@ -89,7 +91,7 @@ class BackgroundWork:
         from ..watches import watches
 
         if self._watches is None:
-            self._watches = watches.Watches(self._channel, self._loop, self._workspace)
+            self._watches = watches.Watches(self._channel, self._loop, self._config.workspace)
         request = message_of(frame)
         assert isinstance(request, watches.REQUESTS)
         self._watches.take(request)

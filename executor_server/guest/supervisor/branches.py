@@ -23,24 +23,22 @@ from ..wire.link_messages import BeginBranch, BranchChanges, EndBranch, RestoreF
 from ..wire.messages import ErrorDetail
 from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS, MAX_REASON_CHARS, BranchEnded
 from ..wire.schema import read_object
-from .child import kill_but
 from .run import Run, Settings
-from .usage import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from typing import Optional
 
     from ..wire.guest_channel import Channel
     from ..wire.link_messages import Answered
     from ..wire.messages import Execute
-    from .child import Child
     from .child_processes import ChildProcesses
+    from .copies import Taken
     from .interpreter_requests import Requests
     from .jobs import Job, JobQueue
+    from .replacement import Replacement
     from .results import Results
-    from .savepoints import Savepoints, Taken
-    from .undo import Undo
+    from .savepoints import Savepoints
 
 _DIED = "its process has ended"
 _TRUNK_DIED = "the interpreter, which has ended, and with it the copy of the workspace"
@@ -64,85 +62,61 @@ class _EndedRun:
 
 
 class Branches:
-    """Runs one branch at a time. `replace` starts another interpreter when it has ended in the meantime."""
+    """Runs one branch at a time."""
 
     def __init__(
         self,
         channel: Channel,
         results: Results,
+        jobs: JobQueue,
         children: ChildProcesses,
         requests: Requests,
         savepoints: Savepoints,
-        undo: Undo,
-        replace: Callable[[], None],
+        replacement: Replacement,
     ) -> None:
         self._channel = channel
         self._results = results
+        self._jobs = jobs
         self._children = children
         self._requests = requests
         self._savepoints = savepoints
-        self._undo = undo
-        self._replace = replace
+        self._replacement = replacement
         self._request: Optional[Execute] = None
-        self._trunk: Optional[tuple[Child, Process]] = None  # the interpreter that waits, while a branch is there
-        self._trunk_ended = False
-        self._sessions: frozenset[int] = frozenset()  # the kernel sessions that were there before the branch
         self._left_out: list[str] = []
         self._ending: Optional[_EndedRun] = None
 
-    @property
-    def is_on(self) -> bool:
-        """True while a branch is in the place of the interpreter."""
-        return self._trunk is not None
-
-    @property
-    def leaders(self) -> frozenset[int]:
-        """The kernel sessions that outlive the branch."""
-        return self._sessions
-
-    def note_exit(self, pid: int) -> bool:
-        """Notes the end of the interpreter that waits."""
-        if self._trunk is None or pid != self._trunk[0].pid:
-            return False
-        self._trunk_ended = True
-        return True
-
     # -- beginning -----------------------------------------------------------------------------------------------
 
-    def begin(self, request: Execute, job: Job, jobs: JobQueue) -> None:
+    def begin(self, request: Execute, job: Job) -> None:
         """Makes a branch for a job, which is put back until it is there."""
-        jobs.put_back(job)
+        self._jobs.put_back(job)
         self._request = request
 
         def on_forked(taken: Optional[Taken], why_not: str) -> None:
             branch = self._savepoints.go_on_beside(taken) if taken is not None else None
             if taken is None or branch is None:
-                self._refuse(request, jobs, why_not or _DIED)
+                self._refuse(request, why_not or _DIED)
                 return
             self._left_out = [*taken.entry.left_out]
-            self._sessions = _kernel_sessions() - {branch.pid}
-            trunk, measured = self._children.swap(branch, Process(branch.pid))
-            assert trunk is not None and measured is not None, "a branch of no interpreter"
-            self._trunk, self._trunk_ended = (trunk, measured), False
+            self._children.enter_branch(branch)
             self._requests.ask(BeginBranch(), (), on_begun, _ANSWER_TIME_S)
 
         def on_begun(answer: Answered, _body: bytes) -> None:
-            if not answer.ok or not self.is_on:
-                self._abort(request, jobs, answer.message or _DIED)
-            elif job not in jobs:
-                self._abort(request, jobs, "")  # it was cancelled meanwhile, and its result is sent
+            if not answer.ok or not self._children.on_branch:
+                self._leave()
+                self._refuse(request, answer.message or _DIED)
+            elif job not in self._jobs:
+                self._leave()  # it was cancelled meanwhile, and its result is sent
 
         self._savepoints.fork(request.savepoint_file_bytes or 0, on_forked)
 
-    def _abort(self, request: Execute, jobs: JobQueue, why_not: str) -> None:
-        if self.is_on and not self.leave():
-            self._replace()
-        if why_not:
-            self._refuse(request, jobs, why_not)
+    def _leave(self) -> None:
+        if self._children.on_branch and not self._children.leave_branch():
+            self._replacement.replace(None)
 
-    def _refuse(self, request: Execute, jobs: JobQueue, why_not: str) -> None:
+    def _refuse(self, request: Execute, why_not: str) -> None:
         """Ends the execution, of which nothing has run."""
-        if jobs.cancel(request.id) is None:
+        if self._jobs.cancel(request.id) is None:
             return
         run = Run(request.id, "", Settings.of(request), 0, self._channel)
         message = f"no branch could be made: {why_not}"
@@ -154,7 +128,7 @@ class Branches:
     def on_run_end(self, run: Run, outcome: str, detail: Optional[ErrorDetail], unfit: str) -> None:
         """Ends the branch of this run, and sends its result then. `unfit`: the branch can't run anything more."""
         self._ending = ending = _EndedRun(run, outcome, detail, self._left_out)
-        if not self.is_on:
+        if not self._children.on_branch:
             ending.why_not_kept = _DIED
             self._restore_files(ending)
         elif unfit:
@@ -185,23 +159,11 @@ class Branches:
         self._close(self._ending)
 
     def _close(self, ending: _EndedRun) -> None:
-        if self.is_on and not self.leave():
-            self._replace()
+        self._leave()
         self._restore_files(ending)
 
-    def leave(self) -> bool:
-        """Kills the branch and all that it has started; the interpreter is back. False when that has ended."""
-        assert self._trunk is not None
-        for ours in self._children.swap(*self._trunk):
-            if ours is not None:
-                ours.close()
-        self._children.rest()
-        survived = kill_but(self._undo.leaders, self._undo.note_exit)
-        self._trunk, self._sessions = None, frozenset()
-        return survived and not self._trunk_ended
-
     def _restore_files(self, ending: _EndedRun) -> None:
-        if self._trunk_ended:
+        if self._children.trunk_ended:
             ending.left_out.append(_TRUNK_DIED)
             self._finish(ending)
             return
@@ -229,9 +191,3 @@ class Branches:
         self._results.send(run, ending.outcome, ending.detail, ended)
         run.close()
         self._children.have_checker()  # the client has its answer, and may send a source next
-
-
-def _kernel_sessions() -> frozenset[int]:
-    from ..processes import sessions
-
-    return sessions.leaders()

@@ -42,12 +42,23 @@ from .warm_interpreter import WarmInterpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional
+    from typing import Any, Callable, Optional, Protocol
 
     from ..wire.link_messages import LinkMessage
+    from .background_work import BackgroundWork
     from .config import Config, Programs
-    from .supervisor import Supervisor
-    from .undo import Undo
+    from .copies import KeptCopies
+
+    class Owner(Protocol):
+        """The supervisor, to which messages and exits are reported."""
+
+        def on_message(self, packet: link.Packet) -> None: ...
+
+        def on_interpreter_exit(self, status: int) -> None: ...
+
+        def on_verdict(self, packet: link.Packet) -> None: ...
+
+        def on_checker_exit(self, status: int) -> None: ...
 
 
 # Sources after which the checker is replaced, with whatever hostile ones have left in its memory.
@@ -58,14 +69,26 @@ _SET_UP = (link_messages.SetMemory, SetRules, PlaceTools, FindModules)
 
 
 class ChildProcesses:
-    """Owns both children, and reports their messages and exits to the supervisor."""
+    """Owns both children, and reports their messages and exits to the supervisor.
 
-    def __init__(self, config: Config, loop: Loop, programs: Programs, supervisor: Supervisor, spared: Undo) -> None:
+    What calls have started (`background`) and savepoints (`copies`) outlive an interpreter.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        programs: Programs,
+        owner: Owner,
+        background: BackgroundWork,
+        copies: KeptCopies,
+    ) -> None:
         self._config = config
         self._loop = loop
         self._programs = programs
-        self._supervisor = supervisor
-        self._spared = spared
+        self._owner = owner
+        self._background = background
+        self._copies = copies
         self._interpreter: Optional[Child] = None
         self._checker: Optional[Child] = None
         self._checker_uses = 0
@@ -74,6 +97,9 @@ class ChildProcesses:
         self.due = float("inf")  # when the idle checker is to be ended, or one to be started: `on_due`
         self.serves = False  # a session has this sandbox, so a source may come
         self._measured: Optional[Process] = None
+        self._trunk: Optional[tuple[Child, Process]] = None  # the interpreter that waits while a branch is in its place
+        self._before_branch: frozenset[int] = frozenset()  # kernel sessions that outlive the branch
+        self.trunk_ended = False  # the interpreter that waits, or waited last, has ended
         self._paused = False
         self._ending = False  # true while something that `stop` has killed may still end
         self._booted = False  # true once the interpreter has said so
@@ -158,21 +184,47 @@ class ChildProcesses:
 
     @property
     def _spared_leaders(self) -> frozenset[int]:
-        return self._spared.leaders | {child.pid for child in (self._interpreter, self._checker) if child is not None}
+        """The kernel sessions that outlive an interpreter or a branch."""
+        children = frozenset(child.pid for child in (self._interpreter, self._checker) if child is not None)
+        copies = self._copies.pids(self._measured.pid if self._measured is not None else 0)
+        return children | copies | self._background.leaders | self._before_branch
 
     def adopt(self, child: Child) -> None:
         """Makes a process the interpreter that a savepoint has started; after `stop`."""
         self._used = self._booted = True
         self._set_interpreter(child)
 
-    def swap(self, child: Child, measured: Process) -> tuple[Optional[Child], Optional[Process]]:
-        """Puts a process in the place of the interpreter; returns that, if there is one, unread from now on."""
-        other = self._interpreter, self._measured
-        if self._interpreter is not None:
-            self._loop.watch(self._interpreter.sock.fileno(), 0, None)
-        self._interpreter, self._measured = child, measured
+    # -- branches ------------------------------------------------------------------------------------------------
+
+    @property
+    def on_branch(self) -> bool:
+        """True while a branch is in the place of the interpreter."""
+        return self._trunk is not None
+
+    def enter_branch(self, branch: Child) -> None:
+        """Puts a branch in the place of the interpreter, which waits and is not read."""
+        from ..processes import sessions
+
+        trunk, measured = self._interpreter, self._measured
+        assert trunk is not None and measured is not None, "a branch of no interpreter"
+        self._loop.watch(trunk.sock.fileno(), 0, None)
+        self._before_branch = sessions.leaders() - {branch.pid}
+        self._trunk, self.trunk_ended = (trunk, measured), False
+        self._interpreter, self._measured = branch, Process(branch.pid)
         self._watch_interpreter()
-        return other
+
+    def leave_branch(self) -> bool:
+        """Kills the branch and all that it has started; the interpreter is back. False when that has ended."""
+        assert self._trunk is not None and self._measured is not None
+        if self._interpreter is not None:
+            self._forget(self._interpreter)
+        self._measured.close()
+        self._interpreter, self._measured = self._trunk
+        self._watch_interpreter()
+        self.rest()
+        survived = kill_but(self._spared_leaders, self._note_exit)
+        self._trunk, self._before_branch = None, frozenset()
+        return survived and not self.trunk_ended
 
     def pause(self, paused: bool) -> None:
         """Stops reading the interpreter's link, so that it waits once the link is full, or starts again."""
@@ -294,20 +346,22 @@ class ChildProcesses:
                 self._receive(self._interpreter, self._on_last_message)
                 self._forget(self._interpreter)
                 self._interpreter = None
-                self._supervisor.on_interpreter_exit(status)
+                self._owner.on_interpreter_exit(status)
             elif self._warm.note_exit(pid):
                 self._start_warm()
             elif self._note_exit(pid, status, usage):
-                self._supervisor.on_checker_exit(status)
+                self._owner.on_checker_exit(status)
 
     def _note_exit(self, pid: int, status: int, usage: Any) -> bool:
         """Notes the end of any process but the interpreters; true when it was the checker."""
-        is_checker = self._checker is not None and pid == self._checker.pid
-        if is_checker:
+        if self._checker is not None and pid == self._checker.pid:
             self._forget_checker()
-        else:
-            self._spared.note_exit(pid, status, usage)
-        return is_checker
+            return True
+        if self._trunk is not None and pid == self._trunk[0].pid:
+            self.trunk_ended = True
+        elif not self._copies.note_exit(pid):
+            self._background.note_exit(pid, status, usage)
+        return False
 
     def _on_interpreter(self, events: int) -> None:
         child = self._interpreter
@@ -321,7 +375,7 @@ class ChildProcesses:
         message = message_of(packet)
         if isinstance(message, Answered):
             self._set_up.pop(FindModules, None)
-        self._supervisor.on_message(packet)
+        self._owner.on_message(packet)
         if isinstance(message, Booted):
             self._booted = True
             self._start_warm()
@@ -329,7 +383,7 @@ class ChildProcesses:
     def _on_last_message(self, packet: link.Packet) -> None:
         """Takes what was not read before the exit, if it says that the interpreter had started."""
         if isinstance(message_of(packet), Booted):
-            self._supervisor.on_message(packet)
+            self._owner.on_message(packet)
 
     def _on_checker(self, events: int) -> None:
         child = self._checker
@@ -337,7 +391,7 @@ class ChildProcesses:
         if events & WRITE:
             self._unless_stuck(child, Child.flush)
         self._watch_checker()
-        self._receive(child, self._supervisor.on_verdict)
+        self._receive(child, self._owner.on_verdict)
 
     def _receive(self, child: Child, take: Callable[[link.Packet], None]) -> None:
         if child.given_up:
@@ -381,7 +435,7 @@ class ChildProcesses:
         self._set_interpreter(warm)
         for message, body in self._set_up.values():
             self.post(message, body)
-        self._supervisor.on_message(booted)
+        self._owner.on_message(booted)
 
     # -- the children --------------------------------------------------------------------------------------------
 
@@ -392,7 +446,7 @@ class ChildProcesses:
         except OSError:
             if not makes_room:
                 raise
-            kill_everything(self._spared.note_exit)
+            kill_everything(self._note_exit)
             return spawn(lambda sock: main(sock, self._config))
 
     def _set_interpreter(self, child: Child) -> None:

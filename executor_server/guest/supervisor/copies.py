@@ -14,6 +14,7 @@ from ..wire.frames import FrameError
 from ..wire.lean import signal
 from ..wire.link_messages import CopyWaits, MakeSuccessor, Resume, Resumed, message_of
 from .child import Child
+from .memory import MemoryWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,14 +23,22 @@ if TYPE_CHECKING:
 
     from ..wire.lean import socket
     from ..wire.link_messages import LinkMessage
+    from ..wire.savepoint_messages import ListedSavepoint
+    from .config import Config
+    from .results import Results
 
 FORK_TIME_S = 2.0
 """Seconds for a fork: from the request for a copy until the copy says that it is there, and for a branch, which writes
 no files, to go on. A copy that has to wait for longer than this gives up by itself."""
 
+# The part of the sandbox's memory above which the oldest savepoints are dropped.
+_MEMORY_PART = 0.7
+# Seconds for the memory of a dropped savepoint to become free, before memory is measured again.
+_FREE_TIME_S = 0.1
+
 
 class Copy:
-    """Its pid is 0 until it has said that it is there."""
+    """One copy. Its pid is 0 until it has reported it."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -107,6 +116,103 @@ class Copy:
         packet = link.receive(self.sock, link.INLINE_BYTES)
         packet.close()
         return message_of(packet)
+
+
+class Taken(Copy):
+    """A savepoint's own process, and what is known about it."""
+
+    def __init__(self, sock: socket.socket, entry: ListedSavepoint) -> None:
+        super().__init__(sock)
+        self.number = entry.savepoint
+        self.entry = entry
+        self.successor: Optional[Copy] = None
+
+    def trade(self, successor: Copy) -> None:
+        """Swaps processes with the successor."""
+        self.pid, successor.pid = successor.pid, self.pid
+        self.sock, successor.sock = successor.sock, self.sock
+
+    def end_successor(self) -> None:
+        successor, self.successor = self.successor, None
+        if successor is not None:
+            successor.end()
+
+
+class KeptCopies:
+    """The savepoints and branches that a session can go back to, the oldest first."""
+
+    def __init__(self, config: Config, results: Results) -> None:
+        self._config = config
+        self._results = results
+        self._memory = MemoryWatch()
+        self.taken: list[Taken] = []
+        self.dropped = 0  # since the last answer to the daemon
+
+    @property
+    def _pids(self) -> frozenset[int]:
+        return frozenset(copy.pid for copy in self.copies)
+
+    @property
+    def copies(self) -> list[Copy]:
+        """The savepoints with their successors."""
+        return [*self.taken, *(taken.successor for taken in self.taken if taken.successor is not None)]
+
+    def find(self, number: int) -> Optional[Taken]:
+        return next((taken for taken in self.taken if taken.number == number), None)
+
+    def is_there(self, copy: Copy, interpreter_pid: int, *, waits: bool = True) -> bool:
+        """As `Copy.is_there`, for a pid that is not the interpreter's or another copy's."""
+        return copy.is_there(self._pids | {interpreter_pid}, waits=waits)
+
+    def pids(self, interpreter_pid: int) -> frozenset[int]:
+        """Returns the copies' processes; waits for those that have not reported yet, and drops those that do not."""
+        for taken in [*self.taken]:
+            if not self.is_there(taken, interpreter_pid):
+                self.drop(taken)
+            elif taken.successor is not None and not self.is_there(taken.successor, interpreter_pid):
+                taken.end_successor()
+        return self._pids
+
+    def note_exit(self, pid: int) -> bool:
+        """Drops the savepoint whose process has ended, or its successor."""
+        for taken in self.taken:
+            if taken.has_ended(pid):
+                self.drop(taken)
+                return True
+            if taken.successor is not None and taken.successor.has_ended(pid):
+                taken.end_successor()
+                return True
+        return False
+
+    def add(self, taken: Taken, most: int) -> None:
+        """Keeps one, and drops the oldest of its kind beyond `most`; then any, while memory is short."""
+        self.taken.append(taken)
+        of_kind = [each for each in self.taken if each.entry.branch is taken.entry.branch]
+        for each in of_kind[: max(0, len(of_kind) - most)]:
+            self.drop(each)
+        while self.taken and self._memory.exceeds(int(self._config.memory_bytes * _MEMORY_PART)):
+            self.drop(self.taken[0], _FREE_TIME_S)
+
+    def make_room(self) -> bool:
+        """Drops the oldest in a sandbox that uses too much memory; false when there is none to drop.
+
+        Spares the newest: a program that takes all memory must leave a savepoint to go back to.
+        """
+        if len(self.taken) < 2:
+            return False
+        self.drop(self.taken[0], _FREE_TIME_S)
+        self._results.notify("the oldest savepoint was dropped, since memory was short\n")
+        return True
+
+    def drop(self, taken: Taken, wait_s: float = 0.0) -> None:
+        self.forget(taken)
+        taken.end(wait_s)
+
+    def forget(self, taken: Taken) -> None:
+        """Drops a savepoint whose process is used otherwise."""
+        self.taken.remove(taken)
+        self.dropped += 1
+        taken.end_successor()
 
 
 def _may_be_copy(pid: int) -> bool:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from ..wire.link_messages import LinkMessage
     from ..wire.schema import Message
+    from .results import Results
 
     OnAnswer = Callable[[Answered, bytes], None]
 
@@ -84,7 +85,7 @@ class _Request:
 
 
 class Requests:
-    """Owns the current request, if any, and the session's tools. `notify` adds a notice to the next result."""
+    """Owns the current request, if any, and the session's tools."""
 
     def __init__(
         self,
@@ -92,12 +93,12 @@ class Requests:
         child_processes: ChildProcesses,
         transfers: Transfers,
         runner: Runner,
-        notify: Callable[[str], None],
+        results: Results,
     ) -> None:
         self._channel = channel
         self._child_processes = child_processes
         self._transfers, self._runner = transfers, runner
-        self._notify = notify
+        self._results = results
         self._current: Optional[_Request] = None
         self._tools = ToolSet()
         self._why_no_tools = ""  # the reason when shipped tools are not made again: an interpreter ended over them
@@ -285,7 +286,7 @@ class Requests:
         """Stops making shipped tools again: that has ended an interpreter, and would end the next one, too."""
         if self._tools.has_shipped:
             self._why_no_tools = "the interpreter died or hung when tools were made again in it"
-            self._notify(f"{self._why_no_tools}; none of them is there any more\n")
+            self._results.notify(f"{self._why_no_tools}; none of them is there any more\n")
             self.tools_due = False
             self.post_tools()
 
@@ -358,7 +359,7 @@ class Requests:
     def _end_tools(self, request: _Request, tools: ToolSet, *, ok: bool, message: str, missing: list[str]) -> None:
         if request.again:
             if message:
-                self._notify(f"tools could not be made again in the new interpreter: {message}\n")
+                self._results.notify(f"tools could not be made again in the new interpreter: {message}\n")
         elif ok:
             self._adopt(tools)
             self._channel.done(request.op)

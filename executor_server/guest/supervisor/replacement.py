@@ -1,4 +1,4 @@
-"""Replaces the interpreter when it dies, has to be killed, or can't run another program.
+"""Starts the interpreter, and replaces it when it dies, has to be killed, or can't run another program.
 
 Everything in the sandbox is killed with it: a process that survived could hold the old link, ports, and files, and act
 in the new generation. The generation rises, tools and prelude are put in place again, and the next result says that
@@ -23,19 +23,16 @@ from .runner import Runner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from typing import Optional
 
-    from .undo import Undo
+    from .savepoints import Savepoints
 
 # Interpreters that die before they have started, after which none is tried again: the next would die, too.
 _MAX_BOOT_FAILURES = 3
 
 
 class Replacement:
-    """Knows which interpreter has started and what has used it.
-
-    `start` starts the children; `equip` gives an interpreter that goes on from a savepoint the rules and tools of now.
-    """
+    """Knows which interpreter has started and what has used it."""
 
     def __init__(
         self,
@@ -45,9 +42,7 @@ class Replacement:
         results: Results,
         prelude: Prelude,
         jobs: JobQueue,
-        start: Callable[[], None],
-        undo: Undo,
-        equip: Callable[[], None],
+        savepoints: Savepoints,
     ) -> None:
         self._child_processes = child_processes
         self._runner = runner
@@ -55,14 +50,21 @@ class Replacement:
         self._results = results
         self._prelude = prelude
         self._jobs = jobs
-        self._start = start
-        self._undo = undo
-        self._equip = equip
+        self._savepoints = savepoints
         self._boot_failures = 0
         self._booted = False
         self._resumed = False  # this interpreter goes on from a savepoint
         self.restored = False  # prelude or tools were put into this interpreter, and no job has used it since
         self.failed = False  # no interpreter starts any more
+
+    def start(self) -> None:
+        """Starts the children, and gives the interpreter the rules and tools of now."""
+        self._child_processes.start()
+        self._equip()
+
+    def _equip(self) -> None:
+        self._runner.post_rules()
+        self._requests.post_tools()
 
     def note_booted(self) -> None:
         self._booted, self._boot_failures = True, 0
@@ -75,7 +77,7 @@ class Replacement:
         """
         cpu_time_s = self._runner.cpu_time_s()
         run = self._runner.run
-        if self._undo.on_branch and self._undo.leave_branch():
+        if self._child_processes.on_branch and self._child_processes.leave_branch():
             # It was a branch that died; the interpreter is there, and has not changed.
             if run is not None:
                 self._runner.finish_dead(status, cpu_time_s, why)
@@ -110,10 +112,10 @@ class Replacement:
 
     def go_back(self, savepoint: int) -> bool:
         """Goes back to a savepoint, between two runs. False when that failed: then variables were reset."""
-        self._undo.before_run = savepoint
+        self._savepoints.before_run = savepoint
         if not self._renew(between_runs=True):
             return False
-        self._undo.before_run = None
+        self._savepoints.before_run = None
         self._requests.on_interpreter_replaced()
         self._prelude.due = self._needs_prelude
         if self._resumed:
@@ -131,7 +133,7 @@ class Replacement:
         """
         self._child_processes.stop(between_runs=between_runs)
         self._results.note_replaced()
-        self._resumed = self._undo.resume(self._undo.before_run)
+        self._resumed = self._savepoints.resume(self._savepoints.before_run)
         if self._resumed:
             self._results.note_rolled_back()
             self._booted = True
@@ -143,7 +145,7 @@ class Replacement:
                 self.failed = True
                 return False
         self._booted = False
-        self._start()
+        self.start()
         return True
 
     def _end_what_ran(self, status: Optional[int], cpu_time_s: float, why: str) -> None:

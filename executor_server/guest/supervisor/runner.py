@@ -1,10 +1,16 @@
 """Runs executions: from the source through the checker and the interpreter to the result.
 
 One run at a time. The supervisor begins it, and gets `on_end` when it has ended. Deadlines, output and resources are
-measured here, outside the interpreter; what the program itself reports comes through program_reports.py.
+measured here, outside the interpreter. The program reports the rest through the interpreter: its value, images, tool
+calls, warnings, and its end. Any report may be agent code's, which has the interpreter's memory. Each is accepted only
+while the run expects it, and can harm no other run. Three invariants:
 
-Invariant: the first cause that ends a run decides its outcome (`Run.ended_by`). A program that is interrupted for its
-time may still report any error; only its traceback is used.
+- The first cause that ends a run decides its outcome (`Run.ended_by`). A program that is interrupted for its time may
+  still report any error; only its traceback is used.
+- Events come in the order of what the program did. Before a report becomes an event, the run's pipes are drained, so
+  that output written before an image or a tool call is sent before it. The program waits for the reply.
+- An end names its run. Agent code can declare a run ended while its code goes on; the true end, which comes later, must
+  not end the next run.
 """
 
 from __future__ import annotations
@@ -12,36 +18,48 @@ from __future__ import annotations
 import os
 import time
 
+from executor_api.limits import VALUE_BYTES_MAX
+
 from ..checks.offline import NOT_INSTALLED, note
 from ..checks.rules import Rules
 from ..files.artifacts import ArtifactFinder
-from ..files.transfers import Transfers
 from ..processes.pipe import Pipe
 from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.guest_channel import Channel
 from ..wire.lean import signal
-from ..wire.link_messages import RefusedSource, RunProgram, Verdict, message_of
+from ..wire.link_messages import (
+    CalledTool,
+    ImageReply,
+    NearLimit,
+    ProgramEnded,
+    ProgramStopped,
+    RefusedSource,
+    RunProgram,
+    SetRules,
+    ShownImage,
+    Verdict,
+    message_of,
+)
 from ..wire.loop import Loop
-from ..wire.messages import ErrorDetail
+from ..wire.messages import ErrorDetail, Image, LimitWarning, ToolCall
 from ..wire.schema import read_object
 from . import usage
 from .checking import Checking
 from .child_processes import ChildProcesses
-from .leftover_output import LeftoverOutput
 from .log_relay import ProgramOutput
 from .memory import MemoryWatch
 from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error, memory_error
-from .program_reports import ProgramReports
-from .run import INTERRUPT_AGAIN_S, Budget, Phase, Run, Settings
+from .run import INTERRUPT_AGAIN_S, Budget, Call, Phase, Run, Settings
 from .tool_calls import ToolCalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from typing import Callable, Optional, Union
 
     from .config import Config
-    from .undo import Undo
+    from .copies import KeptCopies
+    from .leftover_output import LeftoverOutput
 
 _NOT_HANDED_OVER = (
     "the code did not start: this host is short of descriptors or memory, which other sandboxes hold; the variables "
@@ -64,9 +82,9 @@ class Runner:
         loop: Loop,
         channel: Channel,
         child_processes: ChildProcesses,
-        transfers: Transfers,
+        leftover: LeftoverOutput,
         cpu: usage.SandboxCpu,
-        undo: Undo,
+        copies: KeptCopies,
         on_end: Callable[[Run, str, Optional[ErrorDetail]], None],
     ) -> None:
         self._config = config
@@ -75,22 +93,20 @@ class Runner:
         self._cpu = cpu
         self._charged_cpu_s = 0.0  # spent by runs that have ended
         self._on_end = on_end
-        self._undo = undo
-        transfers.on_file = self._on_file
+        self._copies = copies
         self._count = 0
         self._memory = MemoryWatch()
         self._next_watch = 0.0
         # The meter of a run that is checked, and the message that starts it, with the source.
         self._prepared: Optional[tuple[usage.CpuMeter, RunProgram, bytes]] = None
-        self._output = ProgramOutput(loop, lambda run: self.interrupt(run, "output_limit"))
-        self._background = LeftoverOutput(loop)
+        self._output = ProgramOutput(loop, self._on_flood)
+        self._leftover = leftover
         self._pipes_ahead: list[Pipe] = []  # the next run's
         self._idle_of: Optional[usage.Process] = None  # the interpreter whose pipes for the time between runs are open
         self.run: Optional[Run] = None
         self.rules = Rules()
         self.budget = Budget()
-        self.tool_calls = ToolCalls(child_processes, transfers)
-        self.reports = ProgramReports(self, channel, child_processes, self._output)
+        self.tool_calls = ToolCalls(child_processes)
         self._checking = Checking(child_processes)
         self._artifacts = ArtifactFinder(config.workspace)
 
@@ -102,6 +118,11 @@ class Runner:
     def has_run(self) -> bool:
         """True when this session has executed anything besides its prelude."""
         return self._count > 0
+
+    def post_rules(self) -> None:
+        """Gives the interpreter, if there is one, the rules that hold now."""
+        if self._child_processes.started:
+            self._child_processes.post(SetRules(), self.rules.packed())
 
     # -- beginning -----------------------------------------------------------------------------------------------
 
@@ -124,7 +145,7 @@ class Runner:
         self.run.savepoint, self.run.is_branch = savepoint, is_branch
         self.run.savepoint_refused = savepoint_refused
         if execution_id:
-            self._background.show(self.run.logs, settings.output_bytes)
+            self._leftover.show(self.run.logs, settings.output_bytes)
         if self.budget.is_spent:
             message = f"the session has spent its operations: session_operations = {self.budget.of_session}"
             self.finish(self.run, "operation_limit", ErrorDetail(type="OperationLimitExceeded", message=message))
@@ -180,12 +201,94 @@ class Runner:
         self._prepared = None
         run.cpu.begin()
         self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
-        self.reports.warn(run, spent=0)
+        self._warn(run, spent=0)
         fds, run.write_fds = run.write_fds, ()
         if self._idle_of is not self._child_processes.interpreter and not run.is_branch:
             self._idle_of = self._child_processes.interpreter
-            fds += self._background.open_idle()
+            fds += self._leftover.open_idle()
         self._child_processes.post(message, source + code, fds=fds)
+
+    # -- what the program reports ------------------------------------------------------------------------------------
+
+    def on_output(self, packet: link.Packet) -> None:
+        """Keeps the program's value, which comes by itself when it is large. Raises FrameError."""
+        run = self.run
+        if run is None or run.output is not None:
+            raise FrameError("a value that was not asked for")
+        if packet.size > VALUE_BYTES_MAX:
+            raise FrameError(f"a value of {packet.size} bytes")
+        run.output, run.output_size = _data(packet), packet.size
+
+    def on_image(self, shown: ShownImage, packet: link.Packet) -> None:
+        run = self.run
+        left_out = ""
+        if run is not None and run.visible and not (left_out := run.take_image(packet.size, shown.mime)):
+            self._output.drain(run)
+            image = Image(id=run.execution_id, mime=shown.mime, source=shown.source)
+            self._channel.send_payload(image, _data(packet), packet.size)
+        # The reply lets the program go on; what it prints from here on belongs after the image.
+        self._child_processes.post(ImageReply(call=shown.call, left_out=left_out))
+
+    def on_tool_call(self, called: CalledTool, packet: link.Packet) -> None:
+        run = self.run
+        call = Call(called.name, called.call, packet.size)
+        if self.tool_calls.accept(run, call):
+            assert run is not None
+            self._output.drain(run)
+            event = ToolCall(id=run.execution_id, call=run.open_call(call), name=call.name)
+            self._channel.send_payload(event, _data(packet), packet.size)
+            run.set_clock()
+
+    def on_limit(self, near: NearLimit) -> None:
+        """Warns: the program has spent nearly all of a budget. Raises FrameError."""
+        run = self.run
+        if run is None or run.phase != Phase.RUNNING or near.limit not in run.warnings:
+            raise FrameError(f"a warning of {near.limit!r} that was not asked for")
+        self._output.drain(run)
+        self._send_warning(run, near.limit)
+
+    def on_stopped(self, stopped: ProgramStopped) -> None:
+        """Counts nothing of the program from now on, and ends it soon if something has swallowed its stop."""
+        run = self.run
+        if run is not None and run.phase == Phase.RUNNING and run.ended_by is None:
+            run.ended_by = stopped.outcome
+            run.note_interrupted()
+
+    def _warn(self, run: Run, spent: int) -> None:
+        """Sends the warnings that are due at so many operations and were not sent yet."""
+        for limit in [limit for limit, warning in run.warnings.items() if warning.mark <= spent]:
+            self._send_warning(run, limit)
+
+    def _send_warning(self, run: Run, limit: str) -> None:
+        warning = run.warnings.pop(limit)
+        self._channel.send(LimitWarning(id=run.execution_id, limit=limit, used=warning.used, budget=warning.budget))
+
+    @property
+    def max_end_bytes(self) -> int:
+        """Largest body of the message that ends a program: its error, and a value if it is small."""
+        runs = self.run is not None and self.run.phase == Phase.RUNNING
+        return MAX_ERROR_BYTES + link.INLINE_BYTES if runs else 0
+
+    def on_done(self, ended: ProgramEnded, body: bytes) -> None:
+        """Ends the run: the program has ended, and the interpreter lives. Raises FrameError."""
+        run = self.run
+        # The name distinguishes this run's end from the late end of one that agent code has declared ended before.
+        if run is None or run.phase != Phase.RUNNING or ended.filename != run.filename:
+            raise FrameError("the end of a run that does not run")
+        if ended.operations > run.budget or ended.error > len(body):
+            raise FrameError("more operations than the run has, or an error longer than the body")
+        if ended.error > MAX_ERROR_BYTES:
+            raise FrameError(f"an error of {ended.error} bytes")
+        detail = read_object(ErrorDetail, body[: ended.error], "an error") if ended.error else None
+        run.operations = ended.operations
+        self.budget.settle(run)
+        self._output.drain(run)
+        if ended.error < len(body) and run.output is None:
+            run.output, run.output_size = body[ended.error :], len(body) - ended.error
+        self._warn(run, spent=run.operations)
+        if run.calls:
+            self.tool_calls.refuse_open(run)
+        self.finish(run, ended.outcome, detail)
 
     # -- time and resources --------------------------------------------------------------------------------------
 
@@ -193,18 +296,18 @@ class Runner:
         """Latest time for the next call of `on_time`."""
         run = self.run
         if run is None:
-            return self._background.due
+            return self._leftover.due
         if run.kill_at is not None:
             ends_at = min(run.kill_at, run.interrupt_at)
         else:
             look_at = self._checking.deadline if run.phase == Phase.CHECKING else self._next_watch
             ends_at = min(run.wall_deadline, look_at)
-        soonest = min(ends_at, self._background.due, self._output.due)
+        soonest = min(ends_at, self._leftover.due, self._output.due)
         return soonest if run.logs.due is None else min(soonest, run.logs.due)
 
     def on_time(self, now: float) -> bool:
         """Does what is due; true when the interpreter has to be killed."""
-        self._background.on_time(now)
+        self._leftover.on_time(now)
         run = self.run
         if run is None:
             return False
@@ -252,7 +355,7 @@ class Runner:
             self.run.peak_memory_bytes = max(self.run.peak_memory_bytes, used_bytes)
         for pid in self._memory.closed - self._child_processes.closed:
             self._end_closed(pid)
-        return exceeds and not self._undo.make_room()
+        return exceeds and not self._copies.make_room()
 
     def _end_closed(self, pid: int) -> None:
         """Ends a process that hides what it holds: no other limit of this sandbox would count it."""
@@ -275,6 +378,9 @@ class Runner:
             return
         run.note_interrupted()
         self._child_processes.interrupt()
+
+    def _on_flood(self, run: Run) -> None:
+        self.interrupt(run, "output_limit")
 
     def cancel(self, execution_id: str) -> bool:
         """Ends the current run if it has this id; returns whether it has."""
@@ -308,14 +414,10 @@ class Runner:
         else:
             otherwise(notice)
 
-    def _on_file(self, path: str, status: os.stat_result) -> None:
+    def note_file_put(self, path: str, status: os.stat_result) -> None:
         """Records that a client has put a file, which is no artifact of the program."""
         if self.run is not None and self.run.artifacts is not None:
             self.run.artifacts.put_by_client(path, status)
-
-    def adopt(self, pipes: list[Pipe]) -> None:
-        """Takes pipes of ended processes that others still hold; what they print comes with the next run."""
-        self._background.adopt(pipes)
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -380,9 +482,9 @@ class Runner:
         if held:
             self._output.forget(run)
         if run.visible:
-            self._background.show(run.logs, run.settings.output_bytes, drain=True)
+            self._leftover.show(run.logs, run.settings.output_bytes, drain=True)
         if held:
-            self._background.adopt(held)
+            self._leftover.adopt(held)
             run.pipes = [pipe for pipe in run.pipes if pipe not in held]
         self.run = None
         self._on_end(run, outcome, detail)
@@ -405,3 +507,9 @@ class Runner:
 
 def _make_pipes() -> list[Pipe]:
     return [Pipe("stdout"), Pipe("stderr")]
+
+
+def _data(packet: link.Packet) -> Union[bytes, int]:
+    """Returns the body, or the memory file that holds it, which is the caller's from here on."""
+    memfd = packet.take_memfd()
+    return packet.body if memfd is None else memfd

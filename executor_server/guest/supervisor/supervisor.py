@@ -27,27 +27,31 @@ import time
 
 from ..checks.rules import Rules
 from ..files.transfers import Transfers
-from ..wire import exit_codes, link, link_messages, messages, rlimits
+from ..wire import exit_codes, link, link_messages, messages
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
 from ..wire.guest_channel import Channel
 from ..wire.lean import signal, socket
 from ..wire.loop import READ, Loop
 from ..wire.messages import Configure, Execute, Restrict
+from ..wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 from ..wire.schema import message_of, read_object
 from ..wire.session_rules import SessionRules
-from . import undo, usage
-from .background_work import BackgroundWork
+from . import usage
+from .background_work import PROCESS_KINDS, BackgroundWork
+from .branches import Branches
 from .child import kill_everything
 from .child_processes import ChildProcesses
+from .copies import KeptCopies
 from .interpreter_requests import Requests
 from .jobs import KINDS, MAX_JOBS, Job, JobQueue
+from .leftover_output import LeftoverOutput
 from .orphan_time import OrphanTime
 from .prelude import Prelude
 from .replacement import Replacement
 from .results import Results
 from .run import Run, Settings
 from .runner import Runner
-from .undo import Undo
+from .savepoints import Savepoints
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,51 +75,30 @@ class Supervisor:
     def __init__(self, config: Config, listener: socket.socket, programs: Programs) -> None:
         self._loop = Loop()
         self._channel = Channel(
-            listener, config.token_hash, self._loop, self._on_frame, self._describe, config.egress_listener
+            *(listener, config.token_hash, self._loop, self._on_frame, self._describe),
+            *(config.egress_listener, self._on_new_daemon, self._pong),
         )
-        self._transfers = Transfers(self._channel, config.workspace)
-        self._channel.on_new_daemon = self._on_new_daemon
-        self._channel.pong = lambda: messages.Pong(
-            background_cpu_time_s=self._background_cpu.spent_s(busy=self._runner.busy)
-        )
-        self._cpu = usage.SandboxCpu(config.cpu_counter)
         self._orphan_time = OrphanTime(self._channel, self._loop, config.orphan_time_s)
-        self._beside = BackgroundWork(
-            self._channel,
-            self._loop,
-            config.workspace,
-            adopt=lambda pipes: self._runner.adopt(pipes),
-            environment=self._process_environment,
-            limit=lambda: rlimits.limit_program(config.memory_bytes if config.watch_memory else None, config.processes),
-            on_process=lambda: self._background_cpu.begin(),
-        )
-        self._cpu.aside = self._beside
-        self._results = Results(self._channel)
-        self._undo = Undo(config, self._channel, self._beside, self._results)
-        self._child_processes = children = ChildProcesses(config, self._loop, programs, self, self._undo)
-        self._runner = Runner(
-            config, self._loop, self._channel, children, self._transfers, self._cpu, self._undo, self._on_run_end
-        )
-        self.on_verdict, self.on_checker_exit = self._runner.on_verdict, self._runner.on_checker_exit
-        self.on_interpreter_exit = self._replace_interpreter
-        self._background_cpu = usage.BackgroundCpu(self._cpu, self._runner.charged_cpu_s)
-        self._prelude = Prelude(self._channel, self._runner, self._results)
-        self._requests = Requests(
-            self._channel, self._child_processes, self._transfers, self._runner, self._results.notify
-        )
         self._jobs = JobQueue()
+        self._results = Results(self._channel)
+        leftover = LeftoverOutput(self._loop)
+        self._background = BackgroundWork(config, self._channel, self._loop, leftover)
+        cpu = usage.SandboxCpu(config.cpu_counter, self._background)
+        copies = KeptCopies(config, self._results)
+        self._child_processes = children = ChildProcesses(config, self._loop, programs, self, self._background, copies)
+        self._runner = Runner(config, self._loop, self._channel, children, leftover, cpu, copies, self._on_run_end)
+        self._background_cpu = usage.BackgroundCpu(cpu, self._runner.charged_cpu_s)
+        self._transfers = Transfers(self._channel, config.workspace, self._runner.note_file_put)
+        self._prelude = Prelude(self._channel, self._runner, self._results)
+        self._requests = Requests(self._channel, children, self._transfers, self._runner, self._results)
+        self._savepoints = Savepoints(self._channel, self._results, children, self._requests, copies)
         self._replacement = Replacement(
-            self._child_processes,
-            self._runner,
-            self._requests,
-            self._results,
-            self._prelude,
-            self._jobs,
-            self._start_child_processes,
-            self._undo,
-            self._equip,
+            *(children, self._runner, self._requests, self._results, self._prelude, self._jobs, self._savepoints)
         )
-        self._undo.connect(self._child_processes, self._requests, self._replacement)
+        self._branches = Branches(
+            *(self._channel, self._results, self._jobs, children, self._requests, self._savepoints),
+            self._replacement,
+        )
         self._config = config
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._full = False  # the daemon does not take events
@@ -141,7 +124,7 @@ class Supervisor:
             self._orphan_time.note_turn(began + asked_s, now)
             self._transfers.expire_blobs(now)
             if not busy and not self._child_processes.started:
-                self._start_child_processes()  # no answer is due, so the fork delays none
+                self._replacement.start()  # no answer is due, so the fork delays none
             if now >= due:  # else the next turn does not wait, and it is done then
                 self._on_time(now)
             if (self._prelude.due or self._requests.tools_due) and not self._child_processes.imports_ahead:
@@ -174,7 +157,7 @@ class Supervisor:
     def _due(self) -> float:
         """Time of the next call of `_on_time`."""
         runs = self._runner.due() if self._runner.busy else min(self._runner.due(), self._child_processes.due)
-        others = self._requests.due, self._beside.due, self._undo.due, self._channel.due
+        others = self._requests.due, self._background.due, self._savepoints.successor_due, self._channel.due
         return min(self._orphan_time.ends_at, runs, self._child_processes.retry_at, *others)
 
     def _on_wakeup(self, _events: int) -> None:
@@ -188,15 +171,16 @@ class Supervisor:
             self._requests.postpone()
         self._child_processes.pause(full)
         self._runner.pause(full)
-        self._beside.pause(full)
+        self._background.pause(full)
 
     def _on_time(self, now: float) -> None:
         self._channel.expire_strangers()
         self._child_processes.retry(now)
         if self._full:
             self._requests.postpone()
-        self._beside.on_time(now)
-        self._undo.on_time(now)
+        self._background.on_time(now)
+        if now >= self._savepoints.successor_due:
+            self._savepoints.on_successor_due()
         if self._orphan_time.is_over(now):
             self._exit_code = exit_codes.ORPHANED
         elif now >= self._requests.due or self._runner.on_time(now):
@@ -206,12 +190,10 @@ class Supervisor:
 
     def _on_new_daemon(self) -> None:
         self._transfers.on_new_daemon()
-        self._beside.on_new_daemon()
+        self._background.on_new_daemon()
 
-    def _process_environment(self, own: dict[str, str]) -> dict[str, str]:
-        from ..processes.environment import process_environment
-
-        return process_environment(own, self._config.variables, has_environment=self._config.has_environment)
+    def _pong(self) -> messages.Pong:
+        return messages.Pong(background_cpu_time_s=self._background_cpu.spent_s(busy=self._runner.busy))
 
     # -- frames of the daemon ------------------------------------------------------------------------------------
 
@@ -222,13 +204,16 @@ class Supervisor:
         )
 
     def _on_frame(self, frame: Frame) -> None:
-        if self._beside.take(frame):
+        if frame.kind in PROCESS_KINDS:
+            self._background_cpu.begin()
+        if self._background.take(frame):
             return
         message = message_of(frame)
         if isinstance(message, KINDS):
             self._add_job(message, frame.body)
         elif isinstance(message, messages.ToolResult):
-            self._runner.tool_calls.on_result(self._runner.run, message, frame.body)
+            fd = self._transfers.take_blob(message.blob) if message.blob is not None else None
+            self._runner.tool_calls.on_result(self._runner.run, message, frame.body, fd)
         elif isinstance(message, messages.Cancel):
             self._cancel(message.id)
         elif isinstance(message, messages.Note):
@@ -262,15 +247,6 @@ class Supervisor:
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
-    def _start_child_processes(self) -> None:
-        self._child_processes.start()
-        self._equip()
-
-    def _equip(self) -> None:
-        """Gives the interpreter the rules and tools that hold now."""
-        self._post_settings()
-        self._requests.post_tools()
-
     def _next_job(self) -> None:
         if not (self._jobs.ready or self._prelude.due or self._requests.tools_due):
             return
@@ -288,31 +264,49 @@ class Supervisor:
             self._replacement.restored = False
             if job.needs_interpreter:
                 if not self._child_processes.started:
-                    self._start_child_processes()
+                    self._replacement.start()
                 if not isinstance(job.request, messages.FindModules):  # comes before the session's own first request
                     self._background_cpu.begin()
             request = job.request
             if isinstance(request, Execute):
-                if self._undo.comes_first(request, job, self._jobs):
-                    continue
-                source, before = job.body.decode("utf-8", "replace"), self._undo.before_run
-                settings, in_branch = Settings.of(request), bool(request.branches)
-                self._runner.begin(
-                    *(request.id, source, settings),
-                    savepoint=before,
-                    savepoint_refused=self._undo.why_not if request.savepoints else "",
-                    is_branch=in_branch,
-                )
-            elif isinstance(request, undo.REQUESTS):
-                self._undo.begin(request)
+                if self._is_prepared(request, job):
+                    self._begin_run(request, job.body)
+            elif isinstance(request, TakeSavepoint):
+                self._savepoints.take(request)
+            elif isinstance(request, RollBack):
+                self._savepoints.roll_back(request, self._replacement.go_back)
+            elif isinstance(request, ListSavepoints):
+                self._savepoints.answer(request.op)
             elif isinstance(request, Configure):
                 self._configure(request, job.body)
             elif isinstance(request, Restrict):
                 self._hold_to(job.body)
-                self._post_settings()
+                self._runner.post_rules()
                 self._channel.done(request.op)
             else:
                 self._requests.begin(request, job.body)
+
+    def _is_prepared(self, request: Execute, job: Job) -> bool:
+        """False when a savepoint or a branch is made for the execution first; the job is put back until then."""
+        if request.branches or not (request.savepoints and job.saved):
+            self._savepoints.before_run = None
+        if job.saved or not (request.branches or request.savepoints):
+            return True
+        job.saved = True
+        if request.branches:
+            self._branches.begin(request, job)
+        else:
+            self._jobs.put_back(job)
+            self._savepoints.take_before(request)
+        return False
+
+    def _begin_run(self, request: Execute, source: bytes) -> None:
+        self._runner.begin(
+            *(request.id, source.decode("utf-8", "replace"), Settings.of(request)),
+            savepoint=self._savepoints.before_run,
+            savepoint_refused=self._savepoints.why_not if request.savepoints else "",
+            is_branch=bool(request.branches),
+        )
 
     def _configure(self, request: Configure, body: bytes) -> None:
         if request.settings + request.env > len(body):
@@ -330,7 +324,7 @@ class Supervisor:
             self._child_processes.set_variables(variables)
         else:
             self._prelude.configure(request.op, prelude)
-        self._post_settings()  # behind the answer; the prelude's code comes later, when it was checked
+        self._runner.post_rules()  # behind the answer; the prelude's code comes later, when it was checked
         self._child_processes.serve_session()
 
     def _hold_to(self, settings: bytes) -> None:
@@ -349,13 +343,13 @@ class Supervisor:
         message = link_messages.message_of(packet)
         if isinstance(message, link_messages.ProgramEnded):
             self._unfit = message.unfit
-            self._runner.reports.on_done(message, link.read_body(packet, self._runner.reports.max_end_bytes))
+            self._runner.on_done(message, link.read_body(packet, self._runner.max_end_bytes))
         elif isinstance(message, link_messages.CalledTool):
-            self._runner.reports.on_tool_call(message, packet)
+            self._runner.on_tool_call(message, packet)
         elif isinstance(message, link_messages.Output):
-            self._runner.reports.on_output(packet)
+            self._runner.on_output(packet)
         elif isinstance(message, link_messages.ShownImage):
-            self._runner.reports.on_image(message, packet)
+            self._runner.on_image(message, packet)
         elif isinstance(message, link_messages.Variable):
             self._requests.on_variable(message, packet)
         elif isinstance(message, link_messages.ExportedState):
@@ -368,9 +362,9 @@ class Supervisor:
             if isinstance(message, link_messages.Booted):
                 self._replacement.note_booted()
             elif isinstance(message, link_messages.ProgramStopped):
-                self._runner.reports.on_stopped(message)
+                self._runner.on_stopped(message)
             elif isinstance(message, link_messages.NearLimit):
-                self._runner.reports.on_limit(message)
+                self._runner.on_limit(message)
             elif isinstance(message, link_messages.Drawing):
                 if self._runner.run is not None:
                     self._runner.run.set_drawing(begins=message.begins)
@@ -379,6 +373,15 @@ class Supervisor:
             else:
                 raise FrameError(f"a message {message.kind!r} is not for the supervisor")
 
+    def on_interpreter_exit(self, status: int) -> None:
+        self._replace_interpreter(status)
+
+    def on_verdict(self, packet: link.Packet) -> None:
+        self._runner.on_verdict(packet)
+
+    def on_checker_exit(self, status: int) -> None:
+        self._runner.on_checker_exit(status)
+
     def _replace_interpreter(self, status: Optional[int], why: str = "") -> None:
         if self._prelude.refuse_variables(self._config.variables):
             self._child_processes.set_variables({})
@@ -386,16 +389,12 @@ class Supervisor:
         self._replacement.replace(status, why)
         self._next_job()
 
-    def _post_settings(self) -> None:
-        if self._child_processes.started:
-            self._child_processes.post(link_messages.SetRules(), self._runner.rules.packed())
-
     # -- the end of a run ----------------------------------------------------------------------------------------
 
     def _on_run_end(self, run: Run, outcome: str, detail: Optional[ErrorDetail]) -> None:
         why, self._unfit = self._unfit, ""
         if run.is_branch:
-            self._undo.end_branch_run(run, outcome, detail, why)
+            self._branches.on_run_end(run, outcome, detail, why)
         elif why:
             self._replacement.replace_unfit(run, why)
         if run.visible and not run.is_branch:

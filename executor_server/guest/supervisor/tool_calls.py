@@ -15,7 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-    from ..files.transfers import Transfers
     from ..wire.messages import ToolResult
     from .child_processes import ChildProcesses
     from .run import Run
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 class ToolCalls:
     """Knows the names of the session's tools whose calls the client answers, and of those whose answer is final."""
 
-    def __init__(self, child_processes: ChildProcesses, transfers: Transfers) -> None:
+    def __init__(self, child_processes: ChildProcesses) -> None:
         self._child_processes = child_processes
-        self._transfers = transfers
         self.tools: frozenset[str] = frozenset()
         self.final_tools: frozenset[str] = frozenset()
 
@@ -52,9 +50,8 @@ class ToolCalls:
             self.refuse(run.calls.popitem()[1], "the execution ended before the tool had answered")
         run.set_clock()
 
-    def on_result(self, run: Optional[Run], result: ToolResult, body: bytes) -> None:
-        """Hands the daemon's answer to the program. A late one is dropped; the client knows from the daemon."""
-        fd = self._transfers.take_blob(result.blob) if result.blob is not None else None
+    def on_result(self, run: Optional[Run], result: ToolResult, body: bytes, fd: Optional[int]) -> None:
+        """Hands the daemon's answer, which may be a memory file, to the program. A late one is dropped."""
         if run is None or run.execution_id != result.id or result.call not in run.calls:
             if fd is not None:
                 os.close(fd)

@@ -80,14 +80,14 @@ class SandboxCpu:
     between two looks goes uncounted.
     """
 
-    def __init__(self, group: Optional[int] = None) -> None:
+    def __init__(self, group: Optional[int], aside: Aside) -> None:
         self._group = group
         self._seen: Seen = {}
         self._reaped_s = _reaped_cpu_s()
         self._missed_s = 0.0
         self._lost_s = 0.0
         self._reported_s = 0.0
-        self.aside: Aside = _Nothing()
+        self.aside = aside
 
     @property
     def is_exact(self) -> bool:
@@ -239,16 +239,6 @@ class BackgroundCpu:
             spent_s = self._sandbox.total_s() - self._before_s - self._charged_cpu_s()
             self._reported_s = max(self._reported_s, spent_s)
         return self._reported_s
-
-
-class _Nothing:
-    """No processes that calls have started."""
-
-    leaders: frozenset[int] = frozenset()
-    ended_cpu_s = 0.0
-
-    def cpu_s(self) -> float:
-        return 0.0
 
 
 def _processes() -> Seen:

@@ -93,6 +93,8 @@ class Channel:
         on_frame: Callable[[Frame], None],
         describe: Callable[[int, int], Ready],
         egress_listener: Optional[int] = None,
+        on_new_daemon: Callable[[], None] = lambda: None,
+        pong: Callable[[], Pong] = Pong,
     ) -> None:
         self._listener = listener
         self._token = bytes.fromhex(token_hash)
@@ -101,8 +103,8 @@ class Channel:
         self._on_frame = on_frame
         self._describe = describe
         self._egress_listener = egress_listener
-        self.on_new_daemon: Callable[[], None] = lambda: None
-        self.pong: Callable[[], Pong] = Pong
+        self._on_new_daemon = on_new_daemon
+        self._pong = pong
         self._daemon_id = ""  # the last daemon
         self._strangers: dict[int, _Stranger] = {}
         self._conn: Optional[socket.socket] = None
@@ -301,7 +303,7 @@ class Channel:
         self._conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * CHUNK_BYTES)
         if hello.daemon != self._daemon_id:
             self._daemon_id = hello.daemon
-            self.on_new_daemon()
+            self._on_new_daemon()
         ready = self._describe(self._window.taken, self._window.acked)
         self._writing = [memoryview(encode_frame(ready.kind, ready.head()))]
         # The daemon sends the notice of a refusal before the program gets it: it belongs to the log of that run, also
@@ -363,7 +365,7 @@ class Channel:
         """Raises FrameError."""
         _close_files(self._window.acknowledge(frame.ack))
         if frame.kind == Ping.kind:
-            self._reply(self.pong())
+            self._reply(self._pong())
         elif frame.kind != Ack.kind and self._window.accept(frame.seq):
             self._on_frame(frame)
 

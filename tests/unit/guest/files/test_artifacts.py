@@ -133,9 +133,8 @@ def test_no_more_than_so_many_entries_are_looked_at(root: Path, monkeypatch: pyt
 
 def test_what_a_client_puts_meanwhile_is_not_the_programs_until_it_changes_it(root: Path) -> None:
     channel = SimpleNamespace(connected=True, full=False, done=lambda *_, **__: None)
-    transfers = Transfers(channel, str(root))  # type: ignore[arg-type]
     watch = Artifacts(str(root))
-    transfers.on_file = watch.put_by_client
+    transfers = Transfers(channel, str(root), watch.put_by_client)  # type: ignore[arg-type]
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("of/an/archive"))

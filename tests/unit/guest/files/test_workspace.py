@@ -320,7 +320,7 @@ def answers() -> Answers:
 
 @pytest.fixture
 def transfers(root: Path, answers: Answers) -> Iterator[Transfers]:
-    transfers = Transfers(answers, str(root))  # type: ignore[arg-type]
+    transfers = Transfers(answers, str(root), lambda *_: None)  # type: ignore[arg-type]
     yield transfers
     transfers.close_all()
 

@@ -10,6 +10,8 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,8 @@ from executor_server.guest.supervisor.outcomes import describe_exit
 from executor_server.guest.wire import link, proc
 from executor_server.guest.wire.link_messages import Booted, Variable, message_of
 from tests.support.descriptors import none_left_open
+
+_NO_BACKGROUND: Any = SimpleNamespace(leaders=frozenset(), ended_cpu_s=0.0)
 
 MAX_BYTES = 10**6
 
@@ -179,7 +183,7 @@ def test_processor_time_of_a_process_is_its_own(process: usage.Process) -> None:
 def test_processor_time_is_told_of_the_process_and_of_its_living_and_dead_children(
     process: usage.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meter = usage.CpuMeter(process, usage.SandboxCpu())
+    meter = usage.CpuMeter(process, usage.SandboxCpu(None, _NO_BACKGROUND))
     meter.begin()
     pid = os.fork()
     if pid == 0:

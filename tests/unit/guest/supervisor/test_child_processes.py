@@ -34,8 +34,9 @@ class Children:
             on_message=lambda packet: self.said.append(type(message_of(packet))),
             on_interpreter_exit=self.said.append,
         )
-        spared = SimpleNamespace(leaders=frozenset())
-        self.owner = ChildProcesses(*cast(Any, (config, self.loop, self.programs, supervisor, spared)))
+        background = SimpleNamespace(leaders=frozenset())
+        copies = SimpleNamespace(pids=lambda _interpreter: frozenset())
+        self.owner = ChildProcesses(*cast(Any, (config, self.loop, self.programs, supervisor, background, copies)))
 
     @property
     def has_checker(self) -> bool:

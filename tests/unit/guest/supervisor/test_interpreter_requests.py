@@ -44,8 +44,9 @@ class Bench:
             fail=lambda op, reason, message, body=b"": self.answers.append((reason, op, message, body)),
         )
         child_processes: Any = SimpleNamespace(post=self._post, started=True)
+        results: Any = SimpleNamespace(notify=self.notices.append)
         transfers: Any = SimpleNamespace(take_blob=lambda blob_id: link.sealed_memfd([b"xyz"]))
-        self.requests = Requests(channel, child_processes, transfers, cast(Any, self.runner), self.notices.append)
+        self.requests = Requests(channel, child_processes, transfers, cast(Any, self.runner), results)
 
     def _post(
         self, message: LinkMessage, body: bytes = b"", memfd: int | None = None, fds: tuple[int, ...] = ()

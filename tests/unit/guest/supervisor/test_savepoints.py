@@ -13,6 +13,7 @@ import pytest
 
 from executor_server.guest.supervisor import copies
 from executor_server.guest.supervisor.child import Child
+from executor_server.guest.supervisor.copies import KeptCopies
 from executor_server.guest.supervisor.savepoints import Savepoints
 from executor_server.guest.wire.lean import dumps
 from executor_server.guest.wire.link import receive, send
@@ -25,8 +26,11 @@ from executor_server.guest.wire.link_messages import (
     SavepointMade,
     message_of,
 )
+from executor_server.guest.wire.savepoint_messages import TakeSavepoint
 from tests.support.clock import Clock
 from tests.support.descriptors import none_left_open
+
+TAKE = TakeSavepoint(op=1, kept=8, file_bytes=0)
 
 
 def test_a_copy_that_says_nothing_is_waited_for_only_as_long_as_a_fork_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,15 +44,17 @@ def test_a_copy_that_says_nothing_is_waited_for_only_as_long_as_a_fork_takes(mon
 
     monkeypatch.setattr(copies, "time", clock)
     monkeypatch.setattr("executor_server.guest.supervisor.memory.MemoryWatch.exceeds", lambda *_: False)
-    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2))
-    taken: list[int | None] = []
+    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2), generation=1)
+    parts.done = lambda *_: None
     with none_left_open():
-        kept = Savepoints(parts, parts, parts, parts, parts, lambda _number: False)
+        copies_kept = KeptCopies(parts, parts)
+        kept = Savepoints(parts, parts, parts, parts, copies_kept)
         for _ in range(4):
-            kept.take(8, 0, on_taken=lambda number, _why_not: taken.append(number))
+            kept.take(TAKE)
         clock.now_s += 2.0
         before_s = time.monotonic()
-        assert (taken, kept.pids) == ([1, 2, 3, 4], frozenset())
+        assert [entry.number for entry in copies_kept.taken] == [1, 2, 3, 4]
+        assert copies_kept.pids(2) == frozenset()
         assert time.monotonic() - before_s < 1.0
         for fd in held:
             os.close(fd)
@@ -64,10 +70,12 @@ def test_a_copy_that_says_nothing_yet_holds_nothing_up(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(copies, "_may_be_copy", lambda pid: True)
     monkeypatch.setattr("executor_server.guest.supervisor.memory.MemoryWatch.exceeds", lambda *_: False)
-    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2))
+    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2), generation=1)
+    parts.done = lambda *_: None
     with none_left_open():
-        kept = Savepoints(parts, parts, parts, parts, parts, lambda _number: False)
-        kept.take(8, 0, on_taken=lambda _number, _why_not: None)
+        copies_kept = KeptCopies(parts, parts)
+        kept = Savepoints(parts, parts, parts, parts, copies_kept)
+        kept.take(TAKE)
         before_s, first_due = time.monotonic(), kept.successor_due
         kept.on_successor_due()
         assert time.monotonic() - before_s < copies.FORK_TIME_S / 2
@@ -79,7 +87,7 @@ def test_a_copy_that_says_nothing_yet_holds_nothing_up(monkeypatch: pytest.Monke
         assert isinstance(message_of(packet), MakeSuccessor)
         packet.close()
         held[0].close()
-        for each in kept._copies:
+        for each in copies_kept.copies:
             each.sock.close()
 
 
@@ -116,12 +124,13 @@ def test_where_no_process_is_left_the_one_of_the_savepoint_goes_on_and_the_savep
     parts.await_end, parts.generation = lambda: None, 2
     parts.done = lambda _op, body: answers.append(body)
     with none_left_open():
-        kept = Savepoints(parts, parts, parts, parts, parts, lambda _number: False)
-        kept.take(8, 0, on_taken=lambda _number, _why_not: None)
+        copies_kept = KeptCopies(parts, parts)
+        kept = Savepoints(parts, parts, parts, parts, copies_kept)
+        kept.take(TAKE)
         assert kept.resume(1)
         threads[0].join()
         adopted[0].close()
         kept.answer(1)
     assert asked == [MakeSuccessor.__name__, Resume.__name__]
     assert [child.pid for child in adopted] == [77]
-    assert answers == [b'{"savepoints":[],"dropped":1,"generation":2,"left_out":["a file"]}']
+    assert answers[1:] == [b'{"savepoints":[],"dropped":1,"generation":2,"left_out":["a file"]}']

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from executor_server.guest.supervisor.log_relay import BACKGROUND_BEGIN, BACKGROUND_END
+from executor_server.guest.supervisor.output import BACKGROUND_BEGIN, BACKGROUND_END
 from tests.contract.harness import Harness
 from tests.support.attacks import LEADER_ONLY
 

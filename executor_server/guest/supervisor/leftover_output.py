@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from .log_relay import LogRelay
+    from .output import LogRelay
 
 # Bytes of one stream that are kept until it is shown.
 BACKGROUND_BYTES = 32 * 1024

@@ -1,20 +1,257 @@
-"""Cuts the output of an execution to its limit, keeping head and tail, and decodes it.
+"""A run's output: read from its pipes, cut to its limit, decoded, and sent to the daemon in joined frames.
 
-The first half of the limit is sent as it comes. Of the rest, a ring keeps the last half, which is sent at the end,
-after the number of bytes left out between.
+The first piece is sent at once; pieces that follow within `_COALESCE_S` are read and sent together. The first half of
+the limit is sent as it comes. A ring keeps the last half of the rest, which is sent at the end, after the number of
+bytes left out between.
 """
 
 from __future__ import annotations
 
 import codecs
+import time
 
+from ..checks.offline import says_not_installed, says_offline
+from ..processes.pipe import READ_BYTES
+from ..wire.frames import CHUNK_BYTES
+from ..wire.guest_channel import Channel
 from ..wire.lean import deque
+from ..wire.loop import READ, Loop
+from ..wire.messages import Log, OutputCut
+from .outcomes import says_no_memory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
+    from ..processes.pipe import Pipe
+    from .run import Run
 
 # Multiple of its limit at which a program is stopped: it prints without end.
 STOP_FACTOR = 16
 # Pieces of the tail, and the bytes up to which neighbours of one stream are joined: tiny writes cost no more than text.
 _MAX_PIECES = 4096
 _JOIN_BYTES = 4096
+_COALESCE_S = 0.005
+# Bytes of the output that are searched for an error of a program that misses the network.
+_SCANNED_BYTES = 256 * 1024
+# Lines around output of earlier runs' processes.
+BACKGROUND_BEGIN = "[background output of earlier steps]"
+BACKGROUND_END = "[end of background output]"
+# Characters of a piece: at most 4 bytes each in UTF-8, so that it fits into a chunk.
+_LOG_CHARS = CHUNK_BYTES // 4
+
+# Reads of one pipe in a turn of the loop, so that a program that prints without end cannot starve the rest.
+_READS_PER_EVENT = 8
+# Bytes up to which what was read in a turn is little. A program that prints more must not wait for its full pipe.
+_LITTLE_BYTES = READ_BYTES // 4
+# Reads before an event, so that a background process that prints without end cannot hold up a result.
+_READS_PER_DRAIN = 64
+
+
+class LogRelay:
+    """The output of one run."""
+
+    def __init__(self, channel: Channel, execution_id: str, limit_bytes: int) -> None:
+        self._channel = channel
+        self._execution_id = execution_id
+        self._cutter = OutputCutter(limit_bytes)
+        self._decoder = StreamDecoder()
+        self._pending: list[tuple[str, bytes]] = []
+        self._last_sent = 0.0
+        self._background_bytes = 0
+        self._unscanned_bytes = _SCANNED_BYTES
+        self.offline = False  # the program, or a child of it, has printed that it could not reach something
+        self.not_installed = False  # it, or a child of it, has printed that a package could not be installed
+        self.no_memory = False  # it has printed that it ends for lack of memory
+        self._lines_open: set[str] = set()  # streams whose last line has no end yet
+        self.due: Optional[float] = None  # when `flush` should be called
+
+    @property
+    def total_bytes(self) -> int:
+        return self._cutter.total_bytes + self._background_bytes
+
+    @property
+    def flooded(self) -> bool:
+        return self._cutter.flooded
+
+    def add(self, stream: str, data: bytes) -> None:
+        if self._unscanned_bytes > 0:
+            self._unscanned_bytes -= len(data)
+            self.offline = self.offline or says_offline(data)
+            self.no_memory = self.no_memory or (stream == "stderr" and says_no_memory(data))
+            self.not_installed = self.not_installed or says_not_installed(data)
+        now = self._cutter.feed(stream, data)
+        if now and self._execution_id:
+            self._pending.append((stream, now))
+            if self.due is None:
+                self.due = max(time.monotonic(), self._last_sent + _COALESCE_S)
+
+    def flush(self) -> None:
+        """Sends the waiting pieces, neighbours of one stream joined."""
+        self.due = None
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        self._last_sent = time.monotonic()
+        start = 0
+        for index in range(1, len(pending) + 1):
+            if index == len(pending) or pending[index][0] != pending[start][0]:
+                stream = pending[start][0]
+                self.say(stream, self._decoder.decode(stream, b"".join(data for _, data in pending[start:index])))
+                start = index
+
+    def finish(self) -> None:
+        """Sends the waiting pieces, then the tail, after the number of bytes left out before it."""
+        self.flush()
+        if not (self._execution_id and self._cutter.total_bytes):
+            return
+        tail = self._cutter.drain()
+        if self._cutter.omitted_bytes:
+            self._decoder = StreamDecoder()
+            self._channel.send(OutputCut(id=self._execution_id, omitted=self._cutter.omitted_bytes))
+        for stream, data in tail:
+            self.say(stream, self._decoder.decode(stream, data))
+        for stream, text in self._decoder.reset():
+            self.say(stream, text)
+
+    def say_background(self, stream: str, data: bytes, total_bytes: int) -> None:
+        """Sends output of earlier runs' processes between two marking lines; it counts as output of this run."""
+        self._background_bytes += total_bytes
+        before = "\n" if stream in self._lines_open else ""
+        text = data.decode("utf-8", "replace")
+        after = "" if text.endswith("\n") else "\n"
+        self.say(stream, f"{before}{BACKGROUND_BEGIN}\n{text}{after}{BACKGROUND_END}\n")
+
+    def say_notice(self, text: str) -> None:
+        """Sends a notice as lines of its own; it does not count as output of the run."""
+        self.say("stderr", "\n" + text if "stderr" in self._lines_open else text)
+
+    def say(self, stream: str, text: str) -> None:
+        """Sends a text without counting or cutting it."""
+        if text:
+            (self._lines_open.discard if text.endswith("\n") else self._lines_open.add)(stream)
+        for start in range(0, len(text), _LOG_CHARS):
+            data = text[start : start + _LOG_CHARS].encode("utf-8", "replace")  # a notice may hold lone surrogates
+            self._channel.send(Log(id=self._execution_id, stream=stream), data)
+
+
+def _ignore(_events: int) -> None:
+    """Handles the events of a pipe that no program has."""
+
+
+class ProgramOutput:
+    """Reads the pipes of the current run into its `LogRelay`, a bounded amount in each turn of the loop.
+
+    Rest: a program that prints line by line would have each line read by itself, and this process would take the
+    processor from the program and from those who are to get the first line. So when a pipe was read empty and little
+    was in it, that is sent, and the pipe is read again only when the next frame may be sent. One pipe rests at a time,
+    the one that was read last: what comes from the other one wakes this process, and is read after what rests, so both
+    keep their order.
+
+    Backpressure: while the daemon does not take events, the pipes are not read. They fill, and the program waits in its
+    own write; its clock stands still meanwhile (`Run.hold`). So a slow daemon costs neither memory here nor the
+    program's time. `on_flood` is called once when a run prints far past its limit.
+    """
+
+    def __init__(self, loop: Loop, on_flood: Callable[[Run], None]) -> None:
+        self._loop = loop
+        self._on_flood = on_flood
+        self._resting: Optional[tuple[Run, Pipe]] = None
+        self._busy_until = 0.0  # a program that has just printed much gets no rest: its pipe would soon be full
+        self.due = float("inf")  # when `on_time` should be called: the end of the rest
+        self.paused = False
+
+    def expect(self, pipes: list[Pipe]) -> None:
+        """Registers the pipes of a run to come, into which nothing is written before `watch`."""
+        for pipe in pipes:
+            self._loop.watch(pipe.read_fd, READ, _ignore, last=True)
+
+    def watch(self, run: Run) -> None:
+        """Has the pipes read, unless it is `paused`."""
+        self._end_rest()
+        for pipe in run.pipes:
+            handler = None if self.paused or pipe.ended else self._reader_of(run, pipe)
+            self._loop.watch(pipe.read_fd, READ, handler, last=True)
+
+    def forget(self, run: Run, *, closing: bool = False) -> None:
+        """Reads the pipes no more; with `closing`, they are closed next."""
+        if self._resting is not None and self._resting[0] is run:
+            self._end_rest()
+        for pipe in run.pipes:
+            self._loop.watch(pipe.read_fd, 0, None, closing=closing)
+
+    def on_time(self, now: float) -> None:
+        """Reads the resting pipe when it is time; watches it again when nothing has come."""
+        if now >= self.due and self._resting is not None and not self._read_and_rest(*self._resting):
+            self._wake()
+
+    def drain(self, run: Run) -> None:
+        """Reads all that was written before the message at hand, and sends it, so that events keep their order."""
+        pipes = run.pipes if self._resting is None else sorted(run.pipes, key=self._is_watched)
+        for pipe in pipes:
+            for _ in range(_READS_PER_DRAIN):
+                if pipe.ended or not self._read(run, pipe):
+                    break
+        run.logs.flush()
+
+    def _is_watched(self, pipe: Pipe) -> bool:
+        return self._resting is None or self._resting[1] is not pipe
+
+    def _reader_of(self, run: Run, pipe: Pipe) -> Callable[[int], None]:
+        def on_readable(_events: int) -> None:
+            if self._resting is not None:
+                if self._is_watched(pipe):
+                    self._read_pieces(run, self._resting[1])
+                self._wake()
+            if not self._read_and_rest(run, pipe) and pipe.ended:
+                self._loop.watch(pipe.read_fd, 0, None, closing=True)
+                pipe.close()
+
+        return on_readable
+
+    def _read_and_rest(self, run: Run, pipe: Pipe) -> bool:
+        """Reads a pipe and sends what may be sent now; true when the pipe rests then."""
+        is_little = self._read_pieces(run, pipe)
+        if pipe.ended:
+            return False
+        now, logs = time.monotonic(), run.logs
+        if not is_little:
+            self._busy_until = now + _COALESCE_S
+        if not pipe.make_large() or now < self._busy_until:
+            return False
+        if logs.due is not None and logs.due <= now:
+            logs.flush()
+        self.due = now + _COALESCE_S if logs.due is None else logs.due
+        if self._is_watched(pipe):
+            self._resting = run, pipe
+            self._loop.watch(pipe.read_fd, 0, self._reader_of(run, pipe), last=True)  # its end is still noticed
+        return True
+
+    def _wake(self) -> None:
+        """Watches the resting pipe again."""
+        if self._resting is not None:
+            run, pipe = self._resting
+            self._end_rest()
+            self._loop.watch(pipe.read_fd, READ, None if pipe.ended else self._reader_of(run, pipe), last=True)
+
+    def _end_rest(self) -> None:
+        self._resting, self.due = None, float("inf")
+
+    def _read_pieces(self, run: Run, pipe: Pipe) -> bool:
+        """Reads as much as one turn may; true when that was something, all that was there, and little."""
+        for number in range(_READS_PER_EVENT):
+            size = self._read(run, pipe)
+            if size < READ_BYTES:
+                return number == 0 and 0 < size <= _LITTLE_BYTES
+        return False
+
+    def _read(self, run: Run, pipe: Pipe) -> int:
+        data = pipe.read()
+        if data:
+            run.logs.add(pipe.stream, data)
+            if run.logs.flooded and run.ended_by is None:
+                self._on_flood(run)
+        return len(data)
 
 
 class OutputCutter:

@@ -26,7 +26,7 @@ from ..wire.guest_channel import Channel
 from ..wire.link_messages import DRAWING_TIME_S, RunProgram
 from ..wire.messages import Execute
 from ..wire.session_rules import ExecutionMax
-from .log_relay import LogRelay
+from .output import LogRelay
 from .usage import CpuMeter
 
 TYPE_CHECKING = False

@@ -47,9 +47,9 @@ from ..wire.schema import read_object
 from . import usage
 from .checking import Checking
 from .child_processes import ChildProcesses
-from .log_relay import ProgramOutput
 from .memory import MemoryWatch
 from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error, memory_error
+from .output import ProgramOutput
 from .run import INTERRUPT_AGAIN_S, Budget, Call, Phase, Run, Settings
 from .tool_calls import ToolCalls
 

@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_server.guest.supervisor.log_relay import LogRelay
-from executor_server.guest.supervisor.output import STOP_FACTOR, OutputCutter, StreamDecoder
+from executor_server.guest.supervisor.output import STOP_FACTOR, LogRelay, OutputCutter, StreamDecoder
 from executor_server.guest.wire.frames import CHUNK_BYTES, Kind
 from executor_server.guest.wire.schema import Message
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 
 from executor_server.guest.processes.pipe import Pipe
-from executor_server.guest.supervisor import log_relay
-from executor_server.guest.supervisor.log_relay import LogRelay, ProgramOutput
+from executor_server.guest.supervisor import output
+from executor_server.guest.supervisor.output import LogRelay, ProgramOutput
 from executor_server.guest.supervisor.run import Run
 from executor_server.guest.wire.loop import Loop
 from tests.support.clock import Clock
 from tests.support.descriptors import none_left_open
 
-REST_S = log_relay._COALESCE_S
+REST_S = output._COALESCE_S
 
 
 class Program:
@@ -79,7 +79,7 @@ class Program:
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     clock = Clock()
-    monkeypatch.setattr(log_relay, "time", clock)
+    monkeypatch.setattr(output, "time", clock)
     with none_left_open():
         made = Program(clock)
         yield made

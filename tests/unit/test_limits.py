@@ -26,7 +26,8 @@ from executor_api.v1 import types_pb2 as pb
 from executor_api.values import ValueLimits
 from executor_client._core.blobs import IncomingBlobs
 from executor_client.errors import ProtocolError
-from executor_server.guest.supervisor.run import Call, Run, Settings
+from executor_server.guest.supervisor.prelude import REQUEST
+from executor_server.guest.supervisor.run import Call, Run
 from executor_server.guest.wire import frames
 from executor_server.guest.wire.messages import MAX_PAYLOAD_BYTES
 
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def new_run() -> Run:
-    return Run("e", "", Settings("trailing_expression", 1.0, 1.0, 1, 2), 1, None)  # type: ignore[arg-type]
+    return Run(REQUEST.but(id="e"), "", 1, None)  # type: ignore[arg-type]
 
 
 def test_limits_that_are_derived_agree_with_the_table() -> None:

@@ -23,7 +23,7 @@ from ..wire.link_messages import BeginBranch, BranchChanges, EndBranch, RestoreF
 from ..wire.messages import ErrorDetail
 from ..wire.savepoint_messages import MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS, MAX_REASON_CHARS, BranchEnded
 from ..wire.schema import read_object
-from .run import Run, Settings
+from .run import Run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Branches:
         """Ends the execution, of which nothing has run."""
         if self._jobs.cancel(request.id) is None:
             return
-        run = Run(request.id, "", Settings.of(request), 0, self._channel)
+        run = Run(request, "", 0, self._channel)
         message = f"no branch could be made: {why_not}"
         ended = BranchEnded(refused=why_not[:MAX_REASON_CHARS] or "no reason was given", left_out=[])
         self._results.send(run, "exception", ErrorDetail(type="BranchRefused", message=message), ended)

@@ -55,7 +55,7 @@ class Checking:
 
     def _send(self, run: Run) -> None:
         rules, source = self._packed_rules, run.source.encode("utf-8", "surrogatepass")
-        check = Check(filename=run.filename, mode=run.settings.mode, rules=len(rules))
+        check = Check(filename=run.filename, mode=run.request.mode, rules=len(rules))
         self._child_processes.check(check, rules + source)
 
     def _repeat_alone(self, run: Run) -> None:

@@ -15,7 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-    from .run import Settings
+    from ..wire.messages import Execute
+
 
 # Last words of libraries, and of our interpreter, that end the process when no memory is left (OpenBLAS interrupts it).
 OUT_OF_MEMORY = b"the interpreter has no memory left\n"
@@ -30,12 +31,12 @@ _NO_MEMORY = (
 MAX_ERROR_BYTES = 1024 * 1024
 
 
-def limit_error(ended_by: str, settings: Settings, reported: Optional[ErrorDetail]) -> ErrorDetail:
+def limit_error(ended_by: str, request: Execute, reported: Optional[ErrorDetail]) -> ErrorDetail:
     """Returns the error of a run that the supervisor ended, with the program's place if it reported that."""
     said = {
-        "timeout": ("TimeoutError", f"the execution took longer than wall_time_s = {settings.wall_time_s:g}"),
-        "cpu_limit": ("TimeoutError", f"the execution used more than cpu_time_s = {settings.cpu_time_s:g}"),
-        "output_limit": ("OutputLimit", f"the execution printed far more than output_bytes = {settings.output_bytes}"),
+        "timeout": ("TimeoutError", f"the execution took longer than wall_time_s = {request.wall_time_s:g}"),
+        "cpu_limit": ("TimeoutError", f"the execution used more than cpu_time_s = {request.cpu_time_s:g}"),
+        "output_limit": ("OutputLimit", f"the execution printed far more than output_bytes = {request.output_bytes}"),
         "out_of_memory": ("MemoryError", "the program used more memory than memory_bytes allows"),
         "cancelled": ("Cancelled", "the execution was cancelled"),
     }
@@ -48,9 +49,7 @@ def limit_error(ended_by: str, settings: Settings, reported: Optional[ErrorDetai
     if traceback:
         # All lines but the last are the program's place. The last one names the interrupt: this error replaces it.
         traceback = "\n".join([*traceback.rstrip().split("\n")[:-1], f"{type_name}: {message}\n"])
-    return ErrorDetail(
-        type=type_name, message=message, traceback=traceback, line=reported.line, statement=reported.statement
-    )
+    return reported.but(type=type_name, message=message, traceback=traceback, exit_code=None)
 
 
 def says_no_memory(data: bytes) -> bool:

@@ -135,10 +135,6 @@ class LogRelay:
             self._channel.send(Log(id=self._execution_id, stream=stream), data)
 
 
-def _ignore(_events: int) -> None:
-    """Handles the events of a pipe that no program has."""
-
-
 class ProgramOutput:
     """Reads the pipes of the current run into its `LogRelay`, a bounded amount in each turn of the loop.
 
@@ -161,11 +157,6 @@ class ProgramOutput:
         self.due = float("inf")  # when `on_time` should be called: the end of the rest
         self.paused = False
 
-    def expect(self, pipes: list[Pipe]) -> None:
-        """Registers the pipes of a run to come, into which nothing is written before `watch`."""
-        for pipe in pipes:
-            self._loop.watch(pipe.read_fd, READ, _ignore, last=True)
-
     def watch(self, run: Run) -> None:
         """Has the pipes read, unless it is `paused`."""
         self._end_rest()
@@ -173,12 +164,12 @@ class ProgramOutput:
             handler = None if self.paused or pipe.ended else self._reader_of(run, pipe)
             self._loop.watch(pipe.read_fd, READ, handler, last=True)
 
-    def forget(self, run: Run, *, closing: bool = False) -> None:
-        """Reads the pipes no more; with `closing`, they are closed next."""
+    def forget(self, run: Run) -> None:
+        """Reads the pipes no more."""
         if self._resting is not None and self._resting[0] is run:
             self._end_rest()
         for pipe in run.pipes:
-            self._loop.watch(pipe.read_fd, 0, None, closing=closing)
+            self._loop.watch(pipe.read_fd, 0, None)
 
     def on_time(self, now: float) -> None:
         """Reads the resting pipe when it is time; watches it again when nothing has come."""
@@ -204,7 +195,7 @@ class ProgramOutput:
                     self._read_pieces(run, self._resting[1])
                 self._wake()
             if not self._read_and_rest(run, pipe) and pipe.ended:
-                self._loop.watch(pipe.read_fd, 0, None, closing=True)
+                self._loop.watch(pipe.read_fd, 0, None)
                 pipe.close()
 
         return on_readable

@@ -6,7 +6,8 @@ another, becomes a notice of the next result if it failed.
 
 from __future__ import annotations
 
-from .run import Settings
+from ..wire.messages import Execute
+from .run import lowered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
 
 # Characters of the failed statement that an error quotes.
 _STATEMENT_CHARS = 200
-_SETTINGS = Settings("trailing_expression", 60.0, 60.0, 10**9, 64 * 1024)
+REQUEST = Execute(
+    id="",
+    mode="trailing_expression",
+    asked={},
+    wall_time_s=60.0,
+    cpu_time_s=60.0,
+    operations=10**9,
+    output_bytes=64 * 1024,
+    policy="",
+)
 
 
 class Prelude:
@@ -30,14 +40,14 @@ class Prelude:
         self._channel = channel
         self._runner = runner
         self._results = results
-        self._settings = _SETTINGS
+        self._request = REQUEST
         self._configuring: Optional[int] = None  # the request that waits for its end
         self._booting: Optional[tuple[int, str]] = None  # the request that waits for the interpreter, and its source
         self.source = ""
         self.due = False
 
     def limit(self, ceilings: Optional[ExecutionMax]) -> None:
-        self._settings = _SETTINGS.at_most(ceilings)
+        self._request = lowered(REQUEST, ceilings)
 
     def configure(self, op: int, source: str) -> None:
         self.source = source
@@ -67,7 +77,7 @@ class Prelude:
 
     def begin(self) -> None:
         self.due = False
-        self._runner.begin("", self.source, self._settings)
+        self._runner.begin(self._request, self.source)
 
     def end(self, outcome: str, detail: Optional[ErrorDetail]) -> None:
         failure = "" if outcome == "succeeded" else _failure(outcome, detail)

@@ -12,7 +12,6 @@ variables were reset. Two races are handled here:
 
 from __future__ import annotations
 
-from ..wire.messages import Execute
 from .child_processes import ChildProcesses
 from .interpreter_requests import Requests
 from .jobs import Job, JobQueue
@@ -156,9 +155,7 @@ class Replacement:
             # A process of an earlier execution killed the interpreter while this source was checked: it has not begun.
             self._runner.withdraw()
             if run.visible:
-                kept = 1 if run.savepoint is not None else None
-                again = Execute(id=run.execution_id, asked={}, policy="", savepoints=kept, **run.settings.fields())
-                job = Job(again, run.source.encode("utf-8", "replace"))
+                job = Job(run.request, run.source.encode("utf-8", "replace"))
                 job.saved = True
                 self._jobs.put_back(job)
         self._requests.on_interpreter_replaced()

@@ -63,7 +63,7 @@ class Results:
         branched = dumps(branch.head()) if branch is not None else b""
         payload, output = self._output_of(run) if outcome == "succeeded" else ({}, b"")
         result = Result(
-            id=run.execution_id,
+            id=run.request.id,
             outcome=outcome,
             error=len(error_body),
             variables=self._variables,
@@ -92,7 +92,7 @@ class Results:
         if output is None:
             return {}, b""
         if run.output_size > CHUNK_BYTES:
-            blob_id = self._channel.send_blob(output, run.output_size, execution_id=run.execution_id)
+            blob_id = self._channel.send_blob(output, run.output_size, execution_id=run.request.id)
             return {"blob": blob_id, "size": run.output_size}, b""
         data = output if isinstance(output, bytes) else link.read_memfd(output, run.output_size)
         return {"output": run.output_size}, data

@@ -1,6 +1,6 @@
 """One run of code in the interpreter, as the supervisor sees it: deadlines, output, tool calls, how it ended.
 
-A run is an execution of the daemon's, or the session's prelude, which has no `execution_id` and sends no events. All
+A run is an execution of the daemon's, or the session's prelude, whose request has no id and which sends no events. All
 that decides an outcome is measured here, outside the interpreter. The interpreter's own report is believed only where a
 false one does no harm: that it finished, and with which error.
 """
@@ -31,7 +31,7 @@ from .usage import CpuMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional, Union
+    from typing import Optional, Union
 
 # Seconds from the interrupt to the kill: time for `finally` blocks and a traceback.
 GRACE_S = 1.5
@@ -54,38 +54,11 @@ class Phase:
     RUNNING = "running"
 
 
-class Settings:
-    """The mode and limits that the daemon asks for."""
-
-    __slots__ = ("cpu_time_s", "mode", "operations", "output_bytes", "wall_time_s")
-
-    def __init__(self, mode: str, wall_time_s: float, cpu_time_s: float, operations: int, output_bytes: int) -> None:
-        self.mode = mode
-        self.wall_time_s = wall_time_s
-        self.cpu_time_s = cpu_time_s
-        self.operations = operations
-        self.output_bytes = output_bytes
-
-    def fields(self) -> dict[str, Any]:
-        """Returns them as the daemon sends them."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    def at_most(self, ceilings: Optional[ExecutionMax]) -> Settings:
-        """Returns these settings, lowered to the policy's ceilings for an execution."""
-        if ceilings is None:
-            return self
-        return Settings(
-            mode=self.mode,
-            wall_time_s=min(self.wall_time_s, ceilings.wall_time_s),
-            cpu_time_s=min(self.cpu_time_s, ceilings.cpu_time_s),
-            operations=min(self.operations, ceilings.operations),
-            output_bytes=min(self.output_bytes, ceilings.output_bytes),
-        )
-
-    @classmethod
-    def of(cls, execute: Execute) -> Settings:
-        """Reads them from the daemon's request."""
-        return cls(*(execute.mode, execute.wall_time_s, execute.cpu_time_s), execute.operations, execute.output_bytes)
+def lowered(request: Execute, ceilings: Optional[ExecutionMax]) -> Execute:
+    """Returns the request, lowered to the policy's ceilings for an execution."""
+    if ceilings is None:
+        return request
+    return request.but(**{name: min(getattr(request, name), getattr(ceilings, name)) for name in ceilings.fields})
 
 
 class Warning:
@@ -115,19 +88,18 @@ class Call:
 class Run:
     """State of one run. The supervisor owns it and acts on it."""
 
-    def __init__(self, execution_id: str, source: str, settings: Settings, number: int, channel: Channel) -> None:
-        self.execution_id = execution_id
+    def __init__(self, request: Execute, source: str, number: int, channel: Channel) -> None:
+        self.request = request
         self.source = source
-        self.settings = settings
         self.number = number
-        self.filename = f"<execution-{number}>" if execution_id else "<prelude>"
+        self.filename = f"<execution-{number}>" if request.id else "<prelude>"
         self.phase = Phase.CHECKING
         self.started = time.monotonic()
-        self.deadline = self.started + settings.wall_time_s
+        self.deadline = self.started + request.wall_time_s
         self.interrupted_at: Optional[float] = None  # less the seconds spent drawing by then
         self.interrupt_after_s = GRACE_S / 2
         self.ended_by: Optional[str] = None  # the outcome, once the supervisor has decided on one
-        self.logs = LogRelay(channel, execution_id, settings.output_bytes)
+        self.logs = LogRelay(channel, request.id, request.output_bytes)
         self.pipes: list[Pipe] = []
         self.write_fds: tuple[int, ...] = ()  # ends of the pipes that the interpreter does not have yet
         self.calls: dict[str, Call] = {}  # open tool calls, by the id in the client's answer
@@ -147,7 +119,6 @@ class Run:
         self.oom_suspect = False
         self.savepoint: Optional[int] = None  # number of the one that was taken before it
         self.savepoint_refused = ""  # the reason why there is none, if one was wanted
-        self.is_branch = False  # it runs in a copy of the interpreter
         self.artifacts: Optional[Artifacts] = None  # from when its code starts; None for the prelude
         self._held = False  # its output is not read for now
         self._paused_at: Optional[float] = None  # start of the part of a pause that is not settled yet
@@ -158,7 +129,12 @@ class Run:
 
     @property
     def visible(self) -> bool:
-        return bool(self.execution_id)
+        return bool(self.request.id)
+
+    @property
+    def is_branch(self) -> bool:
+        """True if it runs in a copy of the interpreter."""
+        return bool(self.request.branches)
 
     def mark_of(self, limit: str) -> Optional[int]:
         """Returns the operations at which the interpreter warns; None when it does not."""
@@ -301,7 +277,7 @@ class Budget:
 
     def charge(self, run: Run, source_bytes: int) -> RunProgram:
         """Charges the run's budget; returns the message that starts its code."""
-        asked, left = run.settings.operations, self.of_session - self._spent
+        asked, left = run.request.operations, self.of_session - self._spent
         if run.visible:
             run.warnings = {"operations": Warning(asked), "session_operations": Warning(self.of_session, self._spent)}
         run.budget = min(asked, left)
@@ -313,7 +289,7 @@ class Budget:
             operations_mark=run.mark_of("operations"),
             session_mark=run.mark_of("session_operations"),
             session_operations=self.of_session if left < asked else None,
-            whole_output=run.settings.mode == WHOLE_EXPRESSION,
+            whole_output=run.request.mode == WHOLE_EXPRESSION,
         )
 
     def settle(self, run: Run) -> None:

@@ -50,13 +50,14 @@ from .child_processes import ChildProcesses
 from .memory import MemoryWatch
 from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error, memory_error
 from .output import ProgramOutput
-from .run import INTERRUPT_AGAIN_S, Budget, Call, Phase, Run, Settings
+from .run import INTERRUPT_AGAIN_S, Budget, Call, Phase, Run
 from .tool_calls import ToolCalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional, Union
 
+    from ..wire.messages import Execute
     from .config import Config
     from .copies import KeptCopies
     from .leftover_output import LeftoverOutput
@@ -101,7 +102,6 @@ class Runner:
         self._prepared: Optional[tuple[usage.CpuMeter, RunProgram, bytes]] = None
         self._output = ProgramOutput(loop, self._on_flood)
         self._leftover = leftover
-        self._pipes_ahead: list[Pipe] = []  # the next run's
         self._idle_of: Optional[usage.Process] = None  # the interpreter whose pipes for the time between runs are open
         self.run: Optional[Run] = None
         self.rules = Rules()
@@ -127,25 +127,17 @@ class Runner:
     # -- beginning -----------------------------------------------------------------------------------------------
 
     def begin(
-        self,
-        execution_id: str,
-        source: str,
-        settings: Settings,
-        *,
-        savepoint: Optional[int] = None,
-        savepoint_refused: str = "",
-        is_branch: bool = False,
+        self, request: Execute, source: str, savepoint: Optional[int] = None, savepoint_refused: str = ""
     ) -> None:
         """Begins a run; one without an id is the prelude. `savepoint` was taken before it."""
-        if execution_id:
+        if request.id:
             self._count += 1
-        self.run = Run(execution_id, source, settings, self._count, self._channel)
+        self.run = Run(request, source, self._count, self._channel)
         if self._output.paused:
             self.run.hold(True)
-        self.run.savepoint, self.run.is_branch = savepoint, is_branch
-        self.run.savepoint_refused = savepoint_refused
-        if execution_id:
-            self._leftover.show(self.run.logs, settings.output_bytes)
+        self.run.savepoint, self.run.savepoint_refused = savepoint, savepoint_refused
+        if request.id:
+            self._leftover.show(self.run.logs, request.output_bytes)
         if self.budget.is_spent:
             message = f"the session has spent its operations: session_operations = {self.budget.of_session}"
             self.finish(self.run, "operation_limit", ErrorDetail(type="OperationLimitExceeded", message=message))
@@ -159,7 +151,7 @@ class Runner:
         The pipes are new ones for each run: a process that an earlier run left behind still holds that run's pipes, and
         what it prints must not be taken for output of this one (leftover_output.py).
         """
-        run.pipes, self._pipes_ahead = self._pipes_ahead or _make_pipes(), []
+        run.pipes = [Pipe("stdout"), Pipe("stderr")]
         run.write_fds = tuple(pipe.write_fd for pipe in run.pipes)
         self._output.watch(run)
         if run.visible and not run.is_branch:  # the files of a branch do not stay
@@ -224,7 +216,7 @@ class Runner:
         left_out = ""
         if run is not None and run.visible and not (left_out := run.take_image(packet.size, shown.mime)):
             self._output.drain(run)
-            image = Image(id=run.execution_id, mime=shown.mime, source=shown.source)
+            image = Image(id=run.request.id, mime=shown.mime, source=shown.source)
             self._channel.send_payload(image, _data(packet), packet.size)
         # The reply lets the program go on; what it prints from here on belongs after the image.
         self._child_processes.post(ImageReply(call=shown.call, left_out=left_out))
@@ -235,7 +227,7 @@ class Runner:
         if self.tool_calls.accept(run, call):
             assert run is not None
             self._output.drain(run)
-            event = ToolCall(id=run.execution_id, call=run.open_call(call), name=call.name)
+            event = ToolCall(id=run.request.id, call=run.open_call(call), name=call.name)
             self._channel.send_payload(event, _data(packet), packet.size)
             run.set_clock()
 
@@ -261,7 +253,7 @@ class Runner:
 
     def _send_warning(self, run: Run, limit: str) -> None:
         warning = run.warnings.pop(limit)
-        self._channel.send(LimitWarning(id=run.execution_id, limit=limit, used=warning.used, budget=warning.budget))
+        self._channel.send(LimitWarning(id=run.request.id, limit=limit, used=warning.used, budget=warning.budget))
 
     @property
     def max_end_bytes(self) -> int:
@@ -339,7 +331,7 @@ class Runner:
     def _watch_usage(self, run: Run) -> bool:
         spent_s = run.cpu.look() if run.cpu is not None else 0.0
         run.settle_pause()
-        if spent_s > run.settings.cpu_time_s + run.extra_s:
+        if spent_s > run.request.cpu_time_s + run.extra_s:
             self.interrupt(run, "cpu_limit")
         elif self._config.watch_memory and self._lacks_memory():
             run.ended_by = "out_of_memory"
@@ -385,7 +377,7 @@ class Runner:
     def cancel(self, execution_id: str) -> bool:
         """Ends the current run if it has this id; returns whether it has."""
         run = self.run
-        if run is None or run.execution_id != execution_id:
+        if run is None or run.request.id != execution_id:
             return False
         if run.phase == Phase.CHECKING:
             self._child_processes.renew_checker()
@@ -462,7 +454,7 @@ class Runner:
     ) -> None:
         """Ends a run. The supervisor's decision, if there is one, overrides the program's own outcome."""
         if run.ended_by is not None:
-            outcome, detail = run.ended_by, limit_error(run.ended_by, run.settings, detail)
+            outcome, detail = run.ended_by, limit_error(run.ended_by, run.request, detail)
         elif run.logs.no_memory and detail is not None and detail.type == "KeyboardInterrupt":
             outcome, detail = "out_of_memory", memory_error(self._config.memory_bytes)
         if run.phase == Phase.CHECKING:
@@ -482,7 +474,7 @@ class Runner:
         if held:
             self._output.forget(run)
         if run.visible:
-            self._leftover.show(run.logs, run.settings.output_bytes, drain=True)
+            self._leftover.show(run.logs, run.request.output_bytes, drain=True)
         if held:
             self._leftover.adopt(held)
             run.pipes = [pipe for pipe in run.pipes if pipe not in held]
@@ -498,15 +490,8 @@ class Runner:
         self._drop(run)
 
     def _drop(self, run: Run) -> None:
-        self._output.forget(run, closing=True)
+        self._output.forget(run)
         run.close()
-        if not self._pipes_ahead:  # now, since no client waits for this process
-            self._pipes_ahead = _make_pipes()
-            self._output.expect(self._pipes_ahead)
-
-
-def _make_pipes() -> list[Pipe]:
-    return [Pipe("stdout"), Pipe("stderr")]
 
 
 def _data(packet: link.Packet) -> Union[bytes, int]:

@@ -49,7 +49,7 @@ from .orphan_time import OrphanTime
 from .prelude import Prelude
 from .replacement import Replacement
 from .results import Results
-from .run import Run, Settings
+from .run import Run
 from .runner import Runner
 from .savepoints import Savepoints
 
@@ -243,7 +243,7 @@ class Supervisor:
 
     def _cancel(self, execution_id: str) -> None:
         if not self._runner.cancel(execution_id) and (request := self._jobs.cancel(execution_id)) is not None:
-            self._results.send(Run(execution_id, "", Settings.of(request), 0, self._channel), "cancelled", None)
+            self._results.send(Run(request, "", 0, self._channel), "cancelled", None)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -270,7 +270,10 @@ class Supervisor:
             request = job.request
             if isinstance(request, Execute):
                 if self._is_prepared(request, job):
-                    self._begin_run(request, job.body)
+                    refused = self._savepoints.why_not if request.savepoints else ""
+                    self._runner.begin(
+                        request, job.body.decode("utf-8", "replace"), self._savepoints.before_run, refused
+                    )
             elif isinstance(request, TakeSavepoint):
                 self._savepoints.take(request)
             elif isinstance(request, RollBack):
@@ -299,14 +302,6 @@ class Supervisor:
             self._jobs.put_back(job)
             self._savepoints.take_before(request)
         return False
-
-    def _begin_run(self, request: Execute, source: bytes) -> None:
-        self._runner.begin(
-            *(request.id, source.decode("utf-8", "replace"), Settings.of(request)),
-            savepoint=self._savepoints.before_run,
-            savepoint_refused=self._savepoints.why_not if request.savepoints else "",
-            is_branch=bool(request.branches),
-        )
 
     def _configure(self, request: Configure, body: bytes) -> None:
         if request.settings + request.env > len(body):

@@ -52,7 +52,7 @@ class ToolCalls:
 
     def on_result(self, run: Optional[Run], result: ToolResult, body: bytes, fd: Optional[int]) -> None:
         """Hands the daemon's answer, which may be a memory file, to the program. A late one is dropped."""
-        if run is None or run.execution_id != result.id or result.call not in run.calls:
+        if run is None or run.request.id != result.id or result.call not in run.calls:
             if fd is not None:
                 os.close(fd)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .frames import Kind
-from .schema import Message, Record, boolean, integer, one_of, text
+from .schema import Message, Record, Request, boolean, integer, one_of, text
 
 MAX_CHANGES = 1000
 """Changes in one message."""
@@ -20,28 +20,23 @@ class ChangedFile(Record):
     directory: bool = boolean()
 
 
-class WatchFiles(Message, kind=Kind.WATCH_FILES):
+class WatchFiles(Request, kind=Kind.WATCH_FILES):
     """Watches a directory of the workspace; `op` names the watch.
 
     FILES_CHANGED without changes says that it has begun, and one more may follow. DONE ends it, not ok: it was refused,
     or the directory is gone.
     """
 
-    op: int = integer()
     path: str = text(_MAX_PATH_CHARS)
     recursive: bool = boolean()
 
 
-class NextChanges(Message, kind=Kind.NEXT_CHANGES):
+class NextChanges(Request, kind=Kind.NEXT_CHANGES):
     """One more FILES_CHANGED may be sent. Until then changes are gathered."""
 
-    op: int = integer()
 
-
-class UnwatchFiles(Message, kind=Kind.UNWATCH_FILES):
+class UnwatchFiles(Request, kind=Kind.UNWATCH_FILES):
     """Ends a watch. Nothing answers it."""
-
-    op: int = integer()
 
 
 class FilesChanged(Message, kind=Kind.FILES_CHANGED):

@@ -24,21 +24,17 @@ class Loop:
         self.first = -1  # the descriptor whose events are handled before those of others that came with them
         self._last: set[int] = set()  # those whose events are handled after all others
 
-    def watch(
-        self, fd: int, events: int, handler: Optional[Handler], *, last: bool = False, closing: bool = False
-    ) -> None:
+    def watch(self, fd: int, events: int, handler: Optional[Handler], *, last: bool = False) -> None:
         """Has the handler called when these events come; without a handler, forgets the descriptor.
 
-        `last`: after the handlers of other events that came with them, which may forget this one. `closing`: the
-        descriptor is closed next, which has the kernel forget it, too.
+        `last`: after the handlers of other events that came with them, which may forget this one.
         """
         known = self._handlers.get(fd)
         if handler is None:
             if known is not None:
                 del self._handlers[fd]
                 self._last.discard(fd)
-                if not closing:
-                    self._poll.unregister(fd)
+                self._poll.unregister(fd)
             return
         self._handlers[fd] = (events, handler)
         if last:

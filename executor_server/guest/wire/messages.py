@@ -26,7 +26,21 @@ from executor_api.limits import (
 
 from .frames import CHUNK_BYTES, MAX_BODY_BYTES, Kind
 from .savepoint_messages import MAX_REASON_CHARS
-from .schema import Message, Record, boolean, identifier, integer, number, one_of, record, records, scalars, text, texts
+from .schema import (
+    Message,
+    Record,
+    Request,
+    boolean,
+    identifier,
+    integer,
+    number,
+    one_of,
+    record,
+    records,
+    scalars,
+    text,
+    texts,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,7 +131,7 @@ class ErrorDetail(Record):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Daemon to guest. DONE answers each that has an `op`.
+# Daemon to guest.
 
 
 class Hello(Message, kind=Kind.HELLO):
@@ -134,18 +148,15 @@ class TakeListener(Message, kind=Kind.TAKE_LISTENER):
     protocol: int = integer()
 
 
-class Configure(Message, kind=Kind.CONFIGURE):
+class Configure(Request, kind=Kind.CONFIGURE):
     """Body: SessionRules, of this length, then an object of environment variables, of that one, then the prelude."""
 
-    op: int = integer()
     settings: int = integer(0, MAX_BODY_BYTES)
     env: int = integer(0, MAX_BODY_BYTES)
 
 
-class Restrict(Message, kind=Kind.RESTRICT):
+class Restrict(Request, kind=Kind.RESTRICT):
     """Body: SessionRules."""
-
-    op: int = integer()
 
 
 class Execute(Message, kind=Kind.EXECUTE):
@@ -187,47 +198,38 @@ class ToolResult(Message, kind=Kind.TOOL_RESULT):
     arguments: Optional[int] = integer(0, TOOL_ERROR_ARGUMENTS_BYTES_MAX, default=None)  # bytes of them
 
 
-class RegisterTools(Message, kind=Kind.REGISTER_TOOLS):
+class RegisterTools(Request, kind=Kind.REGISTER_TOOLS):
     """Body: a list of ListedTool, of this length, then all that is inline, in its order."""
 
-    op: int = integer()
     listed: int = integer(0, MAX_BODY_BYTES)
 
 
-class SetVariables(Message, kind=Kind.SET_VARIABLES):
+class SetVariables(Request, kind=Kind.SET_VARIABLES):
     """Body: a list of SetVariable, of this length, then all that is inline, in its order."""
 
-    op: int = integer()
     listed: int = integer(0, MAX_BODY_BYTES)
 
 
-class GetVariables(Message, kind=Kind.GET_VARIABLES):
+class GetVariables(Request, kind=Kind.GET_VARIABLES):
     """Body: a list of names; empty for all."""
 
-    op: int = integer()
 
-
-class FindModules(Message, kind=Kind.FIND_MODULES):
+class FindModules(Request, kind=Kind.FIND_MODULES):
     """Body: a list of names."""
 
-    op: int = integer()
 
-
-class ExportState(Message, kind=Kind.EXPORT_STATE):
-    op: int = integer()
+class ExportState(Request, kind=Kind.EXPORT_STATE):
     max_bytes: int = integer()
 
 
-class RestoreState(Message, kind=Kind.RESTORE_STATE):
+class RestoreState(Request, kind=Kind.RESTORE_STATE):
     """Without a blob it asks whether a state may still be restored, or this one has been."""
 
-    op: int = integer()
     digest: str = text(64)
     blob: Optional[str] = text(_ID_CHARS, default=None)
 
 
-class BlobBegin(Message, kind=Kind.BLOB_BEGIN):
-    op: int = integer()
+class BlobBegin(Request, kind=Kind.BLOB_BEGIN):
     blob: str = text(_ID_CHARS)
     size: int = integer()
 
@@ -242,29 +244,25 @@ class BlobDrop(Message, kind=Kind.BLOB_DROP):
     blob: str = text(_ID_CHARS)
 
 
-class FilePut(Message, kind=Kind.FILE_PUT):
-    op: int = integer()
+class FilePut(Request, kind=Kind.FILE_PUT):
     path: str = text(1025)
     size: int = integer()
     tar: bool = boolean(default=False)
 
 
-class FileData(Message, kind=Kind.FILE_DATA):
+class FileData(Request, kind=Kind.FILE_DATA):
     """Body: the next piece of the file that this request puts; with `abandon`, there is none."""
 
-    op: int = integer()
     abandon: Optional[bool] = boolean(default=None)
 
 
-class FileGet(Message, kind=Kind.FILE_GET):
-    op: int = integer()
+class FileGet(Request, kind=Kind.FILE_GET):
     path: str = text(1025)
     max_bytes: int = integer()
     tar: bool = boolean(default=False)
 
 
-class FileList(Message, kind=Kind.FILE_LIST):
-    op: int = integer()
+class FileList(Request, kind=Kind.FILE_LIST):
     path: str = text(1025)
 
 

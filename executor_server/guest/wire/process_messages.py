@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .frames import Kind
-from .schema import Message, boolean, identifier, integer, number, one_of, text
+from .schema import Message, Request, boolean, identifier, integer, number, one_of, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,13 +26,12 @@ PROCESS_OUTCOMES = ("exited", "signalled", "timeout")
 # Daemon to guest
 
 
-class StartProcess(Message, kind=Kind.START_PROCESS):
+class StartProcess(Request, kind=Kind.START_PROCESS):
     """Body: the program and its arguments, a list of this length, then an object of environment variables.
 
     DONE says that it runs. The same id again: DONE as for the first time, and nothing is started.
     """
 
-    op: int = integer()
     id: str = identifier()
     argv: int = integer(0, MAX_COMMAND_BYTES)
     cwd: str = text(_MAX_PATH_CHARS)
@@ -45,24 +44,21 @@ class StartProcess(Message, kind=Kind.START_PROCESS):
     prefers_bash: bool = boolean(default=False)
 
 
-class WriteProcess(Message, kind=Kind.WRITE_PROCESS):
+class WriteProcess(Request, kind=Kind.WRITE_PROCESS):
     """Body: bytes for its standard input or terminal, from this offset on. DONE has how many it was given by now."""
 
-    op: int = integer()
     id: str = identifier()
     offset: int = integer()
     eof: bool = boolean(default=False)
 
 
-class ResizeProcess(Message, kind=Kind.RESIZE_PROCESS):
-    op: int = integer()
+class ResizeProcess(Request, kind=Kind.RESIZE_PROCESS):
     id: str = identifier()
     columns: int = integer(1, _MAX_TERMINAL_CHARS)
     rows: int = integer(1, _MAX_TERMINAL_CHARS)
 
 
-class SignalProcess(Message, kind=Kind.SIGNAL_PROCESS):
-    op: int = integer()
+class SignalProcess(Request, kind=Kind.SIGNAL_PROCESS):
     id: str = identifier()
     signal: int = integer(1, MAX_SIGNAL)
     target: str = one_of("group", "process", "tree")
@@ -84,36 +80,31 @@ class ForgetProcess(Message, kind=Kind.FORGET_PROCESS):
     id: str = identifier()
 
 
-class OpenPort(Message, kind=Kind.OPEN_PORT):
+class OpenPort(Request, kind=Kind.OPEN_PORT):
     """Opens a connection to a port of the sandbox's loopback; `op` names it.
 
     PORT_OUTPUT without a body says that it is open. Either end sends data as far as the other has granted it, then
     `eof`. DONE ends it: when both have sent that, or, not ok, when it can't be opened or broke.
     """
 
-    op: int = integer()
     port: int = integer(1, 65_535)
     granted: int = integer()
 
 
-class PortInput(Message, kind=Kind.PORT_INPUT):
+class PortInput(Request, kind=Kind.PORT_INPUT):
     """Body: bytes for the program."""
 
-    op: int = integer()
     eof: bool = boolean(default=False)
 
 
-class GrantPort(Message, kind=Kind.GRANT_PORT):
+class GrantPort(Request, kind=Kind.GRANT_PORT):
     """Bytes that the guest may send on this connection, since its opening. Never falls."""
 
-    op: int = integer()
     granted: int = integer()
 
 
-class ClosePort(Message, kind=Kind.CLOSE_PORT):
+class ClosePort(Request, kind=Kind.CLOSE_PORT):
     """Ends a connection at once; the program sees a reset. Nothing answers it."""
-
-    op: int = integer()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from executor_api.limits import SAVEPOINT_NUMBER_MAX, SAVEPOINTS_MAX
 
 from .frames import Kind
-from .schema import Message, Record, boolean, integer, number, record, records, text, texts
+from .schema import Record, Request, boolean, integer, number, record, records, text, texts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,31 +22,27 @@ MAX_LISTED_CHARS = 32 * 1024
 """Characters of all names in one list. JSON takes up to 12 bytes for each, so the eight lists take at most 3 MiB."""
 
 
-class TakeSavepoint(Message, kind=Kind.TAKE_SAVEPOINT):
+class TakeSavepoint(Request, kind=Kind.TAKE_SAVEPOINT):
     """Keeps the interpreter as it is. At most `kept` savepoints stay; older ones are dropped.
 
     DONE answers it, with SavepointList. Files of the workspace are kept up to `file_bytes`.
     """
 
-    op: int = integer()
     kept: int = integer(1, SAVEPOINTS_MAX)
     file_bytes: int = integer()
 
 
-class RollBack(Message, kind=Kind.ROLL_BACK):
+class RollBack(Request, kind=Kind.ROLL_BACK):
     """Goes on from a savepoint or a branch in a new interpreter. DONE answers it, with SavepointList.
 
     Later savepoints are dropped. Later branches are dropped, too, when it goes back to a savepoint.
     """
 
-    op: int = integer()
     savepoint: int = integer(1, SAVEPOINT_NUMBER_MAX)
 
 
-class ListSavepoints(Message, kind=Kind.LIST_SAVEPOINTS):
+class ListSavepoints(Request, kind=Kind.LIST_SAVEPOINTS):
     """DONE answers it, with SavepointList."""
-
-    op: int = integer()
 
 
 class ListedSavepoint(Record):

@@ -243,11 +243,18 @@ class Message(Record):
     kind = 0  # the kind of the frame
     by_kind: dict[int, type[Message]] = {}  # noqa: RUF012 - filled once, by the classes themselves
 
-    def __init_subclass__(cls, *, kind: int) -> None:
+    def __init_subclass__(cls, *, kind: int = 0) -> None:
         super().__init_subclass__()
         assert kind not in Message.by_kind, f"two messages of kind {kind}"
         cls.kind = kind
-        Message.by_kind[kind] = cls
+        if kind:
+            Message.by_kind[kind] = cls
+
+
+class Request(Message):
+    """A message of a request. `op` is the sender's number for the request, which DONE ends."""
+
+    op: int = integer()
 
 
 def message_of(frame: Frame) -> Message:

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from executor_server.guest.files.artifacts import Artifacts
+from executor_server.guest.supervisor.prelude import REQUEST
 from executor_server.guest.supervisor.results import Results
-from executor_server.guest.supervisor.run import Run, Settings
+from executor_server.guest.supervisor.run import Run
 from executor_server.guest.wire.messages import Result
 from tests.support.clock import Clock
 
-_SETTINGS = Settings(mode="last_expression", wall_time_s=60, cpu_time_s=60, operations=1000, output_bytes=1000)
+_REQUEST = REQUEST.but(id="e")
 
 
 class SlowArtifacts(Artifacts):
@@ -45,7 +46,7 @@ def test_the_time_to_describe_a_result_is_not_the_programs(monkeypatch: pytest.M
     clock = Clock()
     monkeypatch.setattr("executor_server.guest.supervisor.run.time", clock)
     channel: Any = SlowChannel(clock)
-    run = Run("e", "1", _SETTINGS, 1, channel)
+    run = Run(_REQUEST, "1", 1, channel)
     clock.now_s += 2.5
     run.artifacts = SlowArtifacts(clock)
     run.output, run.output_size = b"a large value", 10**7
@@ -60,7 +61,7 @@ def test_notices_between_two_results_are_bounded_and_stand_in_the_first_result()
     for number in range(10_000):
         results.notify(f"{number}\n")
     for name in ("e1", "e2"):
-        run = Run(name, "1", _SETTINGS, 1, channel)
+        run = Run(_REQUEST.but(id=name), "1", 1, channel)
         run.logs.say = lambda _stream, text, name=name: said.append(f"{name}: {text}")  # type: ignore[misc, method-assign]
         results.send(run, "cancelled", None)
     assert said[0] == "e1: 0\n"

@@ -45,9 +45,8 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import structlog
 
@@ -56,6 +55,7 @@ from executor_server.backends.channel import READY_TIME_S, GuestChannel, Refused
 from executor_server.core import SandboxFailure
 from executor_server.network.egress import RemoteListener
 from executor_server.sessions.journal import Registry
+from executor_server.sessions.shared import SessionServices
 
 # Seconds for a backend to stop a sandbox, and to wake it: a cloud writes the memory out, gigabytes at times.
 _PAUSE_TIME_S = 120.0
@@ -88,41 +88,22 @@ class ConnectionState(enum.Enum):
     WAKING = "waking"
 
 
-class ConnectionOwner(Protocol):
-    """A session, as far as its connection uses it."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the work in a task that the session owns and ends."""
-        ...
-
-    def is_idle(self) -> bool:
-        """True when nothing runs, waits or is transferred."""
-        ...
-
-    async def give_up_guest(self, reason: str) -> None:
-        """Loses the session: the guest is gone."""
-        ...
-
-
 class GuestConnection:
     """Connects one session's channel, and pauses and wakes its sandbox."""
 
-    def __init__(
-        self, session_id: str, sandbox: Sandbox, channel: GuestChannel, registry: Registry, owner: ConnectionOwner
-    ) -> None:
+    def __init__(self, session: SessionServices, sandbox: Sandbox, channel: GuestChannel, registry: Registry) -> None:
         self.state = ConnectionState.UP
-        self._session_id = session_id
+        self._session = session
         self._sandbox = sandbox
         self._endpoint = sandbox.endpoint
         self._channel = channel
         self._registry = registry
-        self._owner = owner
         self._breaks: deque[float] = deque()
         self._fruitless = 0  # connections in a row over which no frame went before they broke
         self._position = channel.position  # when the last connection broke
         self._wanted = False  # True when a frame was sent while the sandbox was being paused
         self._pause_after_s = 0.0  # monotonic time before which it is not paused
-        self._log = _log.bind(session_id=session_id, sandbox_id=sandbox.sandbox_id)
+        self._log = _log.bind(session_id=session.session_id, sandbox_id=sandbox.sandbox_id)
         channel.on_waiting = self._on_waiting
 
     # -- connecting ----------------------------------------------------------------------------------------------
@@ -153,7 +134,7 @@ class GuestConnection:
 
     async def _connect_once(self, within_s: float) -> None:
         # Noted before the token is shown: killed in between, the next daemon skips a token instead of repeating one.
-        self._registry.note_connections(self._session_id, self._channel.connections + 1)
+        self._registry.note_connections(self._session.session_id, self._channel.connections + 1)
         answer_s = _ANSWER_TIME_S if self._endpoint.breaks_by_itself else READY_TIME_S
         await self._channel.connect(within_s, answer_s=answer_s)
         if self._channel.connected:  # else it broke in the same moment, and `on_lost` has begun to renew it
@@ -168,7 +149,9 @@ class GuestConnection:
         if isinstance(self._sandbox, MachineSandbox):
             return _MachineListener(self, self._sandbox)
         for retries in reversed(range(_LISTENER_ATTEMPTS)):
-            self._registry.note_connections(self._session_id, self._channel.connections + 1)  # as `_connect_once` does
+            self._registry.note_connections(
+                self._session.session_id, self._channel.connections + 1
+            )  # as `_connect_once` does
             try:
                 return await self._channel.take_listener()
             except UnreachedError:
@@ -178,7 +161,9 @@ class GuestConnection:
 
     def next_token(self) -> str:
         """Returns a token for another process that connects to the guest; noted first. Raises SandboxFailure."""
-        self._registry.note_connections(self._session_id, self._channel.connections + 1)  # as `_connect_once` does
+        self._registry.note_connections(
+            self._session.session_id, self._channel.connections + 1
+        )  # as `_connect_once` does
         return self._channel.tokens.next()
 
     def on_lost(self, reason: str) -> None:
@@ -186,7 +171,7 @@ class GuestConnection:
         if self.state is ConnectionState.PAUSING and not self._channel.closed:
             return  # it broke before `_rest` could hang up; that goes on to pause, and waking connects again
         self.state = ConnectionState.BROKEN
-        self._owner.spawn(self._renew(reason))
+        self._session.spawn(self._renew(reason))
 
     async def _renew(self, reason: str) -> None:
         endpoint = self._endpoint
@@ -198,10 +183,10 @@ class GuestConnection:
         except UnreachedError:
             if endpoint.breaks_by_itself:
                 reason = f"{reason}, and it could not be reached again within {endpoint.reconnect_s:g} s"
-            await self._owner.give_up_guest(reason)
+            await self._session.give_up_guest(reason)
         except SandboxFailure as failure:
             self._log.debug("connection_given_up", error=str(failure))
-            await self._owner.give_up_guest(reason)
+            await self._session.give_up_guest(reason)
 
     def _count_break(self) -> None:
         """Counts a break. Raises SandboxFailure when there were too many."""
@@ -245,15 +230,15 @@ class GuestConnection:
             time.monotonic() >= self.rest_due_s
             and self.state is ConnectionState.UP
             and self._channel.settled
-            and self._owner.is_idle()
+            and self._session.is_idle()
         ):
             self.state = ConnectionState.PAUSING
-            self._owner.spawn(self._rest())
+            self._session.spawn(self._rest())
 
     async def _rest(self) -> None:
         # Checked again in the step that hangs up: a frame that was sent after `rest_if_unused` looked, and before this
         # task began, is not reported by `on_waiting`, which is called for a channel that has hung up.
-        self._wanted = not (self._channel.settled and self._owner.is_idle())
+        self._wanted = not (self._channel.settled and self._session.is_idle())
         await self._channel.hang_up()
         paused: bool | None = False
         if not self._wanted:
@@ -284,7 +269,7 @@ class GuestConnection:
             self._wanted = True
         elif self.state is ConnectionState.PAUSED:
             self.state = ConnectionState.WAKING
-            self._owner.spawn(self._go_on(True))
+            self._session.spawn(self._go_on(True))
 
     async def _go_on(self, paused: bool | None) -> None:
         """Wakes and connects. `paused` as `_pause` returned it: a sandbox that still runs is only connected to."""
@@ -297,7 +282,7 @@ class GuestConnection:
             self._log.warning("session_not_woken", error=str(failure))
             if not self._channel.closed:
                 what = "woken" if paused else "reached again"
-                await self._owner.give_up_guest(f"it was to rest unused, and could not be {what}")
+                await self._session.give_up_guest(f"it was to rest unused, and could not be {what}")
             return
         self._log.info("session_woken", took_ms=round((time.monotonic() - started_s) * 1000, 1))
 

@@ -77,6 +77,7 @@ class Executions:
             self,
             record.generation,
             has_network=record.spec.sandbox.egress,
+            memory=hooks.memory.of(record.owner.tenant),
         )
         self._refuses_new = False
         self._last_granted: tuple[SessionSpec, RequestedLimits, ExecutionLimits] | None = None

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -56,15 +57,15 @@ class SessionManager:
         settings: SessionSettings,
         hooks: SessionHooks | None = None,
     ) -> None:
-        self._hooks = hooks or SessionHooks()
+        self._reading = ReadingShares()
+        memory = JournalMemory(settings.journal_total_bytes, settings.max_sessions)
+        self._hooks = replace(hooks or SessionHooks(), reading=self._reading, memory=memory)
         self._policy: Policy | None = None  # in force; None: sessions keep what approved them
         self._backend = backend
         self._registry = registry
         self._settings = settings
         self._sessions: dict[SessionKey, Session] = {}
-        self._factory = SessionFactory(
-            backend, pool, registry, settings, self._hooks, self._share, lambda: self._policy
-        )
+        self._factory = SessionFactory(backend, pool, registry, settings, self._hooks, lambda: self._policy)
         self._creations = Creations()
         self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
         self.requests_under_way = self._creations.under_way
@@ -78,10 +79,6 @@ class SessionManager:
             self._factory.in_set_up,
             UseNotes(registry),
             self._end_overdue,
-        )
-        self._reading, self._memory = (
-            ReadingShares(),
-            JournalMemory(settings.journal_total_bytes, settings.max_sessions),
         )
 
     async def recover(self) -> None:
@@ -101,17 +98,12 @@ class SessionManager:
         await asyncio.shield(asyncio.gather(*ended, *self._end_overdue()))
 
     def _add_recovered(self, session: Session, holders: Sequence[str]) -> None:
-        self._share(session)
         key = _key(session)
         self._sessions[key] = session
         for lease_id in holders:
             session.leased = True
             self._leases.hold(key, lease_id)
         self._creations.remember((session.owner.tenant, session.record.request_id), session)
-
-    def _share(self, session: Session) -> None:
-        session.share_reading(self._reading)
-        session.share_memory(self._memory)
 
     async def start(self) -> None:
         """Begins to sweep: sessions that are unused, too old, or held by no living client, end."""
@@ -146,7 +138,7 @@ class SessionManager:
 
     def _require_room(self, principal: Principal) -> None:
         self._require_taking()
-        if len(self._sessions) + self._creations.count >= self._settings.max_sessions:
+        if len(self._sessions) + len(self._creations.under_way()) >= self._settings.max_sessions:
             raise no_room(self._settings.max_sessions, self.list(principal))
 
     async def _made(self, creation: asyncio.Future[Session]) -> Session:

@@ -32,9 +32,9 @@ import asyncio
 import socket
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -46,8 +46,6 @@ from executor_server.core import (
     NetworkUsage,
     Reason,
     SandboxFailure,
-    SessionFacts,
-    SessionSpec,
     Unavailable,
 )
 from executor_server.guest.egress import reasons
@@ -55,7 +53,7 @@ from executor_server.guest.wire.messages import Note
 from executor_server.network.egress import EgressError, RemoteListener
 from executor_server.sessions.connection import GuestConnection
 from executor_server.sessions.journal import Journal, SessionRecord
-from executor_server.sessions.shared import SessionHooks
+from executor_server.sessions.shared import SessionHooks, SessionServices
 
 # Seconds for the listener to be handed out and served; a proxy that died is started again meanwhile.
 _OPEN_TIME_S = 20.0
@@ -102,37 +100,12 @@ class NetworkState:
     is_exhausted: bool  # the tenant's quota is spent
 
 
-class NetworkOwner(Protocol):
-    """A session, as far as its network uses it."""
-
-    @property
-    def session_id(self) -> str: ...
-
-    @property
-    def facts(self) -> SessionFacts: ...
-
-    @property
-    def spec(self) -> SessionSpec: ...
-
-    def require_alive(self) -> None:
-        """Raises PreconditionFailed when it is lost."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the work in a task that the session owns and ends."""
-        ...
-
-    async def give_up_guest(self, reason: str) -> None:
-        """Loses the session: the guest is gone."""
-        ...
-
-
 class SessionNetwork:
     """The network of one session; the egress proxy's sink. In a sandbox without a listener its calls do nothing."""
 
     def __init__(
         self,
-        session: NetworkOwner,
+        session: SessionServices,
         record: SessionRecord,
         connection: GuestConnection,
         channel: GuestChannel,
@@ -146,7 +119,7 @@ class SessionNetwork:
         self._admission = hooks.admission
         self._observer = hooks.observer
         self._egress = hooks.egress if record.spec.sandbox.egress else None
-        self._totals = Totals(*values_of(record.network))
+        self.usage = record.network  # so far
         self._written = record.network
         self._step: Step | None = None
         self._open: dict[str, OpenConnection] = {}
@@ -206,9 +179,8 @@ class SessionNetwork:
 
     def recall(self) -> None:
         """Counts from what the journal knows, where it was written later than the registry."""
-        executions = [values_of(usage) for usage in self._journal.network]
-        known = zip(values_of(self._totals.usage), *executions, strict=True)
-        self._totals = Totals(*(max(noted, sum(used)) for noted, *used in known))
+        executions = self._journal.network
+        self.usage = _combined(lambda each: max(each[0], sum(each[1:])), self.usage, *executions)
 
     async def reopen(self) -> None:
         """Gives a session of an earlier daemon its network back; where the proxy can't serve it yet, later.
@@ -231,7 +203,7 @@ class SessionNetwork:
         self._set_window(self._admission.network_window(self._session.facts))
         session_id, rules, bound = self._session.session_id, self._session.spec.network, self._bound_bytes
         self._is_begun = True
-        await self._egress.bind(session_id, rules, listener, self, self._totals.usage, bound)
+        await self._egress.bind(session_id, rules, listener, self, self.usage, bound)
         self._is_bound, self._applied = True, (bound, False)
         if self._closed:  # while the proxy answered
             await self.close()
@@ -280,13 +252,13 @@ class SessionNetwork:
     def _set_window(self, window: int | None) -> None:
         self._is_exhausted = window == 0
         self._window = window or 0
-        self._bound_bytes = None if window is None else self._totals.moved_bytes + window
+        self._bound_bytes = None if window is None else self._moved_bytes + window
 
     # -- reports -------------------------------------------------------------------------------------------------
 
     def connection_opened(self, connection: EgressConnection) -> None:
         execution_id = self._current_step().execution_id
-        self._totals.connections += 1
+        self._add(connections=1)
         self.note_step()
         if len(self._open) < _MAX_OPEN:
             self._open[connection.connection_id] = OpenConnection(connection, execution_id, time.time())
@@ -301,7 +273,7 @@ class SessionNetwork:
 
     def connection_denied(self, denial: EgressDenial) -> None:
         execution_id = self._current_step().execution_id
-        self._totals.denied += 1
+        self._add(denied=1)
         self._denials.append((time.time(), denial))
         # Sent before anything else: the program's answer follows.
         self._notify(notice_of_denial(denial))
@@ -309,16 +281,22 @@ class SessionNetwork:
 
     def denials_uncounted(self, count: int) -> None:
         execution_id = self._current_step().execution_id
-        self._totals.denied += count
+        self._add(denied=count)
         self._observer.denials_uncounted(self._session.facts, execution_id, count)
 
     def moved(self, sent_bytes: int, received_bytes: int) -> None:
         self._current_step()
-        self._totals.sent_bytes += sent_bytes
-        self._totals.received_bytes += received_bytes
+        self._add(sent_bytes=sent_bytes, received_bytes=received_bytes)
         self._observer.network_moved(self._session.facts, sent_bytes, received_bytes)
-        if self._bound_bytes is not None and self._bound_bytes - self._totals.moved_bytes <= self._window // 2:
+        if self._bound_bytes is not None and self._bound_bytes - self._moved_bytes <= self._window // 2:
             self.renew_window()
+
+    def _add(self, **more: int) -> None:
+        self.usage = _combined(sum, self.usage, NetworkUsage(**more))
+
+    @property
+    def _moved_bytes(self) -> int:
+        return self.usage.sent_bytes + self.usage.received_bytes
 
     def listener_misused(self) -> None:
         # Programs don't have the listener, the sandbox's first process does: it was taken over.
@@ -336,14 +314,14 @@ class SessionNetwork:
             self.note_step()
             execution = self._journal.running.get(execution_id)
             used = execution.network if execution is not None else NO_NETWORK_USE
-            step = self._step = Step(execution_id, self._totals.usage, used)
+            step = self._step = Step(execution_id, self.usage, used)
         return step
 
     def note_step(self) -> None:
         """Writes what the execution that runs has used so far; to be called now and then, and before it ends."""
         step = self._step
         if step is not None and step.execution_id:
-            self._journal.note_network(step.execution_id, step.usage(self._totals.usage))
+            self._journal.note_network(step.execution_id, step.usage(self.usage))
 
     async def settle(self) -> None:
         """Waits for the reports of what the proxy has done so far, and writes them."""
@@ -356,7 +334,7 @@ class SessionNetwork:
         if self._step is None:  # no report has come
             return None
         self.note_step()
-        usage = self._totals.usage
+        usage = self.usage
         return usage if usage != self._written else None
 
     def note_written(self, usage: NetworkUsage) -> None:
@@ -375,35 +353,13 @@ class SessionNetwork:
     # -- reporting -----------------------------------------------------------------------------------------------
 
     @property
-    def usage(self) -> NetworkUsage:
-        return self._totals.usage
-
-    @property
     def state(self) -> NetworkState:
         return NetworkState(self.usage, tuple(self._open.values()), tuple(self._denials), self._is_exhausted)
 
 
-@dataclass
-class Totals:
-    """Sums that grow."""
-
-    connections: int = 0
-    denied: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-    @property
-    def usage(self) -> NetworkUsage:
-        return NetworkUsage(self.connections, self.denied, self.sent_bytes, self.received_bytes)
-
-    @property
-    def moved_bytes(self) -> int:
-        return self.sent_bytes + self.received_bytes
-
-
-def values_of(usage: NetworkUsage) -> tuple[int, ...]:
-    """Returns its numbers, in the order of its fields."""
-    return usage.connections, usage.denied, usage.sent_bytes, usage.received_bytes
+def _combined(combine: Callable[[tuple[int, ...]], int], *usages: NetworkUsage) -> NetworkUsage:
+    """Combines usages field by field."""
+    return NetworkUsage(*map(combine, zip(*(vars(usage).values() for usage in usages), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -438,11 +394,8 @@ class Step:
     _noticed: set[tuple[str, int, str]] = field(default_factory=set)
 
     def usage(self, now: NetworkUsage) -> NetworkUsage:
-        """Returns what it has used, when the session has used so much."""
-        before, used = values_of(self.before), values_of(self.used)
-        return NetworkUsage(
-            *(there + here - begin for there, here, begin in zip(used, values_of(now), before, strict=True))
-        )
+        """Returns its usage, given the session's usage of now."""
+        return _combined(lambda each: each[0] + each[1] - each[2], self.used, now, self.before)
 
     def line_of(self, notice: Notice) -> str | None:
         """Returns the line to print; None when its subject had one, or the step has had enough."""

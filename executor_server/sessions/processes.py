@@ -46,7 +46,6 @@ from executor_server.sessions.guest_requests import GuestRequests
 from executor_server.sessions.journal import (
     MAX_FINISHED_PROCESSES,
     MAX_UNREAD_PROCESSES,
-    JournalMemory,
     ProcessJournal,
     ProcessLog,
     Registry,
@@ -81,7 +80,8 @@ class Processes:
         self._registry = registry
         self._admission = hooks.admission
         self._observer = hooks.observer
-        self._journal = ProcessJournal(registry.process_segments_of(session_id), self)
+        memory = hooks.memory.of(session.facts.owner.tenant)
+        self._journal = ProcessJournal(registry.process_segments_of(session_id), self, memory)
         self._starting: dict[str, asyncio.Future[None]] = {}
         self._writes: Counter[str] = Counter()
         self._refuses_new = False
@@ -261,10 +261,6 @@ class Processes:
             self._unstarted_until_s = None
             never = Unavailable(Reason.BACKEND_UNAVAILABLE, "the daemon was killed before the process was started")
             self._journal.drop_unstarted(never, self._starting)
-
-    def share_memory(self, memory: JournalMemory) -> None:
-        """Counts what its journal holds from here on against its tenant's part of the memory."""
-        self._journal.share_memory(memory.of(self._session.facts.owner.tenant))
 
     def lose(self, reason: str) -> None:
         """Ends all processes with the session."""

@@ -20,7 +20,6 @@ import structlog
 from executor_server.backends import Sandbox
 from executor_server.backends.channel import PROCESS_EVENTS, GuestChannel
 from executor_server.core import ErrorDetail, Outcome, PreconditionFailed, Reason, SandboxFailure, SessionSpec
-from executor_server.core.fairness import ReadingShares
 from executor_server.guest.wire.file_changes import FilesChanged
 from executor_server.guest.wire.frames import Frame
 from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk
@@ -30,7 +29,7 @@ from executor_server.sessions.checkpoints import Checkpoints
 from executor_server.sessions.connection import ConnectionState, GuestConnection
 from executor_server.sessions.executions import Executions, facts_of
 from executor_server.sessions.guest_requests import GuestRequests
-from executor_server.sessions.journal import JournalMemory, Registry, SegmentError, SessionRecord, SessionUse
+from executor_server.sessions.journal import Registry, SegmentError, SessionRecord, SessionUse
 from executor_server.sessions.lifetime import SessionLife
 from executor_server.sessions.liveness import GuestLiveness
 from executor_server.sessions.network import SessionNetwork
@@ -73,6 +72,8 @@ class Session:
         self.environment_id = hooks.environment_of(record.sandbox_id) if record.spec.sandbox.packages else ""
         self._admission, self._observer = hooks.admission, hooks.observer
         self._sandbox, self._channel = sandbox, channel
+        if hooks.reading is not None:
+            channel.share_reading(hooks.reading, record.owner.tenant)
         self._registry = registry
         self.life = SessionLife(record.create_time_s, record.last_used_s, in_use=lambda: self._in_use)
         self.touch = self.life.touch  # postpones the idle end
@@ -82,7 +83,7 @@ class Session:
         # daemon before has charged a part that this one does not know.
         self._background_cpu_s: float | None = None
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
-        self._connection = GuestConnection(record.session_id, sandbox, channel, registry, self)
+        self._connection = GuestConnection(self, sandbox, channel, registry)
         self._liveness = GuestLiveness(channel, self._connection, settings.ping_interval_s, settings.silence_s)
         self.executions = Executions(self, record, channel, registry, settings, hooks)
         self.network = SessionNetwork(self, record, self._connection, channel, self.executions.journal, hooks)
@@ -207,15 +208,6 @@ class Session:
         self.touch()
 
     # -- steering ------------------------------------------------------------------------------------------------
-
-    def share_reading(self, shares: ReadingShares) -> None:
-        """Counts what its guest sends from here on against its tenant's share of the reading."""
-        self._channel.share_reading(shares, self.owner.tenant)
-
-    def share_memory(self, memory: JournalMemory) -> None:
-        """Counts what its journal holds from here on against its tenant's part of the memory."""
-        self.executions.journal.share_memory(memory.of(self.owner.tenant))
-        self.processes.share_memory(memory)
 
     def set_cpu_share(self, share: float) -> None:
         """Sets the part of a whole sandbox's share of the processors that this one gets."""

@@ -61,18 +61,14 @@ class SessionFactory:
         registry: Registry,
         settings: SessionSettings,
         hooks: SessionHooks,
-        prepare: Callable[[Session], None],
         policy: Callable[[], Policy | None],
     ) -> None:
-        """`prepare` is given each new session before its guest is asked for anything. `policy` returns the one in force
-        if there is one.
-        """
+        """`policy` returns the one in force, if any."""
         self._backend = backend
         self._pool = pool
         self._registry = registry
         self._settings = settings
         self._hooks = hooks
-        self._prepare = prepare
         self._queue = CreationQueue(hooks.admission)
         self._needs = NeededPackages(backend.fingerprint, policy)
         self._awaiting: dict[tuple[str, str], None] = {}  # tenants and ids of requests, the oldest first
@@ -116,7 +112,6 @@ class SessionFactory:
         """Makes a session in this sandbox; returns the spec of another sandbox to take when this one is of no use."""
         record = _record(self._hooks.ids.new(), principal, request, ready)
         session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings, self._hooks)
-        self._prepare(session)
         self.in_set_up.add(session)
         try:
             session.begin()

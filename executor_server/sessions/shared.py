@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 from executor_server.backends.channel import MAX_PAYLOAD_BYTES
 from executor_server.core import SessionFacts, SessionSpec
+from executor_server.core.fairness import ReadingShares
 from executor_server.core.lifecycle import AdmissionController, Observer
 from executor_server.network.egress import Egress
+from executor_server.sessions.journal import JournalMemory
 
 _ID_BYTES = 16
 
@@ -56,9 +58,9 @@ class SessionIds:
 class SessionHooks:
     """The parts of the daemon that sessions work with.
 
-    They are asked before something happens in a session (admission), notified after it has (observer), serve the
-    sessions that have a network (egress), name the environment of a sandbox by its id (environment_of), and make the
-    ids of sessions (ids).
+    Asked before something happens in a session (admission), notified afterwards (observer). They serve the sessions
+    that have a network (egress), find a sandbox's environment (environment_of), make session ids (ids), and share the
+    memory of journals and the reading from guests among tenants (memory, reading; set by the manager).
     """
 
     admission: AdmissionController = field(default_factory=AdmissionController)
@@ -66,10 +68,15 @@ class SessionHooks:
     egress: Egress | None = None  # None: listeners in sandboxes are not served
     environment_of: Callable[[str], str] = field(default=lambda _sandbox_id: "")
     ids: SessionIds = field(default_factory=SessionIds)
+    memory: JournalMemory = field(default_factory=JournalMemory)
+    reading: ReadingShares | None = None  # None: not shared
 
 
 class SessionServices(Protocol):
-    """A session, as far as its collaborators use it."""
+    """A session, as its collaborators use it."""
+
+    @property
+    def session_id(self) -> str: ...
 
     @property
     def facts(self) -> SessionFacts: ...
@@ -93,6 +100,14 @@ class SessionServices(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs the work in a task that the session owns and ends."""
+        ...
+
+    def is_idle(self) -> bool:
+        """True when nothing runs, waits or is transferred."""
+        ...
+
+    async def give_up_guest(self, reason: str) -> None:
+        """Loses the session, since its guest is gone."""
         ...
 
     async def settle_network(self) -> None:

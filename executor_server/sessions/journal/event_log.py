@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from executor_server.core import OutOfRange, Reason
-from executor_server.sessions.journal.memory import TenantMemory
+from executor_server.sessions.journal.memory import TenantMemory, unlimited
 
 EVENT_OVERHEAD_BYTES = 256
 
@@ -41,11 +41,11 @@ class Reader:
 class EventLog(Generic[E]):
     """Events of one execution or process. Everything happens in the event loop."""
 
-    def __init__(self, memory: TenantMemory) -> None:
+    def __init__(self, memory: TenantMemory | None) -> None:
         self.done = False
         self.last_number = 0
         self.journal_size = 0
-        self._memory = memory
+        self._memory = memory or unlimited()
         self._journal: deque[E] = deque()
         self._costs: deque[int] = deque()  # parallel to `_journal`
         self._total_bytes = 0  # cost of all events, those that were dropped included
@@ -96,11 +96,10 @@ class EventLog(Generic[E]):
         while len(self._journal) > 1 and not self._readers:
             self._drop_first()
 
-    def enter(self, memory: TenantMemory) -> None:
-        """Shares memory with others from here on."""
-        self._memory = memory
-        memory.charge(self.journal_size)
-        self.trim()
+    def leave(self) -> None:
+        """Stops counting: it is dropped. Readers that are left don't count."""
+        self._memory.leave(self, self.journal_size)
+        self._memory = unlimited()
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from executor_server.core import (
 from executor_server.guest.wire.frames import Fields
 from executor_server.policy import RequestedLimits
 from executor_server.sessions.journal.event_log import EventLog
-from executor_server.sessions.journal.memory import UNSHARED, TenantMemory
+from executor_server.sessions.journal.memory import TenantMemory
 
 _FILE_OVERHEAD_BYTES = 256  # per artifact
 # Answered calls that an execution remembers, to distinguish a second answer from one to no call; a program may make
@@ -91,7 +91,7 @@ class Execution(EventLog[Event]):
         policy_fingerprint: str,
         journal_bytes: int,
         owner: ExecutionOwner,
-        memory: TenantMemory = UNSHARED,
+        memory: TenantMemory | None = None,
     ) -> None:
         super().__init__(memory)
         self.execution_id = execution_id
@@ -141,9 +141,8 @@ class Execution(EventLog[Event]):
         return self.journal_size > self._journal_limit or self._memory.is_short_for(self.journal_size)
 
     def leave(self) -> None:
-        """Stops counting: it is dropped, and the guest need not wait for its readers."""
-        self._memory.leave(self, self.journal_size)
-        self._memory = UNSHARED  # readers that are left do not count
+        """Stops counting, and no longer makes the guest wait for readers."""
+        super().leave()
         if self._held:
             self._held = False
             self._owner.hold(self.execution_id, False)

@@ -91,16 +91,19 @@ class Journal:
         generation: int = 1,
         *,
         has_network: bool = False,
+        memory: TenantMemory | None = None,
     ) -> None:
+        """`memory` is shared with other journals; None: unlimited."""
         self._segments = segments
         self._owner = owner
         self._state = JournalState(
-            self, limits.journal_bytes, limits.max_finished_executions, generation, has_network=has_network
+            self,
+            limits.journal_bytes,
+            limits.max_finished_executions,
+            generation,
+            has_network=has_network,
+            memory=memory,
         )
-
-    def share_memory(self, memory: TenantMemory) -> None:
-        """Shares memory with the journals of other sessions from here on."""
-        self._state.share_memory(memory)
 
     def begin_segments(self) -> None:
         """Begins the segments of a new session."""

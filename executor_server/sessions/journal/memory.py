@@ -21,21 +21,21 @@ _MIN_FLOOR_BYTES = 64 * 1024
 
 
 class JournalHolder(Protocol):
-    """An execution, as far as the memory uses it."""
+    """An execution or a process, as the memory uses it."""
 
     def trim(self) -> None:
         """Decides again whether its guest must be held back."""
         ...
 
     def drop_read(self) -> None:
-        """Drops all events but the result."""
+        """Drops all events but the last, unless a reader follows them."""
         ...
 
 
 class JournalMemory:
     """The memory of all tenants. Used in one event loop."""
 
-    def __init__(self, total_bytes: int, max_sessions: int = 1) -> None:
+    def __init__(self, total_bytes: int = sys.maxsize, max_sessions: int = 1) -> None:
         self.total_bytes = total_bytes
         # The floors of all sessions together take half of the total; more when that would be below the least floor.
         self.floor_bytes = max(_MIN_FLOOR_BYTES, total_bytes // (2 * max_sessions))
@@ -111,22 +111,6 @@ class TenantMemory:
         self.charge(-size_bytes)
 
 
-class _Unshared(TenantMemory):
-    """The part of executions that share with no other: nothing is counted, and nothing is short."""
-
-    is_short = False
-
-    def charge(self, size_bytes: int) -> None:
-        return
-
-    def is_short_for(self, journal_bytes: int) -> bool:
-        return False
-
-    def note_read(self, holder: JournalHolder) -> None:
-        return
-
-    def set_waiting(self, holder: JournalHolder, waits: bool) -> None:
-        return
-
-
-UNSHARED: TenantMemory = _Unshared(JournalMemory(sys.maxsize))
+def unlimited() -> TenantMemory:
+    """Returns memory that is shared with no other journal and never short."""
+    return JournalMemory().of("")

@@ -14,11 +14,10 @@ more than the one before, never fewer.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Container, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from executor_server.backends.channel import read_process_event
 from executor_server.core import (
@@ -31,7 +30,7 @@ from executor_server.core import (
     Reason,
 )
 from executor_server.guest.wire.frames import Fields, Frame, FrameError, encode_frame
-from executor_server.sessions.journal.memory import UNSHARED, TenantMemory
+from executor_server.sessions.journal.memory import TenantMemory, unlimited
 from executor_server.sessions.journal.process_log import (
     PROCESS_JOURNAL_BYTES,
     ProcessDescription,
@@ -42,6 +41,7 @@ from executor_server.sessions.journal.process_log import (
 from executor_server.sessions.journal.records import SegmentError, snapshot_body
 from executor_server.sessions.journal.segments import RecordKind, Segments
 from executor_server.sessions.journal.spans import SegmentSpans
+from executor_server.sessions.journal.typed_json import as_json, from_json
 
 MAX_FINISHED_PROCESSES = 64
 """Processes of a session whose end was read, and that are kept; the oldest is forgotten first."""
@@ -52,8 +52,6 @@ MAX_UNREAD_PROCESSES = 512
 _MAX_FINISHED_BYTES = 2 * PROCESS_JOURNAL_BYTES
 _MAX_PROCESSES = 1024
 _MAX_FORGOTTEN = 1024  # ids of processes that were forgotten
-_MAX_ARGUMENTS = 1024
-_MAX_TEXT_CHARS = 256 * 1024
 
 
 class ProcessJournalOwner(Protocol):
@@ -79,23 +77,18 @@ class ProcessJournal:
         self,
         segments: Segments,
         owner: ProcessJournalOwner,
+        memory: TenantMemory | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._segments = segments
         self._owner = owner
         self._now_s = now_s
-        self._memory: TenantMemory = UNSHARED
+        self._memory = memory or unlimited()
         self._spans = SegmentSpans()
         self._begun = False
         self.taken_seq = 0
         self._forgotten: dict[str, None] = {}  # the oldest first
         self.processes: dict[str, ProcessLog] = {}
-
-    def share_memory(self, memory: TenantMemory) -> None:
-        """Shares memory with the journals of other sessions from here on."""
-        self._memory = memory
-        for log in self.processes.values():
-            log.enter(memory)
 
     def close(self) -> None:
         """Closes the segments, which stay as they are, and drops the processes; their readers may finish."""
@@ -129,7 +122,7 @@ class ProcessJournal:
             self._segments.create()
             self._begin_segment()
         description = described(request)
-        self._write(encode_frame(RecordKind.PROCESS, {}, _encoded(description)))
+        self._write(encode_frame(RecordKind.PROCESS, {}, as_json(description).encode()))
         return self._add(description)
 
     def refuse(self, log: ProcessLog, error: ExecutorError) -> None:
@@ -235,20 +228,7 @@ class ProcessJournal:
         self._spans.begin(self._segments.segment, self.processes)
 
     def _snapshot(self) -> bytes:
-        known = [
-            {
-                "what": json.loads(_encoded(log.description)),
-                "pid": log.pid,
-                "first": log.first_number,
-                "last": log.last_number,
-                "done": log.done,
-                "received": log.received_bytes,
-                "granted": log.granted_bytes,
-                "output": log.output_bytes,
-                "read": log.read_bytes,
-            }
-            for log in self.processes.values()
-        ]
+        known = [log.snapshot() for log in self.processes.values()]
         snapshot = {"taken": self.taken_seq, "processes": known, "forgotten": [*self._forgotten]}
         return json.dumps(snapshot, separators=(",", ":")).encode()
 
@@ -277,7 +257,7 @@ class ProcessJournal:
             self._restore(snapshot_body(record))
             self._spans.begin(segment, self.processes)
         elif record.kind == RecordKind.PROCESS:
-            self._add(_decoded(json.loads(record.body)))
+            self._add(from_json(ProcessDescription, json.loads(record.body)))
         elif record.kind == RecordKind.FORGOTTEN:
             self._forget(record.head.text("id", 64))
         else:
@@ -296,45 +276,14 @@ class ProcessJournal:
         self._note_forgotten(known.texts("forgotten", _MAX_FORGOTTEN, 64) if "forgotten" in known.values else ())
         listed = {}
         for fields in known.objects("processes", _MAX_PROCESSES):
-            description = _decoded(fields.values["what"])
+            description = from_json(ProcessDescription, fields.values["what"])
             listed[description.process_id] = description, fields
         for process_id in [each for each in self.processes if each not in listed]:
             self._forget(process_id)
         for process_id, (description, fields) in listed.items():
             log = self.processes.get(process_id) or self._add(description)
-            first = fields.integer("first", 1)
-            log.restore(
-                pid=fields.integer("pid"),
-                first=first,
-                last=fields.integer("last", first - 1),
-                received_bytes=fields.integer("received"),
-                granted_bytes=fields.integer("granted"),
-                output_bytes=fields.integer("output"),
-                read_bytes=fields.integer("read"),
-            )
-            if fields.boolean("done") and not log.done:
-                raise FrameError("the end of a process is missing")
+            log.restore(fields)
 
 
 def _kept_bytes(log: ProcessLog) -> int:
     return log.journal_size + sum(map(len, log.description.argv))
-
-
-def _encoded(description: ProcessDescription) -> bytes:
-    return json.dumps(dataclasses.asdict(description)).encode()
-
-
-def _decoded(values: Any) -> ProcessDescription:
-    """Reads a description. Raises ValueError, TypeError, LookupError."""
-    fields = Fields(values)
-    return ProcessDescription(
-        process_id=fields.text("process_id", 64),
-        argv=tuple(fields.texts("argv", _MAX_ARGUMENTS, _MAX_TEXT_CHARS)),
-        cwd=fields.text("cwd", _MAX_TEXT_CHARS),
-        env_names=tuple(fields.texts("env_names", _MAX_ARGUMENTS, _MAX_TEXT_CHARS)),
-        has_pty=fields.boolean("has_pty"),
-        has_stdin=fields.boolean("has_stdin"),
-        timeout_s=None if fields.values.get("timeout_s") is None else fields.number("timeout_s", 0.0),
-        fingerprint=fields.text("fingerprint", 64),
-        start_time_s=fields.number("start_time_s", 0.0),
-    )

@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from executor_server.core import (
     ExecutorError,
@@ -28,10 +28,10 @@ from executor_server.core import (
     ProcessStarted,
     Reason,
 )
-from executor_server.guest.wire.frames import FrameError
+from executor_server.guest.wire.frames import Fields, FrameError
 from executor_server.guest.wire.process_messages import OUTPUT_OVERHEAD_BYTES, TAIL_BYTES
 from executor_server.sessions.journal.event_log import EVENT_OVERHEAD_BYTES, EventLog
-from executor_server.sessions.journal.memory import UNSHARED, TenantMemory
+from executor_server.sessions.journal.memory import TenantMemory
 
 PROCESS_JOURNAL_BYTES = 8 * 1024 * 1024
 """Bytes of one process's events that are kept."""
@@ -105,7 +105,7 @@ class ProcessLog(EventLog[ProcessEvent]):
         self,
         description: ProcessDescription,
         owner: ProcessOwner,
-        memory: TenantMemory = UNSHARED,
+        memory: TenantMemory | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(memory)
@@ -118,11 +118,11 @@ class ProcessLog(EventLog[ProcessEvent]):
         self.refusal: ExecutorError | None = None  # the reason why it was never started
         self._owner = owner
         self._now_s = now_s
-        self._received_bytes = 0  # cost of the output that has come
-        self._output_bytes = 0  # bytes in all events, those that were dropped included
+        self.received_bytes = 0  # cost of the output so far
+        self.output_bytes = 0  # bytes in all events, dropped ones included
         self._dropped_bytes = 0
         self._read_number = 0  # the last event that any reader got, and the output bytes up to it
-        self._read_bytes = 0
+        self.read_bytes = 0
         self.end_was_read = False  # a reader has asked for what comes after its last event
         self._unread_since_s = now_s()
         self._short = False
@@ -135,7 +135,7 @@ class ProcessLog(EventLog[ProcessEvent]):
             raise FrameError("an event of a process that has ended")
         if isinstance(kind, ProcessStarted) == bool(self.pid):
             raise FrameError("a process that was started twice, or printed before its start")
-        cost_bytes = self._received_bytes + _cost_of(kind)
+        cost_bytes = self.received_bytes + _cost_of(kind)
         if isinstance(kind, ProcessOutput) and cost_bytes > self.granted_bytes + TAIL_BYTES:
             raise FrameError("more output of a process than was granted")
 
@@ -147,10 +147,10 @@ class ProcessLog(EventLog[ProcessEvent]):
             case ProcessStarted():
                 self.pid = kind.pid
             case ProcessOutput():
-                self._received_bytes += _cost_of(kind)
-                self._output_bytes += len(kind.data)
+                self.received_bytes += _cost_of(kind)
+                self.output_bytes += len(kind.data)
             case ProcessOutputCut():
-                self._output_bytes += kind.omitted_bytes
+                self.output_bytes += kind.omitted_bytes
             case ProcessResult():
                 self.result = kind
                 self._finish()
@@ -176,7 +176,7 @@ class ProcessLog(EventLog[ProcessEvent]):
             self._short = short
             self._memory.set_waiting(self, short)
         room_bytes = 0 if short else max(0, PROCESS_JOURNAL_BYTES - pinned_bytes)
-        granted_bytes = self._received_bytes + room_bytes
+        granted_bytes = self.received_bytes + room_bytes
         if granted_bytes >= self.granted_bytes + _GRANT_STEP_BYTES:
             self.granted_bytes = granted_bytes
             self._owner.grant(self.process_id, granted_bytes)
@@ -204,11 +204,6 @@ class ProcessLog(EventLog[ProcessEvent]):
             return self.journal_size
         return self._total_bytes - min(reader.taken_bytes for reader in self._readers)
 
-    def leave(self) -> None:
-        """Stops counting: it is dropped."""
-        self._memory.leave(self, self.journal_size)
-        self._memory = UNSHARED
-
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def events_with_gap(self, after: int) -> AsyncGenerator[ProcessEvent, None]:
@@ -220,13 +215,13 @@ class ProcessLog(EventLog[ProcessEvent]):
             raise OutOfRange(Reason.EVENT_OUT_OF_RANGE, f"the last event of this process is {self.last_number}")
         first = self.first_number
         if after + 1 < first:
-            missing_bytes = self._dropped_bytes - (min(self._read_bytes, self._dropped_bytes) if after else 0)
+            missing_bytes = self._dropped_bytes - (min(self.read_bytes, self._dropped_bytes) if after else 0)
             after = first - 1
             yield ProcessEvent(after, ProcessOutputCut(missing_bytes))
         async for event in self.events(after):
             if event.number > self._read_number:
                 self._read_number = event.number
-                self._read_bytes += _output_of(event.kind)
+                self.read_bytes += _output_of(event.kind)
             yield event
         self.end_was_read = True
 
@@ -238,55 +233,48 @@ class ProcessLog(EventLog[ProcessEvent]):
 
     def expect_granted(self) -> None:
         """Notes the most that an earlier daemon may have granted: grants are not recorded."""
-        self.granted_bytes = max(self.granted_bytes, self._received_bytes + PROCESS_JOURNAL_BYTES)
+        self.granted_bytes = max(self.granted_bytes, self.received_bytes + PROCESS_JOURNAL_BYTES)
 
     def grant_again(self) -> None:
         """Grants the same once more: an earlier daemon's last word may have been lost."""
         if not self.done:
             self._owner.grant(self.process_id, self.granted_bytes)
 
-    def restore(
-        self,
-        *,
-        pid: int,
-        first: int,
-        last: int,
-        received_bytes: int,
-        granted_bytes: int,
-        output_bytes: int,
-        read_bytes: int,
-    ) -> None:
+    def snapshot(self) -> dict[str, Any]:
+        """Returns all that is known of it, without its events."""
+        return {
+            "what": vars(self.description),
+            "pid": self.pid,
+            "first": self.first_number,
+            "last": self.last_number,
+            "done": self.done,
+            "received": self.received_bytes,
+            "granted": self.granted_bytes,
+            "output": self.output_bytes,
+            "read": self.read_bytes,
+        }
+
+    def restore(self, snapshot: Fields) -> None:
         """Takes over the numbers of a snapshot; keeps those of its events that lead up to it without a gap.
 
-        What clients read after the snapshot is not recorded, so a gap may count that as missing, too.
+        What clients read after the snapshot is not recorded, so a gap may count it as missing, too. Raises FrameError.
         """
-        self.pid = pid
-        self._received_bytes = received_bytes
-        self.granted_bytes = max(granted_bytes, self.granted_bytes)
+        self.pid = snapshot.integer("pid")
+        self.received_bytes = snapshot.integer("received")
+        self.granted_bytes = max(snapshot.integer("granted"), self.granted_bytes)
+        first = snapshot.integer("first", 1)
+        last = snapshot.integer("last", first - 1)
         if self.last_number != last:
             while self._journal:
                 self._drop_first()
             self.last_number = last
         while self._journal and self.first_number < first:
             self._drop_first()
-        self._output_bytes = output_bytes
-        self._dropped_bytes = max(0, output_bytes - sum(_output_of(event.kind) for event in self._journal))
-        self._read_bytes = min(read_bytes, output_bytes)
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of all output so far, with what was left out."""
-        return self._output_bytes
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of the output up to the last event that any reader got."""
-        return self._read_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        """Cost of the output that has come."""
-        return self._received_bytes
+        self.output_bytes = snapshot.integer("output")
+        self._dropped_bytes = max(0, self.output_bytes - sum(_output_of(event.kind) for event in self._journal))
+        self.read_bytes = min(snapshot.integer("read"), self.output_bytes)
+        if snapshot.boolean("done") and not self.done:
+            raise FrameError("the end of a process is missing")
 
 
 def _cost_of(kind: ProcessEventKind) -> int:

@@ -64,7 +64,7 @@ from executor_server.guest.wire.messages import Execute
 from executor_server.guest.wire.messages import Result as ResultMessage
 from executor_server.guest.wire.schema import message_of
 from executor_server.sessions.journal.execution import Execution, ExecutionOwner
-from executor_server.sessions.journal.memory import UNSHARED, TenantMemory
+from executor_server.sessions.journal.memory import TenantMemory, unlimited
 from executor_server.sessions.journal.segments import TAKEN
 from executor_server.sessions.journal.sent_frames import SentFrames
 from executor_server.sessions.journal.spans import SegmentSpans
@@ -101,6 +101,7 @@ class JournalState:
         generation: int,
         *,
         has_network: bool = False,
+        memory: TenantMemory | None = None,
     ) -> None:
         self._owner = owner
         self._has_network = has_network
@@ -118,13 +119,7 @@ class JournalState:
         self.oom_kills = 0
         self.taken_seq = 0
         self.lost: str | None = None
-        self._memory: TenantMemory = UNSHARED
-
-    def share_memory(self, memory: TenantMemory) -> None:
-        """Shares memory with the journals of other sessions from here on."""
-        self._memory = memory
-        for execution in self.executions.values():
-            execution.enter(memory)
+        self._memory = memory or unlimited()
 
     def clear(self) -> None:
         """Drops all executions."""

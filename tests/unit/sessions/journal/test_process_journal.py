@@ -43,7 +43,7 @@ class Daemon:
         self.forgotten: list[str] = []
         self.events: list[tuple[str, ProcessEventKind]] = []
         self._seq = 0
-        self.journal = ProcessJournal(Segments(directory, "s"), self, self.clock)
+        self.journal = ProcessJournal(Segments(directory, "s"), self, now_s=self.clock)
 
     def grant(self, process_id: str, granted_bytes: int) -> None:
         self.granted[process_id] = granted_bytes

@@ -169,7 +169,7 @@ class UvBuilder:
     ) -> tuple[tuple[Wheel, ...], Python]:
         """Resolves requirements, and has their wheels downloaded. Returns all of them, and the build sandbox's Python.
 
-        `known` are the hashes of a lock: dependencies are in the requirements then, and no other file is accepted.
+        `known` are the hashes of a lock, whose requirements include all dependencies; no other file is accepted.
         """
         newest_s = None if packages.lock_file else packages.exclude_newer_s
         resolve = UvTask(
@@ -182,13 +182,7 @@ class UvBuilder:
             self._sandboxes.open(slot, work, packages.max_environment_bytes, egress=True) as sandbox,
         ):
             python = await sandbox.run(resolve, Listener("resolving"), on_progress)
-            wheels = await self._resolved(sandbox)
-            for wheel in wheels:
-                if known is not None and wheel.sha256 not in known:
-                    raise EnvironmentFailed(
-                        f"the packages can't be installed: Hash mismatch for {wheel}: the file of the index is not one "
-                        "of the lock"
-                    )
+            wheels = await self._resolved(sandbox, known)
             missing = [wheel for wheel in wheels if not self._wheels.has(wheel.sha256)]
             if missing:
                 on_progress(Progress("downloading", 0, len(missing), "packages"))
@@ -198,10 +192,10 @@ class UvBuilder:
                 await to_its_end(walk, lambda: self._wheels.add(missing, work, walk))
         return wheels, python
 
-    async def _resolved(self, sandbox: UvSandbox) -> tuple[Wheel, ...]:
+    async def _resolved(self, sandbox: UvSandbox, known: Collection[str] | None) -> tuple[Wheel, ...]:
         text = b"".join([chunk async for chunk in sandbox.running.take_file(_LOCK_NAME, MAX_LOCK_BYTES)])
         try:
-            return read_resolved(text.decode())
+            return read_resolved(text.decode(), known)
         except (LockError, UnicodeDecodeError) as error:
             raise EnvironmentFailed(f"the packages can't be locked: {error}") from error
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -132,11 +132,14 @@ def read_lock_file(text: str) -> tuple[Pin, ...]:
     return _checked(map(_read_package, _packages(text)))
 
 
-def read_resolved(text: str) -> tuple[Wheel, ...]:
-    """Reads the pylock.toml that uv printed for one interpreter: one wheel for each package. Raises LockError."""
+def read_resolved(text: str, known: Collection[str] | None = None) -> tuple[Wheel, ...]:
+    """Reads the pylock.toml that uv printed for one interpreter; returns the best wheel of each package.
+
+    uv lists all wheels that the interpreter can use. `known`: take only files with these hashes. Raises LockError.
+    """
     packages = _packages(text)
     pins = _checked(map(_read_package, packages))
-    wheels = tuple(sorted(map(_read_wheel, packages)))
+    wheels = tuple(sorted(_best_wheel(package, known) for package in packages))
     if len(wheels) != len({pin.name for pin in pins}):
         raise LockError("a package has several versions")
     return wheels
@@ -176,17 +179,31 @@ def _read_package(package: Any) -> Pin:
     return _pin(name, version, marker, hashes)
 
 
-def _read_wheel(package: Any) -> Wheel:
-    """Reads the wheel of a package that `_read_package` accepts."""
+def _best_wheel(package: Any, known: Collection[str] | None) -> Wheel:
+    """Chooses a wheel of a package that `_read_package` accepts."""
     pin = _read_package(package)
-    (wheel, *others) = package["wheels"]
+    wheels = [_read_wheel(pin, wheel) for wheel in package["wheels"]]
+    usable = [wheel for wheel in wheels if known is None or wheel.sha256 in known]
+    if not usable:
+        raise LockError(f"Hash mismatch for {pin}: the index has none of the files that the lock lists")
+    return max(usable, key=_rank)
+
+
+def _read_wheel(pin: Pin, wheel: Any) -> Wheel:
     url = wheel.get("url")
-    if others or not isinstance(url, str) or not _URL.fullmatch(url):
-        raise LockError(f"{pin.name} has not exactly one wheel with an address")
+    if not isinstance(url, str) or not _URL.fullmatch(url):
+        raise LockError(f"{pin.name} has a wheel without an address")
     file_name = unquote(urlsplit(url).path).rpartition("/")[2]
     if not _FILE_NAME.fullmatch(file_name) or canonicalize_name(file_name.partition("-")[0]) != pin.name:
         raise LockError(f"{pin.name} has a wheel with a name that is refused")
-    return Wheel(pin.name, pin.version, pin.hashes[0], url, file_name)
+    return Wheel(pin.name, pin.version, _digest_of(wheel), url, file_name)
+
+
+def _rank(wheel: Wheel) -> tuple[object, ...]:
+    """Ranks wheels that all fit: compiled before pure Python, for this Python before its stable ABI, newest libc."""
+    *_, abi, platform = ("", *wheel.file_name.removesuffix(".whl").split("-"))
+    libc = max((int(minor) for minor in re.findall(r"linux_\d{1,4}_(\d{1,4})_", platform)), default=0)
+    return platform != "any", abi not in ("none", "abi3"), abi == "abi3", libc, wheel.file_name
 
 
 def _digest_of(wheel: Any) -> str:

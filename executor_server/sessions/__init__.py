@@ -1,7 +1,7 @@
-"""Sessions: each is one client's interpreter in one sandbox, with the executions, requests and checkpoints of it.
+"""Sessions: each is one client's interpreter in one sandbox, with its executions, requests and checkpoints.
 
-It owns their creation, their leases, their lifetime and their recovery after a restart. It must not know gRPC, metrics
-or configuration files.
+It owns their creation, leases, lifetime and recovery after a restart. It must not know gRPC, metrics or configuration
+files. Read `session.py` first, then `manager.py`.
 """
 
 from executor_server.backends.channel import VariablesReply

@@ -1,10 +1,10 @@
 """Exports a session's state, and restores one into a new session.
 
 The interpreter pickles the variables, and another session's interpreter unpickles them; the supervisor packs and
-unpacks the files of the workspace. The daemon passes both on as bytes that it never looks into (state_archive.py).
+unpacks the files of the workspace. The daemon never reads the bytes of either (state_archive.py).
 
-A state may be restored only before anything was executed. The guest enforces that, since it outlives the daemon, and it
-recognizes a state that it has restored by the digest: a client that lost the answer may send the same archive again.
+A state can be restored only before anything was executed. The guest enforces that, since it outlives the daemon. It
+recognizes a restored state by its digest, so a client that lost the answer may send the same archive again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The connection from a session to its guest: renewed when it breaks, hung up while the sandbox rests.
+"""The connection from a session to its guest: renewed when it breaks, closed while the sandbox is paused.
 
 There is one connection at a time, in one of five states:
 
@@ -12,26 +12,25 @@ spawns that task. So two callers that send a frame to a paused session wake it o
 silent cannot start a second renewal beside a first one.
 
 Nothing is lost in any state. The channel keeps each frame until the guest has acknowledged it and sends it when the
-connection is UP again; the guest does the same. So callers neither know of the states nor wait for UP.
+connection is UP again; the guest does the same. So callers need not know the state or wait for UP.
 
-Races that the code below closes:
+Races:
 
 - A frame is sent while the sandbox is being paused. Pausing can't be interrupted (a cloud writes the memory out), so
-  `_wanted` records it, and the sandbox is woken as soon as the pause has ended. The frame is not forgotten, and the
-  channel does not connect to a sandbox that is about to stop.
-- The sandbox may be paused only when nothing is under way. `rest_if_unused` checks this, hangs up in order, and the
-  guest repeats later what it sent in between: a frame that crosses the hang-up is delayed and not lost.
-- A pause fails without saying whether the sandbox stopped. `_pause` returns None then, and waking is attempted, but not
-  required: a sandbox that never stopped can still be connected to.
-- The connection breaks in the moment in which it was made. `_connect_once` sets UP only when the channel is still
-  connected; otherwise `on_lost` has set BROKEN already, and UP would hide that.
+  `_wanted` notes the frame, and the sandbox is woken when the pause has ended. Meanwhile the channel does not connect
+  to a sandbox that is about to stop.
+- The sandbox may be paused only while nothing is under way. `rest_if_unused` checks this and hangs up in order. A frame
+  that crosses the hang-up is delayed, not lost, since the guest repeats it.
+- A pause fails, and it is unknown whether the sandbox stopped. `_pause` returns None then; waking is attempted but not
+  required, since a sandbox that never stopped accepts a connection.
+- The connection breaks as soon as it was made. `_connect_once` sets UP only if the channel is still connected;
+  otherwise `on_lost` has set BROKEN already, and UP would hide that.
 - The session is closed during a pause or a wake. The channel is closed then, and the task stops without giving up.
 
-Attack. A guest that hangs up again and again would keep the daemon connecting, and each connection shows one more token
-of a finite chain (guest/wire/tokens.py), which a hostile guest could use up. So breaks are counted: within an hour
-where the network may break by itself, over the whole life otherwise. Connections that moved no frame wait longer each
-time. Each token is noted in the registry before it is shown, so a daemon that is killed in between skips one instead of
-repeating it, which the guest would refuse.
+Attack. A guest that hangs up repeatedly would keep the daemon connecting, and each connection spends a token of a
+finite chain (guest/wire/tokens.py). So breaks are counted: within an hour where the network itself may break, over the
+whole life otherwise. After connections that moved no frame, the waits grow. Each token is noted in the registry before
+it is sent; a daemon that is killed in between skips one instead of repeating it, which the guest would refuse.
 
 A connection that can't be renewed in time costs the session: `give_up_guest`, with the reason.
 """
@@ -62,13 +61,13 @@ _PAUSE_TIME_S = 120.0
 _WAKE_TIME_S = 120.0
 # Seconds until a sandbox that could not be paused is tried again.
 _PAUSE_AGAIN_S = 3600.0
-# Seconds for the guest to answer over a connection that may break by itself, and the bounds of the waits between two
-# attempts. Shorter than READY_TIME_S, so that several attempts fit into reconnect_s.
+# Seconds for the guest to answer over an unreliable network, and the bounds of the waits between attempts. Shorter than
+# READY_TIME_S, so that several attempts fit into reconnect_s.
 _ANSWER_TIME_S = 10.0
 _FIRST_RETRY_S = 0.25
 _MAX_RETRY_S = 8.0
-# Later tokens that are tried when one is refused: an earlier daemon may have shown tokens that it could not note. Fewer
-# than a guest accepts to skip (guest/wire/tokens.py), also over several daemons.
+# Later tokens to try when one is refused: an earlier daemon may have sent tokens that it could not note. Fewer than a
+# guest accepts to skip (guest/wire/tokens.py), even over several daemons.
 _MAX_LATER_TOKENS = 32
 # Attempts to get the listener for the egress proxy out of a sandbox.
 _LISTENER_ATTEMPTS = 3
@@ -109,10 +108,10 @@ class GuestConnection:
     # -- connecting ----------------------------------------------------------------------------------------------
 
     async def connect(self, within_s: float) -> None:
-        """Connects, in as many attempts as the time allows where connections break by themselves.
+        """Connects; over an unreliable network, in as many attempts as the time allows.
 
-        A guest refuses a token that it has seen. An earlier daemon may have shown it without noting that, when its disk
-        was full, so later tokens are tried. Raises SandboxFailure.
+        A guest refuses a token that it has seen. An earlier daemon with a full disk may have sent it without a note, so
+        later tokens are tried. Raises SandboxFailure.
         """
         give_up_s = time.monotonic() + within_s
         refused = 0
@@ -133,7 +132,7 @@ class GuestConnection:
             await asyncio.sleep(wait_s)
 
     async def _connect_once(self, within_s: float) -> None:
-        # Noted before the token is shown: killed in between, the next daemon skips a token instead of repeating one.
+        # Noted before the token is sent: after a kill in between, the next daemon skips a token and repeats none.
         self._registry.note_connections(self._session.session_id, self._channel.connections + 1)
         answer_s = _ANSWER_TIME_S if self._endpoint.breaks_by_itself else READY_TIME_S
         await self._channel.connect(within_s, answer_s=answer_s)
@@ -143,8 +142,8 @@ class GuestConnection:
     async def take_listener(self) -> socket.socket | RemoteListener:
         """Returns the listener of the sandbox for the egress proxy. Raises SandboxFailure.
 
-        That of a sandbox on another machine is served there. A token is refused when the connection was renewed with a
-        later one meanwhile, so this is tried again.
+        On another machine, the listener is served there. The guest refuses a token if the connection was renewed with a
+        later one meanwhile, so this retries.
         """
         if isinstance(self._sandbox, MachineSandbox):
             return _MachineListener(self, self._sandbox)
@@ -206,11 +205,11 @@ class GuestConnection:
             await asyncio.sleep(_wait_s(self._fruitless))
 
     def silence_max_s(self, ping_interval_s: float, silence_s: float) -> float:
-        """Returns the seconds that a guest may be silent after a ping; fewer where connections break by themselves."""
+        """Returns the seconds that a guest may be silent after a ping; fewer over an unreliable network."""
         return min(silence_s, _SILENT_PINGS * ping_interval_s) if self._endpoint.breaks_by_itself else silence_s
 
     def renew_if_it_can_break(self, reason: str) -> bool:
-        """Breaks off a silent connection, where it breaks by itself. Returns False where silence means a dead guest."""
+        """Drops a silent connection over an unreliable network. Returns False where silence means a dead guest."""
         if not self._endpoint.breaks_by_itself:
             return False
         self._channel.break_off(reason)
@@ -236,8 +235,8 @@ class GuestConnection:
             self._session.spawn(self._rest())
 
     async def _rest(self) -> None:
-        # Checked again in the step that hangs up: a frame that was sent after `rest_if_unused` looked, and before this
-        # task began, is not reported by `on_waiting`, which is called for a channel that has hung up.
+        # Checked again in the step that hangs up: `on_waiting` is called only after the hang-up, so it does not report
+        # a frame that was sent after the check in `rest_if_unused`.
         self._wanted = not (self._channel.settled and self._session.is_idle())
         await self._channel.hang_up()
         paused: bool | None = False
@@ -282,7 +281,7 @@ class GuestConnection:
             self._log.warning("session_not_woken", error=str(failure))
             if not self._channel.closed:
                 what = "woken" if paused else "reached again"
-                await self._session.give_up_guest(f"it was to rest unused, and could not be {what}")
+                await self._session.give_up_guest(f"its sandbox was paused while unused, and could not be {what}")
             return
         self._log.info("session_woken", took_ms=round((time.monotonic() - started_s) * 1000, 1))
 
@@ -327,5 +326,5 @@ class _MachineListener:
 
 
 def _wait_s(attempt: int) -> float:
-    """Returns the wait after so many attempts in a row: doubled each time, with jitter so that sessions spread out."""
+    """Returns the wait after this many attempts in a row; it doubles, with jitter so that sessions spread out."""
     return float(min(_FIRST_RETRY_S * 2 ** min(attempt - 1, 16), _MAX_RETRY_S) * random.uniform(0.5, 1.0))

@@ -1,9 +1,8 @@
-"""The executions of a session: admission before one begins, and notifications of what happens to it.
+"""The executions of a session: admission before each, notifications during and after it.
 
-An execution begins once. A request that repeats its id finds the same execution, even when the policy grants less by
-then. No await lies between admission's consent and the frame that starts the execution. What was checked before
-admission is checked again after it, because that was an await: the same caller may have repeated the request meanwhile,
-or another policy may have come into force.
+An execution begins once. A request that repeats its id finds the same execution, even if the policy grants less by
+then. There is no await between admission and the frame that starts the execution. All checks before admission, which
+is an await, are repeated after it: the caller may have repeated the request meanwhile, or the policy may have changed.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Executions:
-    """Owns the journal of one session, and is the journal's owner in the sense of `JournalOwner`."""
+    """Owns the journal of one session, and implements its `JournalOwner`."""
 
     def __init__(
         self,
@@ -81,8 +80,8 @@ class Executions:
         )
         self._refuses_new = False
         self._last_granted: tuple[SessionSpec, RequestedLimits, ExecutionLimits] | None = None
-        self._begun_s: dict[str, float] = {}  # when this daemon first heard of each running execution
-        self._printed_bytes: Counter[str] = Counter()  # by execution, as far as this daemon has read
+        self._begun_s: dict[str, float] = {}  # when each running execution began, or was recovered
+        self._printed_bytes: Counter[str] = Counter()  # by execution; what this daemon has read
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
 
     # -- calls of clients ----------------------------------------------------------------------------------------
@@ -99,7 +98,7 @@ class Executions:
     ) -> Execution:
         """Starts an execution, or finds the one that this id already names.
 
-        With `savepoint`, takes one before. In a `branch`, it leaves the session as it was.
+        `savepoint`: take one before it. `branch`: run it in a copy of the interpreter, and leave the session as it was.
 
         Raises InvalidRequest (the id names other code), PreconditionFailed (the session is lost), Unavailable (the
         daemon drains), ResourceExhausted (the queue is full), PolicyViolation, and what admission refuses with.
@@ -133,7 +132,7 @@ class Executions:
         return execution
 
     def _granted(self, spec: SessionSpec, asked: RequestedLimits) -> ExecutionLimits:
-        """Returns the limits of an execution. Most ask for what the one before asked for, under the same spec."""
+        """Returns the limits of an execution; most requests ask for the same limits as the one before."""
         if self._last_granted is None or self._last_granted[0] is not spec or self._last_granted[1] != asked:
             self._last_granted = (spec, asked, execution_limits(spec, asked))
         return self._last_granted[2]
@@ -167,12 +166,12 @@ class Executions:
         self._observer.tool_answered(self._session.facts, execution_id, submitted)
 
     def cancel_all(self, reason: str) -> None:
-        """Cancels what runs or waits; the reason stands in each result."""
+        """Cancels running and queued executions; each result states the reason."""
         for execution_id in list(self.journal.running):
             self.journal.stop(execution_id, reason)
 
     def refuse_new(self) -> None:
-        """Refuses new executions from here on; those that run or wait go on."""
+        """Refuses new executions; running and queued ones go on."""
         self._refuses_new = True
 
     async def wait_idle(self) -> None:
@@ -182,10 +181,10 @@ class Executions:
 
     @property
     def in_use(self) -> bool:
-        """True while an execution runs that ends by itself, or that a client follows.
+        """True while a client follows an execution, or one runs that does not wait for its client.
 
-        The clocks of an execution stand still while it waits for its client. When that client is gone, the execution
-        would wait for as long as the session may live, so a waiting one alone does not keep the session.
+        An execution that waits for its client has no running clock. Without that client it would wait for the whole
+        life of the session, so it does not keep the session alive.
         """
         running = self.journal.running.values()
         if any(execution.followed for execution in running):
@@ -202,7 +201,7 @@ class Executions:
             self._observer.execution_recovered(self._session.facts, execution_id)
 
     def resume(self) -> None:
-        """Sends again what the guest may lack, and decides about the results that wait for a verdict."""
+        """Sends again what the guest may have missed, and decides the results that wait for a verdict."""
         for message, body in self.journal.resume(self._channel.sent_seq):
             self._channel.send(message, body)
         self._channel.on_send = self.journal.note_sent
@@ -220,7 +219,7 @@ class Executions:
     def refusal_of(self, execution_id: str, call: ToolCall) -> str | None:
         try:
             if self.journal.running[execution_id].policy_fingerprint == self._session.spec.policy.fingerprint:
-                # The tool may have been registered under an earlier policy, or never: then a hostile guest invented it.
+                # The tool may come from an earlier policy, or a hostile guest may have invented it.
                 check_tools(self._session.spec, [ToolSpec(call.name, "", (), is_final_answer=False)])
             self._admission.tool_call(self._session.facts, execution_id, call)
         except ExecutorError as refusal:
@@ -247,14 +246,14 @@ class Executions:
 
     def on_end(self, execution_id: str, result: Result) -> None:
         self._session.touch()
-        # Later in this round of the event loop: readers have just been woken, and go first.
+        # Later in this round of the event loop: the readers that were just woken go first.
         asyncio.get_running_loop().call_soon(self._report_end, execution_id, result)
 
     def _report_end(self, execution_id: str, result: Result) -> None:
         now_s = time.monotonic()
         took_s, printed_bytes = now_s - self._begun_s.pop(execution_id, now_s), self._printed_bytes.pop(execution_id, 0)
         if result.usage == Usage():
-            # The guest sent no account, since the session ended in the middle; the output up to then still counts.
+            # The session ended in the middle, so the guest reported no usage; the output up to then still counts.
             result = replace(result, usage=Usage(output_bytes=printed_bytes))
         self._observer.execution_ended(self._session.facts, execution_id, result, took_s)
         self._log.info(
@@ -268,7 +267,7 @@ class Executions:
 
 
 def _check_undo(spec: SessionSpec, request: ExecutionRequest) -> None:
-    """Raises PolicyViolation for an execution with a savepoint, or in a branch, that the session may not have."""
+    """Raises PolicyViolation for a savepoint or a branch that the policy does not allow."""
     if request.savepoint:
         check_savepoint(spec)
     if request.branch:
@@ -276,7 +275,7 @@ def _check_undo(spec: SessionSpec, request: ExecutionRequest) -> None:
 
 
 def facts_of(record: SessionRecord) -> SessionFacts:
-    """Returns what observers and admission learn about a session."""
+    """Returns the facts of a session for observers and admission."""
     spec = record.spec
     return SessionFacts(
         session_id=record.session_id,

@@ -1,7 +1,7 @@
-"""Requests to a session's guest beside executions: rules, tools, variables, blobs, files.
+"""Requests to a session's guest other than executions: rules, tools, variables, blobs, files.
 
-The guest answers each request with any number of frames and then DONE. A caller that is behind stops the reading from
-the guest (backpressure); a caller that leaves has the rest of its answer dropped.
+The guest answers each request with any number of frames and then DONE. A slow caller stops the reading from the guest
+(backpressure); when a caller leaves, the rest of its answer is dropped.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class OpenRequest(Protocol):
         ...
 
     def fail(self, error: ExecutorError) -> None:
-        """Ends it without an answer."""
+        """Ends it with an error."""
         ...
 
 
 class GuestRequests:
-    """Asks the guest of one session, and gives each answer to the caller that waits for it."""
+    """Sends requests to the guest of one session, and gives each answer to its caller."""
 
     def __init__(
         self,
@@ -106,16 +106,16 @@ class GuestRequests:
         self._digests = BlobDigests()
 
     def number_from_here(self) -> None:
-        """Begins with numbers that no earlier daemon used: the guest may still answer requests of an earlier one."""
+        """Begins with numbers that no earlier daemon used, since the guest may still answer one of its requests."""
         self._next_op = self._channel.connections << 32
 
     @property
     def waiting(self) -> bool:
-        """True while a request has not been answered to its end."""
+        """True while a request is not fully answered."""
         return bool(self._open)
 
     def take(self, op: int, frame: Frame) -> None:
-        """Gives a frame to the request of this number; drops it when the caller has left."""
+        """Gives a frame to the request of this number; drops it if the caller has left."""
         request = self._open.get(op)
         if request is not None:
             request.take(frame)
@@ -126,7 +126,7 @@ class GuestRequests:
             request.fail(error)
 
     async def configure(self, env: Mapping[str, str], meanwhile: Callable[[], None]) -> None:
-        """Sends the session's rules, environment variables and prelude, as the first request.
+        """Sends the session's rules, environment variables and prelude; the first request.
 
         Calls `meanwhile` while the guest works.
         """
@@ -140,23 +140,23 @@ class GuestRequests:
             await request.next()
 
     async def find_missing(self, modules: Sequence[str]) -> Sequence[str]:
-        """Returns which of these top-level modules the image lacks. Must be asked before any code has run."""
+        """Returns the top-level modules that the image lacks. Must be called before any code has run."""
         try:
             found = await self._request(
                 missing_modules, lambda op: FindModules(op=op), json.dumps(list(modules)).encode()
             )
         except InvalidRequest:
-            return ()  # a finder of the image killed or hung the interpreter; imports will fail with their own reason
+            return ()  # a finder of the image killed or hung the interpreter; each import fails with its own reason
         return _answered(found)
 
     def restrict(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
-        """Sends the rules of another spec now; they hold from the next execution on.
+        """Sends the rules of another spec now; they apply from the next execution.
 
-        The returned coroutine must be awaited: it waits for the guest's answer, which comes when what runs has ended.
+        The returned coroutine must be awaited: it waits for the guest's answer, after the running execution.
         """
         request: Request[None] = Request(nothing, self._session.hold_reading)
         asking = ExitStack()
-        # Not counted against the limit: a client with many open requests must not keep a new policy from the guest.
+        # Not counted: a client with many open requests must not keep a new policy from the guest.
         asking.enter_context(self.asking(request, lambda op: Restrict(op=op), _rules(spec), counts=False))
 
         async def done() -> None:
@@ -166,12 +166,12 @@ class GuestRequests:
         return done()
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
-        """Replaces the tools, all or none. Waits until the interpreter has built those that are shipped."""
+        """Replaces the tools, all or none. Waits until the interpreter has built the shipped ones."""
         self._session.require_alive()
         tools = self._digests.added_to(tools)
         await self._admission.tools(self._session.facts, tools)
-        # Checked after the await: another policy may be in force by now, and calls of shipped tools never leave the
-        # sandbox, so no later check sees them.
+        # Checked after the await, when another policy may be in force. Calls of shipped tools never leave the sandbox,
+        # so no later check sees them.
         check_tools(self._session.spec, tools)
         listed_bytes, body = packed_tools(tools)
         await self._request(nothing, lambda op: RegisterTools(op=op, listed=listed_bytes), body)
@@ -191,7 +191,7 @@ class GuestRequests:
         names = json.dumps([variable.head() for variable in listed]).encode()
         body = names + b"".join(inline)
         await self._request(nothing, lambda op: SetVariables(op=op, listed=len(names)), body)
-        # Only now: of a request that failed, a blob may be left, and be named again as a tool's.
+        # Only now: if the request failed, a blob may remain and be named again as a tool's.
         self._digests.drop(variable.blob for variable in listed if variable.blob is not None)
 
     async def get_variables(self, names: Sequence[str]) -> AsyncGenerator[BlobChunk | VariablesReply, None]:
@@ -204,7 +204,7 @@ class GuestRequests:
                 yield part
 
     async def upload_blob(self, size_bytes: int, chunks: AsyncIterator[bytes]) -> str:
-        """Stages bytes in the guest, for one later message that names them."""
+        """Stages bytes in the guest for one later message that refers to them."""
         limit = min(self._settings.staging_bytes, MAX_PAYLOAD_BYTES)
         if size_bytes > limit:
             raise ResourceExhausted(Reason.TOO_LARGE, f"at most {limit} bytes can be staged")
@@ -226,8 +226,8 @@ class GuestRequests:
                 self._channel.send(BlobDrop(blob=blob_id))
         if received != size_bytes:
             raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
-        # Staged bytes are not in the journal, but a message that names the blob is: a later daemon would send that
-        # message again. So the blob counts as staged only when the guest has acknowledged all of it.
+        # The journal has messages that name the blob, which a later daemon would send again, but not the blob's bytes.
+        # So a blob counts as staged only when the guest has acknowledged all of it.
         await self._channel.delivered()
         self._session.require_alive()
         if may_be_tool:
@@ -238,7 +238,7 @@ class GuestRequests:
     async def put_file(
         self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool = False
     ) -> FileInfo:
-        """Writes a file of the workspace, whole or not at all; with `tar`, unpacks an archive into a directory."""
+        """Writes a file of the workspace, all or nothing; with `tar`, unpacks an archive into a directory."""
         if size_bytes > self._settings.max_file_bytes:
             raise ResourceExhausted(Reason.TOO_LARGE, f"a file has at most {self._settings.max_file_bytes} bytes")
         self._session.require_alive()
@@ -247,17 +247,17 @@ class GuestRequests:
         in_part = False
         try:
             await self._admission.file_put(self._session.facts, path, size_bytes, tar=tar)
-            in_part = tar  # the members before the break of an archive stay in the workspace, so it counts
+            in_part = tar  # an archive that breaks off leaves its first members in the workspace, so it counts
             return await self.write_file(path, size_bytes, chunks, tar=tar)
         except ExecutorError:
             self.puts -= not in_part
             raise
 
     async def write_file(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool) -> FileInfo:
-        """Sends a file without asking the policy: for callers that have done so."""
+        """Sends a file. Does not check the policy; the caller must have done so."""
         request = Request(written_file, self._session.hold_reading)
         data = _whole(chunks, size_bytes)
-        if not size_bytes:  # the guest writes an empty file at once, so an upload that is not empty is refused first
+        if not size_bytes:  # the guest writes an empty file at once, so a longer upload must be refused first
             async for _ in data:
                 pass
         with self.asking(request, lambda op: FilePut(op=op, path=path, size=size_bytes, tar=tar)) as op:
@@ -301,13 +301,13 @@ class GuestRequests:
                     yield part
 
     async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
-        """Returns files and directories below a directory, and True when there are more than are listed."""
+        """Returns files and directories below a directory, and True if the list is cut."""
         return _answered(await self._request(listing, lambda op: FileList(op=op, path=path)))
 
     async def _request(
         self, read: Callable[[Frame], T | None], message: Callable[[int], Message], body: bytes = b""
     ) -> T | None:
-        """Returns what the one answering frame says. Raises what the guest refuses with."""
+        """Returns the content of the single answering frame. Raises the guest's refusal."""
         request = Request(read, self._session.hold_reading)
         with self.asking(request, message, body):
             return await request.next()
@@ -321,15 +321,17 @@ class GuestRequests:
         *,
         counts: bool = True,
     ) -> Iterator[int]:
-        """Sends the message for a number, and yields that. Frames that come after the caller has left are dropped."""
+        """Sends the message under a new number, and yields the number. Frames after the block are dropped."""
         self._session.require_alive()
         if counts and len(self._open) >= _MAX_OPEN:
             raise ResourceExhausted(
-                Reason.QUEUE_FULL, f"{_MAX_OPEN} requests of this session run or wait", retry_after_s=1.0
+                Reason.QUEUE_FULL,
+                f"this session has {_MAX_OPEN} open requests, the most that it may have; wait for one to end",
+                retry_after_s=1.0,
             )
         if len(body) > MAX_BODY_BYTES:
             raise ResourceExhausted(
-                Reason.TOO_LARGE, f"this is {len(body):,} bytes to the sandbox, over {MAX_BODY_BYTES:,}"
+                Reason.TOO_LARGE, f"the request has {len(body):,} bytes; the limit is {MAX_BODY_BYTES:,}"
             )
         self._next_op += 1
         op = self._next_op
@@ -343,10 +345,9 @@ class GuestRequests:
 
 
 async def _whole(chunks: AsyncIterator[bytes], size_bytes: int) -> AsyncIterator[bytes]:
-    """Yields the chunks, the last of them only when nothing came after it.
+    """Yields the chunks; the last one only after the stream has ended. Raises InvalidRequest for another total size.
 
-    The guest replaces the file of that path once it has the last byte. An upload that is refused because it is longer
-    than announced must not get that far. Raises InvalidRequest when the chunks do not have that size together.
+    The guest replaces the file when it has the last byte, so an upload that is longer than announced must not send it.
     """
     received, held = 0, b""
     async for chunk in chunks:
@@ -363,7 +364,7 @@ async def _whole(chunks: AsyncIterator[bytes], size_bytes: int) -> AsyncIterator
 
 
 def _rules(spec: SessionSpec) -> bytes:
-    """Encodes the rules that the guest enforces on executions, the budget of the whole session included."""
+    """Encodes the rules that the guest enforces on executions, with the budget of the whole session."""
     most = spec.execution_max
     rules = SessionRules(
         authorized=list(spec.authorized_imports),
@@ -384,7 +385,7 @@ def _rules(spec: SessionSpec) -> bytes:
 
 
 def _listed_hosts(allowed: Sequence[str]) -> list[str]:
-    """Returns the hosts that a message of the guest lists: some of many, and the number of the others."""
+    """Returns the hosts that the guest lists in messages: the first ones, and the number of the others."""
     listed, rest = list(allowed[:LISTED_HOSTS_MAX]), len(allowed) - LISTED_HOSTS_MAX
     return [*listed, f"and {rest} more"] if rest > 0 else listed
 

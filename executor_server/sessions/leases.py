@@ -1,16 +1,15 @@
 """Leases: which clients hold which sessions, and which clients have been silent for too long.
 
-A lease is a number that a client chose. It is known from the first session that names it until its last session has
-ended, so there are never more leases than holders of sessions, and both are bounded. Leases are keyed by tenant and id:
-another tenant's client may use the same id without effect. A session that no lease ever held is detached, and unknown
-here.
+A client chooses the id of its lease. A lease exists from the first session that names it until its last session has
+ended, so there are never more leases than holders of sessions, and both are bounded. The key is tenant and id, so
+another tenant may use the same id without effect. A session without a lease is detached, and not listed here.
 
-A client renews its lease every `renew_after_s`; a session ends when each of its leases is overdue by the session's own
-`owner_grace_s`. A client that was cut off for less than that loses nothing, wherever in its interval that began. The
-clock runs while the host sleeps. A daemon that could not listen, because it slept with its host or was stopped, gives
-every lease its whole time again (`overdue` notices its own absence): no client could renew one meanwhile.
+A client renews its lease every `renew_after_s`. A session ends when each of its leases is overdue by the session's own
+`owner_grace_s`; a client that was cut off for less loses nothing. The clock runs while the host sleeps. After the
+daemon itself could not listen (it was stopped, or slept with its host), each lease starts anew, since no client could
+renew it; `overdue` notices this.
 
-Nothing here ends a session; the caller does. It knows neither gRPC nor files.
+The caller ends sessions, not this module. It knows neither gRPC nor files.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from dataclasses import dataclass, field
 
 from executor_server.core import Reason, ResourceExhausted
 
-# Renewals within one grace, and the bounds of the interval. A killed client's session outlives its grace by up to the
-# upper bound; the lower one limits the work of a client.
+# Renewals within one grace period, and the bounds of the interval. A killed client's session outlives its grace by at
+# most the upper bound; the lower bound limits the client's work.
 RENEWALS_PER_GRACE = 10
 MAX_RENEW_S = 10.0
 MIN_RENEW_S = 0.2
-# Leases of one session, of one tenant's sessions together, and of all sessions: bounds for a client that attaches with
-# ever new ids. Making a session is never refused here, since sessions have their own bound.
+# Holders of one session, of a tenant's sessions, and of all sessions: against a client that attaches with ever new ids.
+# Creating a session is never refused here, since sessions have their own bound.
 MAX_HOLDERS = 256
 MAX_TENANT_HOLDS = 4096
 MAX_HOLDS = 65_536
 # Seconds between two calls of `overdue` after which the daemon counts as absent; the sweeper calls every half second.
 STOOD_STILL_S = 5.0
-# Seconds after which all leases are looked at, at the latest: a policy may have made the grace of a session shorter.
+# Seconds after which all leases are checked at the latest: a new policy may have shortened a session's grace.
 _LOOK_S = 2.5
 _ATTACH_RETRY_S = 5.0
 
@@ -54,7 +53,7 @@ class _Lease:
 
 @dataclass(frozen=True)
 class Renewal:
-    """The answer to a renewal: how many sessions the lease holds, and the seconds until the next renewal is due."""
+    """The answer to a renewal: the number of sessions that the lease holds, and the seconds until the next renewal."""
 
     sessions: int
     renew_after_s: float
@@ -73,20 +72,20 @@ def _steady_s() -> float:
 
 
 class Leases:
-    """The leases, and the sessions that each holds. Used in the event loop only; every call takes microseconds."""
+    """The leases and their sessions. For the event loop only; each call takes microseconds."""
 
     def __init__(self, grace_s: Callable[[SessionKey], float], clock: Callable[[], float] = _steady_s) -> None:
-        """`grace_s` returns the grace of a session, as its policy has it now."""
+        """`grace_s` returns a session's grace under its current policy."""
         self._grace_s = grace_s
         self._clock = clock
         self._leases: dict[tuple[str, str], _Lease] = {}  # by tenant and lease id
         self._holders: dict[SessionKey, set[str]] = {}
         self._holds: dict[str, int] = {}  # by tenant
         self._checked_s = clock()
-        self._due_s = 0.0  # before that time, none of the leases is overdue
+        self._due_s = 0.0  # no lease is overdue before this time
 
     def hold(self, session: SessionKey, lease_id: str) -> None:
-        """Notes that this lease holds a session that was just made or recovered; the lease counts as renewed."""
+        """Notes that this lease holds a new or recovered session, and renews the lease."""
         tenant, session_id = session
         lease = self._leases.setdefault((tenant, lease_id), _Lease(0.0))
         lease.renewed_s = self._clock()
@@ -97,9 +96,9 @@ class Leases:
             self._holds[tenant] = self._holds.get(tenant, 0) + 1
 
     def attach(self, session: SessionKey, lease_id: str) -> bool:
-        """Adds a holder to a session. Returns True when it is a new one; has no effect on a detached session.
+        """Adds a holder to a session, and returns True if it is new. No effect on a detached session.
 
-        Raises ResourceExhausted when there are too many.
+        Raises ResourceExhausted if there are too many.
         """
         if session not in self._holders:
             return False
@@ -122,12 +121,12 @@ class Leases:
             if there >= most:
                 raise ResourceExhausted(
                     Reason.TOO_MANY_SESSIONS,
-                    f"{there} {what}, as many as can; close clients that are not needed, or use one for all",
+                    f"{there} {what}, the most that are allowed; close clients that you don't need, or share one",
                     retry_after_s=_ATTACH_RETRY_S,
                 )
 
     def renew(self, tenant: str, lease_id: str) -> Renewal:
-        """Notes that a client lives. A lease that is not known holds nothing."""
+        """Renews a client's lease. An unknown lease holds nothing."""
         lease = self._leases.get((tenant, lease_id))
         if lease is None:
             return Renewal(0, MAX_RENEW_S)
@@ -166,16 +165,13 @@ class Leases:
             del self._holds[tenant]
 
     def restart_all(self) -> None:
-        """Gives every lease its whole time from now on."""
+        """Renews all leases."""
         self._checked_s = self._clock()
         for lease in self._leases.values():
             lease.renewed_s = self._checked_s
 
     def overdue(self) -> Released:
-        """Returns what is overdue now, and drops overdue leases of sessions that others hold.
-
-        Sessions whose leases are all overdue stay known until `forget`.
-        """
+        """Returns overdue sessions, which stay until `forget`; drops overdue leases of sessions with other holders."""
         now_s, before_s = self._clock(), self._checked_s
         self._checked_s = now_s
         if now_s - before_s > STOOD_STILL_S:

@@ -1,12 +1,10 @@
-"""The time that a session may go on, counted from when it was made and when it was last used.
+"""The remaining time of a session, counted from its creation and its last use.
 
-Measured with a clock that only goes forward, also while the host sleeps: setting the host's time neither ends a session
-nor keeps one. Unix time is shown and written down. Only what an earlier daemon wrote is compared with Unix time, once,
-and a time in the future counts as now: a clock that was set meanwhile changes the remaining time by less than its
-limits.
+The clock is monotonic and runs while the host sleeps, so setting the host's time neither ends a session nor prolongs
+it. Unix time is shown and stored. Times that an earlier daemon stored are compared with Unix time once; a time in the
+future counts as now.
 
-It also has the time until which nothing has to be done in an unused session: hundreds may be idle, and must cost the
-others nothing.
+It also holds the time at which an unused session next needs attention, so that hundreds of idle sessions cost nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ class SessionLife:
         steady: Callable[[], float] = _steady_s,
         unix: Callable[[], float] = time.time,
     ) -> None:
-        """`create_time_s`, `last_used_s`: Unix time. `in_use` is asked each time, and postpones the idle end."""
-        self.look_at_s = 0.0  # the monotonic time at which the session has something to do; each use puts it back to 0
+        """`create_time_s`, `last_used_s`: Unix time. While `in_use` returns True, the idle time does not run."""
+        self.look_at_s = 0.0  # the monotonic time at which the session needs attention; each use sets it to 0
         self._in_use = in_use
         self._steady, self._unix = steady, unix
         now_s, unix_s = steady(), unix()
@@ -46,7 +44,7 @@ class SessionLife:
         self._used_s, self.look_at_s = self._steady(), 0.0
 
     def rest(self, limits: Limits, *due_s: float) -> None:
-        """Notes that until the first of these monotonic times, or its end, it has nothing to do if it is not used."""
+        """Notes that, while unused, it needs no attention before the first of these monotonic times or its end."""
         self.look_at_s = min(*due_s, time.monotonic() + self.left_s(limits))
 
     def _note_use(self) -> None:
@@ -55,15 +53,15 @@ class SessionLife:
 
     @property
     def last_used_s(self) -> float:
-        """Unix time of the last use, by the host's clock of now."""
+        """Unix time of the last use, by the host's current clock."""
         self._note_use()
         return self._unix() - (self._steady() - self._used_s)
 
     def left_s(self, limits: Limits) -> float:
-        """Returns the seconds until it ends if it is not used any more; zero or less when it is over."""
+        """Returns the seconds until it ends if it stays unused; zero or less at its end."""
         self._note_use()
         return min(self._created_s + limits.session_time_s, self._used_s + limits.idle_time_s) - self._steady()
 
     def expire_time_s(self, limits: Limits) -> float:
-        """Returns the Unix time when it ends if it is not used any more, by the host's clock of now."""
+        """Returns the Unix time at which it ends if it stays unused, by the host's current clock."""
         return self._unix() + self.left_s(limits)

@@ -1,9 +1,9 @@
-"""Reading from a guest, and noticing that one is silent.
+"""Detects silent guests, and holds back the reading from a guest.
 
-A quiet guest is pinged; one that does not answer in time counts as dead, or its connection as broken where connections
-break by themselves. While something that the guest's frames fill is full (a journal, an answer to a request), reading
-stops. Then silence proves nothing, since an answer would lie unread in the socket; but pings go out still, because a
-guest that hears nothing for its orphan time ends its sandbox.
+A quiet guest is pinged. If it does not answer in time, it counts as dead, or over an unreliable network its connection
+counts as broken. While a buffer for its frames is full (a journal, an answer to a request), reading stops. Silence
+proves nothing then, since the answer would be unread in the socket. Pings are still sent, because a guest without a
+message for its orphan time ends its sandbox.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GuestLiveness:
 
     @property
     def due_s(self) -> float:
-        """The monotonic time at which `check` has something to do, while reading is not held."""
+        """The monotonic time of the next `check`, while reading is not held."""
         heard_s = self._channel.last_heard_s
         if self._pinged_s <= heard_s:
             return heard_s + self._ping_interval_s
@@ -52,7 +52,7 @@ class GuestLiveness:
         return self._pinged_s + min(self._ping_interval_s, silence_s)
 
     def check(self) -> str | None:
-        """Pings the guest when it is time to. Returns a reason when it has been silent for too long, and is lost."""
+        """Pings the guest when a ping is due. Returns the reason why a silent guest is lost, else None."""
         now = time.monotonic()
         heard_s = self._channel.last_heard_s
         if self._holders:
@@ -65,7 +65,7 @@ class GuestLiveness:
             reason = f"the guest has not answered for {silence_s:g} s"
             return None if self._connection.renew_if_it_can_break(reason) else reason
         if now - max(heard_s, self._pinged_s) > self._ping_interval_s:
-            if self._pinged_s <= heard_s:  # else the silence is counted from the first unanswered ping
+            if self._pinged_s <= heard_s:  # silence counts from the first unanswered ping
                 self._pinged_s = now
             self._channel.ping()
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import shutil
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -260,6 +261,8 @@ async def test_a_policys_lock_file_is_installed_without_resolving(
 ) -> None:
     lock = tmp_path / "pylock.toml"
     lock.write_text(_lock_file(index, "alpha", "beta"))
+    # One file of the same version more, which the lock does not list and an installer likes better.
+    index.add(make_wheel("alpha", tag=f"py3-none-linux_{os.uname().machine}"))
     known: dict[str, Any] = {"lock_file": str(lock), "lock_sha256": hashlib.sha256(lock.read_bytes()).hexdigest()}
     made = await made_by.build("beta", **known)
     assert made.built.pins == ("alpha==1.0", "beta==1.0")

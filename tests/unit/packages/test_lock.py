@@ -60,6 +60,22 @@ def test_what_uv_prints_becomes_one_line_for_each_package() -> None:
     assert lock.hashes == (A, B) and lock.pins == ("al-pha==2+cpu", "beta==1.0rc1")
 
 
+def test_the_best_of_several_wheels_is_taken_and_of_those_that_a_lock_lists_where_there_is_one() -> None:
+    """Many projects have a compiled wheel and a pure one, and an index may get a better one after a lock was made."""
+    tags = ["py3-none-any", "cp312-cp312-manylinux_2_17_x86_64", "cp312-cp312-manylinux_2_28_x86_64", "cp39-abi3-linux"]
+    hashes = [f"{number:064x}" for number in range(len(tags))]
+    wheels = [
+        f'{{ url = "https://files.example/a-1-{tag}.whl", hashes = {{ sha256 = "{sha256}" }} }}'
+        for tag, sha256 in zip(tags, hashes, strict=True)
+    ]
+    text = printed(f'[[packages]]\nname = "a"\nversion = "1"\nwheels = [{", ".join(wheels)}]\n')
+    chosen = [read_resolved(text, known)[0].sha256 for known in (None, {hashes[0], hashes[1]}, {hashes[0], hashes[3]})]
+    assert chosen == [hashes[2], hashes[1], hashes[3]]
+    assert read_resolved(text, {hashes[0]})[0].sha256 == hashes[0]
+    with pytest.raises(LockError, match="Hash mismatch"):
+        read_resolved(text, {A})
+
+
 @pytest.mark.parametrize(
     "refused",
     [

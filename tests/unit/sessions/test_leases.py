@@ -152,7 +152,7 @@ def test_ten_thousand_leases_of_a_session_are_refused_in_words(bench: Bench) -> 
     bench.leases.hold(ONE, A)
     for number in range(1, leases.MAX_HOLDERS):
         bench.leases.attach(ONE, f"{number:032x}")
-    with pytest.raises(ResourceExhausted, match="256 clients hold this session, as many as can") as refused:
+    with pytest.raises(ResourceExhausted, match="256 clients hold this session, the most") as refused:
         bench.leases.attach(ONE, B)
     assert refused.value.reason is Reason.TOO_MANY_SESSIONS
     bench.leases.attach(ONE, A)

@@ -45,7 +45,7 @@ class Holds:
             if len(parts) == len(_Hold._fields) and all(_PART.fullmatch(part) for part in parts):
                 self._note(_Hold(*parts))
             else:
-                _log.error("environment_hold_not_believed", name=path.name)
+                _log.error("environment_hold_rejected", name=path.name)
                 path.unlink()
 
     def count(self, environment_id: str) -> int:

@@ -162,7 +162,7 @@ class Index:
                 Asked.read(name)
                 self._answers[name] = Answer(Lock.read(json.loads(lock)), float(resolved_s))
             except (ValueError, TypeError, KeyError) as error:
-                _log.error("environment_request_not_believed", request=name, error=str(error))
+                _log.error("environment_request_rejected", request=name, error=str(error))
         for environment_id, requester, used_s in self._rows("uses"):
             self._uses.setdefault(environment_id, {})[requester] = float(used_s)
 
@@ -175,7 +175,7 @@ class Index:
             if checksum == row_checksum(*row):
                 fitting.append(tuple(row))
             else:
-                _log.error("environment_row_not_believed", table=table)
+                _log.error("environment_row_rejected", table=table)
                 self._database.execute(f"DELETE FROM {table} WHERE rowid = ?", (rowid,))
         return fitting
 

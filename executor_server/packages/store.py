@@ -170,7 +170,7 @@ class Store:
             try:
                 self._manifests[directory.name] = Manifest.read(directory)
             except Damaged as error:
-                _log.error("environment_not_believed", environment_id=directory.name, error=str(error))
+                _log.error("environment_rejected", environment_id=directory.name, error=str(error))
                 self.put_aside(directory.name)
 
     @property

@@ -1,6 +1,6 @@
-"""All sessions of the daemon: which tenant owns which, how many there may be, when they end.
+"""All sessions of the daemon: who owns them, how many there may be, when they end.
 
-A session is found by tenant and id only, so to one tenant the sessions of others do not exist.
+Sessions are found by tenant and id, so a tenant can't see the sessions of others.
 """
 
 from __future__ import annotations
@@ -82,10 +82,9 @@ class SessionManager:
         )
 
     async def recover(self) -> None:
-        """Brings back the sessions of an earlier daemon; those whose time is over end at once.
+        """Recovers the sessions of an earlier daemon; expired ones end at once.
 
-        Takes over its sandboxes from the backend: must be called once, before the pool or anything else makes one.
-        Raises StateDirError, SandboxFailure.
+        Must be called once, before the pool or anything else creates a sandbox. Raises StateDirError, SandboxFailure.
         """
         holders = self._registry.holders()
 
@@ -106,17 +105,17 @@ class SessionManager:
         self._creations.remember((session.owner.tenant, session.record.request_id), session)
 
     async def start(self) -> None:
-        """Begins to sweep: sessions that are unused, too old, or held by no living client, end."""
+        """Begins to sweep: ends sessions that are unused, too old, or without a living client."""
         self.restart_leases()
         self.sweeper.start()
 
     # -- making and finding ----------------------------------------------------------------------------------------
 
     async def create(self, principal: Principal, request: SessionRequest) -> Session:
-        """Makes a session, or finds the one that this request already made.
+        """Creates a session, or finds the one that this request has created.
 
-        Raises ResourceExhausted (too many sessions, or sandboxes), Unavailable (draining, no sandbox can be made, a new
-        policy), InvalidRequest (the prelude), PreconditionFailed (the name), and what admission refuses with.
+        Raises ResourceExhausted (too many sessions or sandboxes), Unavailable (draining, no sandbox available, a new
+        policy), InvalidRequest (the prelude), PreconditionFailed (the name), and admission's refusals.
         """
         key = (principal.tenant, request.request_id)
         creation = self._creations.find(key)
@@ -127,7 +126,7 @@ class SessionManager:
         return await self._made(creation)
 
     async def prepare_environment(self, principal: Principal, spec: SandboxSpec) -> Environment:
-        """Does what the function `prepare_environment` does; raises Unavailable while the daemon drains, too."""
+        """As the function `prepare_environment`; also raises Unavailable while the daemon drains."""
         self._require_taking()
         return await prepare_environment(self._backend, principal.tenant, spec)
 
@@ -142,7 +141,7 @@ class SessionManager:
             raise no_room(self._settings.max_sessions, self.list(principal))
 
     async def _made(self, creation: asyncio.Future[Session]) -> Session:
-        """Waits for a session. Its making goes on when the caller leaves: a repeated request finds it."""
+        """Waits for a session. Its creation goes on if the caller leaves, and a repeated request finds it."""
         try:
             return await asyncio.shield(creation)
         except asyncio.CancelledError:
@@ -151,9 +150,9 @@ class SessionManager:
             raise
 
     async def created(self, principal: Principal, request_id: str) -> Session | None:
-        """Returns the session that this request has made or is making; None for a new request. Raises as `create`.
+        """Returns the session that this request has created or is creating; None for a new request. Raises as `create`.
 
-        Must be asked before the policy decides: what was granted once is answered, whatever has changed since.
+        Must be called before the policy decides: a repeated request gets its session even if the policy has changed.
         """
         creation = self._creations.find((principal.tenant, request_id))
         return None if creation is None else await self._made(creation)
@@ -175,8 +174,8 @@ class SessionManager:
             self._hooks.observer.session_created(session.facts, time.monotonic() - started)
         finally:
             give_back()
-        if self._apply_policy(session, is_new=True) == "ended":  # another came into force since it was approved
-            message = "the policy has changed while the session was made; ask again"
+        if self._apply_policy(session, is_new=True) == "ended":  # the policy has changed since the approval
+            message = "the policy changed while the session was created; try again"
             raise Unavailable(Reason.BACKEND_UNAVAILABLE, message, _RETRY_AFTER_S)
         _log.info(
             "session_created",
@@ -193,7 +192,7 @@ class SessionManager:
         """Returns the caller's session. Raises NotFound; PreconditionFailed when its registry row was damaged."""
         session = self._sessions.get((principal.tenant, session_id))
         if session is None:
-            if why := self._registry.unbelieved.get(session_id) or self._hooks.ids.why_lost(session_id):
+            if why := self._registry.rejected.get(session_id) or self._hooks.ids.why_lost(session_id):
                 raise PreconditionFailed(Reason.SESSION_LOST, f"the session is lost: {why}")
             raise _not_found(session_id)
         return session
@@ -223,15 +222,15 @@ class SessionManager:
         return session
 
     async def rename(self, session: Session, name: str) -> None:
-        """Gives a session another name; an empty one takes it away. Raises PreconditionFailed when it is taken."""
+        """Renames a session; an empty name removes it. Raises PreconditionFailed if the name is taken."""
         if name != session.spec.name:
             await session.admit_rename(name)
             session.rename(self._require_free(session.owner.tenant, name))
 
     def _require_free(self, tenant: str, name: str) -> str:
-        """Returns the name. Raises PreconditionFailed when a session of the tenant has it, or is being made with it.
+        """Returns the name. Raises PreconditionFailed if a session of the tenant has it, or is being created with it.
 
-        A lost session has no use for its name, and gives it up.
+        A lost session gives up its name.
         """
         if not name:
             return name
@@ -250,11 +249,11 @@ class SessionManager:
 
     async def delete(self, principal: Principal, session_id: str) -> None:
         """Ends a session; returns when its sandbox is gone. Raises NotFound."""
-        if not self._registry.unbelieved.pop(session_id, ""):  # else its sandbox is gone already
+        if not self._registry.rejected.pop(session_id, ""):  # else its sandbox is gone already
             await asyncio.shield(self._begin_end(self.get(principal, session_id), SessionEnd.DELETED))
 
     async def delete_by_request(self, principal: Principal, request_id: str) -> None:
-        """Ends the session that a request made or is making; refuses the request if it comes later. Raises NotFound."""
+        """Ends the session of a request, created or not; refuses a request that arrives later. Raises NotFound."""
         session = await self._creations.withdraw((principal.tenant, request_id))
         if session is not None and _key(session) in self._sessions:
             await asyncio.shield(self._begin_end(session, SessionEnd.DELETED))
@@ -274,12 +273,12 @@ class SessionManager:
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def attach(self, session: Session, lease_id: str) -> None:
-        """Adds a client that holds a session; of no effect on a detached one. Raises ResourceExhausted."""
+        """Adds a client that holds a session. No effect on a detached session. Raises ResourceExhausted."""
         if self._leases.attach(_key(session), lease_id):
             self._registry.note_holder(session.session_id, lease_id)
 
     def renew_lease(self, principal: Principal, lease_id: str) -> Renewal:
-        """Notes that a client lives, and so keeps its sessions."""
+        """Renews a client's lease, which keeps its sessions."""
         return self._leases.renew(principal.tenant, lease_id)
 
     def end_lease(self, principal: Principal, lease_id: str) -> int:
@@ -296,17 +295,17 @@ class SessionManager:
     # -- steering ----------------------------------------------------------------------------------------------------
 
     def stop_executions(self, concerned: Callable[[SessionFacts], bool], reason: str) -> None:
-        """Cancels what runs or waits in the sessions for which `concerned` returns True."""
+        """Cancels running and queued executions of the sessions for which `concerned` returns True."""
         for session in (each for each in self._sessions.values() if concerned(each.facts)):
             session.executions.cancel_all(reason)
 
     def set_cpu_share(self, facts: SessionFacts, share: float) -> None:
-        """Sets the part of a whole sandbox's share of the processors that a session gets."""
+        """Sets a session's CPU share, as a fraction of a whole sandbox's share."""
         if (session := self._sessions.get((facts.owner.tenant, facts.session_id))) is not None:
             session.set_cpu_share(share)
 
     def renew_windows(self, tenant: str | None = None) -> None:
-        """Has the sessions of a tenant, or of all, ask admission again how much they may move over the network."""
+        """Lets the sessions of a tenant, or of all, request new network windows from admission."""
         sessions = (*self._sessions.values(), *self._factory.in_set_up)
         for session in (each for each in sessions if tenant in (None, each.owner.tenant)):
             session.network.renew_window()
@@ -321,8 +320,8 @@ class SessionManager:
     def _apply_policy(self, session: Session, *, is_new: bool = False) -> str:
         """Keeps, tightens or ends a session that an earlier policy approved. Returns which; empty for neither.
 
-        `is_new`: the session was made while the policy changed. It has nothing to keep yet, and many may have waited to
-        be made: none of them gets what is not granted any more.
+        `is_new`: the session was created while the policy changed. It has no state to keep, and many such sessions may
+        have waited, so none may keep what the new policy refuses.
         """
         policy = self._policy
         if policy is None or session.spec.policy.fingerprint == policy.fingerprint or session.state == "lost":
@@ -331,7 +330,7 @@ class SessionManager:
         if on_reload == "keep" and not is_new:
             return "kept"
         if on_reload == "end" and policy.profile_name(session.owner.tenant) is not None:
-            self._end_by_policy(session, "the policy has changed, and ends the sessions of the one before")
+            self._end_by_policy(session, "the policy has changed, and ends older sessions")
             return "ended"
         held = policy.tightened(session.owner, session.spec, session.backend_name)
         if isinstance(held, str):
@@ -341,14 +340,12 @@ class SessionManager:
         return "tightened"
 
     async def _tighten(self, session: Session, held: Coroutine[None, None, None]) -> None:
-        """Ends a session whose guest does not take the new rules: it must not go on under the old ones."""
+        """Ends a session whose guest does not accept the new rules, since it must not go on under the old ones."""
         try:
             await held
         except ExecutorError as failure:
             if session.state != "lost":
-                self._end_by_policy(
-                    session, f"the policy has changed, and could not be put in force: {failure.message}"
-                )
+                self._end_by_policy(session, f"the policy has changed, and could not be applied: {failure.message}")
 
     def _end_by_policy(self, session: Session, reason: str) -> None:
         if _key(session) in self._sessions:
@@ -357,7 +354,7 @@ class SessionManager:
     # -- sweeping and stopping ---------------------------------------------------------------------------------------
 
     def _end_overdue(self, expired: Sequence[Session] | None = None) -> Sequence[asyncio.Task[None]]:
-        """Begins to end sessions whose time is over, by default all of them, and those whose clients are overdue."""
+        """Begins to end expired sessions (None: finds them), and those whose clients are overdue."""
         if expired is None:
             expired = [session for session in self._sessions.values() if session.expired]
         ending = [self._begin_end(session, SessionEnd.EXPIRED) for session in expired]
@@ -365,20 +362,20 @@ class SessionManager:
 
     @property
     def draining(self) -> bool:
-        """True while no new sessions are taken."""
+        """True while new sessions are refused."""
         return self._draining or self._stopping
 
     def stop_taking(self) -> None:
-        """Refuses new sessions until `take_again`; existing ones go on."""
+        """Refuses new sessions until `take_again`; existing sessions go on."""
         self._draining = True
 
     def take_again(self) -> None:
         self._draining = False
 
     async def end_all(self, reason: SessionEnd, retry_s: float) -> None:
-        """Ends all sessions and all creations; the caller lets none begin meanwhile. Idempotent.
+        """Ends all sessions and creations; the caller must let none begin meanwhile. Idempotent.
 
-        Returns when no sandbox of theirs is left, or `retry_s` are over.
+        Returns when none of their sandboxes is left, or after `retry_s`.
         """
         await self._creations.close()
         for session in list(self._sessions.values()):
@@ -387,7 +384,7 @@ class SessionManager:
         await self._teardown.destroy_left(retry_s)
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new sessions and executions, and waits at most `grace_s` for those that run."""
+        """Refuses new sessions and executions, and waits at most `grace_s` for running executions."""
         self._stopping = True
         for session in self._sessions.values():
             session.executions.refuse_new()

@@ -1,8 +1,8 @@
-"""The processes of a session: started beside its executions, written to, signalled, followed.
+"""The processes of a session, which run next to its executions: started, written to, signalled, followed.
 
 A process begins once, as an execution does: a request that repeats its id finds the same process. It is recorded before
-the guest is asked to start it. A daemon that was killed in between leaves a process of which no record says whether it
-runs; the same request again decides it, since the guest starts no id twice.
+the guest is asked to start it. After a daemon was killed in between, it is unknown whether the process runs; repeating
+the request settles it, since the guest starts no id twice.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from executor_server.sessions.journal import (
 )
 from executor_server.sessions.shared import SessionHooks, SessionServices
 
-# Writes to one process that may wait for it to read; as many as the guest lets wait.
+# Writes to one process that may wait for it to read; the guest has the same limit.
 _MAX_WRITES = 4
-# Seconds after the return of a daemon until a process that its guest has not reported counts as never started. The
-# guest reports one within milliseconds of the frame that asks for it.
+# Seconds after a daemon's restart until a process that the guest has not reported counts as never started. The guest
+# reports a process within milliseconds of the request.
 _START_TIME_S = 30.0
 
 _log = structlog.get_logger(__name__)
 
 
 class Processes:
-    """Owns the journal of one session's processes, and is its owner in the sense of `ProcessJournalOwner`."""
+    """Owns the journal of one session's processes, and implements its `ProcessJournalOwner`."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class Processes:
         self._starting: dict[str, asyncio.Future[None]] = {}
         self._writes: Counter[str] = Counter()
         self._refuses_new = False
-        self._unstarted_until_s: float | None = None  # a monotonic time; None when nothing is unknown any more
+        self._unstarted_until_s: float | None = None  # a monotonic time; None: the state of all processes is known
         self._log = _log.bind(session_id=session_id)
 
     # -- calls of clients ----------------------------------------------------------------------------------------
 
     async def start(self, request: ProcessRequest) -> ProcessLog:
-        """Starts a process, or finds the one that this id already names; returns when it runs.
+        """Starts a process, or finds the one that this id already names. Returns when it runs.
 
         Raises InvalidRequest (no such command or directory, the id names another process), PolicyViolation,
         PreconditionFailed (the session is lost), ResourceExhausted, Unavailable, and what admission refuses with.
@@ -113,7 +113,7 @@ class Processes:
         return log
 
     def _started(self, log: ProcessLog, request: ProcessRequest) -> asyncio.Future[None]:
-        """Asks the guest to start it, in a task of the session's: the caller may leave, and others may wait as well."""
+        """Asks the guest to start it, in a task of the session, since the caller may leave and others may wait."""
         starting = self._starting.get(log.process_id)
         if starting is None:
             starting = self._starting[log.process_id] = asyncio.get_running_loop().create_future()
@@ -166,7 +166,7 @@ class Processes:
             )
 
     def process(self, process_id: str) -> ProcessLog:
-        """Returns a process of this session. Raises NotFound when there is none, or it was forgotten."""
+        """Returns a process of this session. Raises NotFound for an unknown or forgotten one."""
         log = self._journal.processes.get(process_id)
         if log is None and self._journal.was_forgotten(process_id):
             raise NotFound(
@@ -180,12 +180,12 @@ class Processes:
         return log
 
     def list(self) -> list[ProcessLog]:
-        """Returns the processes that have been started, in the order of their starts."""
+        """Returns the started processes, in the order of their starts."""
         self._session.touch()
         return [log for log in self._journal.processes.values() if log.pid or log.done]
 
     async def write(self, process_id: str, offset: int, data: bytes, *, eof: bool) -> int:
-        """Writes to a process's input; returns how many bytes it has been given by now."""
+        """Writes to a process's input; returns the number of bytes written so far."""
         log = self._running(process_id)
         if self._writes[process_id] >= _MAX_WRITES:
             raise ResourceExhausted(
@@ -237,25 +237,24 @@ class Processes:
     # -- the life of the session ----------------------------------------------------------------------------------
 
     def refuse_new(self) -> None:
-        """Starts no further process from here on; those that run go on."""
+        """Refuses to start processes; running ones go on."""
         self._refuses_new = True
 
     @property
     def any_running(self) -> bool:
-        """True while a process runs: a sandbox that is paused would stop it."""
+        """True while a process runs; pausing the sandbox would stop it."""
         return bool(self._journal.running)
 
     @property
     def in_use(self) -> bool:
-        """True while a process runs that ends by itself, or that a client follows.
+        """True while a client follows a process, or one with a timeout runs.
 
-        A server that was started and left would keep its session for as long as that may live, so one without a
-        follower does not.
+        Otherwise a server that was started and left alone would keep its session for its whole life.
         """
         return any(log.followed or log.description.timeout_s is not None for log in self._journal.running)
 
     def on_time(self) -> None:
-        """Must be called now and then: events that no client has read for long make room for newer ones."""
+        """Must be called regularly: drops events that have been unread for long, to make room for newer ones."""
         self._journal.trim()
         if self._unstarted_until_s is not None and time.monotonic() >= self._unstarted_until_s:
             self._unstarted_until_s = None
@@ -274,7 +273,7 @@ class Processes:
 
     @property
     def taken_seq(self) -> int:
-        """The number of the last frame of the guest that is in the journal."""
+        """The number of the last guest frame in the journal."""
         return self._journal.taken_seq
 
     def recall(self) -> None:
@@ -283,7 +282,7 @@ class Processes:
             self._journal.replay()
 
     def resume(self) -> None:
-        """Grants the guest what it may send; the daemon before may have died before it could."""
+        """Repeats the grants to the guest, since the earlier daemon may have died before it sent them."""
         self._journal.grant_all()
         for log in self._journal.running:
             if log.pid:
@@ -321,7 +320,7 @@ class Processes:
 
 
 def facts_of(process: ProcessRequest | ProcessLog) -> ProcessFacts:
-    """Returns what observers and admission learn about a process."""
+    """Returns the facts of a process for observers and admission."""
     if isinstance(process, ProcessRequest):
         names = tuple(sorted(process.env))
         return ProcessFacts(process.process_id, process.argv, names, process.pty is not None)

@@ -1,8 +1,8 @@
-"""Brings back the sessions of an earlier daemon, at the start of the next one.
+"""Recovers the sessions of an earlier daemon at the start of the next one.
 
-Each session of the registry exists again afterwards: it goes on with its guest, or it is lost and says why. Finished
-executions can be attached to in both cases. A failure of one session fails no other. A registry that can't be read, or
-a sandbox that can neither be taken over nor destroyed, stops the start.
+Afterwards each session of the registry exists again: it goes on with its guest, or is lost and gives the reason. In
+both cases clients can attach to finished executions. A failure of one session does not affect others. An unreadable
+registry, or a sandbox that can neither be adopted nor destroyed, stops the start.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from executor_server.sessions.journal import Registry, SessionRecord
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 
-# Guests that are connected to at one time. More than the silent guests that one tenant may have: the time is for all
-# together, and sessions that waited behind silent ones would be lost.
+# Guests that are connected to at one time. More than one tenant may have silent guests: all share the deadline, and
+# sessions that waited behind silent ones would be lost.
 _CONCURRENCY = 256
 
 _log = structlog.get_logger(__name__)
@@ -35,8 +35,8 @@ async def recover_sessions(
 ) -> None:
     """Recovers all sessions of the registry.
 
-    `on_found` is given each session before observers are notified of it and before its guest is heard. Must be called
-    once, after the backend's start and before it makes a sandbox. Raises StateDirError, SandboxFailure.
+    Calls `on_found` with each session before it notifies observers and connects to the guest. Must be called once,
+    after the backend's start and before it creates a sandbox. Raises StateDirError, SandboxFailure.
     """
     records = registry.load()
     ours = [record for record in records if _why_not(record, backend) is None]
@@ -62,18 +62,18 @@ async def recover_sessions(
 
 
 def _why_not(record: SessionRecord, backend: Backend) -> str | None:
-    """Returns the reason why the sandbox can't be asked for; None when it can."""
+    """Returns the reason why the sandbox can't be adopted; None if it can."""
     if record.lost_reason is not None:
         return record.lost_reason
     if record.backend not in backend.name.split(","):
         return f"its sandbox is of backend {record.backend}, and the daemon came back with backend {backend.name}"
     if record.protocol != PROTOCOL_VERSION:
-        return "its guest is of another version than the daemon that came back"
+        return "its guest is of another version than the restarted daemon"
     return None
 
 
 def _why_not_adopted(sandbox: Sandbox | None) -> str | None:
-    """Returns the reason why a sandbox that was asked for did not come back; None when it did."""
+    """Returns the reason why a sandbox was not adopted; None if it was."""
     if sandbox is None:
         return "its sandbox was gone when the daemon came back"
     return sandbox.reason if isinstance(sandbox, MissingSandbox) else None

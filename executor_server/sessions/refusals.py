@@ -33,10 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 def refusal_of(failure: SandboxFailure, spec: SandboxSpec) -> ExecutorError:
-    """Returns the refusal of a request for such a sandbox, or for its environment.
-
-    A failure whose text is internal is logged here, and only here.
-    """
+    """Returns the refusal of a request for such a sandbox or its environment. Logs failures with internal texts."""
     match failure:
         case EnvironmentFailed():
             return PreconditionFailed(Reason.ENVIRONMENT_FAILED, str(failure))
@@ -44,24 +41,24 @@ def refusal_of(failure: SandboxFailure, spec: SandboxSpec) -> ExecutorError:
             return Unavailable(Reason.IMAGE_NOT_READY, str(failure), failure.retry_after_s, progress=failure.progress)
         case BackendFull():
             _log.warning("backend_full", image=spec.image, error=str(failure), retry_after_s=failure.retry_after_s)
-            message = "there are as many sandboxes as there may be; end a session, or try again later"
+            message = "all sandboxes are in use; end a session, or try again later"
             return ResourceExhausted(Reason.BACKEND_FULL, message, failure.retry_after_s)
         case SpecUnsupported():
             return Unavailable(Reason.BACKEND_UNAVAILABLE, str(failure))
         case _:
             _log.error("sandbox_not_made", image=spec.image, error=str(failure))
-            message = "no sandbox can be made now; the daemon's log says why"
+            message = "the daemon could not create a sandbox; its log has the reason; try again later"
             return Unavailable(Reason.BACKEND_UNAVAILABLE, message)
 
 
 def no_room(max_sessions: int, own: Sequence[Session]) -> ResourceExhausted:
-    """Returns the refusal of a daemon that has all its sessions."""
-    message = f"the daemon has its {max_sessions} sessions; end one, or try again later"
+    """Returns the refusal of a daemon that has its maximum of sessions."""
+    message = f"the daemon has {max_sessions} sessions, its maximum; end one, or try again later"
     return with_own_sessions(TooManySessions(Reason.TOO_MANY_SESSIONS, message, retry_after_s=_RETRY_AFTER_S), own)
 
 
 def with_own_sessions(refusal: TooManySessions, own: Sequence[Session]) -> ResourceExhausted:
-    """Returns the same refusal with the caller's own sessions, oldest first."""
+    """Returns the refusal with the caller's own sessions added, oldest first."""
     return TooManySessions(refusal.reason, f"{refusal.message}. {_listing(own)}", refusal.retry_after_s)
 
 
@@ -81,7 +78,7 @@ def _line(session: Session) -> str:
 
 
 def _printable(text: str) -> str:
-    """Makes a client's text safe to show in a terminal: no control characters, and short."""
+    """Makes a client's text safe for a terminal: no control characters, and short."""
     shown = "".join(each if each.isprintable() else "?" for each in text[: _MAX_LABEL_CHARS + 1])
     return shown if len(shown) <= _MAX_LABEL_CHARS else f"{shown[:_MAX_LABEL_CHARS]}…"
 

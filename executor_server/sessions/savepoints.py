@@ -1,7 +1,7 @@
 """The savepoints of a session: the guest keeps them, and they end with its sandbox.
 
-A rollback takes variables and files of the workspace back. Budgets, the policy in force and the audit log never go
-back: the guest is sent the rules of now, as after any other request.
+A rollback restores variables and files of the workspace. It does not restore budgets, the policy or the audit log: the
+guest keeps the current rules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from executor_server.sessions.shared import SessionHooks, SessionServices
 
 
 class SessionSavepoints:
-    """Takes savepoints of one session, and goes back to them. Each waits for the executions ahead of it."""
+    """Takes savepoints of one session, and rolls back to them. Each call waits for the executions before it."""
 
     def __init__(self, session: SessionServices, requests: GuestRequests, hooks: SessionHooks) -> None:
         self._session = session
@@ -26,7 +26,7 @@ class SessionSavepoints:
         self._admission = hooks.admission
 
     async def take(self) -> Savepoints:
-        """Takes one; the oldest are dropped where there are too many.
+        """Takes one; drops the oldest if there are too many.
 
         Raises PolicyViolation, PreconditionFailed (the interpreter can't be copied now, or the session is lost).
         """
@@ -40,7 +40,7 @@ class SessionSavepoints:
         )
 
     async def roll_back(self, number: int) -> Savepoints:
-        """Goes back to a savepoint, 0 for the newest, and drops the later ones. Raises NotFound, PreconditionFailed."""
+        """Rolls back to a savepoint (0: the newest), and drops later ones. Raises NotFound, PreconditionFailed."""
         self._session.require_alive()
         if number == 0:
             numbers = [each.number for each in (await self.listed()).savepoints if not each.is_branch]
@@ -51,7 +51,7 @@ class SessionSavepoints:
         return await self._ask(lambda op: RollBack(op=op, savepoint=number))
 
     async def listed(self) -> Savepoints:
-        """Returns those that are there."""
+        """Returns the existing savepoints."""
         self._session.require_alive()
         return await self._ask(lambda op: ListSavepoints(op=op))
 

@@ -1,10 +1,10 @@
 """A session: one client's interpreter in one sandbox.
 
-The session owns its sandbox, the channel to its guest, and four collaborators: `executions` (with the journal),
-`requests` to the guest, `checkpoints`, and the connection (which breaks, is renewed, and rests with its sandbox). It
-gives each frame of the guest to the collaborator that it concerns, and makes the one transition that matters: a session
-is alive until its guest is gone, and then lost for good. It is never bound to another sandbox. It may be bound to
-another daemon: `recall` rebuilds it from what the last daemon wrote to the registry and the journal.
+The session owns its sandbox, the channel to its guest, and its collaborators: `executions` (with the journal),
+`requests` to the guest, `processes`, `network`, `checkpoints`, and the connection, which is renewed when it breaks. It
+passes each frame of the guest to the right collaborator, and has one transition: it is alive until its guest is gone,
+and then lost for good. It never gets another sandbox. After a restart of the daemon, `recall` rebuilds it from the
+registry and the journal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LABEL_PAUSE_S = 0.1
 
 
 class Session:
-    """One session. The RPC layer calls it, after checking that the caller owns it."""
+    """One session. The RPC layer calls it after it has checked that the caller owns it."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Session:
         self.backend_name, self.warm = record.backend, record.warm
         self.leased = False  # True when leases of clients hold it; set by the manager
         self.python_version, self.create_time_s = record.python_version, record.create_time_s
-        self.missing_modules: tuple[str, ...] = ()  # needed or authorized, and not in the sandbox
-        self.images_with_missing: tuple[str, ...] = ()  # those that are known to have all of these
+        self.missing_modules: tuple[str, ...] = ()  # needed or authorized, but not in the sandbox
+        self.images_with_missing: tuple[str, ...] = ()  # images known to have all of these
         self.node = hooks.ids.node
         self.environment_id = hooks.environment_of(record.sandbox_id) if record.spec.sandbox.packages else ""
         self._admission, self._observer = hooks.admission, hooks.observer
@@ -93,7 +93,7 @@ class Session:
         self.processes = Processes(self, record.session_id, self.requests, channel, registry, hooks)
         self.checkpoints = Checkpoints(self, self.requests, hooks, record.python_version)
         self.savepoints = SessionSavepoints(self, self.requests, hooks)
-        # The calls of clients, by the names under which the RPC layer knows them.
+        # The calls of clients, by their names in the RPC layer.
         self.execute = self.executions.execute
         self.execution = self.executions.execution
         self.submit_tool_result = self.executions.submit_tool_result
@@ -106,12 +106,12 @@ class Session:
     # -- beginning -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Starts it on a guest that has just been connected to. `configure` must follow."""
+        """Starts it on a newly connected guest. `configure` must follow."""
         self.requests.number_from_here()
         self._background_cpu_s = 0.0
         self._channel.on_send = self.executions.journal.note_sent
         self._listen()
-        if not self._channel.connected:  # the guest hung up before anyone listened
+        if not self._channel.connected:  # the guest hung up before `_listen`
             self._on_channel_lost("the guest closed the channel")
 
     def _listen(self) -> None:
@@ -120,9 +120,9 @@ class Session:
         self._channel.on_lost = self._on_channel_lost
 
     async def configure(self, env: Mapping[str, str]) -> None:
-        """Gives the guest its rules, environment variables and prelude, and opens the session's network.
+        """Sends the guest its rules, environment variables and prelude, and opens the session's network.
 
-        The first thing after creation. The values of the variables are kept by the guest alone.
+        The first step after creation. Only the guest keeps the values of the variables.
         """
         await self.network.open_during(self.requests.configure(env, meanwhile=self._begin_segments))
 
@@ -131,7 +131,7 @@ class Session:
         self.spawn(self._label())
 
     async def _label(self) -> None:
-        """Labels the sandbox, so that an operator finds it; later, since renaming a container takes milliseconds."""
+        """Labels the sandbox for operators, after a pause: renaming a container takes milliseconds."""
         await asyncio.sleep(_LABEL_PAUSE_S)
         await self._sandbox.label(self.session_id)
 
@@ -158,7 +158,7 @@ class Session:
 
     @property
     def generation(self) -> int:
-        """Number of the interpreter; rises whenever it was replaced."""
+        """Number of the interpreter; rises each time it is replaced."""
         return self.executions.journal.generation
 
     @property
@@ -168,12 +168,12 @@ class Session:
 
     @property
     def use(self) -> SessionUse:
-        """The facts of its use that are written to the registry now and then."""
+        """The facts of its use that are regularly written to the registry."""
         return SessionUse(self.session_id, self.last_used_s, self.generation, self.requests.puts, self.requests.gets)
 
     @property
     def expire_time_s(self) -> float:
-        """Unix time when it ends if it is not used any more."""
+        """Unix time at which it ends if it stays unused."""
         return self.life.expire_time_s(self.spec.limits)
 
     @property
@@ -185,14 +185,14 @@ class Session:
         return self.executions.in_use or self.processes.in_use or self.ports.in_use
 
     def look(self) -> bool:
-        """Must be called at `life.look_at_s`: does what is due (`check_guest`). Returns True when its time is over."""
+        """Must be called at `life.look_at_s`: checks the guest. Returns True if the session has expired."""
         self.check_guest()
         if self.is_idle() and not self._in_use and self._connection.state is ConnectionState.UP:
             self.life.rest(self.spec.limits, self._liveness.due_s, self._connection.rest_due_s)
         return self.expired
 
     def check_guest(self) -> None:
-        """Pings a quiet guest, loses one that is silent for too long, and pauses the sandbox of an unused session."""
+        """Pings a quiet guest, gives up a silent one, and pauses the sandbox of an unused session."""
         if self._lost is not None or self._connection.state is not ConnectionState.UP:
             return
         silent = self._liveness.check()
@@ -202,7 +202,7 @@ class Session:
         self._connection.rest_if_unused()
 
     def require_alive(self) -> None:
-        """Raises PreconditionFailed when it is lost; counts as use otherwise."""
+        """Raises PreconditionFailed if the session is lost; counts as use otherwise."""
         if self._lost is not None:
             raise PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {self._lost}")
         self.touch()
@@ -210,32 +210,32 @@ class Session:
     # -- steering ------------------------------------------------------------------------------------------------
 
     def set_cpu_share(self, share: float) -> None:
-        """Sets the part of a whole sandbox's share of the processors that this one gets."""
+        """Sets its CPU share, as a fraction of a whole sandbox's share."""
         self._sandbox.set_cpu_share(share)
 
     async def authorize_imports(self, imports: Sequence[str], decide: Callable[[SessionSpec], SessionSpec]) -> None:
-        """Authorizes more modules, from the next execution on, as far as `decide` makes a spec of it.
+        """Authorizes more modules from the next execution; `decide` returns the new spec, or raises.
 
-        Raises what `decide` raises, PreconditionFailed when the session is lost, and what admission refuses with.
+        Raises also PreconditionFailed if the session is lost, and admission's refusals.
         """
         self.require_alive()
-        decide(self.spec)  # a refusal of the policy comes before admission and its audit record
+        decide(self.spec)  # the policy refuses before admission writes its audit record
         await self._admission.imports(self.facts, imports)
         self.require_alive()
-        # Decided again: the policy and the session's spec may have changed while admission wrote its audit record.
+        # Decided again: the policy and the session's spec may have changed during admission.
         held = asyncio.ensure_future(self.hold_to(decide(self.spec)))
         self._tasks.add(held)
         held.add_done_callback(self._tasks.discard)
-        # The guest has the rules by now. A caller that leaves must not keep them from the registry.
+        # The guest has the rules by now. If the caller leaves, they must still reach the registry.
         await asyncio.shield(held)
 
     def hold_to(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
-        """Holds it to another spec of the same sandbox, from its next execution on.
+        """Applies another spec of the same sandbox from the next execution.
 
-        The returned coroutine must be awaited; it raises what the guest refuses with. Raises PreconditionFailed when
-        the session is lost.
+        The returned coroutine must be awaited; it raises the guest's refusal. Raises PreconditionFailed if the session
+        is lost.
         """
-        # The guest handles frames in order: an execution that is sent from here on runs under the new rules.
+        # The guest handles frames in order, so later executions run under the new rules.
         restricted = self.requests.restrict(spec)
         self.spec, self.life.look_at_s = spec, 0.0
         self.record = replace(self.record, spec=spec)
@@ -244,21 +244,21 @@ class Session:
         return self._note_restricted(restricted, spec)
 
     async def admit_rename(self, name: str) -> None:
-        """Asks for a new name; `rename` may follow."""
+        """Asks admission for a new name; `rename` may follow."""
         await self._admission.action(self.facts, "rename_requested", {"name": name, "before": self.spec.name})
 
     def rename(self, name: str) -> None:
-        """Gives it another name, which no other session of its owner has."""
+        """Renames it. The caller has checked that the owner's other sessions don't have the name."""
         self.spec = replace(self.spec, name=name)
         self.record = replace(self.record, spec=self.spec)
         self._registry.note_spec(self.session_id, self.spec)
 
     async def _note_restricted(self, restricted: Coroutine[Any, Any, None], spec: SessionSpec) -> None:
-        """Writes the spec once the guest has it; a daemon that restarts before that finds the old one."""
+        """Writes the spec when the guest has it; a daemon that restarts earlier finds the old one."""
         await restricted
         self._registry.note_spec(self.session_id, spec)
 
-    # -- what the collaborators ask ------------------------------------------------------------------------------
+    # -- for the collaborators: SessionServices ------------------------------------------------------------------
 
     def hold_reading(self, holder: object, held: bool) -> None:
         self._liveness.hold_reading(holder, held)
@@ -270,12 +270,12 @@ class Session:
         return await self._sandbox.oom_kills()
 
     def is_idle(self) -> bool:
-        """True when the guest has nothing to do, and no reader is behind."""
+        """True when the guest has nothing to do and no reader is behind."""
         busy = self.executions.journal.running or self.requests.waiting or self._liveness.reading_held
         return self._lost is None and not (busy or self.processes.any_running)
 
     async def give_up_guest(self, reason: str) -> None:
-        """Loses the session, for the given reason unless the sandbox knows a better one."""
+        """Gives the session up. If the sandbox knows a better reason, that one is given."""
         self.give_up(await self._cause_of_death(reason))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -286,11 +286,11 @@ class Session:
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A bug of ours. What waited for this task would wait for ever.
+            # A bug of ours. Whatever waits for this task would wait for ever.
             self._log.error("session_task_broke", exc_info=error)
             self.give_up("an internal error of the daemon")
 
-    # -- what the guest sends ------------------------------------------------------------------------------------
+    # -- frames of the guest -------------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
         message = message_of(frame)
@@ -310,9 +310,9 @@ class Session:
     # -- after another daemon ------------------------------------------------------------------------------------
 
     def recall(self, missing: str | None) -> None:
-        """Reads its executions from the journal, as far as that can be read.
+        """Reads its executions from the readable part of the journal.
 
-        `missing` is the reason why its sandbox is not there any more; None when it is there.
+        `missing` is the reason why its sandbox is gone; None if it is there.
         """
         journal = self.executions.journal
         damage = None
@@ -332,13 +332,13 @@ class Session:
             self._channel.go_on_after(max(journal.taken_seq, self.processes.taken_seq))
 
     def announce(self) -> None:
-        """Notifies the observer of what was recalled; before `resume`, when the guest may report ends of it."""
+        """Notifies the observer of the recovered session. Must precede `resume`, after which executions may end."""
         if self._lost is None:
             self._observer.session_recovered(self.facts)
             self.executions.announce()
 
     async def resume(self, deadline_s: float) -> None:
-        """Connects to its guest again; the session is lost when that fails."""
+        """Connects to its guest again; if that fails, the session is lost."""
         if self._lost is not None:
             return
         self._listen()
@@ -365,7 +365,7 @@ class Session:
         return await self._sandbox.cause_of_death() or reason
 
     def give_up(self, reason: str) -> None:
-        """Ends what runs or waits with the reason, and destroys the sandbox."""
+        """Loses the session: ends its executions and requests with the reason, and destroys the sandbox."""
         if self._lost is not None:
             return
         self._lost = reason
@@ -384,8 +384,10 @@ class Session:
         self.requests.fail_all(PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {reason}"))
 
     async def charge_rest(self) -> None:
-        """Charges the CPU time since the guest's last report. What runs between executions may be most of a short
-        session; a guest that doesn't answer is charged as it was."""
+        """Charges the CPU time since the guest's last report, if the guest answers.
+
+        Work between executions may be most of a short session.
+        """
         if self._lost is not None or not self._channel.connected:
             return
         reported = asyncio.Event()
@@ -403,7 +405,7 @@ class Session:
             await asyncio.wait_for(reported.wait(), _LAST_REPORT_S)
 
     async def close(self, reason: str) -> None:
-        """Cancels what runs and closes its files; `destroy` must follow. Idempotent."""
+        """Cancels its executions and closes its files; `destroy` must follow. Idempotent."""
         if self._lost is None:
             self._lost = reason
             self._channel.close()
@@ -419,7 +421,7 @@ class Session:
         await self.network.close()
 
     async def destroy(self) -> None:
-        """Destroys the sandbox; may be tried again when that fails. Raises SandboxFailure."""
+        """Destroys the sandbox. Raises SandboxFailure; may be called again then."""
         await self._sandbox.destroy()
 
     async def _destroy_sandbox(self) -> None:

@@ -30,14 +30,14 @@ class SessionSettings:
     max_file_bytes: int = 1024 * 1024 * 1024
     sweep_interval_s: float = 0.5
     ping_interval_s: float = 10.0
-    # Seconds after a ping without a sign of life until the guest counts as dead.
+    # Seconds of silence after a ping until the guest counts as dead.
     silence_s: float = 60.0
     # Seconds at start-up for all guests of an earlier daemon to answer.
     recovery_s: float = 15.0
 
 
 class SessionIds:
-    """Makes random session ids. A node of a fleet overrides all of it: its ids begin with its name."""
+    """Makes random session ids. A node of a fleet overrides all of it: its ids begin with the node's name."""
 
     node = ""
     """The name of the node; empty without a fleet."""
@@ -46,11 +46,11 @@ class SessionIds:
         return secrets.token_hex(_ID_BYTES)
 
     def why_lost(self, session_id: str) -> str:
-        """Returns the reason why a session of this id is lost if it is not here; empty where there may be none."""
+        """Returns the reason why an unknown session of this id is lost; empty if it may never have existed."""
         return ""
 
     def is_foreign(self, session_id: str) -> bool:
-        """True when no session of this daemon can have this id, though its registry has one."""
+        """True when the id belongs to another daemon, although this one's registry has it."""
         return False
 
 
@@ -83,7 +83,7 @@ class SessionServices(Protocol):
 
     @property
     def spec(self) -> SessionSpec:
-        """The rules in force; another policy may replace them between two awaits."""
+        """The current rules; a new policy may replace them at any await."""
         ...
 
     def require_alive(self) -> None:
@@ -111,9 +111,9 @@ class SessionServices(Protocol):
         ...
 
     async def settle_network(self) -> None:
-        """Waits until the egress proxy has reported what it did so far; returns at once without a network."""
+        """Waits until the egress proxy has reported all it did so far; returns at once without a network."""
         ...
 
     async def oom_kills(self) -> int | None:
-        """Counts the processes that the kernel killed for the sandbox's memory; None when it can't be counted."""
+        """Returns the number of processes that the kernel killed for memory; None if that can't be read."""
         ...

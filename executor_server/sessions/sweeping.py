@@ -1,9 +1,9 @@
-"""Looks at sessions now and then: pings their guests, notes their use, and finds those whose time is over.
+"""Sweeps the sessions: pings their guests, notes their use, and finds expired ones.
 
-Only at those in which something is due: hundreds may be idle, and a look at each of them twice a second delayed one
-execution in a hundred. A few at a time, and in the background over the whole interval, so that an execution waits for
-these few and not for all, and so that not all guests answer at one time. Between two groups anything may happen, so
-what was found is asked for again before it is acted on.
+Only sessions that need attention are visited: hundreds may be idle, and visiting all twice a second delayed one
+execution in a hundred. The visits are spread in small groups over the interval, so that an execution waits for one
+group only, and not all guests answer at once. Anything may happen between two groups, so expired sessions are checked
+again at the end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from executor_server.sessions.journal import Registry, SessionUse
 from executor_server.sessions.leases import SessionKey
 from executor_server.sessions.session import Session
 
-# Sessions that are looked at in one turn of the event loop at most: about 0.3 ms.
+# Most sessions of one group: about 0.3 ms of the event loop.
 _AT_ONCE = 16
-# Groups into which the sessions of one round are divided at least, where there are as many.
+# Least number of groups of one round, if there are as many sessions.
 _GROUPS = 16
 # Seconds between two writes of the sessions' last use.
 _NOTE_USE_INTERVAL_S = 5.0
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Sweeper:
-    """Owns the task that looks."""
+    """Owns the task that sweeps."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Sweeper:
         notes: UseNotes,
         end: Callable[[Sequence[Session]], object],
     ) -> None:
-        """`end` begins to end sessions whose time is over, and others that must end; it is called in each round."""
+        """`end` is called in each round with the expired sessions, and begins to end them."""
         self._interval_s = interval_s
         self._sessions = sessions
         self._in_set_up = in_set_up
@@ -60,9 +60,9 @@ class Sweeper:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def sweep(self, *, spread_s: float = 0.0) -> None:
-        """Looks once at every session in which something is due, spread over that many seconds."""
+        """Visits each session that needs attention once, spread over that many seconds."""
         for session in list(self._in_set_up):
-            session.check_guest()  # a kept sandbox may hang when it is needed
+            session.check_guest()  # a warm sandbox may hang
         now_s = time.monotonic()
         due = [each for each in self._sessions.items() if each[1].life.look_at_s <= now_s]
         expired: list[tuple[SessionKey, Session]] = []
@@ -76,7 +76,7 @@ class Sweeper:
                         expired.append((key, session))
                     self._notes.note(session)
         self._notes.write(self._sessions.values())
-        # Not awaited: a slow backend must not keep the sweeper from its next round.
+        # Not awaited: a slow backend must not delay the next round.
         self._end([each for key, each in expired if self._sessions.get(key) is each and each.expired])
 
     async def _sweep_forever(self) -> None:
@@ -92,7 +92,7 @@ class Sweeper:
 
 
 class UseNotes:
-    """Writes to the registry what a later daemon has to know of the use of sessions; called with every sweep."""
+    """Writes the use of sessions to the registry, for a later daemon. Called with each sweep."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -101,7 +101,7 @@ class UseNotes:
         self._changed: dict[str, SessionUse] = {}
 
     def note(self, session: Session) -> None:
-        """Notes the use of a session that was looked at, where it has changed: each row takes half an execution."""
+        """Notes the use of a session if it has changed: writing a row takes half as long as an execution."""
         use = session.use
         if not _is_same(self._written.get(session.session_id), use):
             self._changed[session.session_id] = use
@@ -120,7 +120,7 @@ class UseNotes:
             self._written = {key: use for key, use in {**self._written, **changed}.items() if key in there}
 
     def _write_network(self, sessions: Collection[Session]) -> None:
-        """Writes what sessions have used of the network since the last sweep; the next one does where that fails."""
+        """Writes the network usage since the last sweep; after a failure, the next sweep does."""
         used = [(each, usage) for each in sessions if (usage := each.network.unwritten())]
         if used and self._registry.note_network({each.session_id: usage for each, usage in used}):
             for each, usage in used:

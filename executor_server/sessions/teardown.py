@@ -1,4 +1,4 @@
-"""Ends sessions in tasks of their own, so that a caller that leaves stops no teardown half way."""
+"""Ends sessions in separate tasks, so that a caller that leaves does not interrupt a teardown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executor_server.core.lifecycle import Observer
 from executor_server.sessions.journal import Registry
 from executor_server.sessions.session import Session
 
-# Seconds between two attempts to destroy a sandbox that could not be destroyed, and those that are remembered.
+# Seconds between attempts to destroy a sandbox, and the number of sandboxes that are remembered for another attempt.
 _DESTROY_AGAIN_S = 1.0
 _MAX_LEFT = 1024
 
@@ -21,14 +21,13 @@ _log = structlog.get_logger(__name__)
 
 
 async def close_session(session: Session, registry: Registry, reason: str) -> bool:
-    """Forgets a session and destroys its sandbox. Returns False when that may still live."""
+    """Forgets a session and destroys its sandbox. Returns False if the sandbox may still live."""
     # The row goes first: a sandbox without a row is destroyed by the next daemon, should this one be killed here.
     registry.forget(session.session_id)
     await session.charge_rest()
     await session.close(reason)
-    # While the kernel ends the processes. After their files are closed: to close the last descriptor of a removed file
-    # takes the file system longer than all of the rest, and removing it takes milliseconds in any case, in which the
-    # event loop does other things.
+    # In a thread, while the kernel ends the processes. After the files are closed: closing the last descriptor of a
+    # removed file takes the file system longer than all of the rest.
     removing = asyncio.create_task(asyncio.to_thread(registry.remove_journals))
     try:
         await session.destroy()
@@ -47,25 +46,25 @@ class Teardown:
         self._registry = registry
         self._observer = observer
         self._tasks: set[asyncio.Task[None]] = set()
-        self._left: OrderedDict[str, Session] = OrderedDict()  # sessions that have ended and whose sandbox may live
+        self._left: OrderedDict[str, Session] = OrderedDict()  # ended sessions whose sandbox may live
 
     def begin(self, session: Session, reason: str) -> asyncio.Task[None]:
-        """Ends a session that the manager has removed already, so that only one caller ends it."""
+        """Ends a session. The manager has removed it already, so only one caller ends it."""
         return self.spawn(self._end(session, reason))
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Runs work that may end a session, and that `finish` waits for."""
+        """Runs work that may end a session; `finish` waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def finish(self) -> None:
-        """Waits for all that was begun."""
+        """Waits for all work that was begun."""
         await asyncio.gather(*self._tasks)
 
     async def destroy_left(self, retry_s: float) -> None:
-        """Tries again to destroy the sandboxes that could not be, until none is left or `retry_s` are over."""
+        """Retries to destroy the remaining sandboxes until none is left, or for `retry_s`."""
         give_up_s = asyncio.get_running_loop().time() + retry_s
         while self._left and asyncio.get_running_loop().time() < give_up_s:
             for session_id, session in list(self._left.items()):

@@ -1,7 +1,7 @@
-"""Watches of a session's files: the guest gathers changes, and sends more when the caller has taken the last ones.
+"""Watches of a session's files: the guest collects changes, and sends more when the caller has taken the last ones.
 
-So a caller that takes nothing costs the daemon nothing, and each path is reported once, however often it has changed.
-A watch ends with its call, with the session, or with the daemon; none is resumed.
+So a caller that reads nothing costs the daemon nothing, and each path is reported once, however often it changed. A
+watch ends with its call, with the session or with the daemon, and can't be resumed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ class Watches:
         self._count = 0
 
     async def changes(self, path: str, *, recursive: bool) -> AsyncGenerator[FileChanges, None]:
-        """Yields no changes once it watches, then those that come. Ends when the caller leaves it.
+        """Yields an empty value when the watch has begun, then changes. Ends when the caller leaves.
 
         Raises ResourceExhausted (too many watches, here or on the host), NotFound (the directory, at once or later),
         InvalidRequest, PreconditionFailed (the session is lost).
         """
         if self._count >= MAX_WATCHES:
             raise ResourceExhausted(
-                Reason.TOO_MANY_WATCHES, f"{MAX_WATCHES} watches of this session are open", retry_after_s=1.0
+                Reason.TOO_MANY_WATCHES,
+                f"this session has {MAX_WATCHES} watches, its maximum; end one",
+                retry_after_s=1.0,
             )
         self._count += 1
         request = Request(changes_part, self._session.hold_reading)

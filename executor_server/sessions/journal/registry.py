@@ -153,7 +153,7 @@ class Registry:
         self._journals = state_dir.journals_path
         self._unforgotten: set[str] = set()
         self._unremoved: deque[str] = deque()  # sessions without a row whose journals may be there
-        self.unbelieved: dict[str, str] = {}  # ids of sessions that were not recovered, and why
+        self.rejected: dict[str, str] = {}  # ids of sessions that were not recovered, and why
         self._is_damaged = False
         self._journals.mkdir(mode=0o700, exist_ok=True)
         try:
@@ -226,7 +226,7 @@ class Registry:
                 records.append(_record(row))
             except (ValueError, KeyError, TypeError) as error:
                 self._is_damaged |= not fits
-                self._disbelieve(row["session_id"], _OTHER_VERSION if fits else _DAMAGED, error)
+                self._reject(row["session_id"], _OTHER_VERSION if fits else _DAMAGED, error)
         known = {record.session_id for record in records}
         for journal in self._journals.iterdir():
             session_id = journal.name.removesuffix(_OF_PROCESSES)
@@ -237,7 +237,7 @@ class Registry:
             else:
                 # The daemon was killed while its session was made or ended; or its row was in the damaged part of the
                 # write-ahead log, from where on SQLite ignores the log without an error.
-                self.unbelieved.setdefault(journal.name, _DAMAGED if self._is_damaged else _UNKNOWN)
+                self.rejected.setdefault(journal.name, _DAMAGED if self._is_damaged else _UNKNOWN)
                 _log.warning("journal_without_session", session_id=journal.name, is_registry_damaged=self._is_damaged)
                 segments.remove(journal)
         return records
@@ -248,10 +248,10 @@ class Registry:
         rows = self._database.execute(_SELECT).fetchall()
         return [(dict(zip(names, row, strict=True)), checksum == row_checksum(*row)) for *row, checksum in rows]
 
-    def _disbelieve(self, session_id: str, reason: str, error: Exception) -> None:
+    def _reject(self, session_id: str, reason: str, error: Exception) -> None:
         """Removes a row. Not even its owner is believed; only its id is remembered."""
-        self.unbelieved[session_id] = reason
-        _log.error("session_not_believed", session_id=session_id, path=str(self._path), error=str(error))
+        self.rejected[session_id] = reason
+        _log.error("session_rejected", session_id=session_id, path=str(self._path), error=str(error))
         self._try("DELETE FROM sessions WHERE session_id = ?", [(session_id,)])
 
     def holders(self) -> dict[str, list[str]]:
@@ -268,7 +268,7 @@ class Registry:
                 if checksum == row_checksum(session_id, lease_id) and _LEASE_ID.fullmatch(lease_id):
                     held.setdefault(session_id, []).append(lease_id)
                 else:
-                    _log.error("holder_not_believed", session_id=session_id, path=str(self._path))
+                    _log.error("holder_rejected", session_id=session_id, path=str(self._path))
                     self.note_released(session_id, lease_id)
         except sqlite3.Error as error:
             raise self._unusable(error) from error

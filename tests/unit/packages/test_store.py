@@ -86,7 +86,7 @@ async def test_damaged_file_is_told_and_the_environment_made_again(
     damage(directory / file)
     with capture_logs() as logs:
         await rebuilt(bench)
-    assert any(line["event"] in ("environment_damaged", "environment_not_believed") for line in logs)
+    assert any(line["event"] in ("environment_damaged", "environment_rejected") for line in logs)
     if file.startswith("tree"):
         assert [reason for _, reason in bench.observer.evicted] == ["it was damaged"]
 

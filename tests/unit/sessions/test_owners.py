@@ -253,7 +253,7 @@ async def test_a_full_daemon_lists_the_callers_own_sessions_and_how_to_end_one(s
     daemon = await start(max_sessions=10)
     mine = [await daemon.create(f"r{number}", labels={"run": "a\x1b[31mb" + "x" * 40}) for number in range(9)]
     await daemon.create("other", owner=BOB)
-    with pytest.raises(TooManySessions, match="the daemon has its 10 sessions") as refused:
+    with pytest.raises(TooManySessions, match="the daemon has 10 sessions") as refused:
         await daemon.create("one more")
     text = refused.value.message
     assert f"{mine[0].session_id} (idle, 0 s old, run=a?[31mb{'x' * 13}…)" in text

@@ -132,7 +132,7 @@ async def test_an_execution_that_waited_for_admission_gets_what_the_new_policy_g
 @pytest.mark.parametrize(
     ("after", "reason"),
     [
-        (policy("end", "end"), "the policy has changed, and ends the sessions of the one before"),
+        (policy("end", "end"), "the policy has changed, and ends older sessions"),
         (policy("nobody", "keep", default=""), "no profile for its tenant any more"),
         (policy("small", "tighten", "limits.max.memory_bytes = 100_000_000\nlimits.default.memory_bytes = 100_000_000"), "its sandbox has memory_bytes"),
         (policy("elsewhere", "tighten", "sandbox.backends = ['docker']"), "does not allow the fake backend any more"),
@@ -201,7 +201,7 @@ async def test_a_session_that_ends_as_soon_as_it_is_made_is_refused_and_can_be_a
     ends = policy("end", "end")
     bench.manager.follow(ends)
     bench.backend.admission.set()
-    with pytest.raises(Unavailable, match="policy has changed") as refused:
+    with pytest.raises(Unavailable, match="the policy changed while") as refused:
         await creation
     assert refused.value.retry_after_s
     assert bench.is_there(await bench.create(by=ends))

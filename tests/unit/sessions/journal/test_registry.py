@@ -167,15 +167,15 @@ def test_a_harmed_file_is_put_aside_and_what_fits_goes_on(tmp_path: Path, harm: 
     registry = Registry(StateDir(tmp_path))
     found = registry.load()
     assert all(record in records for record in found)
-    assert set(registry.unbelieved) == {each.session_id for each in records} - {each.session_id for each in found}
-    assert "damaged" in registry.unbelieved["s49"]
+    assert set(registry.rejected) == {each.session_id for each in records} - {each.session_id for each in found}
+    assert "damaged" in registry.rejected["s49"]
     (aside,) = (each for each in tmp_path.glob("registry.db.damaged-*") if each.suffix.lstrip(".").count("-") == 1)
     assert stat.S_IMODE(aside.stat().st_mode) == 0o600
     registry.add(replace(RECORD, session_id="new"))
     registry.close()
     after = Registry(StateDir(tmp_path))
     assert [record.session_id for record in after.load()][-1:] == ["new"] or not found
-    assert after.unbelieved == {}
+    assert after.rejected == {}
     after.close()
 
 
@@ -206,7 +206,7 @@ def test_bytes_of_the_file_changed_anywhere_are_told_or_changes_nothing(tmp_path
             registry = Registry(StateDir(directory))
             found = registry.load()
             missing = {each.session_id for each in records if each not in found}
-            if any(record not in records for record in found) or not missing <= registry.unbelieved.keys():
+            if any(record not in records for record in found) or not missing <= registry.rejected.keys():
                 wrong.append(position)
             noticed += bool(missing)
             registry.close()
@@ -225,7 +225,7 @@ def test_a_row_that_was_changed_past_us_is_not_changed_by_us(registry: Registry,
     database.close()
     registry.note_connections("s1", 7)
     assert registry.load() == []
-    assert list(registry.unbelieved) == ["s1"]
+    assert list(registry.rejected) == ["s1"]
 
 
 @pytest.mark.parametrize("version", [1, 99])
@@ -257,7 +257,7 @@ def test_a_row_with_a_field_of_another_version_is_not_said_to_be_damaged(registr
     (tmp_path / "journals" / "s1").mkdir()
     after = Registry(StateDir(tmp_path))
     assert after.load() == []
-    assert "another version" in after.unbelieved["s1"]
+    assert "another version" in after.rejected["s1"]
     after.close()
 
 
@@ -283,7 +283,7 @@ def test_a_row_that_is_not_ours_is_not_believed_and_others_are(
     other = replace(RECORD, session_id="s2")
     registry.add(other)
     assert registry.load() == [other]
-    assert list(registry.unbelieved) == ["s1"]
+    assert list(registry.rejected) == ["s1"]
     assert reopened(registry, tmp_path) == [other]
 
 

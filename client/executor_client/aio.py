@@ -135,7 +135,6 @@ class AsyncExecutorClient(ShortRepr):
         state: bytes | None = None,
         detached: bool = False,
         name: str | None = None,
-        keep: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> AsyncSession:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
@@ -151,8 +150,8 @@ class AsyncExecutorClient(ShortRepr):
 
         `name` is unique among the caller's sessions; PreconditionError (NAME_TAKEN) says that another has it. `env` are
         variables that its interpreters and processes start with; their values are in no log. InvalidRequest says which
-        ones Python refuses. A `detached` session (`keep` means the same) outlives this client; any other ends with it,
-        or when its `AsyncSession` is collected.
+        ones Python refuses. A `detached` session outlives this client; any other ends with it, or when its
+        `AsyncSession` is collected.
         """
         lease = self._own_lease()
         request = requests.create_session(
@@ -168,7 +167,7 @@ class AsyncExecutorClient(ShortRepr):
             node_labels=node_labels,
             name=name,
             env=env,
-            lease_id="" if detached or keep else lease.lease_id,
+            lease_id="" if detached else lease.lease_id,
         )
         beginning = requests.state_of(state)
         session = await self._made(lease, request)
@@ -214,7 +213,7 @@ class AsyncExecutorClient(ShortRepr):
     async def session(self, name: str, **arguments: Any) -> AsyncSession:
         """Returns the caller's session of that name, or makes it, with the arguments of `create_session`.
 
-        It is made with `keep`: it outlives this client. One that is found is as it is, whatever the arguments say. In
+        It is made `detached`, so it outlives this client. One that is found is as it is, whatever the arguments say. In
         the place of one that is lost another is made.
         """
         for _ in range(NAME_RACES_MAX):
@@ -223,7 +222,7 @@ class AsyncExecutorClient(ShortRepr):
                 if found.info.state is not SessionState.LOST:
                     return found
             try:
-                return await self.create_session(**{**arguments, "name": name, "keep": True})
+                return await self.create_session(**{**arguments, "name": name, "detached": True})
             except PreconditionError as error:
                 if error.reason != "NAME_TAKEN":  # else another client was faster
                     raise

@@ -134,7 +134,6 @@ class ExecutorClient(ShortRepr):
         state: bytes | None = None,
         detached: bool = False,
         name: str | None = None,
-        keep: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> Session:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
@@ -150,8 +149,8 @@ class ExecutorClient(ShortRepr):
 
         `name` is unique among the caller's sessions; PreconditionError (NAME_TAKEN) says that another has it. `env` are
         variables that its interpreters and processes start with; their values are in no log. InvalidRequest says which
-        ones Python refuses. A `detached` session (`keep` means the same) outlives this client; any other ends with it,
-        or when its `Session` is collected.
+        ones Python refuses. A `detached` session outlives this client; any other ends with it, or when its
+        `Session` is collected.
         """
         lease = self._own_lease()
         request = requests.create_session(
@@ -167,7 +166,7 @@ class ExecutorClient(ShortRepr):
             node_labels=node_labels,
             name=name,
             env=env,
-            lease_id="" if detached or keep else lease.lease_id,
+            lease_id="" if detached else lease.lease_id,
         )
         beginning = requests.state_of(state)
         session = self._made(lease, request)
@@ -213,7 +212,7 @@ class ExecutorClient(ShortRepr):
     def session(self, name: str, **arguments: Any) -> Session:
         """Returns the caller's session of that name, or makes it, with the arguments of `create_session`.
 
-        It is made with `keep`: it outlives this client. One that is found is as it is, whatever the arguments say. In
+        It is made `detached`, so it outlives this client. One that is found is as it is, whatever the arguments say. In
         the place of one that is lost another is made.
         """
         for _ in range(NAME_RACES_MAX):
@@ -222,7 +221,7 @@ class ExecutorClient(ShortRepr):
                 if found.info.state is not SessionState.LOST:
                     return found
             try:
-                return self.create_session(**{**arguments, "name": name, "keep": True})
+                return self.create_session(**{**arguments, "name": name, "detached": True})
             except PreconditionError as error:
                 if error.reason != "NAME_TAKEN":  # else another client was faster
                     raise

@@ -191,7 +191,7 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace, console: C
         node_labels=dict(options.node_labels),
         state=state,
         name=options.name,
-        keep=options.name is not None,
+        detached=options.name is not None,
     )
     console.end_wait()
     if options.imports is not None:

@@ -143,7 +143,7 @@ async def _shell_session(context: _Context) -> AsyncIterator[_Kept]:
         packages=options.packages,
         node_labels=dict(options.node_labels),
         name=options.name,
-        keep=True,
+        detached=True,
     )
     kept = _Kept(made, is_kept=options.name is not None)
     try:

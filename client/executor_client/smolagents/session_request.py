@@ -57,7 +57,7 @@ class SessionRequest:
                     node_labels=self.node_labels,
                     state=self.state,
                     name=name,
-                    keep=name is not None,
+                    detached=name is not None,
                 )
             )
             for file in self.files:

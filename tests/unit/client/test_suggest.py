@@ -145,7 +145,7 @@ class Unprintable:
             'authorized_imports is of type str; write authorized_imports=["..."]',
         ),
         (lambda: session(limits=5), 'limits is of type int; write limits=Limits(...) or {"...": '),
-        (lambda: session(keep="no"), "create_session(): keep is of type str; write keep=True"),
+        (lambda: session(detached="no"), "create_session(): detached is of type str; write detached=True"),
         (lambda: CLIENT(50051), 'ExecutorClient(): address is of type int; write address="..."'),
         (lambda: client(tls="yes"), "ExecutorClient(): tls is of type str; write tls=TlsConfig(...) or True"),
         (

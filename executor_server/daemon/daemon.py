@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 VERSION = version("remote-executor")
 # Seconds for calls to deliver what is already there, after the sessions have ended.
 STOP_GRACE_S = 2.0
+CREATIONS_AT_A_TIME = 4
+"""Sandboxes that are created at a time for waiting sessions; tenants take turns."""
+HOST_SWEEP_INTERVAL_S = 60.0
 _PRELOAD_AFTER_S = 2.0
 # mallopt(3)
 _M_TRIM_THRESHOLD = -1
@@ -87,7 +90,7 @@ def check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
 
 async def _check_host(config: Config, backend: BackendName) -> Sequence[HostFinding]:
     alone = config.alone(backend)
-    findings = [*await joined(alone, backends_of(alone)).check_host()]
+    findings = [*await joined(backends_of(alone)).check_host()]
     findings.append(open_files.open_files_finding(config.sessions.max_sessions))
     if backend != "e2b":  # there the proxy is the machine's
         findings.append(await network_finding(config))
@@ -177,7 +180,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     pool = WarmPool(backend, pool_settings(config))
     stack.push_async_callback(pool.close)
     ids = node.ids if node is not None else SessionIds()
-    admission = _admission(config, control, node)
+    admission = _admission(control, node)
     hooks = SessionHooks(admission, observer, egress.service, environments.service.held_by, ids)
     sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)
     quotas.on_window_change(sessions.renew_windows)
@@ -204,7 +207,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     await sessions.recover()
     _follow_policy(control, config, egress, pool, sessions)
     await sessions.start()
-    await _start_background(config, stack, backend, policies)
+    await _start_background(stack, backend, policies)
     preloading = asyncio.create_task(_preload(config, _local(backend), pool, policies))
     stack.push_async_callback(_end, preloading)
     if node is not None:
@@ -212,17 +215,17 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     return _Daemon(own_state, policies, egress, sessions, server)
 
 
-def _admission(config: Config, control: _Control, node: Node | None) -> AdmissionController:
+def _admission(control: _Control, node: Node | None) -> AdmissionController:
     watchers = control.watchers
-    admission: AdmissionController = Admission(control.quotas, FairSemaphore(config.sessions.creations), watchers.log)
+    admission: AdmissionController = Admission(control.quotas, FairSemaphore(CREATIONS_AT_A_TIME), watchers.log)
     if watchers.metrics is not None:
         admission = TimedAdmission(admission, watchers.metrics)
     return admission if node is None else node.admission(admission)
 
 
-async def _start_background(config: Config, stack: AsyncExitStack, backend: Backend, policies: PolicyStore) -> None:
+async def _start_background(stack: AsyncExitStack, backend: Backend, policies: PolicyStore) -> None:
     """Begins to sweep the host, and to watch the policy's file."""
-    sweeper = HostSweeper(backend, config.sessions.host_sweep_interval_s)
+    sweeper = HostSweeper(backend, HOST_SWEEP_INTERVAL_S)
     stack.push_async_callback(sweeper.close)
     await sweeper.start()
     stack.push_async_callback(policies.close)
@@ -235,7 +238,7 @@ async def _start_backends(
     """Starts the backends, which act as one. Environments end before them, and give their build sandboxes back."""
     backends = backends_of(config, egress.bundle, lambda: environments.service)
     environments.build_in(backends, egress.service, egress.bundle)
-    backend = joined(config, backends)
+    backend = joined(backends)
     stack.push_async_callback(backend.close)
     await backend.start()
     stack.push_async_callback(environments.close)

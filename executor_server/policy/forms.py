@@ -42,8 +42,6 @@ def _is_version(text: str) -> bool:
     return 0 < len(text) <= _MAX_VERSION_CHARS and text.isprintable()
 
 
-NO_NETWORK = Form('"none": hosts that may be reached are named in the table `network`', lambda value: value == "none")
-NO_INSTALLATION = Form("false: packages are named in the table `packages`", lambda value: value is False)
 _TOOL_PATTERN = Form('a tool ("search"), the beginning of some ("web_*"), or "*"', _is_tool_pattern)
 _CERTIFICATE = Form(
     f'a name of 1 to {_MAX_CERTIFICATE_CHARS} characters, or "sha256:" and 64 of 0-9 a-f', _is_certificate

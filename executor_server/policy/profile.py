@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from executor_api.limits import SAVEPOINTS_MAX
 from executor_server.core import LANGUAGE_RULES, AuditRules, FileRules, StateRules, ToolRules
@@ -18,15 +18,10 @@ from executor_server.core.config import (
     Name,
     Seconds,
     Section,
-    contradiction,
-    dotted,
     each_once,
-    refuse,
 )
 from executor_server.policy.forms import (
     MAX_PATTERNS,
-    NO_INSTALLATION,
-    NO_NETWORK,
     Flag,
     ImportPatterns,
     Placement,
@@ -127,12 +122,6 @@ class SandboxTable(Section):
     (`shared`), one for each `tenant`, or none (`off`): bubblewrap then makes each sandbox, with an address layout and
     a hash seed of its own. The libraries that such a process imports ahead are trusted code of all its sandboxes.
     Not set: `shared`, but `off` where `language.preset` is `strict`."""
-    network: Annotated[Any, AfterValidator(NO_NETWORK)] = "none"
-    """`"none"`, the only value. Hosts that a sandbox may reach are named in `[profiles.NAME.network]`, and a profile
-    with some of them can't say `"none"` here."""
-    install_packages: Annotated[Any, AfterValidator(NO_INSTALLATION)] = False
-    """`false`, the only value. Packages that a session may ask for are named in `[profiles.NAME.packages]`, and a
-    profile with some of them can't say `false` here."""
 
 
 class ToolsTable(Section):
@@ -234,24 +223,6 @@ class Profile(Section):
     state: StateTable = StateTable()
     quotas: QuotasTable = QuotasTable()
     audit: AuditTable = AuditTable()
-
-    @model_validator(mode="after")
-    def _check_network(self) -> Profile:
-        """A file that says "none" was written by someone who wants none: hosts beside it would be a surprise."""
-        if "network" in self.sandbox.model_fields_set and self.network.has_hosts:
-            hosts = [("network", key) for key in ("default", "allowed") if getattr(self.network, key)]
-            text = f"goes with no hosts, and {dotted(hosts[0])} has some; remove one of them"
-            refuse(self, [contradiction(("sandbox", "network"), text, self.sandbox.network, also=hosts)])
-        return self
-
-    @model_validator(mode="after")
-    def _check_packages(self) -> Profile:
-        """As with `network`: a file that says false was written by someone who wants none."""
-        if "install_packages" in self.sandbox.model_fields_set and self.packages.has_packages:
-            key = ("packages", "allowed" if self.packages.allowed else "lock")
-            text = f"goes with no packages, and {dotted(key)} has some; remove one of them"
-            refuse(self, [contradiction(("sandbox", "install_packages"), text, False, also=[key])])
-        return self
 
     @property
     def fingerprint(self) -> str:

@@ -123,7 +123,6 @@ class Worker:
             self._double,
             max_sandboxes=1,
             reconnect_s=RECONNECT_S,
-            request_timeout_s=REQUEST_TIMEOUT_S,
             pause_idle_s=REST_S if case.place.rests else None,
         )
         backend = E2BBackend(self._directory, section)

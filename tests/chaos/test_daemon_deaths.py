@@ -17,7 +17,7 @@ from tests.support.polling import eventually
 
 FOREVER = "import time\nprint('here', flush=True)\ntime.sleep(1e6)"
 NO_POOL = "pool.size = 0"
-QUICK_ORPHANS = "sessions.orphan_time_s = 1.5\nsessions.ping_interval_s = 0.2"
+QUICK_ORPHANS = "sessions.orphan_time_s = 1.5"
 
 
 def cgroups_of(state_dir: Path) -> list[Path]:

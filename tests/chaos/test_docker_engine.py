@@ -26,6 +26,7 @@ from tests.support.engine import OwnEngine, engine_client, own_engine
 from tests.support.fork_server import server
 from tests.support.polling import eventually
 from tests.support.rounds import rounds
+from tests.support.tuned_daemon import tuned
 
 IMAGE = "remote-executor/base"
 FOREVER = "import time\nprint('here', flush=True)\ntime.sleep(1e6)"
@@ -33,10 +34,7 @@ TICKS = "import time\nfor i in range(30):\n    print(i, flush=True)\n    time.sl
 CONFIG = f"""\
 server.backend = "docker"
 docker.images.base = "{IMAGE}"
-docker.request_timeout_s = 2.0
 pool.size = 0
-sessions.host_sweep_interval_s = 0.2
-sessions.ping_interval_s = 0.5
 sessions.silence_s = 2.0
 """
 # An Engine takes two seconds to start and to end, which is longer than most of these tests.
@@ -75,7 +73,12 @@ def engine(request: pytest.FixtureRequest, loaded: OwnEngine) -> Iterator[OwnEng
 @pytest.fixture
 def restart(start: StartDaemon, engine: OwnEngine) -> Callable[..., Daemon]:
     """Starts a daemon on the Engine, the next time on what the last one left."""
-    return lambda config="": start(f'{CONFIG}docker.host = "{engine.host}"\n{config}')
+
+    def restart(**constants: float) -> Daemon:
+        program = tuned(DOCKER_REQUEST_TIMEOUT_S=2.0, HOST_SWEEP_INTERVAL_S=0.2, **constants)
+        return start(f'{CONFIG}docker.host = "{engine.host}"\n', program=program)
+
+    return restart
 
 
 @pytest.fixture
@@ -165,7 +168,7 @@ def test_a_crowd_of_creations_fails_together_on_an_engine_that_hangs(
     engine: OwnEngine, restart: Callable[..., Daemon], image_refresh_s: float
 ) -> None:
     """And not one after the other, each after its own time limit, be it for the image or for the container."""
-    daemon = restart(f"docker.image_refresh_s = {image_refresh_s}")
+    daemon = restart(DOCKER_IMAGE_REFRESH_S=image_refresh_s)
 
     def refused(_: int) -> str:
         with pytest.raises(UnavailableError) as error:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from executor_server.backends.e2b import E2BBackend
+from executor_server.backends.e2b import E2BBackend, access
 from executor_server.core.errors import Reason, ResourceExhausted
 from executor_server.sessions.session import Session
 from tests.contract.harness import PRINCIPAL, Harness
@@ -83,9 +83,10 @@ async def test_of_many_who_ask_at_once_as_many_are_served_as_there_is_room(cloud
         assert (await harness.run(await harness.session(), "1 + 1")).output == 2
 
 
-async def test_a_sandbox_that_nobody_can_end_ends_by_itself(cloud: Double) -> None:
+async def test_a_sandbox_that_nobody_can_end_ends_by_itself(cloud: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests of the daemon are refused from here on; the cloud keeps its own promise about the lifetime."""
-    async with sessions(cloud, lifetime_s=LIFETIME_S, request_timeout_s=1.0) as harness:
+    monkeypatch.setattr(access, "E2B_REQUEST_TIMEOUT_S", 1.0)
+    async with sessions(cloud, lifetime_s=LIFETIME_S) as harness:
         session = await harness.session()
         refusal = cloud.fault(Kind.STATUS, "/sandboxes/{id}*", status=403, times=None)
         await harness.manager.delete(PRINCIPAL, session.session_id)

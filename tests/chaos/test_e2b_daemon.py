@@ -25,11 +25,11 @@ from tests.support.e2b.faults import HARMLESS
 from tests.support.memory import growth_of
 from tests.support.polling import eventually
 from tests.support.rounds import rounds
+from tests.support.tuned_daemon import tuned
 
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 
 MIB = 2**20
-PING_S = 0.2
 SILENCE_S = 1.0
 CUT_S = 2 * SILENCE_S
 """Longer than a guest may be silent where its way can't break by itself."""
@@ -72,14 +72,13 @@ pool.size = 0
 e2b.api_url = "{cloud.url}"
 e2b.sandbox_url = "{cloud.url}"
 e2b.api_key_file = "{cloud.api_key_file}"
-e2b.request_timeout_s = 3.0
-sessions.ping_interval_s = {PING_S}
 sessions.silence_s = {SILENCE_S}
-sessions.host_sweep_interval_s = 0.2
 """
 
+    program = tuned(E2B_REQUEST_TIMEOUT_S=3.0, HOST_SWEEP_INTERVAL_S=0.2)
+
     def restart(*, reconnect_s: float = RECONNECT_S, more: str = "") -> Daemon:
-        return start(f"{config}e2b.reconnect_s = {reconnect_s}\n{more}")
+        return start(f"{config}e2b.reconnect_s = {reconnect_s}\n{more}", program=program)
 
     return restart
 

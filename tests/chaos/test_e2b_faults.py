@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
-from executor_server.backends.e2b import guests, templates
+from executor_server.backends.e2b import access, guests, templates
 from executor_server.sessions import connection
 from tests.chaos.e2b_faults import REQUEST_TIMEOUT_S, matrix
 from tests.chaos.e2b_lives import lead
@@ -34,6 +34,7 @@ SHORT_S = REQUEST_TIMEOUT_S
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The waits that are no settings: as long as one request's, so that a stalled stream costs seconds, not minutes."""
     require("e2b")
+    monkeypatch.setattr(access, "E2B_REQUEST_TIMEOUT_S", SHORT_S)
     monkeypatch.setattr(guests, "_START_TIMEOUT_S", SHORT_S)
     monkeypatch.setattr(templates, "_PROBE_TIMEOUT_S", SHORT_S)
     monkeypatch.setattr(connection, "_ANSWER_TIME_S", SHORT_S)

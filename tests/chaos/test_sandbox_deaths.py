@@ -110,7 +110,7 @@ def test_what_waits_for_a_sandbox_that_is_killed_learns_so(daemon: Daemon, use: 
 
 def test_sandbox_that_does_not_answer_any_more_is_given_up(start: StartDaemon) -> None:
     """Its processes are stopped, its channel is open: only its silence shows it."""
-    daemon = start("pool.size = 0\n[sessions]\nping_interval_s = 0.1\nsilence_s = 0.5\norphan_time_s = 60.0")
+    daemon = start("pool.size = 0\n[sessions]\nsilence_s = 0.5\norphan_time_s = 60.0")
     with daemon.client() as client, client.create_session() as session:
         sandbox = only_sandbox(daemon)
         with executing(session, FOREVER) as result:
@@ -132,7 +132,7 @@ def test_pool_whose_sandboxes_were_killed_gives_working_ones(start: StartDaemon)
 
 
 def test_pool_whose_sandboxes_were_stopped_gives_working_ones(start: StartDaemon) -> None:
-    daemon = start("pool.size = 1\n[sessions]\nsilence_s = 0.5\nping_interval_s = 0.2\norphan_time_s = 60.0")
+    daemon = start("pool.size = 1\n[sessions]\nsilence_s = 0.5\norphan_time_s = 60.0")
     assert eventually(lambda: [len(sandbox.child_processes) for sandbox in sandboxes(daemon)] == [1])  # the interpreter
     only_sandbox(daemon).supervisor.suspend()
     assert works(daemon)

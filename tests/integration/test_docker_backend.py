@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from executor_server.backends.base import KnownSandbox
-from executor_server.backends.docker import DockerBackend, containers, resources
+from executor_server.backends.docker import DockerBackend, check, containers, images, resources
 from executor_server.backends.docker.sandbox import DockerSandbox
 from executor_server.backends.guest_archive import GuestArchive, pack_archive
 from executor_server.core.config.backend_config import DockerImage, DockerSection
@@ -355,10 +355,13 @@ async def _timed(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
 
 
-async def test_an_engine_that_hangs_costs_bounded_waits_and_then_works_again(state_dir: Path) -> None:
+async def test_an_engine_that_hangs_costs_bounded_waits_and_then_works_again(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "DOCKER_REQUEST_TIMEOUT_S", 1.5)
     async with (
         engine_line(state_dir / "line") as line,
-        started(state_dir, host=line.host, request_timeout_s=1.5) as ready,
+        started(state_dir, host=line.host) as ready,
     ):
         sandbox = await ready.create(SPEC)
         line.hangs = True
@@ -378,10 +381,13 @@ async def test_an_engine_that_hangs_costs_bounded_waits_and_then_works_again(sta
         await _repeated(sandbox.destroy)
 
 
-async def test_a_container_that_was_made_without_an_answer_is_removed(state_dir: Path) -> None:
+async def test_a_container_that_was_made_without_an_answer_is_removed(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "DOCKER_REQUEST_TIMEOUT_S", 1.0)
     async with (
         engine_line(state_dir / "line") as line,
-        started(state_dir, host=line.host, request_timeout_s=1.0) as ready,
+        started(state_dir, host=line.host) as ready,
     ):
         line.swallow = b"/containers/create"
         with pytest.raises(SandboxFailure, match="does not answer"):
@@ -493,10 +499,11 @@ async def test_the_image_s_own_command_user_and_volumes_have_no_effect(state_dir
             assert (environment["OF_THE_IMAGE"], environment["HOME"]) == ("1", "/workspace")
 
 
-async def test_a_name_that_now_means_another_image_is_noticed(state_dir: Path) -> None:
-    images = {"base": DockerImage(reference="executor-test/moving")}
+async def test_a_name_that_now_means_another_image_is_noticed(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "DOCKER_IMAGE_REFRESH_S", 0.01)
+    moving = {"base": DockerImage(reference="executor-test/moving")}
     with changed_image(DOCKER_IMAGE, "executor-test/moving", ("LABEL a=1",)):
-        async with started(state_dir, images=images, image_refresh_s=0.01) as backend:
+        async with started(state_dir, images=moving) as backend:
             old = await backend.create(SPEC)
             with changed_image(DOCKER_IMAGE, "executor-test/moving", ("LABEL a=2",)):
                 new = await backend.create(SPEC)

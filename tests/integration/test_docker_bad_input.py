@@ -18,7 +18,7 @@ import pytest
 
 from executor_client import InvalidRequest, UnavailableError, Wait, WaitKind
 from executor_server.backends.channel.channel import GuestChannel
-from executor_server.backends.docker import DockerBackend, probe
+from executor_server.backends.docker import DockerBackend, check, probe
 from executor_server.backends.docker.host import NoEngine, engine_socket
 from executor_server.core.config.backend_config import DockerImage, DockerSection
 from executor_server.core.config.config import load
@@ -30,6 +30,7 @@ from tests.support.daemon import running_daemon
 from tests.support.engine import changed_image, engine_client, running_registry
 from tests.support.fork_server import server
 from tests.support.polling import eventually
+from tests.support.tuned_daemon import tuned
 
 IMAGE = "remote-executor/base"
 SPEC = SandboxSpec("base", memory_bytes=2**28, processes=32, disk_bytes=2**24, orphan_time_s=60.0)
@@ -105,11 +106,12 @@ def listener(path: Path, answer: bytes | None) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", NO_ENGINES)
-async def test_a_listener_that_is_no_engine_is_reported(directory: Path, kind: str) -> None:
+async def test_a_listener_that_is_no_engine_is_reported(
+    directory: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "DOCKER_REQUEST_TIMEOUT_S", 0.3)
     answer, message = NO_ENGINES[kind]
-    backend = DockerBackend(
-        directory / "s", DockerSection(host=f"unix://{directory}/engine.sock", request_timeout_s=0.3)
-    )
+    backend = DockerBackend(directory / "s", DockerSection(host=f"unix://{directory}/engine.sock"))
     with listener(directory / "engine.sock", answer):
         (finding,) = await backend.check_host()
         assert (finding.subject, finding.ok, finding.required) == ("Engine", False, True)
@@ -250,9 +252,9 @@ async def test_the_image_s_variables_for_python_and_the_loader_do_no_harm(state_
 def test_kept_sandboxes_of_a_changed_or_removed_image_are_not_served(state_dir: Path) -> None:
     tag = "executor-test/renewed"
     config = state_dir / "config.toml"
-    config.write_text(
-        f'server.backend = "docker"\npool.size = 1\n[docker]\nimage_refresh_s = 0.1\nimages.base = "{tag}"\n'
-    )
+    config.write_text(f'server.backend = "docker"\npool.size = 1\n[docker]\nimages.base = "{tag}"\n')
+
+    program = tuned(DOCKER_IMAGE_REFRESH_S=0.1)
 
     def version() -> str:
         with client.create_session(authorized_imports=["os"]) as session:
@@ -260,7 +262,7 @@ def test_kept_sandboxes_of_a_changed_or_removed_image_are_not_served(state_dir: 
 
     with ExitStack() as images:  # last: the Engine keeps an image of which there are containers
         images.enter_context(changed_image(IMAGE, tag, ("ENV VERSION=1",)))
-        with running_daemon(state_dir, "--config", str(config)) as daemon, daemon.client() as client:
+        with running_daemon(state_dir, "--config", str(config), program=program) as daemon, daemon.client() as client:
             assert version() == "1"
             images.enter_context(changed_image(IMAGE, tag, ("ENV VERSION=2",)))
             assert eventually(lambda: version() == "2", timeout_s=TIMEOUT_S)

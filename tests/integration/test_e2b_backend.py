@@ -18,7 +18,7 @@ import pytest
 
 from executor_server.backends.base import Backend, KnownSandbox
 from executor_server.backends.channel.channel import GuestChannel
-from executor_server.backends.e2b import E2BBackend, retry, sandbox
+from executor_server.backends.e2b import E2BBackend, access, retry, sandbox
 from executor_server.backends.e2b.check import examine
 from executor_server.backends.e2b.sandbox import E2BSandbox
 from executor_server.core.config.backend_config import E2BSection
@@ -287,8 +287,11 @@ async def test_a_creation_that_never_succeeds_leaves_nothing(backend: E2BBackend
         assert double.sandboxes == {}, path
 
 
-async def test_a_creation_with_stalled_streams_ends_in_time(state_dir: Path, double: Double) -> None:
-    async with started(state_dir, e2b_section(double, request_timeout_s=0.5)) as backend:
+async def test_a_creation_with_stalled_streams_ends_in_time(
+    state_dir: Path, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "E2B_REQUEST_TIMEOUT_S", 0.5)
+    async with started(state_dir, e2b_section(double)) as backend:
         double.fault(Kind.STREAM_STALL, "/process.Process/Start", times=None)
         with pytest.raises(SandboxFailure):
             async with asyncio.timeout(60.0):  # far from the minutes that all its attempts may take

@@ -20,6 +20,7 @@ from tests.support.daemon import Daemon, running_daemon
 from tests.support.e2b import ThreadedDouble
 from tests.support.engine import SOCKET, engine_client
 from tests.support.polling import eventually
+from tests.support.tuned_daemon import tuned
 
 WAIT_S = 60.0
 POLICY = """\
@@ -32,11 +33,13 @@ server.backend = "docker"
 server.other_backends = ["local"]
 docker.host = "unix://{line}"
 docker.images.base = "{image}"
-docker.request_timeout_s = 5.0
 policy.file = "{policy}"
 pool.size = 0
-sessions.host_sweep_interval_s = 0.2
 """
+
+
+def _quick(**constants: float) -> tuple[str, ...]:
+    return tuned(DOCKER_REQUEST_TIMEOUT_S=5.0, E2B_REQUEST_TIMEOUT_S=5.0, HOST_SWEEP_INTERVAL_S=0.2, **constants)
 
 
 class Line:
@@ -77,10 +80,10 @@ def start(directory: Path, line: Line) -> Iterator[Callable[..., Daemon]]:
     policy.write_text(POLICY.format(order='["docker", "local"]'))
     with contextlib.ExitStack() as stack:
 
-        def start(more: str = "") -> Daemon:
+        def start(more: str = "", **constants: float) -> Daemon:
             config = directory / "config.toml"
             config.write_text(CONFIG.format(line=line.path, image=DOCKER_IMAGE, policy=policy) + more)
-            return stack.enter_context(running_daemon(directory, "--config", str(config)))
+            return stack.enter_context(running_daemon(directory, "--config", str(config), program=_quick(**constants)))
 
         yield start
 
@@ -195,7 +198,7 @@ def test_sessions_of_a_backend_that_does_not_come_back_are_lost_and_their_sandbo
         killed.kill()
     assert len(containers(killed)) == 1
     line.down()
-    daemon = start("sessions.recovery_s = 0.1\n")
+    daemon = start(RECOVERY_S=0.1)
     with daemon.client() as client:
         found = {info.session_id: info for info in client.list_sessions()}
         assert found[lost.session_id].state is SessionState.LOST
@@ -231,10 +234,8 @@ e2b.api_url = "{double.url}"
 e2b.sandbox_url = "{double.url}"
 e2b.api_key_file = "{double.api_key_file}"
 e2b.max_sandboxes = 1
-e2b.request_timeout_s = 5.0
 policy.file = "{policy}"
 pool.size = 0
-sessions.host_sweep_interval_s = 0.2
 """
 
 
@@ -251,7 +252,7 @@ def rented(directory: Path, double: ThreadedDouble) -> Iterator[Daemon]:
     policy, config = directory / "policy.toml", directory / "config.toml"
     policy.write_text(POLICY.format(order='["e2b", "local"]'))
     config.write_text(E2B_CONFIG.format(double=double, policy=policy))
-    with running_daemon(directory, "--config", str(config)) as daemon:
+    with running_daemon(directory, "--config", str(config), program=_quick()) as daemon:
         yield daemon
     assert not double.sandboxes
 

@@ -78,7 +78,6 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
         "profiles.all.extends: goes round in a circle: all → all",
     ),
     "an unknown key": (_text(GOOD.format(version="c") + "imprts.allowed = []"), "profiles.all.imprts: no such key"),
-    "a network": (_text(GOOD.format(version="c") + 'sandbox.network = ["a.b"]'), "named in the table `network`"),
 }
 # Each needs a process of its own, so these are not all.
 AT_START = (

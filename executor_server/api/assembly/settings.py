@@ -17,7 +17,10 @@ from executor_server.policy.audit import AuditFiles, AuditSettings
 from executor_server.policy.identity import Tokens
 from executor_server.policy.quotas import Capacity
 from executor_server.sessions import SessionSettings
-from executor_server.sessions.pool import AskedSettings, BackendSet, FailOverSettings, PoolSettings
+from executor_server.sessions.pool import BackendSet, FailOverSettings, PoolSettings
+
+RECOVERY_S = 15.0
+"""Seconds that a starting daemon waits for the sandboxes of an earlier one."""
 
 _log = structlog.get_logger(__name__)
 
@@ -35,11 +38,11 @@ def backends_of(
     return [_backend(config, name, egress_bundle, environments) for name in config.server.backends]
 
 
-def joined(config: Config, backends: Sequence[Backend]) -> Backend:
+def joined(backends: Sequence[Backend]) -> Backend:
     """Returns a backend that acts for all of these."""
     if len(backends) == 1:
         return backends[0]
-    return BackendSet(backends, FailOverSettings(adopt_wait_s=config.sessions.recovery_s))
+    return BackendSet(backends, FailOverSettings(adopt_wait_s=RECOVERY_S))
 
 
 def _backend(
@@ -100,8 +103,7 @@ def audit_settings(config: Config) -> AuditSettings:
 
 
 def pool_settings(config: Config) -> PoolSettings:
-    asked = AskedSettings(max_kinds=config.pool.kinds_with_packages)
-    return PoolSettings(ping_interval_s=config.sessions.ping_interval_s, asked=asked)
+    return PoolSettings(ping_interval_s=config.sessions.ping_interval_s)
 
 
 def session_settings(config: Config) -> SessionSettings:
@@ -110,10 +112,9 @@ def session_settings(config: Config) -> SessionSettings:
         max_sessions=sessions.max_sessions,
         journal_bytes=sessions.journal_bytes,
         journal_total_bytes=sessions.journal_total_bytes,
-        max_file_bytes=sessions.max_file_bytes,
         ping_interval_s=sessions.ping_interval_s,
         silence_s=sessions.silence_s,
-        recovery_s=sessions.recovery_s,
+        recovery_s=RECOVERY_S,
     )
 
 

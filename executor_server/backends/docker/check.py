@@ -25,6 +25,8 @@ from executor_server.core.config import DockerImage, DockerSection
 
 CONCURRENCY = 8  # requests to the Engine at a time
 PULL_TIMEOUT_S = 1800.0
+DOCKER_REQUEST_TIMEOUT_S = 30.0
+"""Seconds that one request to the Engine may take."""
 _FARAWAY_REMEDY = (
     "The Engine must run on this host, not in a virtual machine, and see the same files as the daemon: no daemon in a "
     "container of its own."
@@ -78,7 +80,7 @@ async def _connect(found: Examination, section: DockerSection) -> EngineFacts | 
     except NoEngine as problem:
         found.add("Engine", False, problem.detail, problem.remedy)
         return None
-    found.engine = Engine(path, timeout_s=section.request_timeout_s, concurrency=CONCURRENCY)
+    found.engine = Engine(path, timeout_s=DOCKER_REQUEST_TIMEOUT_S, concurrency=CONCURRENCY)
     try:
         facts = await found.engine.connect()
     except EngineFailure as failure:
@@ -172,7 +174,7 @@ async def _try_images(
         Resources.build, engine, facts, daemon_id=daemon_id, directory=directory, runtime=section.runtime
     )
     found.pulls = Pulls(engine.pull, PULL_TIMEOUT_S)
-    found.images = Images(resources, section.images, found.pulls, section.image_refresh_s)
+    found.images = Images(resources, section.images, found.pulls)
     names = tuple(section.images)
     results = await asyncio.gather(*(found.images.ready(name) for name in names), return_exceptions=True)
     none_works = not any(isinstance(result, PreparedImage) for result in results)

@@ -19,6 +19,9 @@ from executor_server.backends.docker.resources import Resources
 from executor_server.core import ImageNotReady, SandboxFailure
 from executor_server.core.config import DockerImage
 
+DOCKER_IMAGE_REFRESH_S = 10.0
+"""Seconds after which the image behind a name is looked up again."""
+
 _PROBED = 256  # images whose Python is remembered
 _SLOW_RETRY_S = 30.0
 
@@ -26,13 +29,10 @@ _SLOW_RETRY_S = 30.0
 class Images:
     """The configured images. They raise ImageNotReady, which names no more than a client may know."""
 
-    def __init__(
-        self, resources: Resources, configured: Mapping[str, DockerImage], pulls: Pulls, refresh_s: float
-    ) -> None:
+    def __init__(self, resources: Resources, configured: Mapping[str, DockerImage], pulls: Pulls) -> None:
         self._resources = resources
         self._configured = dict(configured)
         self._pulls = pulls
-        self._refresh_s = refresh_s
         self._looked_up: dict[str, tuple[EngineImage, float]] = {}
         self._probed: dict[str, PreparedImage | UselessImage] = {}  # by image id
         self._failed: dict[str, tuple[SandboxFailure, float]] = {}  # the last failure of each, and its time
@@ -70,7 +70,7 @@ class Images:
 
     async def _look_up(self, name: str, *, may_pull: bool) -> EngineImage:
         image, looked_up_at = self._looked_up.get(name, (None, 0.0))
-        if image is not None and time.monotonic() - looked_up_at < self._refresh_s:
+        if image is not None and time.monotonic() - looked_up_at < DOCKER_IMAGE_REFRESH_S:
             return image
         reference = self._configured[name].reference
         image = await self._resources.engine.image(reference)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Cloud
 
 KEY_VARIABLE = "E2B_API_KEY"
+E2B_REQUEST_TIMEOUT_S = 30.0
+CONCURRENCY = 8  # requests to the cloud at a time
 
 _MAX_KEY_BYTES = 4096
 
@@ -36,8 +38,8 @@ def open_cloud(section: E2BSection) -> Cloud:
         api_key=read_key(section.api_key_file),
         api_url=section.api_url,
         sandbox_url=section.sandbox_url,
-        request_timeout_s=section.request_timeout_s,
-        concurrency=section.concurrency,
+        request_timeout_s=E2B_REQUEST_TIMEOUT_S,
+        concurrency=CONCURRENCY,
     )
     return Cloud(access)
 

@@ -189,7 +189,7 @@ class E2BBackend:
             has_egress=spec.egress,
         )
         self._live[sandbox.sandbox_id] = sandbox  # from here on it counts towards max_sandboxes
-        limit_s = _CREATION_REQUESTS * self._section.request_timeout_s
+        limit_s = _CREATION_REQUESTS * factory.cloud.access.request_timeout_s
         with self._creations.one(), ExitStack() as stack:
             try:
                 environment = await self._environments.held(spec, target, sandbox.sandbox_id)

@@ -85,10 +85,6 @@ class DockerSection(Section):
     """The Engine's address. Not set: `$DOCKER_HOST`, else the Engine of this host."""
     runtime: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     """One of the Engine's runtimes, such as runsc, kata or crun. Not set: its default."""
-    request_timeout_s: Seconds = 30.0
-    """Seconds that one request to the Engine may take."""
-    image_refresh_s: Seconds = 10.0
-    """Seconds after which the image behind a name is looked up again."""
 
 
 class E2BImage(Section):
@@ -121,7 +117,3 @@ class E2BSection(Section):
     """Seconds without use after which a sandbox is paused until it is used again. Not set: never."""
     reconnect_s: Seconds = 120.0
     """Seconds that the connection to a sandbox may be broken before its session is lost."""
-    request_timeout_s: Seconds = 30.0
-    """Seconds that one request may take."""
-    concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 8
-    """Requests at a time."""

@@ -23,7 +23,6 @@ from executor_server.core.config.environments_config import EnvironmentsSection
 from executor_server.core.config.fleet_config import FleetSection
 from executor_server.core.config.problems import contradiction, refuse, some_of, validated
 from executor_server.core.config.settings import (
-    GIB,
     KIB,
     MIB,
     AbsolutePath,
@@ -124,9 +123,6 @@ class PoolSection(Section):
     """Sandboxes of the default image with the default limits to keep ready, when `warm` names none. 0: none."""
     warm: Annotated[tuple[WarmSection, ...], Field(max_length=64)] = ()
     """The kinds of sandboxes to keep ready, instead of the default kind."""
-    kinds_with_packages: Annotated[int, Field(strict=True, ge=0, le=64)] = 2
-    """Kinds of sandboxes with packages of which one is kept ready, besides: those that were asked for three times in
-    ten minutes, for an hour after the last time. 0: none."""
 
 
 def sessions_for(memory_bytes: int) -> int:
@@ -143,34 +139,21 @@ class SessionsSection(Section):
 
     max_sessions: Count = Field(default_factory=lambda: sessions_for(_memory_bytes()))
     """Sessions of all tenants at a time. Not set: one for each 24 MiB of the host's memory, from 64 to 1,000."""
-    creations: Annotated[int, Field(strict=True, gt=0, le=64)] = 4
-    """Sandboxes that are created at a time for sessions that wait for one. Tenants take turns."""
     journal_bytes: Bytes = 64 * MIB
     """Bytes of the events that are kept of one session's executions."""
     journal_total_bytes: Bytes = 512 * MIB
     """Bytes of the events that are kept of all sessions' executions, shared fairly among tenants."""
-    max_file_bytes: Bytes = GIB
-    """Bytes of one file that is put or got."""
-    ping_interval_s: Seconds = 10.0
-    """Seconds of silence after which a guest is sent a ping."""
     silence_s: Seconds = 60.0
-    """Seconds to wait for its answer before the session is lost."""
+    """Seconds that a sandbox may take to answer a ping before its session is lost."""
     drain_s: Seconds = 30.0
     """Seconds that a stopping daemon waits for running executions."""
-    recovery_s: Seconds = 15.0
-    """Seconds that a starting daemon waits for the sandboxes of an earlier one."""
-    host_sweep_interval_s: Seconds = 60.0
-    """Seconds between two searches of the host for sandboxes that belong to no session."""
     orphan_time_s: Seconds = 600.0
     """Seconds without a daemon after which a sandbox ends itself."""
 
-    @model_validator(mode="after")
-    def _check_orphan_time(self) -> SessionsSection:
-        if self.orphan_time_s < 3 * self.ping_interval_s:
-            raise ValueError(
-                "orphan_time_s must be at least 3 times ping_interval_s, or quiet sandboxes end themselves"
-            )
-        return self
+    @property
+    def ping_interval_s(self) -> float:
+        """Seconds of silence after which a sandbox is sent a ping: several pings fit into either time."""
+        return min(self.silence_s / 6, self.orphan_time_s / 4)
 
 
 class StateSection(Section):

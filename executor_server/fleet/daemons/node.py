@@ -50,7 +50,6 @@ from executor_server.sessions import SessionIds, SessionManager
 
 VERSION = version("remote-executor")
 WARN_BEFORE_EXPIRY = timedelta(days=30)
-PINGS_PER_ORPHAN_TIME = 4
 MAX_SESSIONS = MAX_NODE_SESSIONS // 2
 """Sessions of a node: one report has room for all that there are, and for as many that have ended since."""
 # A sandbox that was frozen gets its whole time again, once.
@@ -115,14 +114,10 @@ class Node:
         """
         sessions = config.sessions
         orphan_time_s = min(sessions.orphan_time_s, config.fleet.fence_s)
-        times = {
-            "orphan_time_s": orphan_time_s,
-            "ping_interval_s": min(sessions.ping_interval_s, orphan_time_s / PINGS_PER_ORPHAN_TIME),
-        }
         state_key = self._files.state_key if self._files.state_key.exists() else config.state.key_file
         return config.model_copy(
             update={
-                "sessions": sessions.model_copy(update=times),
+                "sessions": sessions.model_copy(update={"orphan_time_s": orphan_time_s}),
                 "policy": config.policy.model_copy(update={"file": self._files.policy}),
                 "server": config.server.model_copy(update={"token_file": self._files.tokens}),
                 "state": config.state.model_copy(update={"key_file": state_key}),

@@ -200,7 +200,6 @@ _COMPARISONS: Mapping[str, Comparison | None] = {
     "tools.allowed": _covers_tools,
     "sandbox.backends": _serves_more,
     "sandbox.fork_server": _forks_more,
-    "sandbox.network": None,
     "network.default": _covers_hosts,
     "network.allowed": _covers_hosts,
     "network.denied": _denies_fewer_hosts,

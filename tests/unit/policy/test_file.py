@@ -48,8 +48,6 @@ def test_every_problem_is_listed_with_its_key() -> None:
         imports.allowed = ["numpy", "os; import sys"]
         language.evil = true
         language.open = "yes"
-        sandbox.network = ["example.com"]
-        sandbox.install_packages = true
         tools.allowed = ["web_*", "a b"]
         [profiles."a b"]
         [tenants.x]
@@ -67,8 +65,6 @@ def test_every_problem_is_listed_with_its_key() -> None:
         "profiles.a.language.open",
         "profiles.a.language.evil",
         "profiles.a.limits.default.processes",
-        "profiles.a.sandbox.network",
-        "profiles.a.sandbox.install_packages",
         "profiles.a.tools.allowed.1",
         'profiles."a b"',
         "tenants.x.certificates.0",

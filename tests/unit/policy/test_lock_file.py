@@ -162,10 +162,6 @@ def test_a_lock_goes_with_no_list_of_packages(write: Write) -> None:
     assert problem.startswith(
         "profiles.a.packages.lock: goes with no `allowed`: what may be asked for is what the lock has"
     )
-    with pytest.raises(
-        ConfigError, match=r"sandbox.install_packages: goes with no packages, and packages.lock has some"
-    ):
-        file_of(write(LOCK), "[profiles.a]\nsandbox.install_packages = false")
 
 
 def test_another_content_is_another_policy(write: Write) -> None:

@@ -69,7 +69,7 @@ def problems(text: str) -> list[str]:
 
 
 def test_a_profile_without_hosts_has_no_network() -> None:
-    for text in ("", 'sandbox.network = "none"', "network.denied = ['x.example']", "network.max_connections = 3"):
+    for text in ("", "network.denied = ['x.example']", "network.max_connections = 3"):
         spec = granted(text=text)
         assert spec.network is NO_NETWORK and not spec.sandbox.egress
         summary = policy(text).describe(ALICE).network
@@ -79,16 +79,6 @@ def test_a_profile_without_hosts_has_no_network() -> None:
 def test_one_host_is_written_in_one_form_only() -> None:
     one, other = (file_of(f"network.allowed = ['{host}']") for host in ("PyPI.org.:443", "pypi.org:443"))
     assert one.profiles["a"].network.allowed == ("pypi.org:443",) and one.fingerprint == other.fingerprint
-
-
-def test_none_and_hosts_contradict_each_other() -> None:
-    text = 'sandbox.network = "none"\nnetwork.allowed = ["pypi.org"]'
-    assert problems(text) == [
-        "profiles.a.sandbox.network: goes with no hosts, and network.allowed has some; remove one of them (it is 'none')"
-    ]
-    inherited = '[profiles.b]\nsandbox.network = "none"\n[profiles.a]\nextends = "b"\nnetwork.default = ["pypi.org"]'
-    with pytest.raises(ConfigError, match=r"profiles.a.sandbox.network: goes with no hosts, and network.default has"):
-        parse_policy(inherited.encode(), Path("p.toml"))
 
 
 @pytest.mark.parametrize(

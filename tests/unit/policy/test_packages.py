@@ -70,7 +70,7 @@ def refused(requested: str, allowed: str) -> Violation:
 
 
 def test_a_profile_without_packages_grants_none() -> None:
-    for text in ("", "sandbox.install_packages = false", "packages.auto = true", "packages.exclude_newer = '14d'"):
+    for text in ("", "packages.auto = true", "packages.exclude_newer = '14d'"):
         assert decided(text=text).sandbox.packages is None
         assert policy(text).describe(ALICE).packages == PackagesSummary()
         assert violations("pandas", text=text) == [refused("pandas", "none")]
@@ -79,19 +79,6 @@ def test_a_profile_without_packages_grants_none() -> None:
 def test_one_package_is_written_in_one_form_only() -> None:
     one, other = (file_of(f"packages.allowed = ['{text}']") for text in ("Pan_Das >= 2.0", "pan-das>=2.0"))
     assert one.profiles["a"].packages.allowed == ("pan-das>=2.0",) and one.fingerprint == other.fingerprint
-
-
-def test_no_installation_and_packages_contradict_each_other() -> None:
-    text = 'sandbox.install_packages = false\npackages.allowed = ["x"]'
-    assert problems(text) == [
-        "profiles.a.sandbox.install_packages: goes with no packages, and packages.allowed has some; remove one of them "
-        "(it is False)"
-    ]
-    inherited = '[profiles.b]\nsandbox.install_packages = false\n[profiles.a]\nextends = "b"\npackages.allowed = ["x"]'
-    with pytest.raises(
-        ConfigError, match=r"profiles.a.sandbox.install_packages: goes with no packages, and packages.al"
-    ):
-        parse_policy(inherited.encode(), Path("p.toml"))
 
 
 @pytest.mark.parametrize(

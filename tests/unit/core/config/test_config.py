@@ -84,7 +84,6 @@ def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
         ('[server]\ntls_cert = "/c.pem"', "server: tls_cert and tls_key must be given together"),
         ('[server]\ntls_client_ca = "/c.pem"', "server: tls_client_ca needs tls_cert and tls_key"),
         ('[server]\nstate_dir = "a\\u0000b"', "server.state_dir: must be a path"),
-        ("[sessions]\norphan_time_s = 20.0", "sessions: orphan_time_s must be at least 3 times ping_interval_s"),
         ("[local]\nimages = {}", "local.images: "),
         ('[local.images]\n"../x" = "/usr/bin/python3"', 'local.images."../x": must be 1 to 64'),
         ("server = 3", "server: "),

@@ -16,8 +16,8 @@ from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api import checks, to_wire
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
-from executor_server.api.reloading import reloaded
 from executor_server.core import (
+    InvalidRequest,
     NotFound,
     PreconditionFailed,
     Principal,
@@ -25,6 +25,7 @@ from executor_server.core import (
     SandboxFailure,
     Unavailable,
 )
+from executor_server.core.config import ConfigError
 from executor_server.packages import EnvironmentService
 from executor_server.policy import Policy
 from executor_server.policy.quotas import Quotas
@@ -160,3 +161,14 @@ class AdminService(admin_grpc.AdminServiceServicer):
         principal = current_principal.get()
         self._record(principal, method, target)
         _log.info("admin_called", method=method, target=target, tenant=principal.tenant, principal=principal.name)
+
+
+async def reloaded(reload: Callable[[], Awaitable[bool]], policy: Callable[[], Policy]) -> admin_pb.ReloadResponse:
+    """Reads policy and tokens again. Raises InvalidRequest with each problem; nothing has changed then."""
+    try:
+        changed = await reload()
+    except ConfigError as error:
+        listed = "\n".join(error.problems)
+        raise InvalidRequest(Reason.INVALID_FIELD, f"not valid, so nothing has changed:\n{listed}") from error
+    now = policy()
+    return admin_pb.ReloadResponse(version=now.version, fingerprint=now.fingerprint, changed=changed)

@@ -24,7 +24,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from executor_api.messages import write
+from executor_api.messages import Unreadable, write
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api.handlers import Behaviour, Context, Handler, behaviour_of, with_behaviour
 from executor_server.core import (
@@ -156,6 +156,8 @@ def _guard(method: str, handler: Handler, on_refusal: Callable[[str, ExecutorErr
     behaviour = behaviour_of(handler)
 
     async def end(context: Context, error: Exception) -> NoReturn:
+        if isinstance(error, Unreadable):
+            error = InvalidRequest(Reason.INVALID_FIELD, str(error))
         if isinstance(error, ExecutorError):
             on_refusal(method, error)
         await _end(method, context, error)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from executor_api.limits import (
     IDENTIFIER_CHARS_MAX,
+    PATH_BYTES_MAX,
     PIECE_BYTES,
     TOOL_ERROR_ARGUMENTS_BYTES_MAX,
     TOOL_MODULES_MAX,
@@ -17,15 +18,33 @@ from executor_api.limits import (
     TOOLS_MAX,
     TOOLS_SHIPPED_BYTES_MAX,
     VARIABLES_NAMED_MAX,
+    WRITE_BYTES_MAX,
 )
+from executor_api.messages import read
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api import checks
-from executor_server.core import BlobRef, OutputMode, Payload, ShippedTool, ToolSource, ToolSpec
+from executor_server.core import (
+    ARGUMENTS_BYTES_MAX,
+    ARGUMENTS_MAX,
+    TERMINAL_CHARS_MAX,
+    BlobRef,
+    OutputMode,
+    Payload,
+    ProcessRequest,
+    ShippedTool,
+    SignalTarget,
+    TerminalSize,
+    ToolSource,
+    ToolSpec,
+)
 from executor_server.policy import RequestedLimits, RequestedSession
 from executor_server.sessions.journal import ToolFailure
 
 MAX_TOOL_DESCRIPTION_BYTES = 16 * 1024
+
+_SIGNALS_MAX = 64
+_TIME_S_MAX = 365 * 86_400.0
 
 _OUTPUT_MODES: dict[int, OutputMode] = {
     pb.OUTPUT_MODE_UNSPECIFIED: OutputMode.TRAILING_EXPRESSION,
@@ -37,18 +56,16 @@ _FILE_FORMATS: dict[int, bool] = {
     pb.FILE_FORMAT_PLAIN: False,
     pb.FILE_FORMAT_TAR: True,
 }
+_SIGNAL_TARGETS: dict[int, SignalTarget] = {
+    pb.SIGNAL_TARGET_UNSPECIFIED: SignalTarget.GROUP,
+    **{pb.SignalTarget.Value(f"SIGNAL_TARGET_{target.name}"): target for target in SignalTarget},
+}
 
 
 def requested_session_from(request: service_pb.CreateSessionRequest) -> RequestedSession:
-    return RequestedSession(
-        image=request.image,
-        backend=request.backend,
-        network=tuple(request.network),
-        packages=tuple(request.packages),
-        authorized_imports=tuple(request.authorized_imports),
-        limits=requested_limits_from(request.limits),
-        labels=dict(request.labels),
-        prelude=request.prelude,
+    return read(
+        RequestedSession,
+        request,
         name=checks.session_name(request.name) if request.name else "",
         env_names=tuple(sorted(checks.environment(request.env, "env"))),
     )
@@ -65,7 +82,7 @@ def needed_modules_from(request: service_pb.CreateSessionRequest) -> tuple[str, 
 
 
 def requested_limits_from(message: pb.Limits) -> RequestedLimits:
-    return RequestedLimits(**{field.name: value for field, value in message.ListFields()})
+    return read(RequestedLimits, message)
 
 
 def output_mode_from(request: service_pb.ExecuteRequest) -> OutputMode:
@@ -183,3 +200,65 @@ def _shipped_bytes(message: pb.ToolSpec) -> int:
     """Bytes that a tool brings into the sandbox, counted without copying them."""
     values = (message.shipped.value, message.shipped.source.bindings)
     return message.shipped.ByteSize() + sum(value.packed.blob.size_bytes for value in values)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Processes
+
+
+def process_request_from(request: service_pb.StartProcessRequest) -> ProcessRequest:
+    return ProcessRequest(
+        process_id=checks.identifier(request.process_id, "process_id"),
+        argv=_argv(tuple(request.argv)),
+        cwd=_cwd(request.cwd),
+        env=checks.environment(request.env, "env"),
+        pty=terminal_size_from(request.pty, "pty") if request.HasField("pty") else None,
+        stdin=request.stdin,
+        timeout_s=_timeout_s(request.timeout_s) if request.HasField("timeout_s") else None,
+        prefers_bash=request.prefers_bash,
+    )
+
+
+def _argv(argv: tuple[str, ...]) -> tuple[str, ...]:
+    if not argv or not argv[0]:
+        raise checks.invalid("argv", "must begin with a program")
+    checks.count(len(argv), ARGUMENTS_MAX, "argv")
+    if any("\0" in each for each in argv):
+        raise checks.invalid("argv", "holds a NUL character")
+    if sum(len(each.encode()) + 1 for each in argv) > ARGUMENTS_BYTES_MAX:
+        raise checks.invalid("argv", f"is larger than {ARGUMENTS_BYTES_MAX:,} bytes")
+    return argv
+
+
+def _cwd(path: str) -> str:
+    if "\0" in path or len(path.encode()) > PATH_BYTES_MAX:
+        raise checks.invalid("cwd", f"must have no NUL and at most {PATH_BYTES_MAX} bytes")
+    return path
+
+
+def _timeout_s(timeout_s: float) -> float:
+    if not 0.001 <= timeout_s <= _TIME_S_MAX:  # nor is NaN
+        raise checks.invalid("timeout_s", "must be from 0.001 seconds to a year")
+    return timeout_s
+
+
+def terminal_size_from(size: pb.TerminalSize, field: str) -> TerminalSize:
+    if not (1 <= size.columns <= TERMINAL_CHARS_MAX and 1 <= size.rows <= TERMINAL_CHARS_MAX):
+        raise checks.invalid(field, f"must have 1 to {TERMINAL_CHARS_MAX:,} columns and rows")
+    return TerminalSize(size.columns, size.rows)
+
+
+def written_data_from(request: service_pb.WriteProcessRequest) -> bytes:
+    if len(request.data) > WRITE_BYTES_MAX:
+        raise checks.invalid("data", f"must be at most {WRITE_BYTES_MAX:,} bytes in each message")
+    if request.offset > 2**62:
+        raise checks.invalid("offset", "is beyond all that a process can be given")
+    return request.data
+
+
+def signal_from(request: service_pb.SignalProcessRequest) -> tuple[int, SignalTarget]:
+    if not 1 <= request.signal <= _SIGNALS_MAX:
+        raise checks.invalid("signal", f"must be a number from 1 to {_SIGNALS_MAX}")
+    if request.target not in _SIGNAL_TARGETS:
+        raise checks.invalid("target", "is none that this daemon knows")
+    return request.signal, _SIGNAL_TARGETS[request.target]

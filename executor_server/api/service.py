@@ -19,9 +19,8 @@ import structlog
 from executor_api.messages import write
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
-from executor_server.api import checks, from_wire, processes_wire, to_wire
+from executor_server.api import checks, from_wire, to_wire
 from executor_server.api.auth import current_principal
-from executor_server.api.file_watching import watch_files
 from executor_server.api.handlers import Context
 from executor_server.api.port_forwarding import forward_port
 from executor_server.api.upload import Upload
@@ -181,31 +180,29 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
     async def StartProcess(self, request: service_pb.StartProcessRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        process = await session.processes.start(processes_wire.process_request_from(request))
+        process = await session.processes.start(from_wire.process_request_from(request))
         async with aclosing(process.events_with_gap(0)) as events:
             async for event in events:
-                message = service_pb.StartProcessResponse(event=processes_wire.process_event_to(event))
+                message = service_pb.StartProcessResponse(event=to_wire.process_event_to(event))
                 await context.write(message)
 
     async def AttachProcess(self, request: service_pb.AttachProcessRequest, context: Context) -> None:
         process = self._session(request.session_id).processes.process(_process_id(request))
         async with aclosing(process.events_with_gap(request.after_event)) as events:
             async for event in events:
-                message = service_pb.AttachProcessResponse(event=processes_wire.process_event_to(event))
+                message = service_pb.AttachProcessResponse(event=to_wire.process_event_to(event))
                 await context.write(message)
 
     async def ListProcesses(
         self, request: service_pb.ListProcessesRequest, context: Context
     ) -> service_pb.ListProcessesResponse:
         processes = self._session(request.session_id).processes.list()
-        return service_pb.ListProcessesResponse(
-            processes=[processes_wire.process_info_to(process) for process in processes]
-        )
+        return service_pb.ListProcessesResponse(processes=[to_wire.process_info_to(process) for process in processes])
 
     async def WriteProcess(
         self, request: service_pb.WriteProcessRequest, context: Context
     ) -> service_pb.WriteProcessResponse:
-        data = processes_wire.written_data_from(request)
+        data = from_wire.written_data_from(request)
         processes = self._session(request.session_id).processes
         written_bytes = await processes.write(_process_id(request), request.offset, data, eof=request.eof)
         return service_pb.WriteProcessResponse(written_bytes=written_bytes)
@@ -213,14 +210,14 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def ResizeProcess(
         self, request: service_pb.ResizeProcessRequest, context: Context
     ) -> service_pb.ResizeProcessResponse:
-        size = processes_wire.terminal_size_from(request.size, "size")
+        size = from_wire.terminal_size_from(request.size, "size")
         await self._session(request.session_id).processes.resize(_process_id(request), size)
         return service_pb.ResizeProcessResponse()
 
     async def SignalProcess(
         self, request: service_pb.SignalProcessRequest, context: Context
     ) -> service_pb.SignalProcessResponse:
-        signal, target = processes_wire.signal_from(request)
+        signal, target = from_wire.signal_from(request)
         await self._session(request.session_id).processes.signal(_process_id(request), signal, target)
         return service_pb.SignalProcessResponse()
 
@@ -297,7 +294,11 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         return write(service_pb.ListFilesResponse, files=files, truncated=truncated)
 
     async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Context) -> None:
-        await watch_files(request, context, self._session(request.session_id))
+        session = self._session(request.session_id)
+        path = checks.workspace_path(request.path, "path", may_be_empty=True)
+        async with aclosing(session.watches.changes(path, recursive=request.recursive)) as found:
+            async for changes in found:
+                await context.write(write(service_pb.WatchFilesResponse, changes))
 
     # -- savepoints, and the state of a session
 

@@ -24,6 +24,11 @@ from executor_server.core import (
     NetworkUsage,
     OutputCut,
     Payload,
+    ProcessEvent,
+    ProcessOutput,
+    ProcessOutputCut,
+    ProcessResult,
+    ProcessStarted,
     Queued,
     Result,
     ToolCall,
@@ -31,6 +36,7 @@ from executor_server.core import (
 from executor_server.packages import BuildInfo, EnvironmentInfo
 from executor_server.policy import PackagesSummary, PolicySummary
 from executor_server.sessions import Session, VariablesReply
+from executor_server.sessions.journal import ProcessLog
 
 
 def session_to(session: Session) -> pb.Session:
@@ -155,6 +161,29 @@ def environment_build_to(build: BuildInfo) -> admin_pb.EnvironmentBuild:
         tenant=build.requester,
         progress=str(build.progress),
         age_s=build.begun_s_ago,
+    )
+
+
+def process_event_to(event: ProcessEvent) -> pb.ProcessEvent:
+    match event.kind:
+        case ProcessStarted():
+            return write(pb.ProcessEvent, event, started=event.kind)
+        case ProcessOutput():
+            return write(pb.ProcessEvent, event, output=event.kind)
+        case ProcessOutputCut():
+            return write(pb.ProcessEvent, event, output_cut=event.kind)
+        case ProcessResult():
+            return write(pb.ProcessEvent, event, result=event.kind)
+
+
+def process_info_to(log: ProcessLog) -> pb.ProcessInfo:
+    return write(
+        pb.ProcessInfo,
+        log,
+        log.description,
+        process_id=log.process_id,
+        first_event=log.first_number,
+        last_event=log.last_number,
     )
 
 

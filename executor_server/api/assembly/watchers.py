@@ -5,21 +5,58 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor_server.api import OWN_METHODS, Around, call_tracing, load_tracing, metering
-from executor_server.api.assembly.environment_trail import EnvironmentTrail
 from executor_server.api.assembly.settings import audit_files, audit_settings
 from executor_server.core.config import Config
 from executor_server.core.lifecycle import Observer
-from executor_server.packages import EnvironmentObserver
+from executor_server.packages import BuildEnd, EnvironmentObserver
 from executor_server.policy import Policy, PolicyListener
-from executor_server.policy.audit import AuditLog, AuditTrail, ConnectionTrail, FleetTrail
+from executor_server.policy.audit import AuditKind, AuditLog, AuditTrail, ConnectionTrail, FleetTrail
 from executor_server.policy.identity import Tokens
 from executor_server.telemetry import Metrics, MetricsEndpoint, Sources, SourcesCollector
 
 if TYPE_CHECKING:
     from executor_server.telemetry.tracing import Tracing
+
+
+class EnvironmentTrail(EnvironmentObserver):
+    """Records environments in the audit log: each build, with the hash of what was installed, and each removal.
+
+    The policy bounds the names of packages, and the form of a record bounds every text and list once more.
+    """
+
+    def __init__(self, log: AuditLog) -> None:
+        self._log = log
+
+    def build_ended(self, end: BuildEnd) -> None:
+        fields: dict[str, Any] = {
+            "tenant": end.use.requester,
+            "backend": end.use.backend,
+            "image": end.use.image,
+            "packages": end.use.requirements,
+            "outcome": end.label,
+            "took_s": round(end.took_s, 6),
+        }
+        if end.lock is not None:
+            fields |= {
+                "environment": end.lock.environment_id,
+                "lock_sha256": end.lock.sha256,
+                "interpreter": end.lock.interpreter,
+                "platform": end.lock.platform,
+                "pins": end.lock.pins,
+                "pin_count": len(end.lock.pins),
+            }
+        if end.size_bytes:
+            fields["bytes"] = end.size_bytes
+        if end.error:
+            fields["error"] = end.error
+        self._log.write(AuditKind.ENVIRONMENT_BUILT, fields)
+
+    def environment_evicted(self, environment_id: str, freed_bytes: int, reason: str) -> None:
+        fields = {"environment": environment_id, "bytes": freed_bytes, "reason": reason}
+        self._log.write(AuditKind.ENVIRONMENT_REMOVED, fields)
 
 
 @dataclass(frozen=True)

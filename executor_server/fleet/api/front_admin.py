@@ -14,9 +14,9 @@ from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api import checks
+from executor_server.api.admin import reloaded
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
-from executor_server.api.reloading import reloaded
 from executor_server.core import NotFound, Principal, Reason, Unavailable
 from executor_server.fleet.api.asking import answers_of, ask, ask_all
 from executor_server.fleet.api.front_fleet import FrontFleet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from executor_server.api.assembly.environment_trail import EnvironmentTrail
+from executor_server.api.assembly.watchers import EnvironmentTrail
 from executor_server.packages import BuildEnd, EnvironmentUse, Lock
 from tests.support.audit import audit_log, records
 

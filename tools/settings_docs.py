@@ -20,7 +20,7 @@ from pydantic import AfterValidator, PlainValidator
 from pydantic.fields import FieldInfo
 
 from executor_server.core.config.config import Config
-from executor_server.core.config.settings import Form, ReadForm, Section, WrittenSize
+from executor_server.core.config.key_types import Form, ReadForm, Section, WrittenSize
 from executor_server.policy.file import PolicyFile
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -39,8 +39,8 @@ from executor_server.core.fairness import CpuShares, FairSemaphore
 from executor_server.core.lifecycle import AdmissionController, Observers
 from executor_server.core.lifecycle.announcement import announce
 from executor_server.core.lifecycle.signals import Signals, handled_signals
-from executor_server.daemon.egress import EgressOwner, network_finding
-from executor_server.daemon.environments import EnvironmentOwner
+from executor_server.daemon.egress_owner import EgressOwner, network_finding
+from executor_server.daemon.environment_owner import EnvironmentOwner
 from executor_server.daemon.helper_build_sandboxes import packages_finding
 from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyStore
 from executor_server.policy.identity import Identities, TokenFile, TokenFileError, Tokens

@@ -13,7 +13,7 @@ from executor_server.policy.in_force import WATCH_INTERVAL_S, PolicyListener, Po
 from executor_server.policy.lock_file import copy_of
 from executor_server.policy.packages import PackagesSummary
 from executor_server.policy.profile import QuotasTable
-from executor_server.policy.requests import RequestedLimits, RequestedSession
+from executor_server.policy.requested import RequestedLimits, RequestedSession
 from executor_server.policy.session_rules import (
     check_branch,
     check_file_get,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from executor_server.core import InvalidRequest, Reason, Violation, ViolationKind
 from executor_server.policy.profile import Profile
-from executor_server.policy.requests import RequestedSession
+from executor_server.policy.requested import RequestedSession
 from executor_server.policy.violations import listed, not_allowed, rule_of
 
 CONFIGURED_BACKEND = "server.backend"

@@ -4,7 +4,7 @@
 less than was asked for in silence, and never more. Nothing else in the daemon makes a SandboxSpec, so a backend can't
 be handed anything that was not decided here.
 
-A refusal is a PolicyViolation. A request that no policy could grant is an InvalidRequest before that (requests.py).
+A refusal is a PolicyViolation. A request that no policy could grant is an InvalidRequest before that (requested.py).
 Decisions about a session that runs are in session_rules.py.
 """
 
@@ -57,7 +57,7 @@ from executor_server.policy.packages import (
     with_found,
 )
 from executor_server.policy.profile import Profile, QuotasTable
-from executor_server.policy.requests import (
+from executor_server.policy.requested import (
     RequestedLimits,
     RequestedSession,
     check_imports,

@@ -28,7 +28,7 @@ from executor_server.policy.network import NetworkSummary
 from executor_server.policy.packages import PackagesSummary
 from executor_server.policy.processes_table import port_range
 from executor_server.policy.profile import Profile, QuotasTable
-from executor_server.policy.requests import RequestedLimits
+from executor_server.policy.requested import RequestedLimits
 from executor_server.policy.violations import above_ceiling, denied_import, not_allowed, rule_of
 
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))

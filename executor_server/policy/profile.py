@@ -27,7 +27,7 @@ from executor_server.policy.forms import (
     Placement,
     ToolPatterns,
 )
-from executor_server.policy.limits import LimitsTable
+from executor_server.policy.limits_table import LimitsTable
 from executor_server.policy.network_table import NetworkTable
 from executor_server.policy.packages_table import PackagesTable
 from executor_server.policy.processes_table import PortsTable, ProcessesTable

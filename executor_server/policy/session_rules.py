@@ -18,7 +18,7 @@ from executor_server.core import (
     ViolationKind,
 )
 from executor_server.guest.wire.tools import is_named
-from executor_server.policy.requests import LIMIT_NAMES, RequestedLimits, check_limits, invalid
+from executor_server.policy.requested import LIMIT_NAMES, RequestedLimits, check_limits, invalid
 from executor_server.policy.violations import above_ceiling, not_allowed, rule_of
 
 _EXECUTION_LIMIT_NAMES = tuple(each.name for each in fields(ExecutionLimits))

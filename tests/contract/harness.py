@@ -48,7 +48,7 @@ from executor_server.core.model import (
 )
 from executor_server.core.network import NetworkRules
 from executor_server.core.packages import PackagesSpec
-from executor_server.policy.requests import RequestedLimits
+from executor_server.policy.requested import RequestedLimits
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
 from executor_server.sessions.journal.execution import Execution, ToolFailure
 from executor_server.sessions.journal.registry import Registry

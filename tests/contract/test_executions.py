@@ -8,7 +8,7 @@ from executor_api.limits import OUTPUT_NODES_MAX, OUTPUT_VALUE_BYTES_MAX
 from executor_api.values import OpaqueValue
 from executor_server.core.errors import InvalidRequest, ResourceExhausted
 from executor_server.core.model import Image, Log, OutputMode, Queued
-from executor_server.policy.requests import RequestedLimits
+from executor_server.policy.requested import RequestedLimits
 from tests.contract.harness import MIB, Harness, follow
 from tests.contract.marks import promise
 

@@ -32,7 +32,7 @@ from executor_server.core.config.backend_config import LocalImage
 from executor_server.core.errors import NotFound, OutOfRange
 from executor_server.core.model import BlobChunk, Event, FileInfo, OutputMode, Payload, StateManifest, ToolSpec
 from executor_server.core.packages import PackagesSpec
-from executor_server.policy.requests import RequestedLimits
+from executor_server.policy.requested import RequestedLimits
 from executor_server.sessions import Session, VariablesReply
 from executor_server.sessions.journal.execution import ToolFailure
 from tests.contract import wire_values as values

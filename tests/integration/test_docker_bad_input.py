@@ -22,7 +22,7 @@ from executor_server.backends.docker import DockerBackend, check, probe
 from executor_server.backends.docker.host import NoEngine, engine_socket
 from executor_server.core.config.backend_config import DockerImage, DockerSection
 from executor_server.core.config.config import load
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 from executor_server.core.errors import ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.support.backends import require

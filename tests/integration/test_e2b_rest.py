@@ -14,7 +14,7 @@ import pytest
 from executor_server.backends.e2b import E2BBackend
 from executor_server.core.config.state_dir import StateDir
 from executor_server.core.model import Log, Outcome, OutputMode, Principal, Result, SandboxSpec
-from executor_server.policy.requests import RequestedLimits
+from executor_server.policy.requested import RequestedLimits
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
 from executor_server.sessions.journal.registry import Registry
 from executor_server.sessions.pool.pool import PoolSettings, WarmPool

@@ -44,7 +44,7 @@ from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.identity.identities import Identities
 from executor_server.policy.identity.tokens import Tokens
 from executor_server.policy.profile import ImportsTable, Profile
-from executor_server.policy.requests import RequestedLimits
+from executor_server.policy.requested import RequestedLimits
 from executor_server.policy.session_rules import execution_limits
 from executor_server.sessions import SessionRequest, VariablesReply
 from executor_server.sessions.leases import Renewal

@@ -19,7 +19,7 @@ from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
 from executor_server.api.admin import AdminService
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 from executor_server.core.errors import NotFound, Reason
 from executor_server.core.model import AuditRules, PolicyRef, Principal, SandboxSpec, SessionFacts
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkSecret, NetworkUsage

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from executor_server.core.model import AuditRules, PolicyRef, Principal, SessionFacts
 from executor_server.policy.audit.chain import AuditKind
-from executor_server.policy.audit.files import AuditFiles
 from executor_server.policy.audit.log import AuditLog, AuditSettings
+from executor_server.policy.audit.log_files import AuditFiles
 
 PRINCIPAL = Principal("acme", "ci")
 KIND = AuditKind.VARIABLES_SET

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from executor_server.core.model import ExecutionLimits, Limits, PolicyRef, SandboxSpec, SessionSpec
-from executor_server.policy.requests import RequestedLimits
+from executor_server.policy.requested import RequestedLimits
 
 LIMITS = Limits(1.0, 1.0, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0, 10**9)
 EXECUTION_LIMITS = RequestedLimits(wall_time_s=1.0, cpu_time_s=1.0, operations=1000, output_bytes=1000)

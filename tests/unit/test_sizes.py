@@ -10,7 +10,7 @@ from executor_api.sizes import bytes_of
 from executor_client import InvalidRequest
 from executor_client._core.convert import limits_to_wire
 from executor_server.core.config import config
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 from executor_server.policy import file
 
 SIZES = {

@@ -9,20 +9,7 @@ from executor_server.core.config.config import Config, PoolSection, ServerSectio
 from executor_server.core.config.egress_config import EgressSection
 from executor_server.core.config.environments_config import EnvironmentsSection
 from executor_server.core.config.fleet_config import FleetSection
-from executor_server.core.config.problems import (
-    KeyPath,
-    Problem,
-    config_error,
-    contradiction,
-    cut,
-    dotted,
-    examined,
-    refuse,
-    some_of,
-    undotted,
-    validated,
-)
-from executor_server.core.config.settings import (
+from executor_server.core.config.key_types import (
     DAY_S,
     GIB,
     KIB,
@@ -42,6 +29,19 @@ from executor_server.core.config.settings import (
     WrittenSize,
     each_once,
     is_name,
+)
+from executor_server.core.config.problems import (
+    KeyPath,
+    Problem,
+    config_error,
+    contradiction,
+    cut,
+    dotted,
+    examined,
+    refuse,
+    some_of,
+    undotted,
+    validated,
 )
 from executor_server.core.config.state_dir import StateDir, StateDirError, default_state_dir, read_token
 from executor_server.core.config.toml_file import parse_toml, read_bytes, read_trusted

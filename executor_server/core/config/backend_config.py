@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from executor_server.core.config.settings import DAY_S, AbsolutePath, Count, Form, ImageName, Seconds, Section
+from executor_server.core.config.key_types import DAY_S, AbsolutePath, Count, Form, ImageName, Seconds, Section
 
 # github.com/distribution/reference: [HOST[:PORT]/]PATH[:TAG][@DIGEST]. It admits no space, no quote, no leading dash.
 _IMAGE_REFERENCE = re.compile(

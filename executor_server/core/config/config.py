@@ -21,8 +21,7 @@ from executor_server.core.config.backend_config import DockerSection, E2BSection
 from executor_server.core.config.egress_config import EgressSection
 from executor_server.core.config.environments_config import EnvironmentsSection
 from executor_server.core.config.fleet_config import FleetSection
-from executor_server.core.config.problems import contradiction, refuse, some_of, validated
-from executor_server.core.config.settings import (
+from executor_server.core.config.key_types import (
     KIB,
     MIB,
     AbsolutePath,
@@ -36,6 +35,7 @@ from executor_server.core.config.settings import (
     WrittenSize,
     each_once,
 )
+from executor_server.core.config.problems import contradiction, refuse, some_of, validated
 from executor_server.core.config.state_dir import default_state_dir
 from executor_server.core.config.toml_file import read_toml
 

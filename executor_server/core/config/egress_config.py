@@ -11,8 +11,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from executor_server.core.config.key_types import AbsolutePath, Name, ReadForm, Section
 from executor_server.core.config.problems import contradiction, refuse
-from executor_server.core.config.settings import AbsolutePath, Name, ReadForm, Section
 from executor_server.guest.egress.addresses import why_never_opened
 
 MAX_RANGES = 256

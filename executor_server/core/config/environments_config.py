@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from executor_server.core.config.problems import contradiction, refuse
-from executor_server.core.config.settings import (
+from executor_server.core.config.key_types import (
     GIB,
     MIB,
     AbsolutePath,
@@ -26,6 +25,7 @@ from executor_server.core.config.settings import (
     Section,
     WrittenSize,
 )
+from executor_server.core.config.problems import contradiction, refuse
 from executor_server.guest.egress.names import HostPattern, is_within
 
 PUBLIC_INDEX_HOST = "pypi.org"

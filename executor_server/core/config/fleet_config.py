@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
 from executor_server.core import AddressError, TcpAddress, addresses
+from executor_server.core.config.key_types import AbsolutePath, Form, Seconds, Section
 from executor_server.core.config.problems import contradiction, refuse
-from executor_server.core.config.settings import AbsolutePath, Form, Seconds, Section
 
 NodeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$")]
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 
 MAX_PROBLEMS = 200
 

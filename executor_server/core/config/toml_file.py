@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.core.config.file_rights import untrusted
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
 MAX_DEPTH = 16

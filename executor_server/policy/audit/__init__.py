@@ -5,7 +5,7 @@ to write is enforced: that is `policy.quotas`.
 """
 
 from executor_server.policy.audit.chain import AuditKind, Position, as_ascii, read_fields
-from executor_server.policy.audit.connections import ConnectionTrail
+from executor_server.policy.audit.connection_trail import ConnectionTrail
 from executor_server.policy.audit.directory import file_numbers, file_path, read_lines
 from executor_server.policy.audit.fields import (
     known_of,
@@ -19,8 +19,8 @@ from executor_server.policy.audit.fields import (
     of_state,
     of_tools,
 )
-from executor_server.policy.audit.files import AuditDirError, AuditFiles
-from executor_server.policy.audit.fleet import FleetTrail
+from executor_server.policy.audit.fleet_trail import FleetTrail
 from executor_server.policy.audit.log import AuditLog, AuditSettings, AuditStats
+from executor_server.policy.audit.log_files import AuditDirError, AuditFiles
 from executor_server.policy.audit.trail import AuditTrail
 from executor_server.policy.audit.verification import Finding, verify

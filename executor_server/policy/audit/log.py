@@ -24,7 +24,7 @@ from typing import Any, Literal
 import structlog
 
 from executor_server.policy.audit.chain import AuditKind
-from executor_server.policy.audit.files import AuditDirError, AuditFiles, Flush
+from executor_server.policy.audit.log_files import AuditDirError, AuditFiles, Flush
 
 FLUSH_TIME_S = 10.0
 """Seconds that a flush may take; a slower disk counts as one that fails."""

@@ -2,8 +2,8 @@
 
 Events that are about to happen are recorded by admission, before it lets them happen.
 
-Records of refusals are bounded (refusals.py): of a tenant the first REFUSALS_IN_FULL in every minute are recorded one
-by one, of unknown callers the first.
+Records of refusals are bounded (refusal_window.py). Each minute the first REFUSALS_IN_FULL of a tenant are recorded one
+by one, and the first of all unknown callers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from executor_server.policy.audit.fields import (
     of_state,
 )
 from executor_server.policy.audit.log import AuditLog
-from executor_server.policy.audit.refusals import RefusalWindow
+from executor_server.policy.audit.refusal_window import RefusalWindow
 from executor_server.policy.identity import TokenNews
 
 REFUSALS_IN_FULL = 30

@@ -30,7 +30,7 @@ from executor_server.guest.egress.names import parse_authority
 from executor_server.policy.decide import Policy
 from executor_server.policy.hosts import pattern_of
 from executor_server.policy.profile import QuotasTable
-from executor_server.policy.requests import RequestedLimits, RequestedSession
+from executor_server.policy.requested import RequestedLimits, RequestedSession
 from executor_server.policy.session_rules import check_file_get, check_file_put, check_tools, execution_limits
 from executor_server.policy.violations import above_ceiling, denied_import, listed, not_allowed, rule_of, shortened
 

@@ -8,14 +8,14 @@ import pytest
 
 from executor_server.core.config.backend_config import DockerSection, E2BSection, LocalSection
 from executor_server.core.config.config import Config, ServerSection
+from executor_server.core.config.key_types import ConfigError
 from executor_server.core.config.problems import validated
-from executor_server.core.config.settings import ConfigError
 from executor_server.core.errors import InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
 from executor_server.core.model import Principal
 from executor_server.policy.check import policy_for, unserved
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, parse_policy
-from executor_server.policy.requests import RequestedSession
+from executor_server.policy.requested import RequestedSession
 
 ALICE = Principal("local", "token")
 IMAGES = {"docker": ("base", "data"), "e2b": ("base", "gpu"), "local": ("host",)}

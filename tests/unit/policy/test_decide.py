@@ -19,7 +19,7 @@ from executor_server.core.model import Limits, PolicyRef, Principal, SessionSpec
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, parse_policy
 from executor_server.policy.profile import ImportsTable, Profile
-from executor_server.policy.requests import (
+from executor_server.policy.requested import (
     MAX_LABELS,
     MAX_PRELUDE_BYTES,
     MAX_REQUESTED_IMPORTS,

@@ -11,7 +11,7 @@ import pytest
 from executor_server.core import LANGUAGE_RULES
 from executor_server.core.config.backend_config import DockerSection, LocalSection
 from executor_server.core.config.config import Config, PoolSection, ServerSection, WarmSection
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 from executor_server.policy.check import unserved
 from executor_server.policy.file import PolicyFile, load_policy, parse_policy
 from executor_server.policy.inheritance import with_inherited

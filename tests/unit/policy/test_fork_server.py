@@ -10,7 +10,7 @@ from executor_server.core.config.config import PoolSection
 from executor_server.core.model import Principal, SessionSpec
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import parse_policy
-from executor_server.policy.requests import RequestedSession
+from executor_server.policy.requested import RequestedSession
 
 ALICE, BOB = Principal("alice", "ci"), Principal("bob", "ci")
 

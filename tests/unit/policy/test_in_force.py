@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 from executor_server.core.config.toml_file import read_bytes
 from executor_server.policy import in_force
 from executor_server.policy.decide import Policy

@@ -16,7 +16,7 @@ from executor_server.policy.explain.diff import differences
 from executor_server.policy.file import PolicyFile, parse_policy
 from executor_server.policy.lock_file import MAX_LOCK_BYTES, Locked, read_lock
 from executor_server.policy.packages import PackagesSummary
-from executor_server.policy.requests import RequestedSession
+from executor_server.policy.requested import RequestedSession
 
 ALICE = Principal("local", "token")
 HASH = "ab" * 32

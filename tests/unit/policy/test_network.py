@@ -16,7 +16,7 @@ from executor_server.policy.check import policy_for, unserved
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, parse_policy
 from executor_server.policy.network import covered_by_both, narrowed, network_rules
-from executor_server.policy.requests import MAX_REQUESTED_HOSTS, RequestedSession
+from executor_server.policy.requested import MAX_REQUESTED_HOSTS, RequestedSession
 
 ALICE = Principal("local", "token")
 NOT_ALLOWED, DENIED, UNSUPPORTED = ViolationKind.NOT_ALLOWED, ViolationKind.DENIED, ViolationKind.UNSUPPORTED

@@ -22,7 +22,7 @@ from executor_server.guest.egress.rules import Allowed, Rules
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile
 from executor_server.policy.profile import Profile
-from executor_server.policy.requests import RequestedSession
+from executor_server.policy.requested import RequestedSession
 
 ALICE = Principal("alice", "token")
 NAMED = ["x.test", "a.x.test", "b.x.test", "y.test"]

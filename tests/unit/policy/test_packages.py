@@ -16,7 +16,7 @@ from executor_server.policy.check import policy_for, unserved
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, built_in_policy, parse_policy
 from executor_server.policy.packages import PackagesSummary
-from executor_server.policy.requests import MAX_REQUESTED_PACKAGES, RequestedSession
+from executor_server.policy.requested import MAX_REQUESTED_PACKAGES, RequestedSession
 
 ALICE = Principal("local", "token")
 ABOVE, NOT_ALLOWED, UNSUPPORTED = ViolationKind.ABOVE_CEILING, ViolationKind.NOT_ALLOWED, ViolationKind.UNSUPPORTED

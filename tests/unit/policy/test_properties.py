@@ -20,9 +20,9 @@ from executor_server.core.errors import InvalidRequest, PolicyViolation
 from executor_server.core.model import ExecutionLimits, Limits, Principal, SessionSpec, ShippedTool, ToolSpec
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile
-from executor_server.policy.limits import DefaultLimits, ExecutionLimitValues, MaxLimits
+from executor_server.policy.limits_table import DefaultLimits, ExecutionLimitValues, MaxLimits
 from executor_server.policy.profile import Profile
-from executor_server.policy.requests import RequestedLimits, RequestedSession
+from executor_server.policy.requested import RequestedLimits, RequestedSession
 from executor_server.policy.session_rules import check_file_get, check_file_put, check_tools, execution_limits
 from tests.support.rounds import rounds
 

@@ -14,7 +14,7 @@ from executor_server.core.model import Outcome, OutputMode, Principal
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import parse_policy
-from executor_server.policy.requests import RequestedLimits, RequestedSession
+from executor_server.policy.requested import RequestedLimits, RequestedSession
 from executor_server.sessions import Session, SessionHooks, SessionRequest
 from executor_server.sessions.journal.execution import Execution
 from tests.support.fake_backend import FakeBackend

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from executor_server.api.tracing import load_tracing
 from executor_server.core.config.config import TracingSection
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 from executor_server.core.lifecycle.admission import Answer
 from executor_server.core.lifecycle.observer import SessionEnd
 from executor_server.core.model import (

@@ -10,7 +10,7 @@ import pytest
 
 from executor_server.core.config.backend_config import LocalImage
 from executor_server.core.config.config import load, to_toml
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 
 
 @pytest.fixture(autouse=True)

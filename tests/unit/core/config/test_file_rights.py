@@ -10,7 +10,7 @@ import pytest
 
 from executor_server.core.config import config
 from executor_server.core.config.file_rights import untrusted
-from executor_server.core.config.settings import ConfigError
+from executor_server.core.config.key_types import ConfigError
 from executor_server.policy import file
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
+from executor_server.core.config.key_types import AbsolutePath, ConfigError, Count, Name, Section
 from executor_server.core.config.problems import MAX_PROBLEMS, contradiction, dotted, refuse, undotted, validated
-from executor_server.core.config.settings import AbsolutePath, ConfigError, Count, Name, Section
 from executor_server.core.config.toml_file import MAX_FILE_BYTES, read_toml
 
 

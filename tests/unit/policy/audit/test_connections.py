@@ -12,10 +12,10 @@ import pytest
 from executor_server.core.model import Principal
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkSecret
 from executor_server.guest.egress import reasons
-from executor_server.policy.audit.connections import DENIALS_IN_FULL, ConnectionTrail
+from executor_server.policy.audit.connection_trail import DENIALS_IN_FULL, ConnectionTrail
 from executor_server.policy.audit.fields import of_request
 from executor_server.policy.audit.log import AuditLog
-from executor_server.policy.audit.refusals import WINDOW_S
+from executor_server.policy.audit.refusal_window import WINDOW_S
 from tests.support.audit import PRINCIPAL, audit_log, facts, records
 from tests.support.clock import Clock
 from tests.support.fake_backend import SPEC

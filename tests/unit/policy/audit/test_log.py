@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from executor_server.policy.audit import log as log_module
 from executor_server.policy.audit.directory import ANCHOR_NAME, read_anchor
-from executor_server.policy.audit.files import AuditDirError, AuditFiles, Flush
 from executor_server.policy.audit.log import AuditLog
+from executor_server.policy.audit.log_files import AuditDirError, AuditFiles, Flush
 from executor_server.policy.audit.verification import verify
 from tests.support.audit import KIND, audit_log, kinds, paths, records, write_log
 from tests.support.polling import eventually_async

@@ -21,7 +21,7 @@ from executor_server.core.model import (
     VariablesState,
 )
 from executor_server.policy.audit.log import AuditLog
-from executor_server.policy.audit.refusals import WINDOW_S
+from executor_server.policy.audit.refusal_window import WINDOW_S
 from executor_server.policy.audit.trail import REFUSALS_IN_FULL, AuditTrail
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import built_in_policy

@@ -30,7 +30,7 @@ from executor_server.core.network import NetworkUsage
 from executor_server.guest.wire.frames import Fields, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
 from executor_server.guest.wire.messages import Cancel, Restrict
 from executor_server.guest.wire.schema import Message
-from executor_server.policy.requests import RequestedLimits
+from executor_server.policy.requested import RequestedLimits
 from executor_server.sessions.journal import segments as segments_module
 from executor_server.sessions.journal.execution import Execution, ExecutionRequest, ToolFailure
 from executor_server.sessions.journal.journal import Journal, JournalLimits

@@ -1,7 +1,7 @@
 """Records what sandboxes do over the network: each connection that was made, and each that was refused.
 
 A profile may have `network.audit = "denials"`: then only refusals are recorded. The number of connections is bounded by
-the profile (`max_new_connections_per_minute`), that of the records of refusals by refusals.py.
+the profile (`max_new_connections_per_minute`), that of the records of refusals by refusal_window.py.
 
 Names of hosts, and the sentences of refusals, may hold what a program chose. They are bounded here and printable; a
 secret is recorded by the name of the header that it was set in, never by its value.
@@ -18,7 +18,7 @@ from executor_server.core.lifecycle import Observer
 from executor_server.policy.audit.chain import AuditKind, clipped
 from executor_server.policy.audit.fields import SHORT_CHARS, of_execution, of_session
 from executor_server.policy.audit.log import AuditLog
-from executor_server.policy.audit.refusals import RefusalWindow
+from executor_server.policy.audit.refusal_window import RefusalWindow
 
 DENIALS_IN_FULL = 100
 """Refusals of one tenant that are recorded one by one in a minute."""

@@ -80,7 +80,7 @@ SCRIPT = [
     ),
     Reply(
         thought="Again.",
-        expects=["was changed at line"],
+        expects=["at line"],
         calls=[("shell", {"command": "python3 -m unittest 2>&1"})],
     ),
     Reply(

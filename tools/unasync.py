@@ -43,7 +43,7 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
             "opened on first use. Thread-safe.",
         ),
         (
-            "on the client's\n    event loop; it is no coroutine function. It must not block.",
+            "on the client's\n    event loop; it must not be a coroutine function. It must not block.",
             "in a thread\n    of the client. The end of the call waits for it, so it must not block.",
         ),
     ),

@@ -1,7 +1,7 @@
 """A session as a model's computer, of the asyncio client: a shell and files, with answers in text.
 
-The tools for smolagents and those of the MCP server are made of it. Everything that it returns is bounded. A call that
-can't be done raises ToolRefusal, with a sentence for the model; a lost session or daemon raises the client's own error.
+The tools for smolagents and the MCP server use it. Everything that it returns is bounded. Raises ToolRefusal, with a
+sentence for the model, for calls that can't be done; the client's own errors for a lost session or daemon.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from executor_client.aio_session import AsyncSession
 from executor_client.errors import NotFoundError
 from executor_client.process_results import ProcessOutput
 
-# Processes whose last seen output is remembered; a session has at most as many.
+# Processes whose read position is kept; a session has at most this many.
 _SEEN_MAX = 1_024
 # No pager, no colours.
 _ENVIRONMENT = {"TERM": "dumb", "PAGER": "cat"}
@@ -36,7 +36,7 @@ class AsyncComputer:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     async def run(self, command: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> str:
-        """Runs a command as `processes.run` and returns its exit code and output. Left early, it ends the command."""
+        """Runs a command like `processes.run` and returns its exit code and output. Kills the command if cancelled."""
         timeout_s = timeout_s or core.TIMEOUT_S
         session = await self._find()
         with core.refusals("the command could not be run"):
@@ -50,7 +50,7 @@ class AsyncComputer:
         return core.output_text(core.how_ended(done.result, timeout_s), done.stdout, done.stderr)
 
     async def start(self, command: str) -> str:
-        """Starts a command that goes on by itself, and returns its id and first output."""
+        """Starts a command in the background, and returns its id and first output."""
         process_id = f"p-{secrets.token_hex(3)}"
         session = await self._find()
         with core.refusals("the command could not be started"):
@@ -59,17 +59,17 @@ class AsyncComputer:
         return f"Process {process_id} has been started.\n{said}"
 
     async def output(self, process_id: str, wait_s: float | None = None, text: str | None = None) -> str:
-        """Returns what a process printed since the last look: once it has ended, or when `wait_s` are over.
+        """Returns the new output of a process, once it has ended or after `wait_s` seconds.
 
-        `text` is written to its input before.
+        First writes `text` to its input.
         """
         if wait_s is None:
             wait_s = core.WAIT_S
         if not 0 <= wait_s <= core.WAIT_S_MAX:
-            raise ToolRefusal(f"a look waits 0 to {core.WAIT_S_MAX:g} seconds")
+            raise ToolRefusal(f"the wait must be 0 to {core.WAIT_S_MAX:g} seconds")
         kept = {"stdout": HeadAndTail(core.OUTPUT_BYTES), "stderr": HeadAndTail(core.OUTPUT_BYTES)}
         session = await self._find()
-        with core.refusals(f"process {process_id} can't be looked at"):
+        with core.refusals(f"the output of process {process_id} can't be read"):
             await self._check(session, process_id)
             process = await session.processes.attach(process_id, after_event=self._seen.get(process_id, 0))
             if text:
@@ -85,19 +85,19 @@ class AsyncComputer:
         return core.output_text(how, stdout, stderr)
 
     async def kill(self, process_id: str) -> str:
-        """Ends a process with all that it started, and returns what it printed last."""
+        """Kills a process with its descendants, and returns its last output."""
         session = await self._find()
-        with core.refusals(f"process {process_id} can't be ended"):
+        with core.refusals(f"process {process_id} can't be killed"):
             await self._check(session, process_id)
             await (await session.processes.attach(process_id)).kill()
         return await self.output(process_id, _KILL_WAIT_S)
 
     async def _check(self, session: AsyncSession, process_id: str) -> None:
-        """Raises ToolRefusal with the processes that there are, when this is none of them."""
+        """Raises ToolRefusal, which lists the running processes, if this process does not exist."""
         known = await session.processes.list()
         if all(each.process_id != process_id for each in known):
             running = ", ".join(each.process_id for each in known if each.running) or "none"
-            raise ToolRefusal(f"There is no process {process_id[:100]!r}. Those that run: {running}.")
+            raise ToolRefusal(f"There is no process {process_id[:100]!r}. Running: {running}.")
 
     def _note_seen(self, process_id: str, number: int) -> None:
         if len(self._seen) >= _SEEN_MAX and process_id not in self._seen:
@@ -113,16 +113,16 @@ class AsyncComputer:
     async def write_file(self, path: str, content: str) -> str:
         """Writes a text file, whole."""
         await self._write(path, content)
-        return f"{path} has {len(content.splitlines())} lines now."
+        return f"{path} now has {len(content.splitlines())} lines."
 
     async def edit_file(self, path: str, old: str, new: str) -> str:
-        """Replaces a piece of text that is in a file exactly once."""
+        """Replaces text that occurs in a file exactly once."""
         text, line = core.replaced_once(path, await self._text_of(path), old, new)
         await self._write(path, text)
-        return f"{path} was changed at line {line}."
+        return f"Changed {path} at line {line}."
 
     async def list_files(self, path: str | None = None, pattern: str | None = None) -> str:
-        """Lists the files of the workspace, or of a directory in it, with everything below."""
+        """Lists the files of the workspace, or of a directory in it, recursively."""
         session = await self._find()
         with core.refusals(f"{path or 'the workspace'!r} can't be listed"):
             return core.listing(await session.files.list(path or ""), pattern)
@@ -145,7 +145,7 @@ class AsyncComputer:
             except NotFoundError as error:
                 if error.reason != "FILE_NOT_FOUND":
                     raise
-                raise ToolRefusal(f"There is no file {path!r}. list_files shows what there is.") from None
+                raise ToolRefusal(f"There is no file {path!r}. list_files shows the existing files.") from None
         return core.file_text(path, data)
 
     async def _write(self, path: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Follows an execution of the asyncio client to its result, however often its stream breaks; or gives it up."""
+"""Follows an execution of the asyncio client to its result across broken streams, or cancels it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def drive(
 async def _await_next(
     session: SessionBase[AsyncTransport], execution: Execution, cause: grpc.RpcError | EventGap | None
 ) -> ExecutionResult | None:
-    """Waits before the next stream. Returns the result instead when the execution was lost with its node."""
+    """Waits before the next stream. If the execution was lost with its node, returns a result instead."""
     try:
         await sleep(execution.interrupted(cause, time.monotonic()))
     except PreconditionError as error:
@@ -61,9 +61,9 @@ async def _await_next(
 
 
 async def abandon(session: SessionBase[AsyncTransport], execution: Execution, *, wait: bool) -> None:
-    """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
+    """Cancels an execution that its caller no longer waits for; with `wait`, gives it a moment to end.
 
-    Drops its own failures: the caller is about to get the error that led here.
+    Drops its own failures: the caller gets the error that led here.
     """
     with contextlib.suppress(ExecutorClientError, grpc.RpcError):
         await session._transport.once(execution.cancellation(), CANCEL_GRACE_S)

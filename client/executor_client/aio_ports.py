@@ -1,7 +1,7 @@
 """The ports of a session, `session.ports`, of the asyncio client: servers in the sandbox, reached from here.
 
-A connection goes through the daemon to a TCP port on the sandbox's own loopback; the sandbox needs no network. Each one
-is a call of its own: it ends with either side, with the session, or with the daemon, and none is resumed.
+A connection goes through the daemon to a TCP port on the sandbox's loopback; the sandbox needs no network. Each
+connection is one call. It ends with either side, with the session, or with the daemon, and is never resumed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class AsyncPortForward(ShortRepr):
-    """A local listener whose connections lead to a port of the sandbox. Closed as a context manager, or by `close`."""
+    """A local listener that forwards connections to a port of the sandbox. A context manager; or call `close`."""
 
     _shows = ("port", "url", "connections", "last_error")
 
@@ -42,9 +42,9 @@ class AsyncPortForward(ShortRepr):
         self.address: tuple[str, int] = ("", 0)
         """Host and port of the listener."""
         self.last_error: ExecutorClientError | None = None
-        """The reason why the last connection could not be made or broke; None when none did."""
+        """The error of the last connection that failed or broke; None if none did."""
         self.connections = 0
-        """Connections that were accepted so far."""
+        """Number of connections accepted so far."""
 
     @property
     def local_port(self) -> int:
@@ -105,22 +105,22 @@ class AsyncSessionPorts(ShortRepr):
         self._passing: set[asyncio.Task[None]] = set()
 
     async def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> AsyncPortForward:
-        """Listens here, and leads each connection to a port of the sandbox. Returns when it listens.
+        """Listens on this machine and forwards each connection to a port of the sandbox. Returns once it listens.
 
-        `local_port` 0: a free one. A port that nothing listens on in the sandbox ends each connection at once, until
-        something does (`last_error` says so). Raises OSError when this machine can't listen there.
+        `local_port` 0 chooses a free port. While nothing listens on the sandbox's port, connections end at once, and
+        `last_error` has the reason. Raises OSError if this machine can't listen there.
         """
         forward = AsyncPortForward(self._session, _checked(port))
         await forward._listen(host, local_port)  # a part of making it
         return forward
 
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connects to a port of the sandbox. Raises PreconditionError (PORT_CLOSED) when nothing listens there."""
+        """Connects to a port of the sandbox. Raises PreconditionError (PORT_CLOSED) if nothing listens there."""
         theirs, _ = await self.connected_socket(port)
         return await asyncio.open_connection(sock=theirs)
 
     async def connected_socket(self, port: int) -> tuple[socket.socket, asyncio.Task[None]]:
-        """Connects to a port of the sandbox; returns a local socket, and the task that passes on what goes over it."""
+        """Connects to a port of the sandbox. Returns a local socket, and the task that forwards its data."""
         call = await _opened(self._session, _checked(port))
         ours, theirs = _connected_pair()
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -136,11 +136,11 @@ class AsyncSessionPorts(ShortRepr):
 
 
 def _connected_pair() -> tuple[socket.socket, socket.socket]:
-    """Returns both ends of a connection over the loopback: unlike one of socketpair(), an end can reset the other."""
+    """Returns both ends of a loopback connection. Unlike with socketpair(), one end can reset the other."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours, peer = listener.accept()
-        while peer != theirs.getsockname():  # another process has found the listener
+        while peer != theirs.getsockname():  # another process connected first
             ours.close()
             ours, peer = listener.accept()
     theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -148,7 +148,7 @@ def _connected_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Resets a local connection: its reader must not take what it got for all that there was."""
+    """Resets a local connection, so that its reader does not take a truncated stream for a complete one."""
     with contextlib.suppress(OSError):  # it is closed already
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     writer.transport.abort()
@@ -156,14 +156,14 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 def _checked(port: int) -> int:
     if not 1 <= int(port) <= _PORT_MAX:
-        raise InvalidRequest(f"a port is a number from 1 to {_PORT_MAX}")
+        raise InvalidRequest(f"port {port} is out of range: use 1 to {_PORT_MAX}")
     return port
 
 
 async def _open_and_pass_on(
     session: SessionBase[AsyncTransport], port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Opens a connection to a port, and passes everything on until both directions have ended; closes the writer."""
+    """Opens a connection to a port and forwards data until both directions have ended. Closes the writer."""
     try:
         call = await _opened(session, port)
     except BaseException:
@@ -225,9 +225,9 @@ async def _pass_on(opened: _Call, reader: asyncio.StreamReader, writer: asyncio.
 
 
 async def _send(call: Any, reader: asyncio.StreamReader) -> None:
-    """Passes what comes from here on, up to its end. The other direction finds out when the call breaks.
+    """Forwards local data until its end. The other direction notices when the call breaks.
 
-    A connection that is reset here ends the call: the program could wait for its client for ever.
+    A local reset ends the call; otherwise the program could wait for its client for ever.
     """
     with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
         try:

@@ -28,16 +28,16 @@ from executor_client.savepoint import (
 
 @checks_calls
 class AsyncSessionUndo(SessionBase[AsyncTransport]):
-    """The calls of a session that go back, or try what can be left undone."""
+    """The calls of a session for savepoints, rollbacks and branches."""
 
     _tools: dict[str, Tool]
 
     async def savepoint(self) -> Savepoint:
-        """Takes a savepoint: a copy of the interpreter, with all that its memory holds, and of the workspace's files.
+        """Takes a savepoint: a copy of the interpreter's memory and of the workspace's files.
 
-        It takes milliseconds, stays in the sandbox, and ends with it; the oldest are dropped when there are more than
-        the policy allows, or when memory is short. Raises PreconditionError (SAVEPOINT_REFUSED) while the program has
-        threads, and PolicyViolationError where the policy allows none.
+        It takes milliseconds, stays in the sandbox, and ends with it. The oldest savepoints are dropped when there are
+        more than the policy allows, or when memory is short. Raises PreconditionError (SAVEPOINT_REFUSED) while the
+        program has threads, and PolicyViolationError if the policy allows none.
         """
         host_tools.refuse_reentrance(self.session_id, "savepoint")
         turn = self._turn("to take a savepoint")
@@ -46,16 +46,16 @@ class AsyncSessionUndo(SessionBase[AsyncTransport]):
         return newest(convert.savepoints_from_wire(response.savepoints), 1)
 
     async def savepoints(self) -> list[Savepoint]:
-        """Returns the savepoints that are there, the oldest first."""
+        """Returns the existing savepoints, oldest first."""
         return [each for each in await self._kept() if not each.is_branch]
 
     async def rollback(self, savepoint: Savepoint | int | None = None, *, steps: int = 1) -> Rollback:
         """Goes back to a savepoint, or by a number of savepoints: `steps=1` is the newest.
 
-        Variables, modules and files of the workspace are as they were; the savepoint stays, later ones are dropped.
-        What runs in the sandbox ends, but processes that `processes` has started. Budgets, the policy and tools stay
-        those of now. Raises NotFoundError (SAVEPOINT_NOT_FOUND: it was dropped, or there is none), PreconditionError
-        (SAVEPOINT_LOST: then variables are reset), and InvalidRequest when there are not so many.
+        Restores variables, modules and files of the workspace. The savepoint stays; later ones are dropped. Everything
+        that runs in the sandbox ends, except processes started by `processes`. Budgets, policy and tools stay as they
+        are now. Raises NotFoundError (SAVEPOINT_NOT_FOUND: it was dropped, or there is none), PreconditionError
+        (SAVEPOINT_LOST: the variables are then reset), and InvalidRequest if there are fewer savepoints.
         """
         host_tools.refuse_reentrance(self.session_id, "rollback")
         if savepoint is None and steps != 1:
@@ -93,17 +93,17 @@ class AsyncSessionUndo(SessionBase[AsyncTransport]):
         output_mode: Literal["trailing_expression", "last_statement"] = "trailing_expression",
         tools: bool = True,
     ) -> ExecutionResult | list[ExecutionResult]:
-        """Runs code in a branch, a copy of the interpreter, and leaves the session as it was.
+        """Runs code in a branch, a copy of the interpreter, and leaves the session unchanged.
 
-        `ExecutionResult.branch` says which variables and files the program has changed. `keep` goes on from it. Several
-        programs run one after the other, each in a branch of the same state; then there are as many results.
+        `ExecutionResult.branch` lists the variables and files that the program changed. `keep` continues from it. With
+        several programs, each runs in a branch of the same state, one after another, and there is a result for each.
 
-        A branch is an execution: the policy holds, it is audited, and it spends the session's budgets. It calls the
-        session's tools, whose effects outside of the sandbox stay; with `tools=False`, a call raises in the program.
+        A branch is an execution: the policy applies, it is audited, and it spends the session's budgets. It can call
+        the session's tools, whose effects outside the sandbox stay; with `tools=False` such a call raises an exception
+        in the program.
 
-        Raises PreconditionError (SAVEPOINT_REFUSED) when no branch can be made, as while the program has threads or the
-        workspace is larger than a savepoint may hold; PolicyViolationError where the policy allows none; and the errors
-        of `execute`.
+        Raises PreconditionError (SAVEPOINT_REFUSED) if no branch can be made, for example while the program has threads
+        or if the workspace is too large; PolicyViolationError if the policy allows none; and the errors of `execute`.
         """
         host_tools.refuse_reentrance(self.session_id, "try_")
         given = self._tools if tools else {}
@@ -122,13 +122,13 @@ class AsyncSessionUndo(SessionBase[AsyncTransport]):
         return result
 
     async def keep(self, branch: ExecutionResult | Branch) -> Rollback:
-        """Goes on from a branch: variables and files are those that its program has left.
+        """Continues from a branch, with the variables and files that its program left.
 
-        The branch stays, and so do the others; savepoints that were taken after it are dropped. All else is as with
-        `rollback`. Raises InvalidRequest for a branch that was not kept, and NotFoundError for one that was dropped.
+        All branches stay; savepoints taken after this branch are dropped. Otherwise as `rollback`. Raises
+        InvalidRequest for a branch that was not kept, and NotFoundError for a branch that was dropped.
         """
         host_tools.refuse_reentrance(self.session_id, "keep")
-        return await self._go_to(chosen_branch(branch), "to go on from a branch")
+        return await self._go_to(chosen_branch(branch), "to continue from a branch")
 
     async def _kept(self) -> list[Savepoint]:
         turn = self._turn("to list its savepoints")

@@ -1,7 +1,7 @@
 """A checkpoint, the exported state of a session: bytes that only a daemon and a sandbox read.
 
-The client neither reads nor runs anything in them, whatever their source. A daemon restores the states that it has
-signed itself; its policy says whether it restores others.
+The client never reads or runs their contents. A daemon restores states that it signed itself; its policy decides
+whether it restores others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from executor_client.results import StateManifest
 class Checkpoint(bytes):
     """The result of `export_state`, for `create_session(state=...)` of this daemon or of one with the same key.
 
-    `manifest` lists what is in it and what was omitted; None if it was loaded from a file, or made of other bytes.
+    `manifest` lists its contents and what was omitted; None if it was loaded from a file or made from bytes.
     """
 
     manifest: StateManifest | None
@@ -31,18 +31,18 @@ class Checkpoint(bytes):
         return state
 
     def save(self, path: LocalPath) -> None:
-        """Writes it to a local file, whole or not at all. Raises OSError."""
+        """Saves it to a local file, whole or not at all. Raises OSError."""
         with NewFile(path) as file:
             file.write(self)
             file.commit()
 
     @classmethod
     def load(cls, path: LocalPath) -> Self:
-        """Reads it from a local file. Raises OSError; InvalidRequest for a file that is too large."""
+        """Loads it from a local file. Raises OSError; InvalidRequest if the file is too large."""
         with Path(path).open("rb") as file:
             data = file.read(STATE_BYTES_MAX + 1)
         if len(data) > STATE_BYTES_MAX:
-            raise InvalidRequest(f"{path} has more than the {STATE_BYTES_MAX} bytes of the largest state")
+            raise InvalidRequest(f"{path} is larger than {STATE_BYTES_MAX} bytes, the limit of a state")
         return cls(data)
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class StateReader:
     def feed(self, message: pb.ExportStateResponse) -> None:
         """Takes a message. Raises ProtocolError for one that does not belong there, and past the limit."""
         if self._manifest is not None:
-            raise ProtocolError("a state went on after its end")
+            raise ProtocolError("data arrived after the end of a state")
         if message.HasField("manifest"):
             self._manifest = convert.state_manifest_from_wire(message.manifest)
             return

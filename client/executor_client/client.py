@@ -1,5 +1,5 @@
 # Made of aio.py by tools/unasync.py: change that, and run `make unasync`.
-"""The blocking client: connects to a daemon, makes sessions and finds them again."""
+"""The blocking client: connects to a daemon, creates sessions and finds them again."""
 
 from __future__ import annotations
 
@@ -39,25 +39,28 @@ from executor_client.waits import OnWait, WaitKind
 class ExecutorClient(ShortRepr):
     """A connection to a daemon, opened on first use. Thread-safe.
 
-    `address` is a gRPC target ("host:port", "unix:PATH"); by default $EXECUTOR_ADDRESS, else the local daemon of this
-    user. `token` is by default $EXECUTOR_TOKEN, else the token file of the local daemon. No token is needed where the
-    daemon identifies the caller otherwise: by the certificate of a TlsConfig, or by the user of a Unix socket.
+    `address` is a gRPC target ("host:port", "unix:PATH"). It defaults to $EXECUTOR_ADDRESS, then to this user's local
+    daemon. `token` defaults to $EXECUTOR_TOKEN, then to the local daemon's token file. No token is needed if the daemon
+    identifies the caller by the certificate of a TlsConfig or by the user of a Unix socket.
 
-    `connect_timeout_s` bounds the wait for a daemon that has never answered; by default five seconds, and no time where
-    it is certain that no daemon is there or that it cannot be reached with these settings. `reconnect_timeout_s` bounds
-    the wait for a daemon that stopped answering, `busy_timeout_s` the wait for one that has no capacity and names a
-    time to retry (0: no wait), `image_timeout_s` the wait for one that fetches the image of a session (0: no wait), and
-    `call_timeout_s` each call but `execute`.
+    Timeouts, in seconds:
+
+    - `connect_timeout_s`: wait for a daemon that has never answered. Default: 5, or 0 if it is certain that no daemon
+      is there or that these settings can't reach it.
+    - `reconnect_timeout_s`: wait for a daemon that stopped answering.
+    - `busy_timeout_s`: wait for a daemon without capacity that names a time to retry. 0: no wait.
+    - `image_timeout_s`: wait while the daemon fetches a session's image or builds its packages. 0: no wait.
+    - `call_timeout_s`: limit of each call except `execute`.
 
     `on_wait` is called with each `Wait` that lasts longer than a second, and repeatedly while it lasts, in a thread
-    of the client. The end of the call waits for it, so it must not block. What it raises is logged.
+    of the client. The end of the call waits for it, so it must not block. Its exceptions are logged.
 
-    The client owns the sessions that it makes, unless they are detached. They end when the client is closed, when the
+    The client owns the sessions that it creates, unless they are detached. They end when the client is closed, when the
     interpreter exits, when no object refers to them any more, and `owner_grace_s` (a limit) after the process was
-    killed or lost the daemon. A session that another client has found by `get_session` stays as long as that one does.
+    killed or lost the daemon. If another client found the session by `get_session`, it lives as long as that client.
 
-    A session of a fleet is LOST with its node within five seconds of the node's end, or 14 seconds after the front is
-    back if both died together.
+    A session of a fleet is reported LOST within five seconds after its node ended. If the front died with the node, it
+    is reported 14 seconds after the front is back.
 
     Raises ConfigurationError.
     """
@@ -99,11 +102,11 @@ class ExecutorClient(ShortRepr):
         policy: LocalPath | None = None,
         **options: Any,
     ) -> Self:
-        """Starts a daemon of this process, and returns a client of it. The daemon ends when the client is closed or
-        collected, and with this process, even if that is killed.
+        """Starts a daemon for this process and returns a client of it. The daemon ends when the client is closed or
+        collected, and when this process ends, even by a kill.
 
-        It needs the extra `server`, and reads the files `config` and `policy` if they are given. `options` are the
-        client's. Raises ConfigurationError when it does not start.
+        Needs the extra `server`. `config` and `policy` are paths of the daemon's files; `options` are arguments of the
+        client. Raises ConfigurationError if the daemon does not start.
         """
         daemon = run_blocking(LocalDaemon, backend, config, policy)
         try:
@@ -136,21 +139,21 @@ class ExecutorClient(ShortRepr):
         name: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Session:
-        """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
+        """Creates a session. Raises PolicyViolationError if the request exceeds the policy.
 
-        `network` names hosts to reach besides the policy's default ones: `"pypi.org"` (ports 443 and 80),
-        `"*.example.com:443"`. Its node in a fleet has all `node_labels`.
-        `packages` are requirements, such as `"scikit-learn>=1.5"`, beside the image's packages; the call waits for
-        their environment, and raises EnvironmentFailed when there can be none. A policy may add those of authorized
-        modules, and of `modules`, which its tools need.
+        `network` names hosts to reach in addition to the policy's default hosts: `"pypi.org"` (ports 443 and 80),
+        `"*.example.com:443"`. In a fleet, the session's node has all `node_labels`.
+        `packages` are requirements, such as `"scikit-learn>=1.5"`, in addition to the image's packages. The call waits
+        for their environment and raises EnvironmentFailed if it can't be built. The policy may add packages for
+        authorized modules and for `modules`, the modules that the session's tools need.
 
-        `state` is the result of `Session.export_state`; `Session.restored` says what was restored. Raises
-        InvalidRequest for bytes that are no state, AuthorizationError for that of another daemon or tenant.
+        `state` is a result of `Session.export_state`; `Session.restored` describes what was restored. Raises
+        InvalidRequest for bytes that are not a state, AuthorizationError for the state of another daemon or tenant.
 
-        `name` is unique among the caller's sessions; PreconditionError (NAME_TAKEN) says that another has it. `env` are
-        variables that its interpreters and processes start with; their values are in no log. InvalidRequest says which
-        ones Python refuses. A `detached` session outlives this client; any other ends with it, or when its
-        `Session` is collected.
+        `name` is unique among the caller's sessions; raises PreconditionError (NAME_TAKEN) if it is in use. `env` has
+        environment variables for the session's interpreters and processes; their values are never logged. Raises
+        InvalidRequest for variables that Python refuses. A `detached` session outlives this client. Any other
+        session ends with the client, or when its `Session` is collected.
         """
         lease = self._own_lease()
         request = requests.create_session(
@@ -180,7 +183,7 @@ class ExecutorClient(ShortRepr):
         return session
 
     def _made(self, lease: ClientLease, request: pb.CreateSessionRequest) -> Session:
-        """Makes a session, or has none left behind that may have been made."""
+        """Creates a session. On failure, ends a session that the daemon may have created."""
         is_made = False
         try:
             awaited = requests.sandbox(request)
@@ -198,11 +201,11 @@ class ExecutorClient(ShortRepr):
     def prepare_environment(
         self, packages: Iterable[str], image: str | None = None, *, backend: str | None = None
     ) -> EnvironmentInfo:
-        """Has the daemon make the environment that sessions with these packages will have, and waits for it.
+        """Makes the daemon build the environment for sessions with these packages, and waits for it.
 
-        Makes no session. The wait ends after `image_timeout_s`, the making goes on; a repeated call waits for the same
-        environment. Raises PolicyViolationError as `create_session`, PreconditionError (reason ENVIRONMENT_FAILED) when
-        no environment can be made of these packages; the message says why.
+        Creates no session. The wait ends after `image_timeout_s`, but the build continues; a repeated call waits for
+        the same environment. Raises PolicyViolationError as `create_session` does, and EnvironmentFailed, with the
+        reason, if no environment can be built from these packages.
         """
         request = requests.made(pb.PrepareEnvironmentRequest, packages=list(packages), image=image, backend=backend)
         awaited = Awaited(WaitKind.SANDBOX, "an environment")
@@ -210,10 +213,10 @@ class ExecutorClient(ShortRepr):
         return convert.from_wire(EnvironmentInfo, response)
 
     def session(self, name: str, **arguments: Any) -> Session:
-        """Returns the caller's session of that name, or makes it, with the arguments of `create_session`.
+        """Returns the caller's session of this name, or creates it with these arguments of `create_session`.
 
-        It is made `detached`, so it outlives this client. One that is found is as it is, whatever the arguments say. In
-        the place of one that is lost another is made.
+        A created session is detached: it outlives this client. An existing session is returned unchanged, whatever the
+        arguments are. A lost session is replaced.
         """
         for _ in range(NAME_RACES_MAX):
             with contextlib.suppress(NotFoundError):
@@ -225,13 +228,13 @@ class ExecutorClient(ShortRepr):
             except PreconditionError as error:
                 if error.reason != "NAME_TAKEN":  # else another client was faster
                     raise
-        raise PreconditionError(f"session {name!r} is made and ended all the time by others", reason="NAME_TAKEN")
+        raise PreconditionError(f"other clients keep creating and ending session {name!r}", reason="NAME_TAKEN")
 
     def get_session(self, session_id: str | None = None, *, name: str | None = None) -> Session:
-        """Finds a session made earlier, by its id or name, perhaps by another process. Host tools must be registered
-        again.
+        """Returns an existing session by its id or name. Another process may have created it. Host tools must be
+        registered again.
 
-        Unless it is detached, this client holds it too from now on: it stays when the client that made it ends.
+        Unless the session is detached, this client now holds it too, so it outlives the client that created it.
         """
         lease = self._own_lease()
         request = requests.get_session(session_id, name, lease.lease_id)
@@ -244,14 +247,14 @@ class ExecutorClient(ShortRepr):
         return [convert.session_from_wire(each) for each in response.sessions]
 
     def get_policy(self) -> Policy:
-        """Returns the policy: what a session may ask for."""
+        """Returns the policy for this caller."""
         response = self._transport.call(pb.GetPolicyRequest())
         return convert.from_wire(Policy, response.policy)
 
     def close(self) -> None:
-        """Ends the sessions that this client alone holds, and closes the connection. Idempotent.
+        """Ends the sessions that only this client holds, and closes the connection. Idempotent.
 
-        A daemon that does not answer is not waited for long: it ends them by itself, after their `owner_grace_s`.
+        Waits at most 10 seconds for the daemon, which ends the sessions by itself after their `owner_grace_s`.
         """
         self._transport.channel.check_caller()
         with contextlib.suppress(TimeoutError):
@@ -264,13 +267,13 @@ class ExecutorClient(ShortRepr):
         return ClientLease(self._transport.endpoint, self._transport.timeouts)
 
     def _own_lease(self) -> ClientLease:
-        """Returns the lease of this process. A forked child makes its own, so that it never ends a parent's session."""
+        """Returns the lease of this process. A forked child gets its own, so it never ends a session of its parent."""
         if self._lease.is_foreign:
             self._lease = self._new_lease()
         return self._lease
 
     def _leased(self, lease: ClientLease, request: Any, awaited: Awaited | None = None) -> Any:
-        """Makes a call that names the lease; without it where the daemon is too old to know leases."""
+        """Makes a call that names the lease, or without it if the daemon is too old to know leases."""
         try:
             response = self._transport.call(request, awaited)
         except InvalidRequest as error:

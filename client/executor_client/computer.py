@@ -1,8 +1,8 @@
 # Made of aio_computer.py by tools/unasync.py: change that, and run `make unasync`.
 """A session as a model's computer, of the blocking client: a shell and files, with answers in text.
 
-The tools for smolagents and those of the MCP server are made of it. Everything that it returns is bounded. A call that
-can't be done raises ToolRefusal, with a sentence for the model; a lost session or daemon raises the client's own error.
+The tools for smolagents and the MCP server use it. Everything that it returns is bounded. Raises ToolRefusal, with a
+sentence for the model, for calls that can't be done; the client's own errors for a lost session or daemon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from executor_client.errors import NotFoundError
 from executor_client.process_results import ProcessOutput
 from executor_client.session import Session
 
-# Processes whose last seen output is remembered; a session has at most as many.
+# Processes whose read position is kept; a session has at most this many.
 _SEEN_MAX = 1_024
 # No pager, no colours.
 _ENVIRONMENT = {"TERM": "dumb", "PAGER": "cat"}
@@ -37,7 +37,7 @@ class Computer:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def run(self, command: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> str:
-        """Runs a command as `processes.run` and returns its exit code and output. Left early, it ends the command."""
+        """Runs a command like `processes.run` and returns its exit code and output. Kills the command if cancelled."""
         timeout_s = timeout_s or core.TIMEOUT_S
         session = self._find()
         with core.refusals("the command could not be run"):
@@ -51,7 +51,7 @@ class Computer:
         return core.output_text(core.how_ended(done.result, timeout_s), done.stdout, done.stderr)
 
     def start(self, command: str) -> str:
-        """Starts a command that goes on by itself, and returns its id and first output."""
+        """Starts a command in the background, and returns its id and first output."""
         process_id = f"p-{secrets.token_hex(3)}"
         session = self._find()
         with core.refusals("the command could not be started"):
@@ -60,17 +60,17 @@ class Computer:
         return f"Process {process_id} has been started.\n{said}"
 
     def output(self, process_id: str, wait_s: float | None = None, text: str | None = None) -> str:
-        """Returns what a process printed since the last look: once it has ended, or when `wait_s` are over.
+        """Returns the new output of a process, once it has ended or after `wait_s` seconds.
 
-        `text` is written to its input before.
+        First writes `text` to its input.
         """
         if wait_s is None:
             wait_s = core.WAIT_S
         if not 0 <= wait_s <= core.WAIT_S_MAX:
-            raise ToolRefusal(f"a look waits 0 to {core.WAIT_S_MAX:g} seconds")
+            raise ToolRefusal(f"the wait must be 0 to {core.WAIT_S_MAX:g} seconds")
         kept = {"stdout": HeadAndTail(core.OUTPUT_BYTES), "stderr": HeadAndTail(core.OUTPUT_BYTES)}
         session = self._find()
-        with core.refusals(f"process {process_id} can't be looked at"):
+        with core.refusals(f"the output of process {process_id} can't be read"):
             self._check(session, process_id)
             process = session.processes.attach(process_id, after_event=self._seen.get(process_id, 0))
             if text:
@@ -86,19 +86,19 @@ class Computer:
         return core.output_text(how, stdout, stderr)
 
     def kill(self, process_id: str) -> str:
-        """Ends a process with all that it started, and returns what it printed last."""
+        """Kills a process with its descendants, and returns its last output."""
         session = self._find()
-        with core.refusals(f"process {process_id} can't be ended"):
+        with core.refusals(f"process {process_id} can't be killed"):
             self._check(session, process_id)
             (session.processes.attach(process_id)).kill()
         return self.output(process_id, _KILL_WAIT_S)
 
     def _check(self, session: Session, process_id: str) -> None:
-        """Raises ToolRefusal with the processes that there are, when this is none of them."""
+        """Raises ToolRefusal, which lists the running processes, if this process does not exist."""
         known = session.processes.list()
         if all(each.process_id != process_id for each in known):
             running = ", ".join(each.process_id for each in known if each.running) or "none"
-            raise ToolRefusal(f"There is no process {process_id[:100]!r}. Those that run: {running}.")
+            raise ToolRefusal(f"There is no process {process_id[:100]!r}. Running: {running}.")
 
     def _note_seen(self, process_id: str, number: int) -> None:
         if len(self._seen) >= _SEEN_MAX and process_id not in self._seen:
@@ -114,16 +114,16 @@ class Computer:
     def write_file(self, path: str, content: str) -> str:
         """Writes a text file, whole."""
         self._write(path, content)
-        return f"{path} has {len(content.splitlines())} lines now."
+        return f"{path} now has {len(content.splitlines())} lines."
 
     def edit_file(self, path: str, old: str, new: str) -> str:
-        """Replaces a piece of text that is in a file exactly once."""
+        """Replaces text that occurs in a file exactly once."""
         text, line = core.replaced_once(path, self._text_of(path), old, new)
         self._write(path, text)
-        return f"{path} was changed at line {line}."
+        return f"Changed {path} at line {line}."
 
     def list_files(self, path: str | None = None, pattern: str | None = None) -> str:
-        """Lists the files of the workspace, or of a directory in it, with everything below."""
+        """Lists the files of the workspace, or of a directory in it, recursively."""
         session = self._find()
         with core.refusals(f"{path or 'the workspace'!r} can't be listed"):
             return core.listing(session.files.list(path or ""), pattern)
@@ -146,7 +146,7 @@ class Computer:
             except NotFoundError as error:
                 if error.reason != "FILE_NOT_FOUND":
                     raise
-                raise ToolRefusal(f"There is no file {path!r}. list_files shows what there is.") from None
+                raise ToolRefusal(f"There is no file {path!r}. list_files shows the existing files.") from None
         return core.file_text(path, data)
 
     def _write(self, path: str, text: str) -> None:

@@ -1,5 +1,5 @@
 # Made of aio_driving.py by tools/unasync.py: change that, and run `make unasync`.
-"""Follows an execution of the blocking client to its result, however often its stream breaks; or gives it up."""
+"""Follows an execution of the blocking client to its result across broken streams, or cancels it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def drive(
 def _await_next(
     session: SessionBase[Transport], execution: Execution, cause: grpc.RpcError | EventGap | None
 ) -> ExecutionResult | None:
-    """Waits before the next stream. Returns the result instead when the execution was lost with its node."""
+    """Waits before the next stream. If the execution was lost with its node, returns a result instead."""
     try:
         sleep(execution.interrupted(cause, time.monotonic()))
     except PreconditionError as error:
@@ -62,9 +62,9 @@ def _await_next(
 
 
 def abandon(session: SessionBase[Transport], execution: Execution, *, wait: bool) -> None:
-    """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
+    """Cancels an execution that its caller no longer waits for; with `wait`, gives it a moment to end.
 
-    Drops its own failures: the caller is about to get the error that led here.
+    Drops its own failures: the caller gets the error that led here.
     """
     with contextlib.suppress(ExecutorClientError, grpc.RpcError):
         session._transport.once(execution.cancellation(), CANCEL_GRACE_S)

@@ -1,7 +1,7 @@
 """The errors of the client, as one tree: all of them are an `ExecutorClientError`.
 
 A program that fails is not an error but an `ExecutionResult` with its outcome (`raise_for_outcome` turns it into
-`ExecutionFailed`). gRPC's own errors never leave this package; `_core/status.py` translates them, by table.
+`ExecutionFailed`). gRPC errors never leave this package; `_core/status.py` translates them by a table.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class ExecutorClientError(Exception):
     """The base of all errors.
 
-    `reason` is the daemon's reason from its closed list (docs/protocol.md). It is empty for an error of the client's
-    own, except CLIENT_CLOSED, when the client was closed, perhaps while another thread or task was waiting, and
+    `reason` is the daemon's reason from its closed list (docs/protocol.md). The client's own errors have no reason,
+    except CLIENT_CLOSED, if the client was closed, perhaps while another thread or task was waiting, and
     SESSION_CLOSED.
     """
 
@@ -37,13 +37,13 @@ class ConfigurationError(ExecutorClientError):
 
 
 class InvalidRequest(ExecutorClientError):
-    """The request has a wrong form; the message names the field. Repeating it unchanged does not help."""
+    """The request is malformed; the message names the field. Repeating it unchanged does not help."""
 
 
 class ModulesMissing(InvalidRequest):
-    """Tools with the placement "sandbox" need `modules`, which the sandbox does not have.
+    """The sandbox lacks `modules` that tools with the placement "sandbox" need.
 
-    A session with the packages that bring them may have them: `create_session(packages=…)`.
+    A session can have packages with these modules: `create_session(packages=…)`.
     """
 
     def __init__(self, message: str, *, reason: str = "", modules: Iterable[str] = ()) -> None:
@@ -52,9 +52,9 @@ class ModulesMissing(InvalidRequest):
 
 
 class ToolNotShippable(InvalidRequest):
-    """A tool with the placement "sandbox" cannot be shipped unchanged. The placement "host" is always possible.
+    """A tool with the placement "sandbox" can't be shipped unchanged. The placement "host" always works.
 
-    `problems` names each obstacle, and its reason.
+    `problems` lists each obstacle with its reason.
     """
 
     def __init__(self, tool: str, problems: Iterable[str]) -> None:
@@ -66,9 +66,9 @@ class ToolNotShippable(InvalidRequest):
 
 @dataclass(frozen=True)
 class Violation(ShortRepr):
-    """A part of a request that the policy does not grant.
+    """A part of a request that the policy refuses.
 
-    `kind` is from the closed list in docs/protocol.md; `rule` is the key of the daemon's policy that refuses it.
+    `kind` is from the closed list in docs/protocol.md; `rule` is the key of the daemon's policy.
     """
 
     field: str
@@ -83,9 +83,9 @@ class Violation(ShortRepr):
 
 
 class PolicyViolationError(ExecutorClientError):
-    """The request asks for more than the policy grants. `get_policy()` returns what is allowed.
+    """The request exceeds the policy. `get_policy()` returns the limits.
 
-    `violations` lists everything that is refused, except the last `omitted` ones, for which the answer had no room.
+    `violations` lists the refused parts. The answer had no room for `omitted` more.
     """
 
     def __init__(
@@ -97,32 +97,32 @@ class PolicyViolationError(ExecutorClientError):
 
 
 class AuthenticationError(ExecutorClientError):
-    """The daemon cannot identify the caller: no token or certificate, or one that it does not accept."""
+    """The daemon can't identify the caller: no token or certificate, or one that it does not accept."""
 
 
 class AuthorizationError(ExecutorClientError):
-    """The daemon has identified the caller, who may not do this: a call for administrators, for example."""
+    """The caller is known but may not do this, for example a call for administrators."""
 
 
 class NotFoundError(ExecutorClientError):
-    """No such session, execution, tool call or file, or it belongs to another caller."""
+    """The session, execution, tool call or file does not exist, or belongs to another caller."""
 
 
 class PreconditionError(ExecutorClientError):
-    """The state of the object does not allow this: a session that lost its sandbox, a call answered already."""
+    """The object's state does not allow this: a session lost its sandbox, or a call was already answered."""
 
 
 class EnvironmentFailed(PreconditionError):
-    """No environment can be made of these packages; the message says why, in the resolver's own words where it failed.
+    """No environment can be built from these packages; the message has the reason, or the resolver's own message.
 
     Repeating the request unchanged does not help.
     """
 
 
 class ResourceExhaustedError(ExecutorClientError):
-    """A limit is reached. `retry_after_s` is the time to retry; None if that does not help.
+    """A limit is reached. `retry_after_s` is the time to retry in seconds; None if a retry does not help.
 
-    The client has already retried, within `busy_timeout_s`.
+    The client has already retried within `busy_timeout_s`.
     """
 
     def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
@@ -131,9 +131,9 @@ class ResourceExhaustedError(ExecutorClientError):
 
 
 class UnavailableError(ExecutorClientError):
-    """The daemon cannot be reached, or cannot do it now. `retry_after_s` is the time to retry, if it is known.
+    """The daemon can't be reached, or can't serve the call now. `retry_after_s` is the time to retry, if known.
 
-    `progress` is that of the environment or image which the daemon is making, if it said.
+    `progress` is the progress of an environment or image in the daemon, if it reports it.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class ConnectionLost(UnavailableError):
 
 
 class CallTimeoutError(ExecutorClientError):
-    """A call took longer than `call_timeout_s`."""
+    """A call took longer than its timeout."""
 
 
 class DaemonError(ExecutorClientError):
-    """The daemon failed. `incident_id`, if there is one, identifies the cause in its log."""
+    """The daemon failed. `incident_id`, if any, identifies the cause in its log."""
 
     def __init__(self, message: str, *, reason: str = "", incident_id: str = "") -> None:
         super().__init__(message, reason=reason)
@@ -173,15 +173,15 @@ class DaemonError(ExecutorClientError):
 
 
 class ProtocolError(ExecutorClientError):
-    """An answer of the daemon breaks the protocol, or passes a limit of the client."""
+    """An answer of the daemon violates the protocol, or exceeds a limit of the client."""
 
 
 class ReentrantExecution(ExecutorClientError):
-    """A host tool used the session that waits for this very tool, which would never end."""
+    """A host tool used the session that is waiting for this tool, which would never end."""
 
 
 class ExecutionFailed(ExecutorClientError):
-    """Raised by `ExecutionResult.raise_for_outcome()`. The whole result is in `result`."""
+    """Raised by `ExecutionResult.raise_for_outcome()`, with the `result`."""
 
     def __init__(self, message: str, result: ExecutionResult) -> None:
         super().__init__(message)
@@ -189,7 +189,7 @@ class ExecutionFailed(ExecutorClientError):
 
 
 class ProcessFailed(ExecutorClientError):
-    """Raised by `CompletedProcess.check()`. The whole of it is in `process`."""
+    """Raised by `CompletedProcess.check()`, with the `process`."""
 
     def __init__(self, message: str, process: CompletedProcess) -> None:
         super().__init__(message)
@@ -199,7 +199,7 @@ class ProcessFailed(ExecutorClientError):
 class EvaluationError(ExecutorClientError):
     """An expression has no value: it failed, or no idle session can evaluate it.
 
-    `result` is the whole result if there is one; else `__cause__` may say more.
+    `result` is the result, if there is one; otherwise `__cause__` may have the reason.
     """
 
     def __init__(self, message: str, *, reason: str = "", result: ExecutionResult | None = None) -> None:
@@ -208,5 +208,5 @@ class EvaluationError(ExecutorClientError):
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome of the evaluation; None if it did not begin, or its outcome is unknown."""
+        """The outcome of the evaluation; None if it did not start or the outcome is unknown."""
         return None if self.result is None else self.result.outcome

@@ -1,4 +1,4 @@
-"""The events that `on_event` gets while an execution runs. `number` is the place in the execution's journal."""
+"""The events that `on_event` receives during an execution. `number` is the position in the execution's journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from executor_client.results import Display, Image
 
 @dataclass(frozen=True)
 class QueuedEvent(ShortRepr):
-    """The execution waits for `ahead` others of its session."""
+    """The execution waits for `ahead` earlier ones of its session."""
 
     number: int
     ahead: int
@@ -28,7 +28,7 @@ class LogEvent(ShortRepr):
 
 @dataclass(frozen=True)
 class OutputCutEvent(ShortRepr):
-    """Output was left out here: the program printed more than `output_bytes`."""
+    """Output is omitted here: the program printed more than `output_bytes`."""
 
     number: int
     omitted_bytes: int
@@ -44,7 +44,7 @@ class ImageEvent(ShortRepr):
 
 @dataclass(frozen=True)
 class DisplayEvent(ShortRepr):
-    """The program displayed an object that shows itself by more than an image."""
+    """The program displayed an object with representations other than an image."""
 
     number: int
     display: Display
@@ -61,7 +61,7 @@ class ToolCallEvent(ShortRepr):
 
 @dataclass(frozen=True)
 class LimitWarningEvent(ShortRepr):
-    """A limit is nearly spent. `limit` is the name of a field of `Limits`."""
+    """A limit is nearly used up. `limit` is the name of a field of `Limits`."""
 
     number: int
     limit: str

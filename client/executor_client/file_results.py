@@ -1,4 +1,4 @@
-"""The values about files of the workspace that the client returns. All are frozen, and none does I/O."""
+"""Values that describe files of the workspace. All are frozen, and none does I/O."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class FileChange(ShortRepr):
 
 @dataclass(frozen=True)
 class FileChanges(ShortRepr):
-    """Changes that came together: one for each path, however often it has changed."""
+    """Changes that arrived together, one for each path."""
 
     changes: tuple[FileChange, ...] = ()
     overflowed: bool = False
-    """Changes before these are lost: there were too many, or the daemon was away. A listing shows how the files are."""
+    """Earlier changes are lost: there were too many, or the daemon was away. List the files to see their state."""
 
     def __iter__(self) -> Iterator[FileChange]:
         return iter(self.changes)

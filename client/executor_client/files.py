@@ -1,12 +1,11 @@
 # Made of aio_files.py by tools/unasync.py: change that, and run `make unasync`.
 """The files of a session, `session.files`, of the blocking client: between this machine and a session's workspace.
 
-Files of any size go from disk to disk in pieces. A local file is written under a temporary name beside its own, and
-renamed once it is whole. Paths of the workspace are relative to it. Neither do these calls wait for a running
-execution, nor does an execution wait for them.
+Files are transferred in pieces, from disk to disk. A local file is written under a temporary name, then renamed when it
+is complete. Paths are relative to the workspace. These calls and executions do not wait for each other.
 
-The program in the sandbox made what comes out of a workspace, names included: `get_directory` refuses names that are
-not safe, writes regular files and directories only, and follows no local link below its target.
+A program in the sandbox wrote the files and chose their names. So `get_directory` refuses unsafe names, writes regular
+files and directories only, and follows no local link below its target.
 """
 
 from __future__ import annotations
@@ -41,26 +40,30 @@ class SessionFiles(ShortRepr):
         self._session = session
 
     def put(self, source: LocalPath | bytes | bytearray | memoryview, path: str) -> FileInfo:
-        """Puts a local file, or bytes, at a path of the workspace, whole or not at all."""
+        """Puts a local file, or bytes, at a path of the workspace, whole or not at all.
+
+        Raises InvalidRequest for a path outside the workspace, PolicyViolationError for a file that is too large, and
+        OSError if the local file can't be read.
+        """
         return self._put(run_blocking(content_of, source), path, tar=False)
 
     def write(self, path: str, data: bytes | bytearray | memoryview) -> FileInfo:
-        """Writes a file of the workspace, whole or not at all."""
+        """Writes a file of the workspace, whole or not at all. Raises as `put` does."""
         return self._put(content_of(data), path, tar=False)
 
     def put_directory(self, directory: LocalPath, path: str) -> FileInfo:
         """Puts the contents of a local directory into a directory of the workspace ("" is the workspace itself).
 
-        Files that are there already under other names stay. Each file is written whole or not at all; the directory is
-        not: after a refusal, the files before it stay. Links are refused.
+        Other files in the target stay. Each file is written whole or not at all, but after a refusal the files before
+        it stay. Links are refused.
         """
         content = run_blocking(archives.directory_content, Path(directory))
         return self._put(content, path, tar=True)
 
     def get(self, path: str, local_path: LocalPath, *, max_bytes: int | None = None) -> FileInfo:
-        """Gets a file of the workspace. A local file of that name is replaced.
+        """Gets a file of the workspace. Replaces the local file of that name.
 
-        Raises InvalidRequest for one of more than `max_bytes`, before it is read.
+        Raises NotFoundError, and InvalidRequest for a file of more than `max_bytes`, before reading it.
         """
 
         def attempt() -> FileInfo:
@@ -76,7 +79,7 @@ class SessionFiles(ShortRepr):
         return self._session._open().repeat(attempt)
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """Reads a file of the workspace. Raises InvalidRequest for one of more than `max_bytes`, before it is read."""
+        """Returns the content of a file. Raises NotFoundError, and InvalidRequest for more than `max_bytes`."""
 
         def attempt() -> bytes:
             reader = FileReader(max_bytes=max_bytes)
@@ -92,8 +95,7 @@ class SessionFiles(ShortRepr):
     def get_directory(self, path: str, directory: LocalPath) -> FileInfo:
         """Gets the contents of a directory of the workspace ("" is the workspace itself) into a local one.
 
-        Local files of the same names are replaced, others stay. Nothing is written unless all of it has arrived and is
-        acceptable.
+        Replaces local files of the same names; others stay. Writes nothing unless everything has arrived and is safe.
         """
         target = Path(directory)
 
@@ -112,15 +114,16 @@ class SessionFiles(ShortRepr):
         return info
 
     def list(self, path: str = "") -> FileList:
-        """Lists a directory of the workspace, and what is below it."""
+        """Lists a directory of the workspace, recursively. Raises NotFoundError."""
         request = requests.with_path(pb.ListFilesRequest, self._session.session_id, path)
         response = self._session._open().call(request)
         return convert.from_wire(FileList, response)
 
     def watch(self, path: str = "", *, recursive: bool = True) -> FileWatch:
-        """Watches a directory of the workspace ("" is the workspace itself), with those below it; returns when it does.
+        """Watches a directory of the workspace ("" is the workspace itself). Returns once the watch is active.
 
-        Raises NotFoundError when there is none, ResourceExhaustedError for too many watches or directories.
+        `recursive` includes the directories below. Raises NotFoundError, and ResourceExhaustedError for too many
+        watches or directories.
         """
         request = pb.WatchFilesRequest(session_id=self._session.session_id, path=path, recursive=recursive)
         made = FileWatch(self._session, request)

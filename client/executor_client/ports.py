@@ -1,7 +1,6 @@
 """The ports of a session, `session.ports`, of the blocking client: servers in the sandbox, reached from here.
 
-Connections are passed on by the asyncio client's code, in an event loop in a thread: one for each port that is
-forwarded, however many connections it has.
+The asyncio client's code forwards the connections, in an event loop in a thread: one thread for each forwarded port.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _START_TIMEOUT_S = 60.0
 
 
 class PortForward(ShortRepr):
-    """A local listener whose connections lead to a port of the sandbox. Closed as a context manager, or by `close`."""
+    """A local listener that forwards connections to a port of the sandbox. A context manager; or call `close`."""
 
     _shows = ("port", "url", "connections", "last_error")
 
@@ -56,12 +55,12 @@ class PortForward(ShortRepr):
 
     @property
     def last_error(self) -> ExecutorClientError | None:
-        """The reason why the last connection could not be made or broke; None when none did."""
+        """The error of the last connection that failed or broke; None if none did."""
         return self._forward.last_error
 
     @property
     def connections(self) -> int:
-        """Connections that were accepted so far."""
+        """Number of connections accepted so far."""
         return self._forward.connections
 
     def close(self) -> None:
@@ -89,10 +88,10 @@ class SessionPorts(ShortRepr):
         self._session = session
 
     def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> PortForward:
-        """Listens here, and leads each connection to a port of the sandbox. Returns when it listens.
+        """Listens on this machine and forwards each connection to a port of the sandbox. Returns once it listens.
 
-        `local_port` 0: a free one. A port that nothing listens on in the sandbox ends each connection at once, until
-        something does (`last_error` says so). Raises OSError when this machine can't listen there.
+        `local_port` 0 chooses a free port. While nothing listens on the sandbox's port, connections end at once, and
+        `last_error` has the reason. Raises OSError if this machine can't listen there.
         """
         loop = _Loop(self._session)
         try:
@@ -103,9 +102,9 @@ class SessionPorts(ShortRepr):
         return PortForward(loop, forward, self._session)
 
     def connect(self, port: int) -> socket.socket:
-        """Connects to a port of the sandbox. Raises PreconditionError (PORT_CLOSED) when nothing listens there.
+        """Connects to a port of the sandbox. Raises PreconditionError (PORT_CLOSED) if nothing listens there.
 
-        The socket is a local one, whose other end is passed on; close it as any other.
+        Returns a local socket whose data is forwarded. Close it like any other socket.
         """
         loop = _Loop(self._session)
         try:
@@ -116,7 +115,7 @@ class SessionPorts(ShortRepr):
 
 
 class _Loop:
-    """An event loop in a thread, with a transport to the session of its own."""
+    """An event loop in a thread, with its own transport to the session."""
 
     def __init__(self, session: SessionBase[Transport]) -> None:
         # Not the session: this thread must not keep it from being collected.
@@ -127,7 +126,7 @@ class _Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine there, and returns its result."""
+        """Runs a coroutine in the thread, and returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_TIMEOUT_S)
 
     async def forward(self, port: int, local_port: int, host: str) -> AsyncPortForward:
@@ -145,7 +144,7 @@ class _Loop:
         self._thread.join(_START_TIMEOUT_S)
 
     def _ports(self) -> AsyncSessionPorts:
-        """Returns the ports, on a channel that is made in the loop that uses it."""
+        """Returns the ports. Their channel must be created in the loop that uses it."""
         if self._transport is None:
             self._transport = AsyncTransport(self._blocking.endpoint, self._blocking.timeouts)
         return AsyncSessionPorts(SessionBase(self._transport, self._info))

@@ -1,9 +1,8 @@
 # Made of aio_process.py by tools/unasync.py: change that, and run `make unasync`.
 """A process of a session, of the blocking client: its output, its input, its end.
 
-A process belongs to the daemon. Reading its events resumes by itself after a lost connection or a restart of the
-daemon, with the event after the last one, so each byte arrives once. A caller that stops reading leaves the process
-as it is.
+The daemon owns the process. After a lost connection or a restart of the daemon, reading resumes with the next event, so
+each byte arrives once. The process does not notice when a caller stops reading.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ _SIGINT, _SIGKILL, _SIGTERM = 2, 9, 15
 
 @checks_calls
 class Process(ShortRepr):
-    """A process of a session, made by `start` and `attach`. Iterating yields its output, once.
+    """A process of a session, created by `start` and `attach`. Iterating yields its output, once.
 
-    One reader at a time. As a context manager it stops following at the end; the process goes on.
+    One reader at a time. As a context manager, it stops following the process at the end; the process continues.
     """
 
     _shows = ("process_id", "pid", "result")
@@ -64,7 +63,7 @@ class Process(ShortRepr):
 
     @property
     def process_id(self) -> str:
-        """The id by which `attach` finds it."""
+        """The id for `attach`."""
         return self._followed.process_id
 
     @property
@@ -74,22 +73,22 @@ class Process(ShortRepr):
 
     @property
     def last_event(self) -> int:
-        """Number of the last event that was read here; `attach` goes on after it."""
+        """Number of the last event read here; `attach` can continue after it."""
         return self._followed.last_number
 
     @property
     def result(self) -> ProcessResult | None:
-        """Its end; None until all of its events were read here."""
+        """Its result; None until all of its events were read here."""
         return self._followed.result
 
     # -----------------------------------------------------------------------------------------------------------------
     # Reading
 
     def __iter__(self) -> Generator[ProcessEvent, None]:
-        """Yields its output, as far as it was not read here, up to its end.
+        """Yields the unread output until the process ends.
 
-        Left early it stops following: a process that is followed waits for its reader once the buffers are full.
-        Raises ConnectionLost when the daemon goes away and does not come back.
+        Leaving the loop early stops following; a followed process waits for its reader once the buffers are full.
+        Raises ConnectionLost if the daemon goes away and does not come back.
         """
         try:
             while (event := self._next(math.inf)) is not None:
@@ -98,9 +97,9 @@ class Process(ShortRepr):
             self.close()
 
     def read(self, timeout_s: float) -> list[ProcessEvent]:
-        """Returns the output that comes within `timeout_s`, as far as it was not read here; sooner at its end.
+        """Returns the unread output of the next `timeout_s` seconds; returns earlier if the process ends.
 
-        At most `READ_BYTES_MAX` at once. Stops following then: what it prints meanwhile is for the next call.
+        Returns at most `READ_BYTES_MAX` bytes at once, then stops following: later output is for the next call.
         """
         ends_s = time.monotonic() + timeout_s
         events: list[ProcessEvent] = []
@@ -115,9 +114,9 @@ class Process(ShortRepr):
         return events
 
     def wait(self, timeout_s: float | None = None) -> ProcessResult:
-        """Waits for the end. Output that was not read before is dropped.
+        """Waits for the process to end. Drops unread output.
 
-        Raises CallTimeoutError when the process still runs after `timeout_s`; it goes on.
+        Raises CallTimeoutError if the process still runs after `timeout_s` seconds; it continues.
         """
         ends_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._followed.has_ended():
@@ -126,22 +125,22 @@ class Process(ShortRepr):
         return self._followed.result
 
     def close(self) -> None:
-        """Stops following it. The process goes on; iterating again goes on with the next event. Idempotent."""
+        """Stops following. The process continues, and iterating again resumes with the next event. Idempotent."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.cancel()
 
     def _begin(self) -> None:
-        """Starts the process: returns when it runs."""
+        """Starts the process. Returns once it runs."""
         while self._followed.last_number == 0:
             event = self._next(math.inf, only_one=True)
             if isinstance(event, ProcessOutput):
                 raise ProtocolError("a process printed before its start")
 
     def _next(self, ends_s: float, *, only_one: bool = False) -> ProcessEvent | None:
-        """Returns the next event to report; None after the result, and when it was closed meanwhile.
+        """Returns the next event to report; None after the result, or if the process was closed meanwhile.
 
-        With `only_one` it returns after every event, with None for one that is not reported.
+        With `only_one`, returns after each event, with None if it is not reported.
         """
         while not self._followed.has_ended():
             stream = self._open(ends_s)
@@ -171,7 +170,7 @@ class Process(ShortRepr):
 
     def _open(self, ends_s: float) -> EventStream:
         if self._stream is not None and self._stream_ends_s > ends_s:
-            self.close()  # it would not end in time
+            self.close()  # its time limit is too late
         if self._stream is None:
             timeout_s = None if ends_s == math.inf else max(0.001, ends_s - time.monotonic())
             self._stream = self._session._transport.channel.events(
@@ -181,7 +180,7 @@ class Process(ShortRepr):
         return self._stream
 
     def _await_next(self, cause: grpc.RpcError | EventGap | None) -> None:
-        """Waits before the next stream. Raises the error for the caller when another stream cannot help."""
+        """Waits before the next stream. Raises the error for the caller if another stream can't help."""
         try:
             sleep(self._followed.interrupted(cause, time.monotonic()))
         except PreconditionError as error:
@@ -190,21 +189,21 @@ class Process(ShortRepr):
             self._followed.lost(error.message)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Steering
+    # Input and signals
 
     def write(self, data: bytes | bytearray | memoryview | str) -> None:
-        """Writes to its standard input or its terminal; a text in UTF-8. Waits while the process does not read.
+        """Writes to its standard input or terminal; text as UTF-8. Waits while the process does not read.
 
-        Raises PreconditionError when it has ended or closed its input (reason PROCESS_ENDED), and when another client
-        has written to it meanwhile; InvalidRequest when it was started without one; CallTimeoutError when it does not
-        read for `call_timeout_s`. The same data may be written again then, and arrives once.
+        Raises PreconditionError if the process has ended or closed its input (PROCESS_ENDED), or if another client has
+        written to it; InvalidRequest if it was started without input; CallTimeoutError if it does not read for
+        `call_timeout_s`. Then the same data can be written again and arrives once.
         """
         self._write(core.as_bytes(data), eof=False)
 
     def close_stdin(self) -> None:
-        """Ends its input. On a terminal: sends the end-of-file character, once after the same bytes.
+        """Closes its input. On a terminal: sends the end-of-file character, once after the same bytes.
 
-        One that has ended has no input to end.
+        Does nothing if the process has ended.
         """
         try:
             self._write(b"", eof=True)
@@ -213,15 +212,15 @@ class Process(ShortRepr):
                 raise
 
     def _write(self, data: bytes, *, eof: bool) -> None:
-        # Two writers of this object would use the same offset, and the bytes of one would be skipped as repeated ones.
+        # Two writers of this object would use the same offset, and the daemon would skip the second as a repetition.
         with self._write_lock:
             offset = self._written_bytes
             for request in core.write_requests(self._followed.session_id, self.process_id, offset, data, eof=eof):
                 response = self._session._open().call(request)
                 if response.written_bytes > request.offset + len(request.data):
                     self._written_bytes = response.written_bytes
-                    raise PreconditionError("another client has written to this process: its input is not yours alone")
-            # Not before all of it has arrived: data that is written again after an error begins at the same offset.
+                    raise PreconditionError("another client has written to the input of this process")
+            # Only after all has arrived: data that is written again after an error begins at the same offset.
             self._written_bytes = offset + len(data)
 
     def resize(self, size: TerminalSize) -> None:
@@ -235,9 +234,9 @@ class Process(ShortRepr):
         self._session._open().call(request)
 
     def signal(self, number: int, target: str = "group") -> None:
-        """Sends a signal: to its process group, to the "process" alone, or to the "tree" of all that it started.
+        """Sends a signal to its process "group", to the "process" alone, or to the "tree" of its descendants.
 
-        After its end it has no effect.
+        Does nothing if the process has ended.
         """
         request = core.signal_request(self._followed.session_id, self.process_id, number, target)
         self._session._open().call(request)
@@ -247,11 +246,11 @@ class Process(ShortRepr):
         self.signal(_SIGTERM)
 
     def kill(self) -> None:
-        """Ends it with all that it started (SIGKILL)."""
+        """Kills it with all its descendants (SIGKILL)."""
         self.signal(_SIGKILL, "tree")
 
     def _end(self, *, gently: bool) -> None:
-        """Ends it with all that it started, in a bounded time; `gently` with a SIGINT and a moment to end before."""
+        """Kills it with all its descendants; `gently` sends a SIGINT first and waits a moment."""
         self.close()
         try:
             if gently:

@@ -1,4 +1,4 @@
-"""The values that processes of a session return: events, results, descriptions. All are frozen, and none does I/O."""
+"""Values of a session's processes: events, results, descriptions. All are frozen, and none does I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TerminalSize(ShortRepr):
 
 @dataclass(frozen=True)
 class ProcessOutput(ShortRepr):
-    """A piece of output, as the process wrote it: neither text nor safe to print on a terminal."""
+    """A piece of output, as the process wrote it: raw bytes that are not safe to print on a terminal."""
 
     number: int
     """Number of the event; 1 for the first of the process."""
@@ -31,7 +31,7 @@ class ProcessOutput(ShortRepr):
 
 @dataclass(frozen=True)
 class ProcessOutputCut(ShortRepr):
-    """Output was left out here: more than the policy lets one process print, or than is kept while no client reads."""
+    """Output is omitted here: more than the policy allows for one process, or than is kept while no client reads."""
 
     number: int
     omitted_bytes: int
@@ -47,17 +47,17 @@ class ProcessResult(ShortRepr):
 
     outcome: Literal["exited", "signalled", "timeout", "lost"]
     exit_code: int | None
-    """As a shell reports it: of a process that a signal ended, 128 and the signal's number. None when it is lost."""
+    """As a shell reports it: 128 plus the signal's number if a signal ended it. None if it is lost."""
     signal: int = 0
     """The signal that ended it; 0: none."""
     wall_time_s: float = 0.0
     cpu_time_s: float = 0.0
-    """CPU seconds of the process and of the children that it waited for."""
+    """CPU seconds of the process and the children that it waited for."""
     peak_memory_bytes: int = 0
     output_bytes: int = 0
-    """Bytes that it wrote, those left out included."""
+    """Bytes that it wrote, including omitted ones."""
     lost_reason: str = ""
-    """The reason why it is lost."""
+    """Why it is lost; empty otherwise."""
 
     @property
     def succeeded(self) -> bool:
@@ -72,7 +72,7 @@ class ProcessInfo(ShortRepr):
     process_id: str
     argv: tuple[str, ...]
     cwd: str
-    """As it was asked for; empty: the workspace."""
+    """As requested; empty for the workspace."""
     pid: int
     """Its id in the sandbox."""
     has_pty: bool
@@ -81,7 +81,7 @@ class ProcessInfo(ShortRepr):
     result: ProcessResult | None
     """None while it runs."""
     first_event: int
-    """Number of the first event that is kept."""
+    """Number of the first event that the daemon still has."""
     last_event: int
     written_bytes: int
     """Bytes that clients have written to it."""
@@ -99,7 +99,7 @@ class ProcessUsage(ShortRepr):
     cpu_time_s: float = 0.0
     peak_memory_bytes: int = 0
     output_bytes: int = 0
-    """Bytes that it wrote, those left out included."""
+    """Bytes that it wrote, including omitted ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class PortRules(ShortRepr):
 
 
 NO_RULES, NO_PORTS = ProcessRules(), PortRules()
-"""Rules that a daemon did not send: it is older than they are."""
+"""For daemons that are too old to send rules."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +137,14 @@ class CompletedProcess(ShortRepr):
     argv: tuple[str, ...]
     result: ProcessResult
     stdout_bytes: bytes
-    """Head and tail, where it printed more than was to be kept; a line between them says how much is left out."""
+    """Head and tail if it printed more than the limit; a line between them has the omitted size."""
     stderr_bytes: bytes
     omitted_bytes: int = 0
-    """Bytes of both that are left out."""
+    """Omitted bytes of both streams."""
 
     @property
     def stdout(self) -> str:
-        """As text, in UTF-8; what is none is replaced."""
+        """Decoded as UTF-8; invalid bytes are replaced."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
@@ -179,7 +179,7 @@ class CompletedProcess(ShortRepr):
         return self.result.succeeded
 
     def check(self) -> Self:
-        """Returns itself. Raises ProcessFailed, with the end of its output, unless it exited with 0."""
+        """Returns itself if it exited with 0. Otherwise raises ProcessFailed with the end of its output."""
         if not self.succeeded:
             raise ProcessFailed(_failure(self), self)
         return self

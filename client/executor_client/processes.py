@@ -34,7 +34,7 @@ from executor_client.process_results import (
 )
 
 OUTPUT_BYTES = 1024 * 1024
-"""Bytes of each stream that `run` keeps by default, head and tail."""
+"""Default for the bytes of each stream that `run` keeps, head and tail."""
 
 Command = str | Sequence[str]
 """A text for the shell, or a program with its arguments."""
@@ -42,7 +42,7 @@ Command = str | Sequence[str]
 
 @checks_calls
 class SessionProcesses(ShortRepr):
-    """The processes of one session. They run beside its executions, as the same user and under the same limits."""
+    """The processes of one session. They run alongside its executions, as the same user, under the same limits."""
 
     _shows = ("_session.session_id",)
 
@@ -62,14 +62,14 @@ class SessionProcesses(ShortRepr):
     ) -> CompletedProcess:
         """Runs a command to its end and returns its exit code and output. A command that fails is a result.
 
-        A text is run by bash, or by `/bin/sh` if the image has no bash; a list is run as it is. `timeout_s` ends it
-        with all that it started. `on_output` is called with the stream and each piece as it comes. Of each stream
-        `max_output_bytes` are kept, head and tail. `input` is written while output is read.
+        Text is run by bash, or by `/bin/sh` if the image has no bash; a list is run directly. After `timeout_s` seconds
+        the command is killed with its descendants. `on_output` is called with the stream's name and each piece as it
+        arrives. `max_output_bytes` of each stream are kept, head and tail. `input` is written while output is read.
 
-        Left in any other way (an interrupt, an exception of `on_output`), it kills the command. After
-        a KeyboardInterrupt the command gets a SIGINT first, and two seconds to end.
+        If it ends in any other way (an interrupt, an exception of `on_output`), it kills the command.
+        After a KeyboardInterrupt, the command gets a SIGINT first and two seconds to end.
 
-        Raises InvalidRequest (reason COMMAND_NOT_FOUND) when there is no such program, PolicyViolationError.
+        Raises InvalidRequest (COMMAND_NOT_FOUND) if there is no such program, and PolicyViolationError.
         """
         if max_output_bytes < 0:
             raise InvalidRequest("max_output_bytes is negative")
@@ -112,13 +112,13 @@ class SessionProcesses(ShortRepr):
         timeout_s: float | None = None,
         process_id: str | None = None,
     ) -> Process:
-        """Starts a command and returns when it runs.
+        """Starts a command. Returns once it runs.
 
-        `cwd` is a directory of the workspace, or an absolute path of the sandbox. `pty` gives it a terminal of that
-        size. With `stdin` its input can be written to; else it is empty. The same `process_id` with the same command
-        gives the same process again. It goes on when this client leaves, and ends with the session.
+        `cwd` is a directory of the workspace, or an absolute path of the sandbox. `pty` gives the process a terminal of
+        this size. With `stdin`, its input can be written; otherwise it is empty. The same `process_id` with the same
+        command returns the same process. The process continues without this client, and ends with the session.
 
-        Raises as `run`.
+        Raises the errors of `run`.
         """
         request = core.start_request(
             self._session.session_id,
@@ -133,7 +133,7 @@ class SessionProcesses(ShortRepr):
         with self._session._transport.waits() as waits:
             process = self._asked_for(request, waits)
             process._begin()  # a part of making it
-        # Not followed until it is iterated over: one that is followed, and that the caller never reads, would wait.
+        # Not followed until the caller iterates: a followed process waits for its reader.
         process.close()
         return process
 
@@ -145,15 +145,15 @@ class SessionProcesses(ShortRepr):
         return transport.process(self._session.session_id, process_id, request, current_trace(), waits)
 
     def list(self) -> list[ProcessInfo]:
-        """Lists the session's processes, those that ended among them until they are forgotten."""
+        """Lists the session's processes, including ended ones until the daemon forgets them."""
         request = pb.ListProcessesRequest(session_id=self._session.session_id)
         response = self._session._open().call(request)
         return [from_wire(ProcessInfo, each) for each in response.processes]
 
     def attach(self, process_id: str, *, after_event: int = 0) -> Process:
-        """Finds a process that was started before, perhaps by another client; iterating begins after that event.
+        """Returns an existing process. Another client may have started it. Iterating begins after `after_event`.
 
-        Raises NotFoundError when there is none, or it was forgotten.
+        Raises NotFoundError if there is none, or if the daemon has forgotten it.
         """
         found = [info for info in self.list() if info.process_id == process_id]
         if not found:
@@ -162,18 +162,18 @@ class SessionProcesses(ShortRepr):
             followed = self._followed(process_id, None, waits)
             followed.last_number, followed.pid = after_event, found[0].pid
         if found[0].result is not None and after_event >= found[0].last_event:
-            followed.result = found[0].result  # no event follows that could bring it
+            followed.result = found[0].result  # no later event will bring it
         return Process(self._session, followed, found[0].written_bytes)
 
 
 def _give(process: Process, given: bytes) -> None:
-    """Writes all input of a command, and ends it. One that reads less than it is given has not failed for that."""
+    """Writes all input of a command and closes it. The command may read less than that."""
     for piece, eof in ((given, False), (b"", True)):
         while process.result is None:
             try:
                 process._write(piece, eof=eof)
             except CallTimeoutError:
-                continue  # it takes its time; its own end, or its timeout, ends this
+                continue  # it is slow to read; its end, or its timeout, ends this loop
             except NotFoundError:
                 return  # ended, and forgotten
             except PreconditionError as error:
@@ -185,7 +185,7 @@ def _give(process: Process, given: bytes) -> None:
 
 @contextlib.contextmanager
 def _killed_on_failure(process: Process) -> Iterator[None]:
-    """Ends a process when the block fails. Drops its own failures: the caller is about to get the block's error."""
+    """Kills a process if the block fails. Drops its own failures: the caller gets the block's error."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The values that the client returns: results, sessions, policies, files. All are frozen, and none does I/O."""
+"""Values that the client returns: results, sessions, policies. All are frozen, and none does I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.Enum):
-    """The end of an execution."""
+    """How an execution ended."""
 
     SUCCEEDED = "succeeded"
     EXCEPTION = "exception"
@@ -40,8 +40,8 @@ class Outcome(enum.Enum):
 
 
 class VariablesState(enum.Enum):
-    """The state of the session's variables: kept, reset (a new interpreter), rolled back (to the savepoint before the
-    execution, which had ended its interpreter), lost (no sandbox any more)."""
+    """The session's variables after an execution: kept; reset (new interpreter); rolled back to the savepoint before
+    the execution, because it ended its interpreter; or lost with the sandbox."""
 
     KEPT = "kept"
     RESET = "reset"
@@ -61,7 +61,7 @@ class SessionState(enum.Enum):
 @checks_calls
 @dataclass(frozen=True, kw_only=True)
 class Limits(ShortRepr):
-    """Limits of a session or an execution. None: not asked for, so the policy's default holds."""
+    """Limits of a session or an execution. None: the policy's default applies."""
 
     wall_time_s: float | None = None
     cpu_time_s: float | None = None
@@ -81,8 +81,8 @@ class Limits(ShortRepr):
 class ErrorDetail(ShortRepr):
     """The error of a program that failed.
 
-    `line` is 0 if there is none; `statement` is the top-level statement that failed; `exit_code` is the program's own
-    if the outcome is EXITED.
+    `line` is 0 if it is unknown; `statement` is the top-level statement that failed; `exit_code` is the program's own
+    code if the outcome is EXITED.
     """
 
     type: str
@@ -95,7 +95,7 @@ class ErrorDetail(ShortRepr):
 
 @dataclass(frozen=True)
 class NetworkUsage(ShortRepr):
-    """Connections out of a sandbox that were made, and that were refused; bytes that the sandbox sent and received."""
+    """Connections made from a sandbox, connections refused, and bytes sent and received."""
 
     connections: int = 0
     denied: int = 0
@@ -117,10 +117,10 @@ class Usage(ShortRepr):
 
 @dataclass(frozen=True)
 class Image(ShortRepr):
-    """An image that the program displayed, behind `log_offset` characters of `ExecutionResult.logs`.
+    """An image that the program displayed, after `log_offset` characters of `ExecutionResult.logs`.
 
     It is decoded when `pil` or `problem` is first read. That can take a second; with an event loop, use a thread.
-    `refusal` says why its headers forbid to decode it; empty when they don't.
+    `refusal` has the reason if its headers are not safe to decode.
     """
 
     data: bytes = field(repr=False)
@@ -133,12 +133,12 @@ class Image(ShortRepr):
 
     @property
     def pil(self) -> PIL.Image.Image | None:
-        """The pixels, without metadata; None if the data is broken or not safe to decode: then `problem` says why."""
+        """The pixels, without metadata; None if the data is broken or unsafe, for the reason in `problem`."""
         return None if isinstance(self._decoded, str) else self._decoded
 
     @property
     def problem(self) -> str:
-        """The reason why `pil` is None, else empty."""
+        """Why `pil` is None; empty otherwise."""
         return self._decoded if isinstance(self._decoded, str) else ""
 
     @cached_property
@@ -153,10 +153,10 @@ class Image(ShortRepr):
 
 @dataclass(frozen=True)
 class Display(ShortRepr):
-    """The texts by which an object that the program displayed shows itself, by MIME type, such as "text/html".
+    """The representations of an object that the program displayed, by MIME type, such as "text/html".
 
-    Its plain text is in the logs, behind `log_offset` characters of which this comes. The texts are the program's: show
-    HTML only where its scripts can do no harm. `problem` says why there are none.
+    Its plain text is in the logs, at `log_offset` characters. The texts are untrusted: show HTML only where its scripts
+    can do no harm. `problem` has the reason if there are none.
     """
 
     data: Mapping[str, str] = field(repr=False)
@@ -168,14 +168,13 @@ class Display(ShortRepr):
 class ExecutionResult(ShortRepr):
     """The outcome of one execution, and all its outputs.
 
-    `output` is the value of the trailing expression, or the host's own object when a final-answer tool was called
-    (`is_final_answer`). A value without an exact form arrives as an `OpaqueValue`. `state` and `generation` say whether
-    the session's variables were kept. `artifacts` are the files of the workspace that the program made or changed; with
-    `artifacts_truncated` there may be more. `policy_fingerprint` identifies the policy that it ran under. `savepoint`
-    is the number of the savepoint that was taken before it; 0 when there is none, and then `savepoint_refused` has the
-    reason if one was asked for. `branch` says what a program that was tried has changed (`Session.try_`); None for one
-    that was executed.
-    """
+    `output` is the value of the trailing expression, or the host's own object if a final-answer tool was called
+    (`is_final_answer`). A value without an exact form arrives as an `OpaqueValue`. `state` and `generation` show
+    whether the session's variables were kept. `artifacts` are the files of the workspace that the program created or
+    changed; there may be more if `artifacts_truncated`. `policy_fingerprint` identifies the policy that applied.
+    `savepoint` is the number of the savepoint taken before the execution, or 0; if one was requested and refused,
+    `savepoint_refused` has the reason. `branch` has the changes of a tried program (`Session.try_`); None for an
+    executed program."""
 
     execution_id: str = field(repr=False)
     outcome: Outcome
@@ -200,7 +199,7 @@ class ExecutionResult(ShortRepr):
 
     @property
     def images(self) -> list[PIL.Image.Image]:
-        """The displayed images that could be decoded, in order; `image_entries` has the others too."""
+        """The displayed images that could be decoded, in order; `image_entries` has all."""
         return [image.pil for image in self.image_entries if image.pil is not None]
 
     @property
@@ -208,7 +207,7 @@ class ExecutionResult(ShortRepr):
         return self.outcome is Outcome.SUCCEEDED
 
     def raise_for_outcome(self) -> Self:
-        """Returns this result if the program succeeded, else raises `ExecutionFailed`."""
+        """Returns this result if the program succeeded; otherwise raises `ExecutionFailed`."""
         if self.succeeded:
             return self
         what = f": {self.error.type}: {self.error.message}" if self.error else ""
@@ -235,16 +234,16 @@ class PolicyRef(ShortRepr):
 class SessionInfo(ShortRepr):
     """A session as the daemon described it at one moment. `limits` has every field set.
 
-    `denied_imports` are never authorized, whatever `authorized_imports` says; with `workspace_imports` modules in the
-    workspace need no authorization; `refused_language` names further things
-    that code may not do (docs/policy.md explains each rule). `network` are the hosts that code may reach, without those
-    of `denied_network`; `network_usage` is what it has used of them so far.
+    `denied_imports` are never authorized, even if `authorized_imports` contains them. With `workspace_imports`, modules
+    of the workspace need no authorization. `refused_language` lists language features that code may not use
+    (docs/policy.md). `network` lists the hosts that code may reach, except those of `denied_network`; `network_usage`
+    is the use so far.
 
-    `packages` are the requirements of its environment, beside the packages of the image: those that were asked for, and
-    those that the policy added because `authorized_imports` needs them. `environment_id` names that environment.
-    `images_with_missing` are images that have all of the `missing_modules`, as far as the daemon has seen.
+    `packages` are the requirements of its environment, in addition to the image's packages: the requested ones, and
+    those that the policy added for `authorized_imports`. `environment_id` identifies the environment.
+    `images_with_missing` are images known to have all `missing_modules`.
 
-    `node` is the node of a fleet that has the session.
+    `node` is the session's node in a fleet.
     """
 
     session_id: str
@@ -264,7 +263,7 @@ class SessionInfo(ShortRepr):
     denied_imports: tuple[str, ...] = ()
     workspace_imports: bool = True
     refused_language: tuple[str, ...] = ()
-    missing_modules: tuple[str, ...] = ()  # authorized, but not in the sandbox, as far as the daemon has looked
+    missing_modules: tuple[str, ...] = ()  # authorized, but known to be missing in the sandbox
     detached: bool = False  # it belongs to no client: only its idle time, its age and `close` end it
     network: tuple[str, ...] = ()
     denied_network: tuple[str, ...] = ()
@@ -279,18 +278,18 @@ class SessionInfo(ShortRepr):
 
 @dataclass(frozen=True)
 class EnvironmentInfo(ShortRepr):
-    """An environment of packages that is ready: sessions that ask for the same packages and image have it."""
+    """A package environment that is ready for sessions with the same packages and image."""
 
     environment_id: str
     pins: tuple[str, ...]
-    """The packages in it, dependencies included, as "numpy==2.5.5"."""
+    """Its packages, including dependencies, as "numpy==2.5.5"."""
     size_bytes: int
     modules: tuple[str, ...] = ()  # the top-level modules in it
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateManifest(ShortRepr):
-    """The contents of an exported state, or the restored part of one; omitted things by name, with the reason.
+    """The contents of an exported state, or its restored part. Omitted variables and files have reasons, by name.
 
     `files` and `file_bytes` count regular files of the workspace; `python_version` is the sandbox's.
     """
@@ -305,8 +304,8 @@ class StateManifest(ShortRepr):
 
 @dataclass(frozen=True, kw_only=True)
 class StateRules(ShortRepr):
-    """Rules for the state of a session: whether it may be exported or restored, also one of another daemon; how many
-    savepoints it may have, how many bytes of the workspace one holds, and how many branches are kept."""
+    """Rules for the state of a session: whether it may be exported or restored, even from another daemon; the number of
+    savepoints, the bytes of the workspace in one, and the number of kept branches."""
 
     export: bool
     restore: bool
@@ -319,7 +318,7 @@ class StateRules(ShortRepr):
 
 @dataclass(frozen=True, kw_only=True)
 class FileLimits(ShortRepr):
-    """Limits of the files that are put into a session and got out of it. None: no limit."""
+    """Limits of files that are put into a session or read from it. None: no limit."""
 
     max_put_bytes: int
     max_get_bytes: int
@@ -343,9 +342,9 @@ class Quotas(ShortRepr):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSecret(ShortRepr):
-    """A header that the daemon sets in requests to a host, with a value that no sandbox sees.
+    """A header that the daemon adds to requests to a host. Its value never enters a sandbox.
 
-    `methods` and `paths` are those of the requests that get it. Empty: all.
+    `methods` and `paths` select the requests; empty selects all.
     """
 
     host: str
@@ -358,8 +357,8 @@ class NetworkSecret(ShortRepr):
 class NetworkRules(ShortRepr):
     """The hosts that sessions may reach, and the limits of one session.
 
-    A session has the `default` hosts without a request and may ask for those that `allowed` covers; it never reaches
-    `denied` ones. A pattern is a name, or `*.` and a name for all below it, with a port; without one it stands for the
+    A session can always reach the `default` hosts and may request those that `allowed` covers; it never reaches
+    `denied` hosts. A pattern is a name, or `*.` and a name for its subdomains, with a port; without a port it means the
     ports 443 and 80. Without any host there is no network, and the limits are 0.
     """
 
@@ -374,17 +373,17 @@ class NetworkRules(ShortRepr):
     max_connection_s: float = 0.0
 
     def __bool__(self) -> bool:
-        """True when a session can have a network at all."""
+        """True if a session can have a network."""
         return bool(self.default or self.allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackagesPolicy(ShortRepr):
-    """The packages that sessions may ask for besides those of their image.
+    """The packages that sessions may request in addition to those of their image.
 
-    `allowed` are names with bounds of the versions and the extras that may be asked for; "*" stands for every other
-    package of the daemon's index. `locked` are the packages of a lock, as "name==version": a session that asks for one
-    has them all. With `auto` the packages of modules that are authorized and missing are added without being asked for.
+    `allowed` are names with allowed versions and extras; "*" means every other package of the daemon's index. `locked`
+    are the packages of a lock, as "name==version": a session that requests one gets all of them. With `auto`, the
+    daemon adds packages for authorized modules that are missing.
     """
 
     allowed: tuple[str, ...] = ()
@@ -395,17 +394,17 @@ class PackagesPolicy(ShortRepr):
     exclude_newer_s: float | None = None
 
     def __bool__(self) -> bool:
-        """True when a session can ask for packages at all."""
+        """True if a session can request packages."""
         return bool(self.allowed or self.locked)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(ShortRepr):
-    """The policy for the caller: what a session may ask for.
+    """The policy for the caller.
 
-    `default_imports` are authorized without a request, `allowed_imports` may be requested, `denied_imports` are
-    never granted. `execution_default_limits` and `execution_max_limits` are limits of one execution, and set only those
-    that an execution can ask for; the others are limits of a session.
+    `default_imports` are authorized without a request, `allowed_imports` may be requested, `denied_imports` are never
+    granted. `execution_default_limits` and `execution_max_limits` are limits of one execution, and only have the limits
+    that an execution can request; the others are limits of a session.
     """
 
     policy: PolicyRef
@@ -417,13 +416,13 @@ class Policy(ShortRepr):
     allowed_imports: tuple[str, ...]
     denied_imports: tuple[str, ...]
     workspace_imports: bool = True
-    """Modules in the workspace may be imported without being authorized by name."""
+    """Modules of the workspace may be imported without authorization."""
     refused_language: tuple[str, ...]
     images: tuple[str, ...]
     backend: str
     """The first of `backends`."""
     backends: tuple[str, ...] = ()
-    """The backends of the caller's sessions: a new one goes to the first with its image that is not full or down."""
+    """The backends for the caller's sessions. A new session goes to the first available one that has its image."""
     tool_placements: tuple[str, ...]
     allowed_tools: tuple[str, ...]
     files: FileLimits

@@ -1,4 +1,4 @@
-"""Savepoints and branches of a session: what they hold, and what going to one has restored."""
+"""Descriptions of savepoints, branches and rollbacks of a session."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from executor_client.errors import InvalidRequest
 class Savepoint(ShortRepr):
     """A point of a session to go back to.
 
-    `number` rises by one in a session. `files` and `file_bytes` are what it holds of the workspace. `left_out` says in
-    words what going back does not restore: child processes, sockets, a workspace that is too large. `is_branch`: it is
-    the end of a branch that is kept, and the session was not in this state.
+    `number` rises by one in a session. `files` and `file_bytes` count its files of the workspace. `left_out` describes
+    what a rollback does not restore: child processes, sockets, a workspace that is too large. `is_branch` marks the end
+    of a kept branch; the session itself was not in this state.
     """
 
     number: int
@@ -29,9 +29,9 @@ class Savepoint(ShortRepr):
 
 @dataclass(frozen=True, kw_only=True)
 class Changes(ShortRepr):
-    """Names, sorted, at most 256 of each kind; with `truncated` there are more.
+    """Sorted names, at most 256 of each kind; `truncated` if there are more.
 
-    `unknown` may have changed: it would have taken too long, or too much memory, to look.
+    `unknown` ones may have changed: comparing them would have taken too long or too much memory.
     """
 
     added: tuple[str, ...] = ()
@@ -43,11 +43,11 @@ class Changes(ShortRepr):
 
 @dataclass(frozen=True, kw_only=True)
 class Branch(ShortRepr):
-    """The changes of a program that was tried, in a session that is as it was.
+    """The changes that a tried program made in its branch. The session is unchanged.
 
-    `variables` and `files` (of the workspace) are None when the program has ended its interpreter. `number` is 0 when
-    the branch is not kept, and `why_not_kept` says why: only those are whose program has succeeded. `left_out` says in
-    words what the branch did not have, or what could not be put back. `refused`: no branch was made, and nothing ran.
+    `variables` and `files` (of the workspace) are None if the program ended its interpreter. `number` is 0 if the
+    branch is not kept, for the reason in `why_not_kept`: only branches of successful programs are kept. `left_out`
+    describes what the branch lacked or what could not be restored. With `refused`, no branch was made and nothing ran.
     """
 
     number: int = 0
@@ -59,16 +59,16 @@ class Branch(ShortRepr):
 
     @property
     def is_kept(self) -> bool:
-        """True when the session could go on from it; the oldest are dropped later."""
+        """True if `keep` can continue from it. The oldest branches are dropped later."""
         return self.number > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback(ShortRepr):
-    """The session went to `savepoint`, or to a branch. `dropped` counts the later savepoints, which are gone.
+    """The session went to `savepoint`, or to a branch. `dropped` counts the later savepoints that were dropped.
 
-    `left_out` says in words what could not be restored, beside what the savepoint itself has not. `undone` has the
-    first lines of the steps that `RemoteExecutor.undo` has undone, the oldest first.
+    `left_out` describes what could not be restored, in addition to the savepoint's own `left_out`. `undone` has the
+    first lines of the steps that `RemoteExecutor.undo` undid, oldest first.
     """
 
     savepoint: Savepoint
@@ -79,27 +79,27 @@ class Rollback(ShortRepr):
 
 
 def chosen(savepoint: Savepoint | int) -> int:
-    """Returns the number of a savepoint. Raises InvalidRequest for what is none."""
+    """Returns the number of a savepoint. Raises InvalidRequest for other values."""
     number = savepoint.number if isinstance(savepoint, Savepoint) else savepoint
     if isinstance(number, bool) or not 0 < number <= SAVEPOINT_NUMBER_MAX:
-        raise InvalidRequest(f"a savepoint is one that Session.savepoint gave, or its number, not {number!r}")
+        raise InvalidRequest(f"{number!r} is not a savepoint; pass a result of Session.savepoint, or its number")
     return number
 
 
 def chosen_branch(tried: object) -> int:
-    """Returns the number of a branch, or of the branch of a result. Raises InvalidRequest for one that is not kept."""
+    """Returns the number of a branch, or of a result's branch. Raises InvalidRequest if it is not kept."""
     branch = tried if isinstance(tried, Branch) else getattr(tried, "branch", None)
     if not isinstance(branch, Branch):
-        raise InvalidRequest(f"a branch is a result that Session.try_ gave, not of type {type(tried).__name__}")
+        raise InvalidRequest(f"a {type(tried).__name__} is not a branch; pass a result of Session.try_")
     if not branch.is_kept:
         raise InvalidRequest(f"this branch was not kept: {branch.why_not_kept or 'the daemon gave no reason'}")
     return branch.number
 
 
 def newest(savepoints: list[Savepoint], steps: int) -> Savepoint:
-    """Returns the savepoint so many before now, 1 for the newest. Raises InvalidRequest when there are fewer."""
+    """Returns a savepoint by its distance from now, 1 for the newest. Raises InvalidRequest if there are fewer."""
     if isinstance(steps, bool) or steps < 1:
-        raise InvalidRequest(f"steps is a number from 1 on, not {steps!r}")
+        raise InvalidRequest(f"steps is {steps!r}; it must be a number from 1")
     if steps > len(savepoints):
-        raise InvalidRequest(f"the session has {len(savepoints)} savepoints, so it can't go back by {steps}")
+        raise InvalidRequest(f"can't go back by {steps}: the session has {len(savepoints)} savepoints")
     return savepoints[-steps]

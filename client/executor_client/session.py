@@ -1,8 +1,8 @@
 # Made of aio_session.py by tools/unasync.py: change that, and run `make unasync`.
 """A session of the blocking client: a stateful interpreter in a sandbox.
 
-`execute` reads the events of its execution and returns when there is a result, whatever happens to the connection
-meanwhile. Left in any other way (an interrupt, an exception out of `on_event`), it cancels the execution first.
+`execute` reads the events of its execution until the result, and reconnects as often as needed. If it ends in any other
+way (an interrupt, an exception out of `on_event`), it cancels the execution first.
 It reads in the caller's own thread, and starts no other unless the program calls host tools.
 """
 
@@ -47,7 +47,7 @@ from executor_client.undo import SessionUndo
 
 @checks_calls
 class Session(SessionUndo):
-    """Made by `ExecutorClient.create_session` and `get_session`. As a context manager it is deleted at the end.
+    """Created by `ExecutorClient.create_session` and `get_session`. As a context manager, ends the session.
 
     Executions of one session run one after the other, in the daemon's order of arrival. Thread-safe.
     """
@@ -66,26 +66,26 @@ class Session(SessionUndo):
     # Description
 
     def refresh(self) -> SessionInfo:
-        """Asks the daemon for the session's present state."""
+        """Fetches the session's current description from the daemon."""
         request = pb.GetSessionRequest(session_id=self.session_id)
         response = self._open().call(request)
         return self._described(response.session)
 
     def keep_alive(self) -> SessionInfo:
-        """Starts the session's idle time again."""
+        """Restarts the session's idle time."""
         request = pb.KeepAliveRequest(session_id=self.session_id)
         response = self._open().call(request)
         return self._described(response.session)
 
     def authorize_imports(self, imports: Iterable[str]) -> SessionInfo:
-        """Authorizes more modules, from the next execution on: "os", or "numpy.*" for all of a package.
+        """Authorizes more modules for later executions: "os", or "numpy.*" for all of a package.
 
-        Raises PolicyViolationError, with every module that the policy does not allow; then nothing has changed.
+        Raises PolicyViolationError, which lists every refused module; then nothing has changed.
         """
         request = requests.made(
             pb.AuthorizeImportsRequest, session_id=self.session_id, authorized_imports=list(imports)
         )
-        response = self._open().call(request, self._turn("to authorize the imports"))
+        response = self._open().call(request, self._turn("to authorize imports"))
         return self._described(response.session)
 
     @property
@@ -99,9 +99,9 @@ class Session(SessionUndo):
         return SessionPorts(self)
 
     def rename(self, name: str) -> SessionInfo:
-        """Gives the session another name; an empty one takes its name away.
+        """Renames the session; an empty name removes its name.
 
-        Raises PreconditionError (NAME_TAKEN) when another session of the caller has it.
+        Raises PreconditionError (NAME_TAKEN) if another session of the caller has this name.
         """
         request = pb.RenameSessionRequest(session_id=self.session_id, name=name and requests.checked_name(name))
         response = self._open().call(request)
@@ -125,30 +125,30 @@ class Session(SessionUndo):
         output_mode: Literal["trailing_expression", "last_statement"] = "trailing_expression",
         savepoint: bool = False,
     ) -> ExecutionResult:
-        """Runs code and returns how it ended. A program that fails is a result, not an exception.
+        """Runs code and returns its result. A program that fails is a result, not an exception.
 
-        `on_event` is called with each event as it arrives, in this thread. The same `execution_id` and
-        code again give the same execution again. With `savepoint`, one is taken first (`ExecutionResult.savepoint`),
-        and the session goes back to it when the program ends its interpreter or has to be killed.
+        `on_event` is called with each event as it arrives, in this thread. A call with the same
+        `execution_id` and code returns the same execution. With `savepoint`, a savepoint is taken first
+        (`ExecutionResult.savepoint`), and the session rolls back to it if the program ends or crashes its interpreter.
 
-        Raises ConnectionLost when the daemon goes away and does not come back, and the other errors of
-        `executor_client.errors` when the daemon refuses.
+        Raises ConnectionLost if the daemon goes away and does not come back, and the other errors of
+        `executor_client.errors` if the daemon refuses.
         """
         host_tools.refuse_reentrance(self.session_id, "execute")
         request = requests.execute(self.session_id, code, execution_id, output_mode, limits, savepoint=savepoint)
         return self._execute(request, self._tools, on_event)
 
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
-        """Returns the value of an expression, out of band: to look into a session that is idle.
+        """Returns the value of an expression, to inspect an idle session.
 
-        For the daemon it is an execution like any other: the policy holds, it is audited and counted, and the next
-        execution sees what it changed. Here it leaves no trace: what it prints or displays is dropped, and it can call
-        no host tools. A value without an exact form is an `OpaqueValue`; a large one arrives whole, up to 128 MiB.
-        `timeout_s` is its own limit of wall time, by default 10 seconds or the session's `wall_time_s` if that is less;
-        an expression that can be interrupted costs the session nothing when its time is up.
+        For the daemon it is an execution like any other: the policy applies, it is audited and counted, and the next
+        execution sees its changes. Its prints and displays are dropped, and it can't call host tools. A value without
+        an exact form is an `OpaqueValue`; a large value arrives whole, up to 128 MiB.
+        `timeout_s` limits the wall time; default: 10 seconds, or the session's `wall_time_s` if that is less. If the
+        expression can be interrupted, a timeout keeps the session's variables.
 
-        Raises EvaluationError, with the result, when the expression fails; also, at once, while this object runs an
-        execution. Raises InvalidRequest for text that is no expression, and the errors of `execute`.
+        Raises EvaluationError, with the result, if the expression fails; also while this object runs an execution.
+        Raises InvalidRequest for text that is not an expression, and the errors of `execute`.
         """
         host_tools.refuse_reentrance(self.session_id, "evaluate")
         request = requests.evaluate(self._info, expression, timeout_s, busy=bool(self._running))
@@ -175,13 +175,13 @@ class Session(SessionUndo):
         return result
 
     def cancel(self, execution_id: str | None = None) -> None:
-        """Asks an execution to end, by default every one that this object is running. Does not wait for the end."""
+        """Cancels an execution, by default all that this object is running. Does not wait for their end."""
         for each in [execution_id] if execution_id is not None else list(self._running):
             request = pb.CancelExecutionRequest(session_id=self.session_id, execution_id=each)
             try:
                 self._open().call(request)
             except NotFoundError:
-                # An execution of ours that has not reached the daemon yet, or has ended and is forgotten.
+                # Our execution has not reached the daemon yet, or has ended and is forgotten.
                 if execution_id is not None:
                     raise
 
@@ -194,8 +194,8 @@ class Session(SessionUndo):
         They run in this process while `execute` waits, on threads. Those with the placement "sandbox" run in the
         session's interpreter, and in each one that replaces it.
 
-        Raises ToolNotShippable for a tool that cannot be shipped unchanged, and InvalidRequest when the sandbox cannot
-        make it; the previous tools then stay in place.
+        Raises ToolNotShippable for a tool that can't be shipped unchanged, and InvalidRequest if the sandbox can't
+        recreate it; the previous tools then stay in place.
         """
         host_tools.refuse_reentrance(self.session_id, "register_tools")
         made = host_tools.as_tools(tools)
@@ -209,7 +209,7 @@ class Session(SessionUndo):
             self._transport.once(request)
 
         with shipped_tools.explaining(shipped):
-            self._open().repeat(attempt, awaited=self._turn("to take the tools"))
+            self._open().repeat(attempt, awaited=self._turn("to register tools"))
         self._tools = host_tools.on_host(made)
 
     def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
@@ -237,7 +237,7 @@ class Session(SessionUndo):
     def set_variables(self, variables: Mapping[str, object]) -> None:
         """Sets variables of the interpreter, all or none.
 
-        Values that the codec has no exact form for are pickled for the sandbox, which must run the same Python x.y.
+        Values without an exact form are pickled for the sandbox, which must then run the same Python x.y.
         """
         host_tools.refuse_reentrance(self.session_id, "set_variables")
         packed = requests.pack_variables(variables)
@@ -250,10 +250,10 @@ class Session(SessionUndo):
             self._transport.once(request)
 
         if packed:
-            self._open().repeat(attempt, awaited=self._turn("to take the variables"))
+            self._open().repeat(attempt, awaited=self._turn("to set variables"))
 
     def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """Reads variables; those that do not exist are left out. Without names: all that are not code or private."""
+        """Returns variables by name; missing ones are omitted. Without names: all data that is not private."""
         host_tools.refuse_reentrance(self.session_id, "get_variables")
         asked = requests.variable_names(names)
         if asked is not None and not asked:
@@ -271,7 +271,7 @@ class Session(SessionUndo):
                     blobs.add(message.blob_chunk)
             raise ProtocolError("the daemon sent no variables")
 
-        return self._open().repeat(attempt, awaited=self._turn("to give the variables"))
+        return self._open().repeat(attempt, awaited=self._turn("to read variables"))
 
     def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
         if budget.takes(packed):
@@ -281,7 +281,7 @@ class Session(SessionUndo):
         return requests.by_blob(response.blob_id, packed)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Files of the workspace; `files` has more
+    # Files of the workspace; see `files` for more
 
     def put_file(self, path: str, data: bytes | bytearray | memoryview) -> FileInfo:
         """Writes a file of the workspace, whole or not at all. The path is relative to the workspace."""
@@ -292,17 +292,17 @@ class Session(SessionUndo):
         return self.files.read(path)
 
     def list_files(self, path: str = "") -> FileList:
-        """Lists a directory of the workspace, and what is below it."""
+        """Lists a directory of the workspace, recursively."""
         return self.files.list(path)
 
     # -----------------------------------------------------------------------------------------------------------------
     # State
 
     def export_state(self) -> Checkpoint:
-        """Exports the session: its variables, as far as they can be pickled, and the files of its workspace.
+        """Exports the session: the variables that can be pickled, and the files of its workspace.
 
-        Waits for the executions ahead of it, and changes nothing. The manifest names what could not be exported. Raises
-        PolicyViolationError when the policy does not allow it, ResourceExhaustedError when the state is too large.
+        Waits for earlier executions, and changes nothing. The manifest names what was omitted. Raises
+        PolicyViolationError if the policy forbids it, ResourceExhaustedError if the state is too large.
         """
         host_tools.refuse_reentrance(self.session_id, "export_state")
         request = pb.ExportStateRequest(session_id=self.session_id)
@@ -316,7 +316,7 @@ class Session(SessionUndo):
                     reader.feed(message)
             return reader.finish()
 
-        return self._open().repeat(attempt, awaited=self._turn("to write down its state"))
+        return self._open().repeat(attempt, awaited=self._turn("to export its state"))
 
     def _begin_with(self, state: bytes) -> None:
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))
@@ -332,7 +332,7 @@ class Session(SessionUndo):
     # The end
 
     def close(self) -> None:
-        """Deletes the session and its sandbox. Repeating it, or closing one that has ended, does nothing."""
+        """Deletes the session and its sandbox. Does nothing if the session has ended already."""
         self._close(CLOSE_TIMEOUT_S)
 
     def _close(self, within_s: float) -> None:
@@ -357,11 +357,11 @@ class Session(SessionUndo):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._lease.is_foreign:
-            return  # a forked child leaves the block, and its parent is still in it
+            return  # a forked child leaves the block while its parent is still in it
         try:
-            # A daemon that did not answer in time is not waited for a second time.
+            # If the daemon did not answer in time, do not wait for it again.
             self._close(0.0 if isinstance(exc, UnavailableError) else CLOSE_TIMEOUT_S)
         except UnavailableError:
-            # An error that is on its way out already says more; the daemon ends idle sessions by itself.
+            # A pending error says more, and the daemon ends idle sessions by itself.
             if exc is None:
                 raise

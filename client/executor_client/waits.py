@@ -1,4 +1,4 @@
-"""The reports that `on_wait` gets while a call waits."""
+"""The reports that `on_wait` receives while a call waits."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from executor_client._core.short_repr import ShortRepr
 
 
 class WaitKind(enum.Enum):
-    """The object of a wait."""
+    """What a call waits for."""
 
     DAEMON = "daemon"
-    """The daemon cannot be reached, or stopped answering."""
+    """The daemon can't be reached, or stopped answering."""
     ROOM = "room"
-    """The daemon is busy, or a quota is full, and it named a time to retry."""
+    """The daemon is busy or a quota is used up, and the daemon named a time to retry."""
     IMAGE = "image"
-    """The daemon is fetching the image, or making the environment of the packages, or will."""
+    """The daemon is fetching the image or building the package environment."""
     SANDBOX = "sandbox"
-    """The daemon is making the session."""
+    """The daemon is creating the session."""
     SESSION = "session"
-    """The session answers after the executions ahead of this call."""
+    """The session first finishes earlier executions."""
     TURN = "turn"
-    """Executions ahead of this one."""
+    """The execution waits for earlier ones."""
     TOOL = "tool"
     """A host tool is running in this process."""
 
 
 @dataclass(frozen=True)
 class Progress(ShortRepr):
-    """The progress of something that the daemon makes.
+    """The progress of an image or environment in the daemon.
 
-    `step` and `unit` are texts for people that a daemon sent: "installing", "packages". `done` of `total` are complete;
-    0 for a total that is not known.
+    `step` and `unit` are the daemon's texts for people: "installing", "packages". `done` of `total` are complete;
+    `total` is 0 if it is unknown.
     """
 
     step: str
@@ -48,10 +48,10 @@ class Progress(ShortRepr):
 
 @dataclass(frozen=True)
 class Wait(ShortRepr):
-    """A wait that is not over yet, as far as the client knows.
+    """A wait that has not ended yet, as far as the client knows. `waited_s` is its duration so far in seconds.
 
-    `what` and `reason` are texts for people. They may contain text of a daemon or a program, control characters
-    included. `reason` is "" if there is none.
+    `what` and `reason` are texts for people. They may contain text from a daemon or a program, including control
+    characters. `reason` may be empty.
     """
 
     kind: WaitKind
@@ -59,15 +59,15 @@ class Wait(ShortRepr):
     reason: str
     waited_s: float
     gives_up_after_s: float | None
-    """Seconds from the start of the wait to its timeout; None if the client has none for it."""
+    """Seconds from the start of the wait to its timeout; None without a timeout."""
     progress: Progress | None = None
-    """The progress of what is waited for, as far as the daemon says; each change of it is reported at once."""
+    """The progress, if the daemon reports it; each change is reported at once."""
 
     def __str__(self) -> str:
-        """One line: "waiting for the daemon at host:port: not reachable, 12 s, gives up after 60 s"."""
+        """One line: "waiting for the daemon at host:port: not reachable (12 s, timeout 60 s)"."""
         why = f": {self.reason}" if self.reason else ""
-        end = f", gives up after {self.gives_up_after_s:.0f} s" if self.gives_up_after_s is not None else ""
-        return " ".join(f"waiting for {self.what}{why}, {self.waited_s:.0f} s{end}".splitlines())
+        end = f", timeout {self.gives_up_after_s:.0f} s" if self.gives_up_after_s is not None else ""
+        return " ".join(f"waiting for {self.what}{why} ({self.waited_s:.0f} s{end})".splitlines())
 
 
 OnWait = Callable[[Wait], None]

@@ -18,10 +18,10 @@ from executor_client.file_results import FileChanges
 
 
 class FileWatch(ShortRepr):
-    """Changes of files below a directory. Iterating yields them, from the moment on when `watch` returned.
+    """Changes of files below a directory. Iterating yields the changes since `watch` returned.
 
-    Made by `session.files.watch`, and ended as a context manager or by `close`. Changes gather in the sandbox, one for
-    each path, while the last ones are not taken.
+    Created by `session.files.watch`. Close it as a context manager or by `close`. Unread changes are collected in the
+    sandbox, one for each path.
     """
 
     _shows = ("_request.session_id", "_request.path")
@@ -33,7 +33,7 @@ class FileWatch(ShortRepr):
         self._closed = False
 
     def _begin(self) -> None:
-        """Returns when it watches."""
+        """Returns once the watch is active."""
         self._session._open().repeat(self._attempt)
 
     def _attempt(self) -> None:
@@ -57,9 +57,9 @@ class FileWatch(ShortRepr):
         return None
 
     def __iter__(self) -> Generator[FileChanges, None]:
-        """Yields changes until the watch is closed. After a lost connection it watches again: `overflowed` says so.
+        """Yields changes until the watch is closed. After a lost connection it starts again and yields `overflowed`.
 
-        Raises NotFoundError when the directory or the session is gone, and what `watch` raises.
+        Raises NotFoundError if the directory or the session is gone, and the errors of `watch`.
         """
         while (stream := self._stream) is not None:
             try:

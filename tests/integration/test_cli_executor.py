@@ -99,6 +99,19 @@ def test_run_shows_output_before_the_program_ends(environment: dict[str, str], c
     assert client.list_sessions() == [], "an interrupted run leaves no session"
 
 
+def test_run_that_is_terminated_ends_its_session(environment: dict[str, str], client: ExecutorClient) -> None:
+    with started(environment, "run", "-c", "import time\nprint('first', flush=True)\ntime.sleep(1e6)") as process:
+        assert process.stdout is not None and process.stdout.readline() == "first\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+    assert client.list_sessions() == []
+
+
+def test_run_shows_no_frame_of_ours_under_a_failed_import(environment: dict[str, str]) -> None:
+    code, _, err = executor(environment, "run", "-c", "import nosuch")
+    assert (code, err.count("  File ")) == (1, 1), err
+
+
 def test_run_refuses_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.py")
     refusals = {

@@ -310,7 +310,7 @@ def test_a_process_in_the_background_is_looked_at_and_ended(host: McpHost) -> No
     (process,) = re.findall(r"Process (\S+) has been started", started)
     assert "echoed" in text_of(host.call("shell_output", process=process, text="echoed\n", wait_s=2))
     assert "signal 9" in text_of(host.call("shell_kill", process=process))
-    assert "Those that run: none" in host.refusal("shell_output", process="p-none")
+    assert "Running: none" in host.refusal("shell_output", process="p-none")
 
 
 def test_a_cancelled_command_is_ended(host: McpHost, client: ExecutorClient) -> None:
@@ -323,7 +323,7 @@ def test_a_cancelled_command_is_ended(host: McpHost, client: ExecutorClient) -> 
 
 def test_files_are_edited_searched_and_read_by_lines(host: McpHost) -> None:
     host.call("write_file", path="a.py", content="one\ntwo\nthree\n")
-    assert text_of(host.call("edit_file", path="a.py", old="two", new="2")) == "a.py was changed at line 2."
+    assert text_of(host.call("edit_file", path="a.py", old="two", new="2")) == "Changed a.py at line 2."
     assert "not in 'a.py'" in host.refusal("edit_file", path="a.py", old="two", new="2")
     assert text_of(host.call("search_files", expression="th", pattern="*.py")) == "a.py:3: three"
     assert text_of(host.call("read_file", path="a.py", first_line=2)) == "2  2\n3  three"

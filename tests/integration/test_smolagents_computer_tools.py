@@ -50,7 +50,7 @@ def test_a_file_is_read_with_numbers_and_edited_in_one_place(tools: dict[str, An
     tools["write_file"].forward("a.py", "one\ntwo\nthree\ntwo again\n")
     assert tools["read_file"].forward("a.py") == "1  one\n2  two\n3  three\n4  two again"
     assert tools["read_file"].forward("a.py", 2, 3) == "2  two\n3  three\n[lines 4 to 4 are not shown]"
-    assert tools["edit_file"].forward("a.py", "one\ntwo\n", "1\n2\n") == "a.py was changed at line 1."
+    assert tools["edit_file"].forward("a.py", "one\ntwo\n", "1\n2\n") == "Changed a.py at line 1."
     assert tools["shell"].forward("cat a.py") == "[exit code 0]\n1\n2\nthree\ntwo again"
     for old, why in (("e", "2 times"), ("", "empty"), ("three  \n", "first line is at line 3"), ("nothing", "not in")):
         with pytest.raises(ValueError, match=why):
@@ -96,9 +96,9 @@ def test_a_process_in_the_background_is_looked_at_fed_and_ended(tools: dict[str,
     assert said.count("up") == said.count("got one") == 1, "each piece is shown once"
     assert look(process, wait=0.1) == f"[{process} runs]"
     assert tools["shell_kill"].forward(process) == f"[{process}: ended by signal 9]"
-    with pytest.raises(ValueError, match="can't be looked at"):
+    with pytest.raises(ValueError, match="can't be read"):
         look(process, text="more\n")
-    with pytest.raises(ValueError, match=r"no process 'p-none'. Those that run: none"):
+    with pytest.raises(ValueError, match=r"no process 'p-none'. Running: none"):
         look("p-none")
     with pytest.raises(ValueError, match="0 to 300 seconds"):
         look(process, wait=10**9)
@@ -139,7 +139,7 @@ def test_an_agent_of_tool_calls_starts_a_server_and_asks_it(executor: RemoteExec
     serve: dict[str, Any] = {"command": "exec python3 -u -m http.server -b 127.0.0.1 8000", "background": True}
     script = (
         Reply("A page.", calls=[("write_file", {"path": "page", "content": "served"})]),
-        Reply("Serve it.", calls=[("shell", serve)], expects=["page has 1 lines now"]),
+        Reply("Serve it.", calls=[("shell", serve)], expects=["page now has 1 lines"]),
         Reply(
             "Wait.",
             calls=[("shell_output", {"process": "<<id>>", "wait": 0.2})],

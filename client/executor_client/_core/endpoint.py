@@ -45,9 +45,9 @@ _KEEPALIVE = (
 @checks_calls
 @dataclass(frozen=True)
 class TlsConfig(ShortRepr):
-    """PEM files. `ca`: the authorities to trust, None for the public ones. `cert` and `key`: the client's certificate.
+    """Paths of PEM files. `ca`: the CAs to trust; None for the public CAs. `cert` and `key`: the client's certificate.
 
-    A daemon that maps the certificate to a tenant needs no token as well.
+    If the daemon maps the certificate to a tenant, no token is needed.
     """
 
     ca: Path | str | None = None
@@ -63,7 +63,7 @@ class Endpoint:
     token: str | None = field(repr=False)
     tls: TlsConfig | None = None
     token_from: str = "token="
-    """The source of the token, in words for a person."""
+    """Where the token comes from, for messages."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -94,22 +94,22 @@ class Endpoint:
 
     @property
     def why_refused(self) -> str:
-        """Says which credentials were shown and which to show: the daemon rejects unknown callers without a reason."""
+        """Explains a rejected caller: which credentials were sent and which to send. The daemon gives no reason."""
         where = f"the daemon at {self.address}"
         if self.token is not None:
             return (
-                f"{where} does not accept the token from {self.token_from}: it is another daemon's, or was revoked, or "
-                f"has expired; give another (token=..., {TOKEN_VARIABLE}, --token), which `executor-server token new` "
-                "makes"
+                f"{where} does not accept the token from {self.token_from}: it belongs to another daemon, was revoked, "
+                f"or has expired; pass another one (token=..., {TOKEN_VARIABLE}, --token), made by "
+                "`executor-server token new`"
             )
         if self.tls is not None and self.tls.cert is not None:
             return (
-                f"{where} does not know our certificate, and no token was sent: have the certificate named in its "
-                f"policy, or give a token (token=..., {TOKEN_VARIABLE}, --token)"
+                f"{where} does not know the client certificate, and no token was sent; add the certificate to its "
+                f"policy, or pass a token (token=..., {TOKEN_VARIABLE}, --token)"
             )
         return (
-            f"{where} wants a credential, and no token was sent: none was given, {TOKEN_VARIABLE} is not set, and none "
-            f"lies in {state_dir()}; give one (token=..., {TOKEN_VARIABLE}, --token)"
+            f"{where} requires a credential, and no token was found: {TOKEN_VARIABLE} is not set, and {state_dir()} "
+            f"has none; pass a token (token=..., {TOKEN_VARIABLE}, --token)"
         )
 
 
@@ -125,7 +125,7 @@ def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None
     local = is_local(address)
     if tls_config is None and not local:
         raise ConfigurationError(
-            f"{address} is not on this machine: the token would travel unprotected. Give tls=True or a TlsConfig"
+            f"{address} is not on this machine, so the token would be sent unprotected; pass tls=True or a TlsConfig"
         )
     token_from = "token=" if token else TOKEN_VARIABLE
     token = token or os.environ.get(TOKEN_VARIABLE)
@@ -134,12 +134,12 @@ def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None
         # The user's own daemon requires its token; a daemon that was named may identify its users by their sockets.
         token = _own_token(address, tls_config, needed=named is None or not address.startswith(_UNIX_SCHEMES))
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigurationError("the token has characters that cannot be sent: printable ASCII without spaces only")
+        raise ConfigurationError("the token has characters that can't be sent; use printable ASCII without spaces")
     return Endpoint(address, token, tls_config, token_from)
 
 
 def _check_form(address: str) -> None:
-    """Raises ConfigurationError for an address that gRPC would take for the name of a host, and look for in vain."""
+    """Raises ConfigurationError for an address that gRPC would take for a host name and fail to resolve."""
     scheme, is_url, rest = address.partition("://")
     if is_url and scheme not in _TARGET_SCHEMES:
         host = rest.partition("/")[0] or "HOST"
@@ -170,7 +170,7 @@ def _own_token(address: str, tls: TlsConfig | None, *, needed: bool) -> str | No
         return None
     if not is_local(address):
         raise ConfigurationError(
-            f"no token for {address}: give token=... or a TlsConfig with cert and key, or set {TOKEN_VARIABLE}"
+            f"no token for {address}: pass token=... or a TlsConfig with cert and key, or set {TOKEN_VARIABLE}"
         )
     if not needed and _is_of_another_user(address):
         return None
@@ -178,8 +178,8 @@ def _own_token(address: str, tls: TlsConfig | None, *, needed: bool) -> str | No
     token = _read_token(path)
     if token is None and needed:
         raise ConfigurationError(
-            f"no token: {TOKEN_VARIABLE} is not set and {path} does not exist, so no daemon of this user has run here; "
-            "start one with `executor-server serve`, which makes it, or name another's address and token"
+            f"no token: {TOKEN_VARIABLE} is not set, and {path} does not exist because no daemon of this user has run "
+            "here; start one with `executor-server serve`, or pass the address and token of another daemon"
         )
     return token
 
@@ -225,7 +225,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _read_token(path: Path) -> str | None:
-    """Reads a token file; None if it is missing. Raises ConfigurationError for a file that is not to be trusted."""
+    """Reads a token file; None if it is missing. Raises ConfigurationError for an untrusted file."""
     try:
         # Not blocking: the path could be a pipe that no process writes to.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -264,7 +264,7 @@ def _pem(path: Path | str | None) -> bytes | None:
 def _check_tls(tls: TlsConfig) -> None:
     """Loads the files once: gRPC takes any bytes, and then fails at each handshake without a reason."""
     if (tls.cert is None) != (tls.key is None):
-        raise ConfigurationError("a certificate and its key must be given together: cert and key of the TlsConfig")
+        raise ConfigurationError("a certificate needs its key: set both cert and key of the TlsConfig")
     trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if tls.ca is not None:
@@ -278,6 +278,6 @@ def _check_tls(tls: TlsConfig) -> None:
             )  # without a callback OpenSSL would ask at the terminal
     except (ssl.SSLError, OSError) as error:
         raise ConfigurationError(
-            f"the TLS files {tls.cert} and {tls.key} are no certificate and its key, in PEM form and without a "
+            f"the TLS files {tls.cert} and {tls.key} are not a certificate and its key in PEM form without a "
             f"passphrase: {error}"
         ) from error

@@ -1,8 +1,8 @@
 """The client's state of one execution: which request comes next, and how to continue after a stream ends early. No I/O.
 
-followed.py says how it goes on after a lost connection. Before the first event it is unknown whether the request
-arrived. The request is then repeated with the same id, which runs nothing twice. The same is done when the daemon has
-no capacity and names a time to retry.
+See followed.py for lost connections. Before the first event it is unknown whether the request arrived. It is then
+repeated with the same id, so nothing runs twice. The same happens if the daemon has no capacity and names a time to
+retry.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from executor_client.waits import WaitKind
 
 
 class Execution(Followed):
-    """Takes the messages of the stream that `opening()` asks for; `interrupted()` decides what follows its end."""
+    """Takes the messages of the stream that `opening()` requests; `interrupted()` decides what follows its end."""
 
     def __init__(
         self, request: pb.ExecuteRequest, retries: Retries, trace: Metadata, waits: Waits, address: str
@@ -42,12 +42,12 @@ class Execution(Followed):
 
     @property
     def may_have_begun(self) -> bool:
-        """True when an event has come, or when it is unknown whether a request has arrived."""
+        """True if an event has arrived, or if it is unknown whether a request has arrived."""
         return self.was_away or self.assembler.last_number > 0
 
     def opening(self) -> pb.ExecuteRequest | pb.AttachExecutionRequest:
         """Returns the request whose stream brings the missing events."""
-        # A stream that is open and silent is no trouble, but does not prove that the trouble is over.
+        # An open, silent stream is not trouble, but does not prove that the trouble is over.
         self.waits.hold("trouble")
         self.refused = False
         return self._request if self.assembler.last_number == 0 else self.attachment()
@@ -63,17 +63,17 @@ class Execution(Followed):
     def feed(self, message: pb.ExecuteResponse | pb.AttachExecutionResponse) -> ExecutionEvent | ToolRequest | None:
         """Takes the message with an event. Raises ProtocolError; an EventGap can be given to `interrupted`."""
         fed = self.assembler.feed(message.event)
-        self._retries.heard()
+        self._retries.answered()
         self.waits.over("trouble", "turn")
         if isinstance(fed, QueuedEvent) and fed.ahead:
-            # No event says that its turn has come, until the program prints or ends.
-            behind = f"an execution that began behind {fed.ahead} other{'s' if fed.ahead > 1 else ''} of its session"
+            # No event reports the start, until the program prints or ends.
+            behind = f"an execution queued behind {fed.ahead} other{'s' if fed.ahead > 1 else ''} of its session"
             self.waits.begin("turn", Awaited(WaitKind.TURN, behind))
         return fed
 
     @contextmanager
     def running(self, request: ToolRequest) -> Iterator[None]:
-        """Notes the wait while a host tool runs: the program waits for it, and the caller for the program."""
+        """Records the wait for a host tool: the program waits for it, and the caller for the program."""
         key = f"tool {request.event.call_id}"
         self.waits.begin(key, Awaited(WaitKind.TOOL, f"the tool {request.event.name[:TOOL_NAME_SHOWN_MAX]!r}"))
         try:

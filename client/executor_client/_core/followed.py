@@ -1,7 +1,7 @@
-"""The client's state of a stream of numbered events that the daemon keeps: how to go on after one ends early. No I/O.
+"""The client's state of a stream of numbered events, and how to continue after it ends early. No I/O.
 
-An execution or a process belongs to the daemon, and continues there when a stream breaks. So after a lost connection
-the client asks for the events after its last one, until there is a result or `reconnect_timeout_s` is over.
+An execution or a process belongs to the daemon and continues when a stream breaks. So after a lost connection the
+client requests the events after its last one, until there is a result or `reconnect_timeout_s` is over.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from executor_client.errors import ConnectionLost, DaemonError, ExecutorClientEr
 
 
 class Followed:
-    """Decides what follows the end of a stream. `what` names what is followed, in errors: "execution 1f2e"."""
+    """Decides what follows the end of a stream. `what` names its subject in errors: "execution 1f2e"."""
 
     def __init__(
         self, what: str, execution_id: str, retries: Retries, trace: Metadata, waits: Waits, address: str
     ) -> None:
-        # The daemon has refused it, so there is nothing to cancel.
+        # The daemon refused it, so there is nothing to cancel.
         self.refused = False
-        # A stream has ended because the daemon was not there any more.
+        # A stream ended because the daemon went away.
         self.was_away = False
         self.trace = trace
         self.waits = waits
@@ -55,9 +55,9 @@ class Followed:
             raise error from None
         delay_s = self._retries.away_delay_s(error, now_s)
         if delay_s is None:
-            why = error.message if error is not None else "streams end without a result"
+            why = error.message if error is not None else "its streams end without a result"
             raise ConnectionLost(
-                f"the daemon was lost in {self._what}, and did not come back in time: {why}",
+                f"the daemon went away during {self._what} and did not come back in time: {why}",
                 execution_id=self._id,
                 reason=error.reason if error is not None else "",
             ) from None

@@ -90,7 +90,7 @@ class NewFile:
         if self._path.is_dir() and not self._path.is_symlink():
             raise IsADirectoryError(f"{self._path} is a directory")
         if self._path.exists() and not (self._path.is_file() or self._path.is_dir()):
-            raise FileExistsError(f"{self._path} is no regular file, and is not replaced by one")
+            raise FileExistsError(f"{self._path} is not a regular file, so it is not replaced")
         # Not derived from the name, which may already have the greatest length.
         self._part = self._path.with_name(f".executor-{secrets.token_hex(8)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -152,7 +152,7 @@ def make_directory(root: Path, parts: tuple[str, ...]) -> Path:
             path.mkdir()
         except FileExistsError:
             if not stat.S_ISDIR(path.lstat().st_mode):
-                raise NotADirectoryError(f"{path} is in the way: it is no directory, or a link to one") from None
+                raise NotADirectoryError(f"{path} is in the way: it is not a directory, or it is a link") from None
     return path
 
 

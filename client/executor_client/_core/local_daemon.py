@@ -1,7 +1,7 @@
 """A daemon that belongs to this process: `ExecutorClient.local()`.
 
-It is the console program of the extra `server`, on a Unix socket in a temporary directory. It watches this process by a
-descriptor of the kernel's, so it ends and removes its directory when this process is killed, too.
+It is the console program of the extra `server`, on a Unix socket in a temporary directory. It watches this process
+through a pidfd, so it ends and removes its directory even if this process is killed.
 """
 
 from __future__ import annotations
@@ -60,31 +60,31 @@ class LocalDaemon:
                 raise
 
     def _wait(self, process: subprocess.Popen[bytes], log: BinaryIO) -> None:
-        """Waits for the line that the daemon writes when it serves."""
+        """Waits for the line that the daemon prints when it is ready."""
         assert process.stdout is not None
         deadline, line = time.monotonic() + _START_TIMEOUT_S, b""
         while not line.endswith(b"\n"):
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
-                raise ConfigurationError(f"the daemon does not serve after {_START_TIMEOUT_S:g} s: {_last_words(log)}")
+                raise ConfigurationError(f"the daemon did not start within {_START_TIMEOUT_S:g} s: {_log_end(log)}")
             if not (piece := os.read(process.stdout.fileno(), 4096)):
-                raise ConfigurationError(f"no daemon could be started: {_last_words(log)}")
+                raise ConfigurationError(f"the daemon could not be started: {_log_end(log)}")
             line += piece
 
 
-def _last_words(log: BinaryIO) -> str:
+def _log_end(log: BinaryIO) -> str:
     # By the open file: a daemon that ends removes its directory.
     begin = max(0, os.fstat(log.fileno()).st_size - _LOG_BYTES)
     text = os.pread(log.fileno(), _LOG_BYTES, begin).decode(errors="replace").strip()
     if "ModuleNotFoundError" in text:
         missing = text.rpartition("\n")[2]
         return f"its packages are missing ({missing}); pip install 'remote-executor[server]'"
-    return f"{text}\n`executor-server check-host` says what this machine needs"
+    return f"{text}\n`executor-server check-host` shows what this machine needs"
 
 
 def _stop(process: subprocess.Popen[bytes], directory: str, owner_pid: int) -> None:
     if os.getpid() != owner_pid:
-        return  # a fork, whose parent goes on
+        return  # a forked child; the parent still needs the daemon
     process.terminate()
     try:
         process.wait(_STOP_TIMEOUT_S)

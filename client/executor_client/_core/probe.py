@@ -1,8 +1,8 @@
-"""Finds out why no daemon answers, by connecting once more without gRPC, whose errors say it in free text only.
+"""Finds out why no daemon answers, by connecting again without gRPC, whose errors are free text.
 
-Used after a call has failed because there was no connection. Each step has a time limit, and no secret is sent: no
-token is used here. The diagnosis ends a sentence that begins "no daemon answers at ADDRESS:" and says what to do. It is
-None when the connection works, or cannot be diagnosed from here.
+Used after a call failed because there was no connection. Each step has a time limit, and no token is sent. The
+diagnosis ends a sentence that begins with "no daemon answers at ADDRESS:" and tells what to do. It is None if the
+connection works or can't be diagnosed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def listens(endpoint: Endpoint) -> bool:
 
 
 def diagnosis(endpoint: Endpoint) -> str | None:
-    """Returns the diagnosis, within a few times PROBE_TIMEOUT_S. Never raises for the behaviour of the other end."""
+    """Returns the diagnosis within a few times PROBE_TIMEOUT_S. Never raises because of the other end."""
     place = _place_of(endpoint.address)
     if place is None:
         return None
@@ -100,22 +100,22 @@ def _uses_proxy(endpoint: Endpoint) -> bool:
 
 def _why_not_connected(place: _Place, address: str, error: OSError) -> str:
     if isinstance(error, socket.gaierror):
-        return f"the name {place.host!r} is not known here; look for a misspelling, in EXECUTOR_ADDRESS too"
+        return f"the name {place.host!r} can't be resolved; check the spelling, also in EXECUTOR_ADDRESS"
     if isinstance(error, TimeoutError):
-        return (
-            f"nothing accepts a connection there within {PROBE_TIMEOUT_S:g} s; is the address right, and the way open?"
-        )
+        return f"nothing accepts a connection there within {PROBE_TIMEOUT_S:g} s; check the address and the firewall"
     if isinstance(error, PermissionError):
-        return "this user may not use that socket; ask who runs the daemon for `server.peer_socket`, or for an address"
+        return (
+            "this user may not use that socket; ask the daemon's operator for `server.peer_socket` or another address"
+        )
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
         if place.family is socket.AF_UNIX:
-            return f"no daemon is running there; start one with {SERVE}, or name another's address (EXECUTOR_ADDRESS)"
+            return f"no daemon is running there; start one with {SERVE}, or set another address (EXECUTOR_ADDRESS)"
         return f"nothing listens there; start a daemon with `executor-server serve --listen {address}`"
     return error.strerror or type(error).__name__
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A process listens, and speaks another protocol
+# A process listens but speaks another protocol
 
 
 def _why_not_plain(place: _Place) -> str | None:
@@ -126,9 +126,9 @@ def _why_not_plain(place: _Place) -> str | None:
     unverified.verify_mode = ssl.CERT_NONE  # this only finds out whether it is TLS; nothing is sent
     try:
         with _handshaken(place, unverified):
-            return f"it speaks TLS, and this client was told to speak without; give {_USE_TLS}"
+            return f"it uses TLS, and this client does not; pass {_USE_TLS}"
     except (OSError, ValueError):
-        return "what listens there is no executor daemon: it speaks neither gRPC nor TLS"
+        return "the program that listens there is not an executor daemon: it speaks neither gRPC nor TLS"
 
 
 def _why_not_tls(place: _Place, tls: TlsConfig) -> str | None:
@@ -140,28 +140,30 @@ def _why_not_tls(place: _Place, tls: TlsConfig) -> str | None:
         return _why_not_trusted(place, tls, error)
     except (OSError, ValueError):
         if _speaks_http2(place):
-            return "it speaks without TLS, and this client was told to use it; leave out tls (--tls, --tls-ca …)"
+            return "it does not use TLS, and this client does; omit tls (--tls, --tls-ca …)"
         return _why_closed(tls)
 
 
 def _why_closed(tls: TlsConfig) -> str:
     if tls.cert is None:
-        return f"it ends the TLS connection, most likely since it wants a client's certificate; give {_USE_CERT}"
-    return "it ends the TLS connection, most likely since it does not accept our certificate (--tls-cert)"
+        return f"it closes the TLS connection, probably because it requires a client certificate; pass {_USE_CERT}"
+    return "it closes the TLS connection, probably because it does not accept the client certificate (--tls-cert)"
 
 
 def _why_not_trusted(place: _Place, tls: TlsConfig, error: ssl.SSLCertVerificationError) -> str:
     if error.verify_code in _WRONG_NAMES:
         names = _names_of(place, tls)
-        listed = f", but for {', '.join(names)}" if names else ""
-        return f"its certificate is not for the name {place.host!r}{listed}; use a name that it is for as the address"
+        listed = f" but for {', '.join(names)}" if names else ""
+        return (
+            f"its certificate is not for the name {place.host!r}{listed}; use a name of the certificate as the address"
+        )
     if error.verify_code == _EXPIRED:
-        return "its certificate has expired; who runs the daemon has to renew it (server.tls_cert)"
+        return "its certificate has expired; ask the daemon's operator to renew it (server.tls_cert)"
     if error.verify_code == _NOT_YET_VALID:
         return "its certificate is not valid yet; compare the clocks of both machines"
     if tls.ca is None:
-        return f"its certificate is not signed by a CA that this client trusts; name the CA: {_USE_CA}"
-    return f"its certificate is not of the authority in {tls.ca}; give the file of the right one: {_USE_CA}"
+        return f"its certificate is not signed by a CA that this client trusts; pass the CA: {_USE_CA}"
+    return f"its certificate is not signed by the CA in {tls.ca}; pass the right CA file: {_USE_CA}"
 
 
 def _names_of(place: _Place, tls: TlsConfig) -> tuple[str, ...]:

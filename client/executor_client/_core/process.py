@@ -1,4 +1,4 @@
-"""The client's state of one process: what comes next, and how it is read from the wire. No I/O."""
+"""The client's state of one process, its requests and its events. No I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from executor_client.process_results import (
 )
 
 SHELL = ("/bin/sh", "-c")
-"""Runs a command that is given as one text."""
+"""Runs a command given as one text."""
 
 _STREAMS: dict[int, Literal["stdout", "stderr"]] = {
     types_pb2.OUTPUT_STREAM_STDOUT: "stdout",
@@ -39,7 +39,7 @@ _TARGETS = {
 
 
 class FollowedProcess(Followed):
-    """Takes the messages of the stream that `opening()` asks for. Without `request` it was started by another call."""
+    """Takes the messages of the stream that `opening()` requests. Without `request`, another call started it."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class FollowedProcess(Followed):
 
     @property
     def may_have_begun(self) -> bool:
-        """True when an event has come, or when it is unknown whether a request has arrived."""
+        """True if an event has arrived, or if it is unknown whether a request has arrived."""
         return self._request is None or self.was_away or self.last_number > 0
 
     def lost(self, why: str) -> None:
-        """Notes that it was lost with its node, as its daemon would have reported it."""
+        """Records that it was lost with its node, as its daemon would have reported."""
         self.result = ProcessResult(outcome="lost", exit_code=None, lost_reason=why)
 
     def has_ended(self) -> bool:
@@ -91,33 +91,33 @@ class FollowedProcess(Followed):
         if self.result is not None:
             raise ProtocolError("an event came after the result of a process")
         self.last_number = event.number
-        self._retries.heard()
+        self._retries.answered()
         self.waits.over("trouble")
         match kind:
             case "started":
                 self.pid = event.started.pid
             case "output":
                 if event.output.stream not in _STREAMS or not 0 < len(event.output.data) <= PIECE_BYTES:
-                    raise ProtocolError("output of a process in a form that it can't have")
+                    raise ProtocolError("malformed output of a process")
                 return ProcessOutput(event.number, _STREAMS[event.output.stream], event.output.data)
             case "output_cut":
                 return ProcessOutputCut(event.number, event.output_cut.omitted_bytes)
             case "result":
                 self.result = convert.from_wire(ProcessResult, event.result)
             case _:
-                raise ProtocolError("an event of a process that this client does not know")
+                raise ProtocolError("unknown event of a process")
         return None
 
 
 def argv_of(command: str | Sequence[str]) -> list[str]:
-    """Returns the program and its arguments; a text is for the shell. Raises InvalidRequest."""
+    """Returns the program and its arguments; text goes to the shell. Raises InvalidRequest."""
     if isinstance(command, str):
         if not command.strip():
             raise InvalidRequest("the command is empty")
         return [*SHELL, command]
     argv = list(command)
     if not argv or not all(isinstance(each, str) for each in argv):
-        raise InvalidRequest("a command is a text for the shell, or a list of texts that begins with the program")
+        raise InvalidRequest("the command must be text for the shell, or a list of the program and its arguments")
     return argv
 
 
@@ -187,11 +187,11 @@ class HeadAndTail:
             self._cut(excess)
 
     def omit(self, omitted_bytes: int) -> None:
-        """Notes bytes that were left out before they came here."""
+        """Counts bytes that were omitted before they arrived."""
         self.omitted_bytes += omitted_bytes
 
     def finish(self) -> bytes:
-        """Returns what was kept; a line between head and tail says how much was left out."""
+        """Returns the kept bytes, with the omitted size in a line between head and tail."""
         self._cut(max(0, len(self._tail) - self._tail_bytes))
         if not self.omitted_bytes:
             return bytes(self._head + self._tail)
@@ -203,9 +203,9 @@ class HeadAndTail:
 
 
 def as_bytes(data: Any) -> bytes:
-    """Returns what is to be written to a process: bytes as they are, text in UTF-8."""
+    """Returns the bytes to write to a process; text as UTF-8."""
     if isinstance(data, str):
         return data.encode()
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
-    raise InvalidRequest(f"a process is given bytes or text, not a {type(data).__name__}")
+    raise InvalidRequest(f"the input of a process must be bytes or text, not {type(data).__name__}")

@@ -12,7 +12,7 @@ from executor_client.waits import WaitKind
 
 
 class Backoff:
-    """The delays of one series of attempts. Its time begins with the first of them."""
+    """The delays of a series of attempts. Its timeout starts with the first delay."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -50,8 +50,8 @@ class Retries:
         }
         self._backoffs: dict[WaitKind, Backoff] = {}  # one for each trouble since the daemon last answered
 
-    def heard(self) -> None:
-        """Starts each timeout again at the next trouble, because the daemon has answered."""
+    def answered(self) -> None:
+        """Restarts the timeouts, because the daemon has answered."""
         self._backoffs.clear()
 
     def timeout_s(self, kind: WaitKind) -> float:
@@ -59,7 +59,7 @@ class Retries:
 
     def away_delay_s(self, error: ExecutorClientError | None, now_s: float) -> float | None:
         """Returns the seconds to wait for a daemon that does not answer; None when its timeout is over."""
-        # The front of a fleet knows within seconds whether a node comes back or is lost.
+        # Within seconds the front of a fleet knows whether a node is back or lost.
         is_growing = error is None or error.reason != "NODE_FENCED"
         return self._backoff(WaitKind.DAEMON).delay_s(now_s, is_growing=is_growing)
 
@@ -70,13 +70,13 @@ class Retries:
             (WaitKind.IMAGE, status.image_retry_after_s(error)),
         ):
             if retry_after_s is not None:
-                # A daemon that reports progress knows best when to ask again: a person watches, and steps are short.
+                # A daemon that reports progress chooses the interval: a person watches, and steps are short.
                 is_growing = status.progress(error) is None
                 return self._backoff(kind).delay_s(now_s, retry_after_s=retry_after_s, is_growing=is_growing)
         return None
 
     def delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
-        """Returns the seconds to wait before a call that failed with this error is repeated; None when it is not."""
+        """Returns the seconds until a call that failed with this error is repeated; None if it is not."""
         if status.is_transport_failure(error):
             return self.away_delay_s(error, now_s)
         return self.retry_after_delay_s(error, now_s)
@@ -88,7 +88,7 @@ class Retries:
 
 
 def trouble(error: ExecutorClientError, address: str) -> tuple[Awaited, str]:
-    """Returns the object of the wait after an error that is retried, and the reason in words for people."""
+    """Describes the wait after an error that is retried, and its reason, for people."""
     if status.is_transport_failure(error):
         # An error without a reason is gRPC's own, a long list of addresses and errors.
         reason = error.message if error.reason else "not reachable"
@@ -98,4 +98,4 @@ def trouble(error: ExecutorClientError, address: str) -> tuple[Awaited, str]:
         if progress is not None:
             return Awaited(WaitKind.IMAGE, "the environment", progress), str(progress)
         return Awaited(WaitKind.IMAGE, "the image"), error.message
-    return Awaited(WaitKind.ROOM, f"the daemon at {address} to take this"), error.message
+    return Awaited(WaitKind.ROOM, f"capacity of the daemon at {address}"), error.message

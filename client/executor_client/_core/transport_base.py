@@ -1,7 +1,7 @@
-"""The decisions of a transport, the same for both clients: which timeouts hold, whether to retry, which error to raise.
+"""The decisions of a transport, shared by both clients: which timeout applies, whether to retry, which error to raise.
 
-Every RPC of the service may be repeated (its comment in the proto says what that does), so every call is repeated while
-the daemon cannot be reached, and while it is busy and names a time to retry. Each of these waits has a limit.
+Every RPC of the service may be repeated (see its comment in the proto). So every call is repeated while the daemon
+can't be reached, and while it is busy and names a time to retry. Each of these waits has a limit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from executor_client.waits import WaitKind
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds to wait: for a daemon that has never answered (None: the default, and no time at all where none can be
-    there), for one call, for a daemon that stopped answering, for a busy one, and for one that fetches an image."""
+    """Seconds to wait: for a daemon that has never answered (None: the default, or 0 if there can't be one), for one
+    call, for a daemon that stopped answering, for a busy daemon, and for one that fetches an image."""
 
     connect_s: float | None
     call_s: float
@@ -43,21 +43,21 @@ class TransportBase:
         self.answered = False
         self._timer = timer
         self._listened = False  # a daemon listened before the first call
-        self._probed = False  # for the reason why a daemon that has never answered does not
+        self._probed = False  # the reason why no daemon has answered was looked for
 
     def waits(self) -> Waits:
-        """Returns the waits of one call, to be noted."""
+        """Returns the record of one call's waits."""
         return NO_WAITS if self._timer is None else Waits(self._timer)
 
     def execution(self, request: pb.ExecuteRequest, trace: Metadata, waits: Waits) -> Execution:
-        """Returns the client's state of an execution. Its daemon has answered before: it has created the session."""
+        """Returns the client's state of an execution. Its daemon has answered before: it created the session."""
         retries = Retries(away_timeout_s=self.timeouts.reconnect_s, busy_timeout_s=self.timeouts.busy_s)
         return Execution(request, retries, trace, waits, self.endpoint.address)
 
     def process(
         self, session_id: str, process_id: str, request: pb.StartProcessRequest | None, trace: Metadata, waits: Waits
     ) -> FollowedProcess:
-        """Returns the client's state of a process that is to be started, or that was started by another call."""
+        """Returns the client's state of a process: to be started by `request`, or already started."""
         retries = Retries(away_timeout_s=self.timeouts.reconnect_s, busy_timeout_s=self.timeouts.busy_s)
         return FollowedProcess(session_id, process_id, request, retries, trace, waits, self.endpoint.address)
 
@@ -80,37 +80,37 @@ class TransportBase:
 
     @property
     def answer(self) -> Awaited:
-        return Awaited(WaitKind.DAEMON, f"an answer of the daemon at {self.endpoint.address}")
+        return Awaited(WaitKind.DAEMON, f"an answer from the daemon at {self.endpoint.address}")
 
     def _begin_attempt(self, waits: Waits, awaited: Awaited | None) -> None:
-        """Holds the report of trouble: whether it is over shows only when this attempt ends."""
+        """Pauses the report of trouble: only the end of this attempt shows whether it is over."""
         waits.hold("trouble")
         if awaited is not None:
             waits.begin("answer", awaited, gives_up_after_s=self.timeouts.call_s)
 
     def _may_have_been_killed(self, error: ExecutorClientError) -> bool:
-        """True for the failure of a first call to a daemon that listened before it."""
+        """True if the first call failed although a daemon was listening before it."""
         return self._listened and not self.answered and is_unreached(error)
 
     def _diagnoses_now(self, error: ExecutorClientError) -> bool:
-        """True when the reason for the silence is looked for before waiting: once, where no wait was asked for."""
+        """True if the reason is diagnosed before waiting: once, if the caller set no connect timeout."""
         now = not (self.answered or self._probed) and self.timeouts.connect_s is None and is_unreached(error)
         self._probed = self._probed or now
         return now
 
     def _unanswered(self, error: ExecutorClientError, cause: str | None) -> UnavailableError:
-        """Returns the error to raise when a call is given up. `cause` is the diagnosis, if there is one."""
+        """Returns the error for a call that is given up. `cause` is the diagnosis, if there is one."""
         if error.reason:
             message = f"the daemon at {self.endpoint.address} can't serve this call now: {error.message}"
-            return UnavailableError(f"{message}; repeat the call later, or ask another daemon", reason=error.reason)
+            return UnavailableError(f"{message}; retry later, or use another daemon", reason=error.reason)
         return UnavailableError(
             f"no daemon answers at {self.endpoint.address}: {cause or error.message}", reason=error.reason
         )
 
     def _delay_s(self, retries: Retries, error: ExecutorClientError, waits: Waits) -> float | None:
-        """Returns the seconds to wait before the next attempt, or None when the daemon was unreachable for too long.
+        """Returns the seconds until the next attempt; None if the daemon was unreachable for too long.
 
-        Raises every error that a retry cannot help, and every other one whose time is over.
+        Raises errors that a retry can't help, and others after their timeout.
         """
         delay_s = retries.delay_s(error, time.monotonic())
         if delay_s is not None:
@@ -129,5 +129,5 @@ class TransportBase:
 
 
 def is_unreached(error: ExecutorClientError) -> bool:
-    """True when no daemon has answered, so that only gRPC knows the reason."""
+    """True if no daemon answered, so only gRPC knows the reason."""
     return status.is_transport_failure(error) and not error.reason

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from executor_client.cli.arguments import make_parser
@@ -23,8 +25,8 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
-    0: it succeeded; 1: the program failed; 2: it could not be run; 130: it was interrupted. A program that exits with a
-    code of its own gives that code.
+    0: success; 1: the program failed; 2: the command could not run; 130: interrupted; 143: ended by SIGTERM. If a
+    program exits with its own code, that code is returned.
     """
     parser = make_parser()
     options = parser.parse_args(arguments)
@@ -39,6 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     from executor_client.cli.console import Console
     from executor_client.errors import ExecutorClientError
 
+    _end_on_signals()
     console = Console(image_dir=getattr(options, "save_images", None), raw=getattr(options, "raw", False))
     try:
         return commands.run(options, console)
@@ -46,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
         console.fail("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`). Python's flush at exit must not write to the broken pipe again.
+        # The reader of our output is gone (`| head`). Python's flush at exit must not write to the broken pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except ExecutorClientError as error:
@@ -54,3 +57,16 @@ def _run(options: argparse.Namespace) -> int:
         return EXIT_REFUSED
     finally:
         console.end_wait()
+
+
+def _end_on_signals() -> None:
+    """Turns SIGTERM and SIGHUP into an exit, so that sessions end first. A second signal kills this process at once."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
+                signal.signal(number, end)

@@ -62,6 +62,12 @@ def _launch(filename, source, argv, directory, has_input, is_last):
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != filename:
             trace = trace.tb_next
+        each = trace
+        while each is not None:
+            if each.tb_next is not None and "/executor_guest/" in each.tb_next.tb_frame.f_code.co_filename:
+                each.tb_next = each.tb_next.tb_next
+            else:
+                each = each.tb_next
         traceback.print_exception(type(error), error, trace)
         status = 1
     if is_last:

@@ -51,7 +51,7 @@ def test_command_line_takes_certificates(
     files = ["--tls-ca", str(authority.cert), "--tls-cert", str(pair.cert), "--tls-key", str(pair.key)]
     assert cli.main(["--address", tls_daemon.address, *files, "ps"]) == 0
     assert cli.main(["--address", tls_daemon.address, "--tls", "--tls-cert", str(pair.cert), "ps"]) == 2
-    assert "must be given together" in capsys.readouterr().err
+    assert "a certificate needs its key" in capsys.readouterr().err
 
 
 def test_daemon_of_another_authority_is_not_talked_to(tmp_path: Path, tls_daemon: FakeDaemon) -> None:
@@ -98,7 +98,7 @@ def test_tls_file_that_cannot_serve_is_named(
 
 def test_key_of_another_certificate_is_refused(authority: Authority, tmp_path: Path) -> None:
     pair, other = authority.client("client", "agents"), self_signed(tmp_path, "other")
-    with pytest.raises(ConfigurationError, match="no certificate and its key"):
+    with pytest.raises(ConfigurationError, match="not a certificate and its key"):
         ExecutorClient("localhost:1", tls=TlsConfig(authority.cert, pair.cert, other.key))
 
 

@@ -116,7 +116,7 @@ def test_long_wait_is_told_on_a_terminal(
 
     monkeypatch.setattr(Console, "show_wait", show_and_go_on)
     assert cli.main(["run", "--image", "data", file]) == 0
-    assert capsys.readouterr().err.startswith("[waiting for a sandbox of image 'data', 0 s, gives up after 120 s]\n")
+    assert capsys.readouterr().err.startswith("[waiting for a sandbox of image 'data' (0 s, timeout 120 s)]\n")
 
 
 def test_warning_of_a_limit_is_a_line_on_stderr(daemon: FakeDaemon, file: str, capsys: Captured) -> None:

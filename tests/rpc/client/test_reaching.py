@@ -111,7 +111,7 @@ def test_no_daemon_at_a_port(fails: Fails) -> None:
 
 
 def test_a_name_that_there_is_not(fails: Fails) -> None:
-    assert "the name 'nowhere.invalid' is not known here" in fails("nowhere.invalid:1", tls=True)
+    assert "the name 'nowhere.invalid' can't be resolved" in fails("nowhere.invalid:1", tls=True)
 
 
 def test_a_daemon_that_is_about_to_start_is_waited_for_where_that_was_asked(tmp_path: Path) -> None:
@@ -194,12 +194,12 @@ def test_a_daemon_killed_in_the_first_call_is_waited_for_as_in_later_ones(
 
 def test_plain_against_tls(fails: Fails, authority: Authority, tmp_path: Path) -> None:
     with tls_daemon(authority, tmp_path) as daemon:
-        assert "it speaks TLS, and this client was told to speak without; give tls=True" in fails(daemon.address)
+        assert "it uses TLS, and this client does not; pass tls=True" in fails(daemon.address)
 
 
 def test_tls_against_plain(fails: Fails) -> None:
     with plain_daemon() as address:
-        assert "it speaks without TLS, and this client was told to use it; leave out tls" in fails(address, tls=True)
+        assert "it does not use TLS, and this client does; omit tls" in fails(address, tls=True)
 
 
 def test_an_authority_that_is_not_trusted(fails: Fails, authority: Authority, tmp_path: Path) -> None:
@@ -208,19 +208,19 @@ def test_an_authority_that_is_not_trusted(fails: Fails, authority: Authority, tm
         public = fails(daemon.address, tls=True)
         wrong = fails(daemon.address, tls=TlsConfig(other.cert))
     assert "its certificate is not signed by a CA that this client trusts" in public
-    assert f"its certificate is not of the authority in {other.cert}" in wrong
+    assert f"its certificate is not signed by the CA in {other.cert}" in wrong
     assert "tls=TlsConfig(ca=FILE), or --tls-ca FILE" in public and "--tls-ca FILE" in wrong
 
 
 def test_a_name_that_the_certificate_has_not(fails: Fails, authority: Authority, tmp_path: Path) -> None:
     with tls_daemon(authority, tmp_path, names=["elsewhere.example"]) as daemon:
         said = fails(daemon.address, tls=TlsConfig(authority.cert))
-    assert "its certificate is not for the name 'localhost', but for elsewhere.example;" in said
+    assert "its certificate is not for the name 'localhost' but for elsewhere.example;" in said
 
 
 def test_a_client_certificate_that_is_wanted(fails: Fails, authority: Authority, tmp_path: Path) -> None:
     with tls_daemon(authority, tmp_path, wants_certificate=True) as daemon:
-        assert "wants a client's certificate; give tls=TlsConfig(cert=FILE, key=FILE)" in fails(
+        assert "requires a client certificate; pass tls=TlsConfig(cert=FILE, key=FILE)" in fails(
             daemon.address, tls=TlsConfig(authority.cert)
         )
 
@@ -247,7 +247,7 @@ def test_what_is_no_daemon(fails: Fails) -> None:
         finally:
             closing.set()
             thread.join()
-    assert "what listens there is no executor daemon" in said
+    assert "the program that listens there is not an executor daemon" in said
 
 
 # -- a daemon that does not know the caller
@@ -255,12 +255,12 @@ def test_what_is_no_daemon(fails: Fails) -> None:
 
 def test_no_credential(fails: Fails, daemon: FakeDaemon, tmp_path: Path) -> None:
     said = fails(daemon.address, AuthenticationError, token=None)
-    assert f"the daemon at {daemon.address} wants a credential, and no token was sent" in said
+    assert f"the daemon at {daemon.address} requires a credential, and no token was found" in said
     assert "EXECUTOR_TOKEN, --token" in said
 
 
 def test_an_unknown_token(fails: Fails, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "does not accept the token from token=: it is another daemon's, or was revoked" in fails(
+    assert "does not accept the token from token=: it belongs to another daemon, was revoked" in fails(
         daemon.address, AuthenticationError, token="wrong"
     )
     monkeypatch.setenv("EXECUTOR_TOKEN", "wrong")

@@ -110,7 +110,7 @@ def test_what_ends_quickly_is_not_told(client: Any, daemon: FakeDaemon, watcher:
         (
             busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_SESSIONS"),
             WaitKind.ROOM,
-            "the daemon at ADDRESS to take this",
+            "capacity of the daemon at ADDRESS",
             "refused",
             30.0,
         ),
@@ -175,7 +175,7 @@ def test_daemon_that_is_not_there_yet_is_told_of() -> None:
         with ExecutorClient(daemon.address, token=TOKEN, connect_timeout_s=20, on_wait=watcher) as client:
             assert client.get_policy().backend == "local"
         servers[0].stop(grace=0).wait()
-    expected = f"waiting for the daemon at {daemon.address}: not reachable, 0 s, gives up after 20 s"
+    expected = f"waiting for the daemon at {daemon.address}: not reachable (0 s, timeout 20 s)"
     assert expected in map(str, watcher.reported)
 
 
@@ -185,10 +185,10 @@ def test_daemon_that_is_not_there_yet_is_told_of() -> None:
     [
         ("CreateSession", "create_session", ["data"], WaitKind.SANDBOX, "a sandbox of image 'data'"),
         ("CreateSession", "create_session", [], WaitKind.SANDBOX, "a sandbox"),
-        ("ListSessions", "list_sessions", [], WaitKind.DAEMON, "an answer of the daemon at ADDRESS"),
-        ("RegisterTools", "register_tools", [{}], WaitKind.SESSION, f"session {SESSION} to take the tools"),
-        ("SetVariables", "set_variables", [{"x": 1}], WaitKind.SESSION, f"session {SESSION} to take the variables"),
-        ("GetVariables", "get_variables", [], WaitKind.SESSION, f"session {SESSION} to give the variables"),
+        ("ListSessions", "list_sessions", [], WaitKind.DAEMON, "an answer from the daemon at ADDRESS"),
+        ("RegisterTools", "register_tools", [{}], WaitKind.SESSION, f"session {SESSION} to register tools"),
+        ("SetVariables", "set_variables", [{"x": 1}], WaitKind.SESSION, f"session {SESSION} to set variables"),
+        ("GetVariables", "get_variables", [], WaitKind.SESSION, f"session {SESSION} to read variables"),
         ("DeleteSession", "close", [], WaitKind.SESSION, f"session {SESSION} to end"),
     ],
 )
@@ -219,7 +219,7 @@ def test_wait_behind_other_executions_is_told_until_the_program_shows(
     session.execute("code")
     wait = watcher.first()
     assert (wait.kind, wait.gives_up_after_s) == (WaitKind.TURN, None)
-    assert wait.what == "an execution that began behind 2 others of its session"
+    assert wait.what == "an execution queued behind 2 others of its session"
 
 
 @pytest.mark.usefixtures("impatient")
@@ -230,7 +230,7 @@ def test_wait_for_a_host_tool_is_told_while_it_runs(client: Any, daemon: FakeDae
     session.register_tools({"slow": lambda: reported.wait(20)})
     daemon.journal = [tool_call("slow"), Answered(), result()]
     session.execute("code")
-    assert str(watcher.first()) == "waiting for the tool 'slow', 0 s"
+    assert str(watcher.first()) == "waiting for the tool 'slow' (0 s)"
 
 
 @pytest.mark.usefixtures("impatient")

@@ -94,7 +94,7 @@ def test_absence_and_refusal_have_a_time_each_and_it_begins_anew_when_the_daemon
     assert retries.delay_s(UnavailableError("away"), 1.0) is None
     assert retries.delay_s(refusal(1.0), 5.0) is not None
     assert retries.delay_s(refusal(1.0), 14.5) is None
-    retries.heard()
+    retries.answered()
     assert retries.delay_s(UnavailableError("away"), 20.0) is not None
     assert retries.delay_s(refusal(1.0), 20.0) is not None
 

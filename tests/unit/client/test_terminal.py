@@ -84,7 +84,7 @@ def test_text_that_the_output_cannot_encode_is_escaped(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("stream", "expected"),
     [
-        (Terminal(), "[waiting for the image: 'x' is \\x1bbeing fetched, 40 %, 12 s, gives up after 600 s]\n"),
+        (Terminal(), "[waiting for the image: 'x' is \\x1bbeing fetched, 40 % (12 s, timeout 600 s)]\n"),
         (io.StringIO(), ""),
     ],
 )

@@ -91,7 +91,7 @@ def test_each_change_of_progress_is_told_at_once_after_the_first_moment(timer: H
         (1.25, steps[2]),
         (1.75, steps[3]),
     ]
-    assert str(timer.reported[-1]) == "waiting for the environment: installing, 17 of 23 packages, 2 s"
+    assert str(timer.reported[-1]) == "waiting for the environment: installing, 17 of 23 packages (2 s)"
 
 
 def test_wait_of_another_kind_begins_anew(timer: HandTimer) -> None:

@@ -179,7 +179,7 @@ def test_lines_stand_above_what_is_live_and_leave_it_whole() -> None:
 def test_wait_is_one_line_that_steers_nothing() -> None:
     console = Shown()
     show_wait(console.logger, Wait(WaitKind.TOOL, "the tool '[red]\x1b[2J'", "", 12.4, None))
-    assert console.text() == "waiting for the tool '[red]\\x1b[2J', 12 s\n"
+    assert console.text() == "waiting for the tool '[red]\\x1b[2J' (12 s)\n"
 
 
 def test_executor_shows_what_its_client_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_executor_shows_what_its_client_waits_for(monkeypatch: pytest.MonkeyPatc
         logger = Logger(console=console.console)
         with RemoteExecutor(logger=logger, address=daemon.address, token=TOKEN, image="data") as executor:
             executor("1")
-    assert console.text().startswith("waiting for a sandbox of image 'data', 0 s, gives up after 120 s\n")
+    assert console.text().startswith("waiting for a sandbox of image 'data' (0 s, timeout 120 s)\n")
 
 
 def test_wait_without_a_console_is_not_shown() -> None:
@@ -218,9 +218,9 @@ def test_wait_with_progress_is_a_line_for_each_step_and_now_and_then() -> None:
     log.show(console.logger, Wait(WaitKind.TOOL, "the tool", "", 1, None))
     shown = [line.removeprefix("waiting for ") for line in console.text().splitlines()]
     assert shown == [
-        "the environment: resolving, 1 s",
-        "the environment: installing, 1 of 23 packages, 2 s",
-        "the environment: installing, 20 of 23 packages, 7 s",
-        "the environment: first import, 8 s",
-        "the tool, 1 s",
+        "the environment: resolving (1 s)",
+        "the environment: installing, 1 of 23 packages (2 s)",
+        "the environment: installing, 20 of 23 packages (7 s)",
+        "the environment: first import (8 s)",
+        "the tool (1 s)",
     ]

@@ -213,12 +213,12 @@ check-unasync: $(STAMP)
 	@$(BIN)/python tools/unasync.py --check
 
 .PHONY: docs
-docs: $(STAMP)  ## Write the parts of docs/ that are generated
+docs: $(STAMP)  ## Write the generated parts of docs/, and build the site of all pages into site/
 	@$(BIN)/python tools/settings_docs.py
-	@$(BIN)/python tools/client_docs.py
 	@$(BIN)/python tools/metrics_docs.py
 	@$(BIN)/python tools/features_docs.py
 	@$(BIN)/python tools/backends_docs.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The wire
@@ -244,5 +244,5 @@ check-proto: $(STAMP) $(PROTOC_STAMP)  ## Lint the .proto files; fail when the c
 
 .PHONY: clean
 clean:  ## Remove all that was made here, ./.venv included
-	rm -rf $(VENV) .cache build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache build dist site demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

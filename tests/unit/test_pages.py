@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import executor_client
+import executor_client.smolagents
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "images/README")] + sorted(
     (ROOT / "docs").glob("*.md")
@@ -59,3 +62,13 @@ def test_every_package_of_the_daemon_and_the_guest_is_in_the_architecture() -> N
     for parent in (ROOT / "executor_server", ROOT / "executor_server/guest"):
         packages = {package.parent.name for package in parent.glob("*/__init__.py")}
         assert packages - named - {"guest"} == set()
+
+
+def test_each_public_name_of_the_client_is_in_its_reference_once() -> None:
+    named = re.findall(r"^::: (.*)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    public = [
+        f"{module.__name__}.{name}"
+        for module in (executor_client, executor_client.smolagents)
+        for name in module.__all__
+    ]
+    assert sorted(named) == sorted(public)

@@ -25,9 +25,8 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("policy.toml")
 
 
-@pytest.mark.parametrize("generator", ["settings_docs.py", "client_docs.py"])
-def test_the_pages_are_what_the_generator_makes(generator: str) -> None:
-    command = [sys.executable, f"tools/{generator}", "--check"]
+def test_the_pages_are_what_the_generator_makes() -> None:
+    command = [sys.executable, "tools/settings_docs.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -1,7 +1,7 @@
-"""Executions and the journal of a session: what happened is written down so that the next daemon can go on.
+"""Executions and the journal of a session, from which the next daemon recovers them.
 
-It owns the segments on disk, their checksums and their replay, the memory that events may take, and the registry of
-sessions. It must not know who reads the events, nor how a session is driven.
+It owns the segments on disk, their checksums and replay, the memory of events, and the registry of sessions. It must
+not know who reads the events, nor how a session is driven. Read `state.py` first.
 """
 
 from executor_server.sessions.journal.execution import Execution, ExecutionRequest, ToolFailure

@@ -1,8 +1,7 @@
-"""Numbered events that are kept, within a bound, and read by any number of readers from any number on.
+"""A bounded log of numbered events, which any number of readers can read from any position.
 
-Shared by executions and processes: numbers rise by one from 1, readers wait for what is next, and what is kept is
-counted for the tenant (memory.py). What may be dropped, and who is made to wait when nothing may, differs; the classes
-that derive from this one decide it in `trim`.
+Executions and processes share it: numbers start at 1, readers wait for the next event, and the memory is counted for
+the tenant (memory.py). Subclasses decide in `trim` which events may be dropped, and who must wait when none may.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ E = TypeVar("E", bound=NumberedEvent)
 
 
 class Reader:
-    """One reader: the number of the last event that it has, and the cost of all events up to it."""
+    """One reader: the number of its last event, and the cost of all events up to it."""
 
     def __init__(self, position: int, taken_bytes: int) -> None:
         self.position = position
@@ -48,18 +47,18 @@ class EventLog(Generic[E]):
         self._memory = memory or unlimited()
         self._journal: deque[E] = deque()
         self._costs: deque[int] = deque()  # parallel to `_journal`
-        self._total_bytes = 0  # cost of all events, those that were dropped included
+        self._total_bytes = 0  # cost of all events, dropped ones included
         self._readers: set[Reader] = set()
         self._finished = asyncio.Event()
 
     def trim(self) -> None:
-        """Drops what need not be kept; decides whether the guest must wait."""
+        """Drops events that need not be kept; decides whether the guest must wait."""
         raise NotImplementedError
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     def _append(self, event: E, size_bytes: int) -> None:
-        """Adds an event, whose number is the next one, and wakes the readers."""
+        """Adds the event with the next number, and wakes the readers."""
         self.last_number = event.number
         self._journal.append(event)
         self._costs.append(0)
@@ -88,7 +87,7 @@ class EventLog(Generic[E]):
 
     @property
     def _taken(self) -> int:
-        """Number of the last event that every reader has; 0 when there is no reader."""
+        """Number of the last event that all readers have; 0 without readers."""
         return min((reader.position for reader in self._readers), default=0)
 
     def drop_read(self) -> None:
@@ -104,7 +103,7 @@ class EventLog(Generic[E]):
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def events(self, after: int = 0) -> AsyncGenerator[E]:
-        """Yields the events after a number, up to the terminal one. Raises OutOfRange when they are not held.
+        """Yields the events after a number, up to the terminal one. Raises OutOfRange if they are not kept.
 
         A reader has taken an event when it asks for the next one.
         """
@@ -112,7 +111,7 @@ class EventLog(Generic[E]):
         lacking = self.last_number - after
         reader = Reader(after, self._total_bytes - sum(islice(reversed(self._costs), lacking)))
         self._readers.add(reader)
-        self.trim()  # the events that this reader has may be all that fills the journal
+        self.trim()  # the journal may be full of events that this reader has
         try:
             while not (self.done and reader.position == self.last_number):
                 if reader.position == self.last_number:
@@ -139,7 +138,7 @@ class EventLog(Generic[E]):
 
     @property
     def first_number(self) -> int:
-        """Number of the first event that is held; of the next one when none is."""
+        """Number of the first event that is kept; of the next event if none is."""
         return self._journal[0].number if self._journal else self.last_number + 1
 
     async def wait(self) -> None:

@@ -1,10 +1,9 @@
 """An execution: its numbered events, its readers, and its open tool calls.
 
-An execution belongs to its session, not to the call that started it. Its events are numbered and kept, and any number
-of readers follow them from any number on. What is kept is bounded, for one execution and for all together (memory.py).
-Past the bound, events that every reader has are dropped; when there are none, reading from the guest stops until a
-reader has caught up. A cancelled execution holds nothing back, so that its end can arrive: events without room are
-discarded then, and the result is preceded by the number of bytes that are missing.
+An execution belongs to its session, not to the call that started it. Its events are kept within a bound, which one
+execution and all together have (memory.py). Past the bound, events that all readers have are dropped; if there are
+none, reading from the guest stops until a reader has caught up. A cancelled execution does not hold the guest back, so
+that its end can arrive: events without room are discarded, and the missing bytes are announced before the result.
 """
 
 from __future__ import annotations
@@ -36,17 +35,16 @@ from executor_server.sessions.journal.event_log import EventLog
 from executor_server.sessions.journal.memory import TenantMemory
 
 _FILE_OVERHEAD_BYTES = 256  # per artifact
-# Answered calls that an execution remembers, to distinguish a second answer from one to no call; a program may make
-# calls for hours.
+# Answered calls that an execution remembers, to distinguish a second answer from an answer to an unknown call.
 _MAX_ANSWERED_CALLS = 4096
-# Open calls at one time; an honest supervisor stops far below.
+# Open calls at one time; an honest supervisor has far fewer.
 _MAX_OPEN_CALLS = 1024
 _MAX_REASON_CHARS = 1024
 
 
 @dataclass(frozen=True)
 class ExecutionRequest:
-    """An execution as a client asks for it. The same id again must come with the same values."""
+    """An execution as a client requests it. A repeated id must come with the same values."""
 
     execution_id: str
     code: str
@@ -69,7 +67,7 @@ class ExecutionOwner(Protocol):
     """The journal, as far as its executions use it."""
 
     def send_cancel(self, execution_id: str) -> None:
-        """Asks the guest to end an execution."""
+        """Asks the guest to cancel an execution."""
         ...
 
     def send_answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
@@ -99,7 +97,7 @@ class Execution(EventLog[Event]):
         self.policy_fingerprint = policy_fingerprint
         self.stopped = ""  # the reason, when the daemon stopped it
         self.network = NO_NETWORK_USE  # so far
-        self.discarded_bytes = 0  # frames that found no room after it was cancelled
+        self.discarded_bytes = 0  # of frames without room after it was cancelled
         self._owner = owner
         self._journal_limit = journal_bytes
         self._open_calls: dict[str, bool] = {}  # call id → answered
@@ -110,10 +108,10 @@ class Execution(EventLog[Event]):
     # -- writing -------------------------------------------------------------------------------------------------
 
     def publish(self, kind: EventKind, frame_bytes: int = 0) -> None:
-        """Adds an event. After the result nothing is added any more: what comes late is dropped.
+        """Adds an event; events after the result are dropped.
 
         `frame_bytes`: the event's size in a segment. A hostile guest can make it far larger than the event's content,
-        and segments are kept for as long as an event of theirs is, so the larger of the two is charged.
+        and a segment is kept as long as one of its events, so the larger size is charged.
         """
         if self.done:
             return
@@ -125,7 +123,7 @@ class Execution(EventLog[Event]):
         self.trim()
 
     def trim(self) -> None:
-        """Drops events until it is within its limit; stops the reading from the guest while that can't be reached."""
+        """Drops events down to the limit; stops the reading from the guest if that is not enough."""
         if self._is_full:
             taken = self._taken
             while self._journal and self._journal[0].number <= taken and self._is_full:
@@ -149,7 +147,7 @@ class Execution(EventLog[Event]):
 
     @property
     def waits_for_client(self) -> bool:
-        """True when it can't go on until a client answers a tool call, or reads what the journal holds."""
+        """True when it can't go on until a client answers a tool call or reads its events."""
         return not self.done and (self._held or not all(self._open_calls.values()))
 
     # -- steering ------------------------------------------------------------------------------------------------
@@ -159,19 +157,19 @@ class Execution(EventLog[Event]):
         return call_id not in self._open_calls and len(self._open_calls) - len(self._answered) < _MAX_OPEN_CALLS
 
     def cancel(self) -> None:
-        """Asks the guest to end it, once; has no effect after its end."""
+        """Asks the guest to cancel it, once; no effect after its end."""
         if not self.done and not self._cancelled:
             self._owner.send_cancel(self.execution_id)
             self.note_cancelled()
 
     def note_cancelled(self) -> None:
-        """Notes that its end was asked for. The guest has to report the end, so it is not held back any more."""
+        """Notes the cancellation. The guest must be able to report the end, so it is no longer held back."""
         self._cancelled = True
         self.trim()
 
     @property
     def has_room(self) -> bool:
-        """True when one more event can be kept. False after one was discarded: what follows would lack its start."""
+        """True when one more event can be kept. False after one was discarded, since the following would lack it."""
         return not self.discarded_bytes and not (self._cancelled and self._is_full)
 
     def note_discarded(self, discarded_bytes: int) -> None:
@@ -179,18 +177,18 @@ class Execution(EventLog[Event]):
         self.discarded_bytes = discarded_bytes
 
     def note_stop(self, reason: str) -> None:
-        """Notes why the daemon is about to cancel it; the first reason stands in the result."""
+        """Notes why the daemon is about to cancel it; the result states the first reason."""
         self.stopped = self.stopped or reason[:_MAX_REASON_CHARS]
 
     def check_answer(self, call_id: str) -> None:
-        """Raises NotFound, PreconditionFailed when no tool call waits for this answer."""
+        """Raises NotFound, PreconditionFailed if no tool call waits for this answer."""
         answered = self._open_calls.get(call_id)
         if answered is None:
             raise NotFound(Reason.TOOL_CALL_NOT_FOUND, f"this execution has made no tool call {call_id!r}")
         if answered:
             raise PreconditionFailed(Reason.TOOL_CALL_ANSWERED, f"tool call {call_id!r} has been answered")
         if self.done:
-            raise PreconditionFailed(Reason.EXECUTION_ENDED, "the execution has ended; nobody waits for this answer")
+            raise PreconditionFailed(Reason.EXECUTION_ENDED, "the execution has ended and needs no answer")
 
     def submit_tool_result(self, call_id: str, answer: Payload | ToolFailure) -> None:
         """Sends the answer to a tool call to the guest, once. Raises as `check_answer`."""
@@ -201,7 +199,7 @@ class Execution(EventLog[Event]):
     def note_answer(self, call_id: str, size_bytes: int = 0) -> None:
         """Notes that a call was answered, or never will be.
 
-        In a segment the answer lies behind the last event and is kept as long, so its size is added to that event.
+        In a segment the answer follows the last event and is kept as long, so its size is added to that event.
         """
         if self._costs:
             self._add_cost(size_bytes)
@@ -213,7 +211,7 @@ class Execution(EventLog[Event]):
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns all that is known of it, without its events."""
+        """Returns its state without its events."""
         return {
             "id": self.execution_id,
             "fingerprint": self.fingerprint.hex(),
@@ -255,12 +253,12 @@ class Execution(EventLog[Event]):
 
 
 def network_usage(fields: Fields) -> NetworkUsage:
-    """Reads what the journal says of the use of the network. Raises FrameError."""
+    """Reads the use of the network from a record. Raises FrameError."""
     return NetworkUsage(**{name: fields.integer(name) for name in vars(NO_NETWORK_USE)})
 
 
 def _content_bytes(kind: EventKind) -> int:
-    """Returns about how many bytes of memory the content of an event takes; a text may take four per character."""
+    """Returns the approximate memory of an event's content; a text may take four bytes per character."""
     match kind:
         case Log(text=text):
             return sys.getsizeof(text)

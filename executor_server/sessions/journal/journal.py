@@ -1,16 +1,15 @@
 """The journal of one session: its executions, and the segments from which a later daemon recovers them.
 
-Theory of operation. All that happens to executions is a record: a frame of ours that starts, answers or cancels one, or
-restricts those that follow; a frame of the guest about one; a finding of the daemon. A record is written before it
-takes effect, hence before the guest's frame is acknowledged. `replay` reads the records and applies them by the same
-methods (state.py), so the later daemon has the same events under the same numbers. What was not written was not
-acknowledged, and the guest sends it again.
+Theory of operation. Each change of an execution is a record: one of our frames (it starts, answers, cancels or
+restricts), a guest frame, or a finding of the daemon. A record is written before it takes effect, hence before the
+guest's frame is acknowledged. `replay` reads the records and applies them by the same methods (state.py), so the next
+daemon has the same events under the same numbers. The guest repeats frames that were not acknowledged.
 
-Frames of ours that the guest had not received when the daemon died are in the journal too. They are sent again under
-the numbers that follow the last one that the guest has taken. The record RESUMED holds that number, so that one more
-daemon can distinguish the numbers before it from those after.
+The journal also has our frames that the guest had not received when the daemon died. They are sent again, numbered
+after the last frame that the guest has taken. The record RESUMED holds that number, so that a further daemon can
+distinguish the old numbers from the new ones.
 
-The segments are about as long as what is held in memory: one is removed when nothing in it is needed (state.py).
+A segment is removed when nothing in it is needed (state.py), so the segments are about as long as the events in memory.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ class JournalOwner(Protocol):
         ...
 
     def refusal_of(self, execution_id: str, call: ToolCall) -> str | None:
-        """Returns the reason why no client may get this tool call; None when one may."""
+        """Returns the reason why this tool call is withheld from clients; None if it is not."""
         ...
 
     def on_undecided(self, execution_id: str) -> None:
-        """Asked to find out what a result lacks, and to call `decide` then."""
+        """Must find out what the result lacks, and then call `decide`."""
         ...
 
     def on_event(self, execution_id: str, event: EventKind) -> None:
@@ -111,9 +110,9 @@ class Journal:
         self._begin_segment()
 
     def close(self) -> None:
-        """Closes the segments, which stay as they are, and drops the executions; their readers may finish.
+        """Closes the segments, whose files stay, and drops the executions; their readers may finish.
 
-        Executions and journal refer to each other, so without this only the garbage collector would free their events.
+        Executions and journal refer to each other; without this only the garbage collector would free the events.
         """
         self._segments.close()
         self._state.clear()
@@ -135,12 +134,12 @@ class Journal:
 
     @property
     def taken_seq(self) -> int:
-        """The number of the last frame of the guest that is in the segments."""
+        """The number of the last guest frame in the segments."""
         return self._state.taken_seq
 
     @property
     def lost(self) -> str | None:
-        """The reason why the session is lost, when the segments say so."""
+        """The reason why the session is lost, if the segments have one."""
         return self._state.lost
 
     def known(self, execution_id: str) -> Execution | None:
@@ -148,7 +147,7 @@ class Journal:
 
     @property
     def network(self) -> list[NetworkUsage]:
-        """The use of the network by each execution that is known."""
+        """The network usage of each known execution."""
         return [execution.network for execution in self._state.executions.values()]
 
     def undecided(self) -> list[str]:
@@ -156,20 +155,20 @@ class Journal:
         return list(self._state.undecided)
 
     def is_undecided(self, execution_id: str) -> bool:
-        """Returns True when the result of an execution has come, and waits for its verdict."""
+        """Returns True if the result of an execution waits for its verdict."""
         return execution_id in self._state.undecided
 
     def is_suspect(self, execution_id: str) -> bool:
-        """Returns True when the kernel may have killed the execution's interpreter for its memory."""
+        """Returns True if the kernel may have killed the execution's interpreter for memory."""
         waiting = self._state.undecided.get(execution_id)
         return waiting is not None and waiting.is_suspect
 
     # -- requests of clients --------------------------------------------------------------------------------------
 
     def known_as(self, request: ExecutionRequest) -> Execution | None:
-        """Returns the execution that this id names already. Raises InvalidRequest when that is another one.
+        """Returns the execution that this id names already. Raises InvalidRequest if the request differs.
 
-        Compares what was asked for, not what was granted, which may be less by now.
+        Compares the requested limits, not the granted ones, which may be lower by now.
         """
         known = self.known(request.execution_id)
         if known is not None and known.fingerprint != fingerprint(
@@ -186,7 +185,7 @@ class Journal:
     ) -> Execution:
         """Starts an execution, with these limits and under the policy of this fingerprint.
 
-        `savepoints` are the rules of the savepoint that is taken first, or of the branch that it runs in.
+        `savepoints` are the rules for the savepoint before it, or for its branch.
         """
         source = request.code.encode()
         execute = Execute(
@@ -206,7 +205,7 @@ class Journal:
         return self._state.begin(execute, source)
 
     def stop(self, execution_id: str, reason: str) -> None:
-        """Cancels an execution that runs or waits; the reason stands in its result."""
+        """Cancels a running or queued execution; its result states the reason."""
         execution = self.running.get(execution_id)
         if execution is not None and not execution.stopped:
             self._write(encode_frame(RecordKind.STOPPED, {"id": execution_id}, reason.encode("utf-8", "replace")))
@@ -246,7 +245,7 @@ class Journal:
     # -- frames of the guest -------------------------------------------------------------------------------------
 
     def take(self, frame: Frame) -> None:
-        """Records and applies a frame about an execution. Raises FrameError, and has changed nothing then."""
+        """Records and applies a frame about an execution. Raises FrameError before any change."""
         execution, event = self._state.read(frame)
         if isinstance(event, ToolCall) and (refusal := self._owner.refusal_of(execution.execution_id, event)):
             self._withhold(frame, execution, event, refusal)
@@ -266,8 +265,8 @@ class Journal:
     def _withhold(self, frame: Frame, execution: Execution, call: ToolCall, refusal: str) -> None:
         """Ends an execution instead of passing its tool call to a client.
 
-        The record has the frame's number and takes its place. The program gets no answer: it is cancelled while it
-        waits, so it can't catch a refusal and go on.
+        The record replaces the frame and has its number. The program is cancelled while it waits for the answer, so it
+        can't catch a refusal and go on.
         """
         head = {"id": execution.execution_id, "call": call.call_id}
         self._write(encode_frame(RecordKind.STOPPED, head, refusal.encode("utf-8", "replace"), frame.seq, frame.ack))
@@ -275,10 +274,10 @@ class Journal:
         execution.cancel()
 
     def _discard(self, frame: Frame, execution: Execution) -> None:
-        """Takes a frame of a cancelled execution that finds no room, and keeps nothing of it.
+        """Discards a frame of a cancelled execution for which there is no room.
 
-        The first one is recorded at once, so that a replay knows that something is missing; the sum of all of them is
-        recorded before the result.
+        The first one is recorded at once, so that a replay knows that something is missing; the sum is recorded before
+        the result.
         """
         is_first = not execution.discarded_bytes
         self._state.discard(frame, execution, execution.discarded_bytes + len(frame.raw))
@@ -311,27 +310,27 @@ class Journal:
         waiting = self._state.undecided.get(execution_id)
         if waiting is not None:
             counted = {} if oom_kills is None else {"oom_kills": oom_kills}
-            # The result is written once more, since its first segment may be removed. Both records go into one segment:
-            # a segment removed between them would leave a result without its verdict.
+            # The result is written again, since its first segment may be removed. Both records go into one segment;
+            # otherwise a removed segment could leave a result without its verdict.
             self._write(encode_frame(RecordKind.VERDICT, {"id": execution_id, **counted}))
             self._segments.append(waiting.raw)
             self._state.decide(execution_id, waiting.result, oom_kills, len(waiting.raw))
 
     def lose(self, reason: str) -> None:
-        """Records that the session is lost, and with it what runs."""
+        """Records that the session and its running executions are lost."""
         if self.lost is None:
             self._write(encode_frame(RecordKind.LOST, {}, reason.encode("utf-8", "replace")))
             self._state.lose(reason)
             self._segments.close()  # no record follows
 
     def end_all(self, outcome: Outcome, error: ErrorDetail) -> None:
-        """Ends what runs without a record: for a session that no later daemon shall recover."""
+        """Ends running executions without a record, for a session that no later daemon may recover."""
         self._state.end_all(outcome, error)
 
     # -- segments ------------------------------------------------------------------------------------------------
 
     def _write(self, first: bytes | memoryview, second: bytes = b"") -> None:
-        """Writes one record. A new segment begins before it, so that its snapshot holds what has taken effect."""
+        """Writes one record. Begins a new segment first if needed, whose snapshot holds all earlier records."""
         if self._segments.full:
             self._begin_segment()
         self._segments.append(first, second)
@@ -344,9 +343,9 @@ class Journal:
         self._state.begin_segment(self._segments.segment)
 
     def replay(self) -> None:
-        """Applies all records of the segments, and goes on writing behind them.
+        """Applies all records of the segments; new records are appended to them.
 
-        Raises SegmentError at damage: then the records before it have taken effect, and nothing more will be written.
+        Raises SegmentError at damage: the records before it have taken effect then, and no more will be written.
         """
         try:
             replay(self._segments, self._state)
@@ -357,11 +356,11 @@ class Journal:
             self._segments.close()
 
     def resume(self, taken: int) -> list[Outgoing]:
-        """Returns the frames to send again, before any other, to a guest that has taken ours up to this number."""
-        if self._state.sent.to_send_again():  # else nothing is renumbered, and a full disk costs no idle session
+        """Returns the frames to send first, again, to a guest that has taken our frames up to this number."""
+        if self._state.sent.to_send_again():  # else no record is written, so a full disk costs no idle session
             self._write(encode_frame(RecordKind.RESUMED, {"taken": taken}))
             self._state.sent.renumber(taken)
-        # The earlier daemon may have been killed between its STOPPED record and the frame. A second cancel is harmless.
+        # The earlier daemon may have died between its STOPPED record and the frame. A second cancel is harmless.
         stopped = [execution_id for execution_id, execution in self.running.items() if execution.stopped]
         return [
             *self._state.sent.to_send_again(),
@@ -370,7 +369,7 @@ class Journal:
 
 
 def _asked(request: ExecutionRequest) -> dict[str, Any]:
-    """Returns the limits that a client asks for; EXECUTE carries them beside those that are granted."""
+    """Returns the limits that a client asked for; EXECUTE carries them next to the granted ones."""
     asked = {name: value for name, value in vars(request.limits).items() if value is not None}
     if request.savepoint:
         asked["savepoint"] = True

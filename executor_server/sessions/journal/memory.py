@@ -1,13 +1,13 @@
 """The memory that the journals of all sessions share: bounded for the daemon, fair among tenants.
 
-A journal without readers stops the reading from its guest once it is full; those of many sessions together could still
-fill the daemon. So all that journals hold is counted, by tenant. Once the sum passes `total_bytes`, each tenant that
-holds more than an even part is short of memory: first its executions that were read to the end are reduced to their
-results; then reading from its guests stops, as if their journals were full, until there is memory again or a reader
-catches up. Each execution may hold `floor_bytes` in any case, so one that is read goes on whatever others hold.
+A full journal without readers stops the reading from its guest, but the journals of many sessions together could still
+fill the daemon. So their memory is counted by tenant. Once the sum passes `total_bytes`, each tenant with more than an
+even share is short of memory: first, its executions that were read to the end are reduced to their results; then
+reading from its guests stops until there is memory again or a reader catches up. Each execution may hold
+`floor_bytes` in any case, so one that is read goes on, whatever others hold.
 
-The sum is thus at most the total, a floor for each execution that runs, and the even part of a tenant that came last.
-What is not read waits in the sandboxes, and counts against their memory.
+The sum is at most the total, a floor for each running execution, and the even share of the last tenant. Unread output
+waits in the sandboxes, and counts against their memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class JournalMemory:
 
     def __init__(self, total_bytes: int = sys.maxsize, max_sessions: int = 1) -> None:
         self.total_bytes = total_bytes
-        # The floors of all sessions together take half of the total; more when that would be below the least floor.
+        # The floors of all sessions together take half of the total; more if that is below the least floor.
         self.floor_bytes = max(_MIN_FLOOR_BYTES, total_bytes // (2 * max_sessions))
         self.held_bytes = 0
         self.tenants: defaultdict[str, TenantMemory] = defaultdict(lambda: TenantMemory(self))
@@ -49,7 +49,7 @@ class JournalMemory:
         return self.tenants[tenant]
 
     def recheck_soon(self) -> None:
-        """Lets waiting executions decide again, after the caller has finished to free memory."""
+        """Lets waiting executions decide again, after the caller has freed its memory."""
         if self.waiting and self._recheck is None:
             self._recheck = asyncio.get_running_loop().call_soon(self._recheck_all)
 
@@ -68,14 +68,14 @@ class TenantMemory:
         self._read: dict[JournalHolder, None] = {}  # read to their end, the oldest first
 
     def charge(self, size_bytes: int) -> None:
-        """Adds to what is held; a negative size when events were dropped."""
+        """Adds to the memory in use; a negative size for dropped events."""
         self._held_bytes += size_bytes
         self._memory.held_bytes += size_bytes
         if size_bytes < 0:
             self._memory.recheck_soon()
 
     def is_short_for(self, journal_bytes: int) -> bool:
-        """Returns True when a journal of this size must be held back. Drops what was read to its end before that."""
+        """Returns True if a journal of this size must be held back. Drops fully read executions first."""
         if journal_bytes <= self._memory.floor_bytes:
             return False
         while self.is_short and self._read:
@@ -86,7 +86,7 @@ class TenantMemory:
 
     @property
     def is_short(self) -> bool:
-        """True when the daemon holds too much, and this tenant more than an even part of the total."""
+        """True when the daemon holds too much, and this tenant more than an even share of the total."""
         memory = self._memory
         if memory.held_bytes <= memory.total_bytes:
             return False
@@ -94,11 +94,11 @@ class TenantMemory:
         return self._held_bytes * tenants > memory.total_bytes
 
     def note_read(self, holder: JournalHolder) -> None:
-        """Notes an execution that has ended and was read to its end."""
+        """Notes an ended execution that was read to its end."""
         self._read[holder] = None
 
     def set_waiting(self, holder: JournalHolder, waits: bool) -> None:
-        """Adds or removes an execution that is held back, and must decide again when there is more memory."""
+        """Adds or removes an execution that is held back, and decides again when there is more memory."""
         if waits:
             self._memory.waiting[holder] = None
         else:

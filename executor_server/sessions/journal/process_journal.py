@@ -1,14 +1,14 @@
 """The journal of a session's processes: their logs, and the segments from which a later daemon recovers them.
 
-It is apart from the journal of executions (journal.py), in a directory of its own beside it, made with the first
-process: a session without processes pays nothing, and a process that prints for hours moves no execution's events.
+It is separate from the journal of executions (journal.py), in a directory made with the first process: a session
+without processes pays nothing, and a process that prints for hours displaces no execution's events.
 
-Theory of operation. A record is written before it takes effect, hence before the guest's frame is acknowledged: what a
-process is, before it is started; each frame of the guest about it; that it is forgotten. The frames of both journals
-have numbers of one sequence, in which each is stored before the next is taken. So the channel goes on after the larger
-of the two journals' last numbers.
+Theory of operation. A record is written before it takes effect, hence before the guest's frame is acknowledged: the
+description of a process before it starts, each guest frame about it, and that it is forgotten. The frames of both
+journals share one sequence of numbers, and each is stored before the next is taken. So the channel goes on after the
+larger of the two journals' last numbers.
 
-A segment is removed when no event in it is held. Which events are held is not recorded: a later daemon may hold a few
+A segment is removed when no event in it is kept. Which events are kept is not recorded; a later daemon may keep a few
 more than the one before, never fewer.
 """
 
@@ -44,9 +44,9 @@ from executor_server.sessions.journal.spans import SegmentSpans
 from executor_server.sessions.journal.typed_json import as_json, from_json
 
 MAX_FINISHED_PROCESSES = 64
-"""Processes of a session whose end was read, and that are kept; the oldest is forgotten first."""
+"""Ended processes of a session that are kept after their end was read; the oldest is forgotten first."""
 MAX_UNREAD_PROCESSES = 512
-"""Processes of a session that have ended and are kept, also without a reader: a client may be on its way back."""
+"""Ended processes of a session that are kept although their end is unread: a client may come back."""
 
 # Bytes that the events and the arguments of all finished processes of a session may take.
 _MAX_FINISHED_BYTES = 2 * PROCESS_JOURNAL_BYTES
@@ -58,11 +58,11 @@ class ProcessJournalOwner(Protocol):
     """A session, as far as the journal of its processes uses it."""
 
     def grant(self, process_id: str, granted_bytes: int) -> None:
-        """Lets the guest send output that costs so much, since the start of the process."""
+        """Sets the cost of the output that the guest may send, counted from the start of the process."""
         ...
 
     def forget(self, process_id: str) -> None:
-        """Notifies the guest that a process that has ended is not asked about again."""
+        """Lets the guest forget an ended process."""
         ...
 
     def on_process_event(self, log: ProcessLog, event: ProcessEventKind) -> None:
@@ -71,7 +71,7 @@ class ProcessJournalOwner(Protocol):
 
 
 class ProcessJournal:
-    """Owns the segments and the logs. `processes` are all that are known, in the order of their starts."""
+    """Owns the segments and the logs. `processes` has all known ones, in the order of their starts."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ProcessJournal:
         self.processes: dict[str, ProcessLog] = {}
 
     def close(self) -> None:
-        """Closes the segments, which stay as they are, and drops the processes; their readers may finish."""
+        """Closes the segments, whose files stay, and drops the processes; their readers may finish."""
         self._segments.close()
         for log in self.processes.values():
             log.leave()
@@ -101,11 +101,11 @@ class ProcessJournal:
 
     @property
     def running(self) -> list[ProcessLog]:
-        """Processes that have not ended, those that are being started among them."""
+        """Processes that have not ended, including those being started."""
         return [log for log in self.processes.values() if not log.done]
 
     def known_as(self, request: ProcessRequest) -> ProcessLog | None:
-        """Returns the process that this id names already. Raises InvalidRequest when that is another one."""
+        """Returns the process that this id names already. Raises InvalidRequest if the request differs."""
         known = self.processes.get(request.process_id)
         if known is not None and known.description.fingerprint != fingerprint_of(request):
             raise InvalidRequest(
@@ -126,16 +126,15 @@ class ProcessJournal:
         return self._add(description)
 
     def refuse(self, log: ProcessLog, error: ExecutorError) -> None:
-        """Drops a process that could not be started; its caller gets the error."""
+        """Drops a process that could not be started, and gives its caller the error."""
         self._write(encode_frame(RecordKind.FORGOTTEN, {"id": log.process_id}))
         self._forget(log.process_id)
         log.refuse(error)
 
     def take(self, frame: Frame) -> None:
-        """Records and applies a frame about a process. Raises FrameError, and has changed nothing then.
+        """Records and applies a frame about a process. Raises FrameError before any change.
 
-        A process that is not known has been forgotten, or belongs to a journal that could not be written: no client can
-        ask for its events, so they are dropped.
+        Events of an unknown process are dropped: it was forgotten, or its journal could not be written.
         """
         process_id, kind = read_process_event(frame)
         log = self.processes.get(process_id)
@@ -152,26 +151,26 @@ class ProcessJournal:
             self._forget_old()
 
     def lose(self, reason: str) -> None:
-        """Ends what runs: the session is lost, or ends. Not recorded: the journal of executions says it."""
+        """Ends running processes when the session is lost or ends. The journal of executions records that."""
         for log in self.running:
             result = ProcessResult(ProcessOutcome.LOST, lost_reason=reason)
             log.publish(result)
             self._owner.on_process_event(log, result)
 
     def grant_all(self) -> None:
-        """Grants the guest once more what each process may send."""
+        """Repeats the grants of all processes."""
         for log in self.running:
             if log.pid:
                 log.grant_again()
 
     def drop_unstarted(self, error: ExecutorError, begun: Container[str]) -> None:
-        """Drops the processes that no guest has said it started, but those that are being started (`begun`)."""
+        """Drops the processes that the guest has not reported as started, except those being started (`begun`)."""
         for log in self.running:
             if not log.pid and log.process_id not in begun:
                 self.refuse(log, error)
 
     def trim(self) -> None:
-        """Must be called now and then: time decides whether unread events may be dropped."""
+        """Must be called regularly: unread events may be dropped after a time."""
         for log in self.running:
             log.trim()
 
@@ -181,7 +180,7 @@ class ProcessJournal:
         return log
 
     def was_forgotten(self, process_id: str) -> bool:
-        """True for a process that has ended, as far as its id is still known."""
+        """True for an ended process whose id is still remembered."""
         return process_id in self._forgotten
 
     def _forget_old(self) -> None:
@@ -235,9 +234,9 @@ class ProcessJournal:
     # -- after another daemon ------------------------------------------------------------------------------------
 
     def replay(self) -> None:
-        """Applies all records of the segments, and goes on writing behind them.
+        """Applies all records of the segments; new records are appended to them.
 
-        Raises SegmentError at damage: then the records before it have taken effect, and nothing more will be written.
+        Raises SegmentError at damage: the records before it have taken effect then, and no more will be written.
         """
         self._begun = True
         try:

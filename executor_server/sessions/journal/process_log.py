@@ -1,10 +1,10 @@
-"""A process: its numbered events, its readers, and how much more output its guest may send.
+"""A process: its numbered events, its readers, and the output that its guest may still send.
 
-Flow control is by grants. The guest may send output that costs as much as was granted, and the process waits in its
-own write for more; other processes and executions go on meanwhile. What is granted is what was received and the room
-that the events leave. Events that every reader has are dropped when there must be room. While no client reads, nothing
-is dropped for UNREAD_TIME_S: a client that lost its connection, or the daemon, finds everything. After that the oldest
-events go, since a server that prints and has no reader would stand still otherwise.
+Flow control is by grants. The guest may send output up to the granted cost; beyond it, the process blocks in its own
+write, while other processes and executions go on. The grant is the received output plus the room for events. Events
+that all readers have are dropped to make room. Without readers, nothing is dropped for UNREAD_TIME_S, so that a client
+that lost its connection finds everything. Then the oldest events are dropped, since a server that prints and has no
+reader would block otherwise.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from executor_server.sessions.journal.event_log import EVENT_OVERHEAD_BYTES, Eve
 from executor_server.sessions.journal.memory import TenantMemory
 
 PROCESS_JOURNAL_BYTES = 8 * 1024 * 1024
-"""Bytes of one process's events that are kept."""
+"""Bytes of events that are kept of one process."""
 UNREAD_TIME_S = 30.0
-"""Seconds without a reader after which the oldest events are dropped for newer ones."""
+"""Seconds without a reader after which the oldest events make room for newer ones."""
 
-# The part of the room that must be free before more is granted: a grant for each frame would be a message for each.
+# The room that must be free before more is granted; otherwise each frame would cause a grant message.
 _GRANT_STEP_BYTES = PROCESS_JOURNAL_BYTES // 4
 
 assert EVENT_OVERHEAD_BYTES <= OUTPUT_OVERHEAD_BYTES, "an event costs more than its frame was granted for"
@@ -46,7 +46,7 @@ assert EVENT_OVERHEAD_BYTES <= OUTPUT_OVERHEAD_BYTES, "an event costs more than 
 
 @dataclass(frozen=True)
 class ProcessDescription:
-    """The facts of a process that outlive the call that started it. Values of variables are not among them."""
+    """The facts of a process that outlive the call that started it; without the values of variables."""
 
     process_id: str
     argv: tuple[str, ...]
@@ -60,7 +60,7 @@ class ProcessDescription:
 
 
 def described(request: ProcessRequest) -> ProcessDescription:
-    """Returns the description of a process that is about to be started."""
+    """Returns the description of a process that is about to start."""
     return ProcessDescription(
         process_id=request.process_id,
         argv=request.argv,
@@ -75,8 +75,11 @@ def described(request: ProcessRequest) -> ProcessDescription:
 
 
 def fingerprint_of(request: ProcessRequest) -> str:
-    """Returns a digest that distinguishes requests of one id. Values of variables are in it and can't be read from it
-    where they are hard to guess; the size of a terminal is not, since it changes."""
+    """Returns a digest that distinguishes requests of one id.
+
+    It covers the values of variables, which can't be recovered from it unless they are easy to guess; it does not cover
+    the size of the terminal, which changes.
+    """
     values = [
         request.process_id,
         list(request.argv),
@@ -94,7 +97,7 @@ class ProcessOwner(Protocol):
     """The journal of processes, as far as one process uses it."""
 
     def grant(self, process_id: str, granted_bytes: int) -> None:
-        """Lets the guest send output that costs so much, since the start of the process."""
+        """Sets the cost of the output that the guest may send, counted from the start of the process."""
         ...
 
 
@@ -113,7 +116,7 @@ class ProcessLog(EventLog[ProcessEvent]):
         self.process_id = description.process_id
         self.pid = 0  # 0 until the guest has started it
         self.result: ProcessResult | None = None
-        self.written_bytes = 0  # by clients, as far as this daemon knows
+        self.written_bytes = 0  # by clients of this daemon
         self.granted_bytes = PROCESS_JOURNAL_BYTES
         self.refusal: ExecutorError | None = None  # the reason why it was never started
         self._owner = owner
@@ -121,16 +124,16 @@ class ProcessLog(EventLog[ProcessEvent]):
         self.received_bytes = 0  # cost of the output so far
         self.output_bytes = 0  # bytes in all events, dropped ones included
         self._dropped_bytes = 0
-        self._read_number = 0  # the last event that any reader got, and the output bytes up to it
+        self._read_number = 0  # the last event that any reader got; `read_bytes` is the output up to it
         self.read_bytes = 0
-        self.end_was_read = False  # a reader has asked for what comes after its last event
+        self.end_was_read = False  # a reader has read past the last event
         self._unread_since_s = now_s()
         self._short = False
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     def check(self, kind: ProcessEventKind) -> None:
-        """Raises FrameError for an event that no correct guest sends now."""
+        """Raises FrameError for an event that a correct guest would not send."""
         if self.done:
             raise FrameError("an event of a process that has ended")
         if isinstance(kind, ProcessStarted) == bool(self.pid):
@@ -157,12 +160,12 @@ class ProcessLog(EventLog[ProcessEvent]):
         self.trim()
 
     def refuse(self, error: ExecutorError) -> None:
-        """Ends it without events: the guest could not start it."""
+        """Ends it without events, since the guest could not start it."""
         self.refusal = error
         self._finish()
 
     def trim(self) -> None:
-        """Drops events that must make room, and grants the guest what room there is."""
+        """Drops events to make room, and grants the guest the room."""
         droppable = self.last_number if self._is_unread else self._taken
         while self._journal and self._journal[0].number <= droppable and self._is_full and not self._holds_result_only:
             self._drop_first()
@@ -199,7 +202,7 @@ class ProcessLog(EventLog[ProcessEvent]):
 
     @property
     def _pinned_bytes(self) -> int:
-        """Bytes of the events that a reader still lacks; of all when there is none."""
+        """Bytes of the events that some reader lacks; of all events without readers."""
         if not self._readers:
             return self.journal_size
         return self._total_bytes - min(reader.taken_bytes for reader in self._readers)
@@ -207,9 +210,9 @@ class ProcessLog(EventLog[ProcessEvent]):
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def events_with_gap(self, after: int) -> AsyncGenerator[ProcessEvent, None]:
-        """Yields the events after a number; one that says how much is missing in the place of those that were dropped.
+        """Yields the events after a number; dropped ones are replaced by one event with the number of missing bytes.
 
-        Raises OutOfRange for a number that no event has had yet.
+        Raises OutOfRange for a number after the last event.
         """
         if after > self.last_number:
             raise OutOfRange(Reason.EVENT_OUT_OF_RANGE, f"the last event of this process is {self.last_number}")
@@ -232,16 +235,16 @@ class ProcessLog(EventLog[ProcessEvent]):
     # -- after another daemon ------------------------------------------------------------------------------------
 
     def expect_granted(self) -> None:
-        """Notes the most that an earlier daemon may have granted: grants are not recorded."""
+        """Assumes the largest grant that an earlier daemon can have given, since grants are not recorded."""
         self.granted_bytes = max(self.granted_bytes, self.received_bytes + PROCESS_JOURNAL_BYTES)
 
     def grant_again(self) -> None:
-        """Grants the same once more: an earlier daemon's last word may have been lost."""
+        """Repeats the grant: an earlier daemon's last message may have been lost."""
         if not self.done:
             self._owner.grant(self.process_id, self.granted_bytes)
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns all that is known of it, without its events."""
+        """Returns its state without its events."""
         return {
             "what": vars(self.description),
             "pid": self.pid,
@@ -255,9 +258,9 @@ class ProcessLog(EventLog[ProcessEvent]):
         }
 
     def restore(self, snapshot: Fields) -> None:
-        """Takes over the numbers of a snapshot; keeps those of its events that lead up to it without a gap.
+        """Takes over the numbers of a snapshot; keeps the events that lead up to it without a gap.
 
-        What clients read after the snapshot is not recorded, so a gap may count it as missing, too. Raises FrameError.
+        Reading after the snapshot is not recorded, so a gap may count read bytes as missing. Raises FrameError.
         """
         self.pid = snapshot.integer("pid")
         self.received_bytes = snapshot.integer("received")

@@ -1,21 +1,20 @@
-"""Records of a journal as bytes: each is checked before it is believed, and the head says how far they go.
+"""Records of a journal as bytes: each is checked before it is used, and the head holds the verified length.
 
-Invariant: what is read from segments is an unbroken prefix of what was written, at least as long as the head vouches
-for. Anything else is damage, and is reported.
+Invariant: the records that are read from segments are an unbroken prefix of those that were written, at least up to the
+head. Everything else is damage, and is reported.
 
 Checksums. A record is a frame, followed by the checksum of all records of the segment up to and including it. The
-checksum is a CRC-32 that continues from record to record and starts from the session's id and the segment's number. So
-a record that was changed, swapped, repeated or left out, or that comes from another segment or session, does not fit,
-and nothing behind it does. CRC-32 is in the standard library and runs at 3 GB/s, a third more than SHA-256 where the
-processor helps with that. It is meant for failing disks and file systems. It does not stop an attacker who may write
-the state directory, and nothing would: any checksum can be computed without a key, and a key would lie beside it.
+checksum is a CRC-32 that starts from the session's id and the segment's number and continues from record to record. So
+it detects a record that was changed, swapped, repeated or removed, or that comes from another segment or session, and
+rejects all that follow. CRC-32 is in the standard library and runs at 3 GB/s. It protects against failing disks and
+file systems, not against an attacker who may write the state directory: the attacker could compute any checksum.
 
-The head. A checksum does not distinguish a record that a kill tore from a length field that was changed, nor does it
-notice that a file lost its end. The head does: 28 bytes beside the segments, overwritten after each record, with the
-number of the last segment, its size and its checksum at that size. Up to there records must be whole. Behind it, and
-only there, a record may be torn; no torn record had taken effect, since `append` returns after the head is written. A
-kill between the two leaves the head one record behind, never ahead. Segments before the last one are vouched for by
-size and checksum in the last one's snapshot, so an older version of a segment is noticed, too.
+The head. A checksum can't distinguish a record torn by a kill from a changed length field, and does not notice that a
+file lost its end. The head does: a file of 28 bytes, overwritten after each record, with the number of the last
+segment, its size and its checksum at that size. Up to that size, records must be whole. Only after it may a record be
+torn; a torn record has had no effect, since `append` returns after the head is written. A kill between the two leaves
+the head one record behind, never ahead. The last segment's snapshot lists the size and checksum of the segments before
+it, so an older version of a segment is noticed, too.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CHECKSUM_BYTES = _CHECKSUM.size
 
 
 class SegmentError(Exception):
-    """The segments can't be read on; the message is a clause for the session's owner."""
+    """The segments can't be read further; the message is a clause for the session's owner."""
 
 
 def damaged(what: str) -> SegmentError:
@@ -51,7 +50,7 @@ def damaged(what: str) -> SegmentError:
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of a segment, and the checksum of all that is in it."""
+    """The size of a segment, and the checksum of its content."""
 
     size_bytes: int
     checksum: int
@@ -59,7 +58,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Head:
-    """The number of the last segment, and the extent that it must have at least."""
+    """The number of the last segment, and its least extent."""
 
     segment: int
     extent: Extent
@@ -67,7 +66,7 @@ class Head:
 
 @dataclass
 class Records:
-    """The records of a segment that fit, and their extent. `damage` is the reason why what follows does not."""
+    """The valid records of a segment, and their extent. `damage` is the reason why the next record is not valid."""
 
     frames: list[Frame] = field(default_factory=list)
     extent: Extent = Extent(0, 0)
@@ -91,13 +90,13 @@ def added_checksum(checksum: int, first: bytes | memoryview, second: bytes = b""
 
 
 def encode_head(session_id: str, segment: int, size_bytes: int, checksum: int) -> bytes:
-    """Encodes the head. It is overwritten in place: so few bytes are written whole or not at all by a killed daemon."""
+    """Encodes the head. It is overwritten in place; a kill can't tear so short a write."""
     packed = _HEAD.pack(FORMAT, segment, size_bytes, checksum, 0)[:-CHECKSUM_BYTES]
     return packed + _CHECKSUM.pack(zlib.crc32(packed, zlib.crc32(session_id.encode())))
 
 
 def encode_listing(segments: Mapping[int, Extent]) -> bytes:
-    """Encodes the segments that a snapshot needs; goes before the snapshot's own bytes."""
+    """Encodes the list of segments that a snapshot needs; it precedes the snapshot's own bytes."""
     return json.dumps({str(number): [each.size_bytes, each.checksum] for number, each in segments.items()}).encode()
 
 
@@ -121,7 +120,7 @@ def read_head(path: Path, session_id: str) -> Head:
 
 
 def read_listing(snapshot: Frame) -> dict[int, Extent]:
-    """Reads the segments that a snapshot needs. Raises SegmentError."""
+    """Reads the list of segments that a snapshot needs. Raises SegmentError."""
     try:
         listed = json.loads(snapshot.body[: snapshot.head.integer("segments")])
         return {int(number): Extent(int(size), int(checksum)) for number, (size, checksum) in listed.items()}
@@ -135,7 +134,7 @@ def snapshot_body(snapshot: Frame) -> bytes:
 
 
 def read_records(data: bytes, session_id: str, number: int, kinds: frozenset[int], least_bytes: int) -> Records:
-    """Reads records until one does not fit. A torn record is damage unless it lies beyond `least_bytes`."""
+    """Reads records up to the first invalid one. A torn record is damage unless it is beyond `least_bytes`."""
     checksum, position, found = first_checksum(session_id, number), 0, Records()
     view = memoryview(data)
     while position < len(data):
@@ -144,7 +143,7 @@ def read_records(data: bytes, session_id: str, number: int, kinds: frozenset[int
         if len(data) - position < 4 or (end > len(data) and length <= 4 + MAX_FRAME_BYTES):
             break  # torn
         if length > 4 + MAX_FRAME_BYTES:
-            found.damage = "a record of a length that none has"
+            found.damage = "a record has an impossible length"
             break
         record = view[position : end - CHECKSUM_BYTES]
         checksum, expected = added_checksum(checksum, record)
@@ -159,17 +158,17 @@ def read_records(data: bytes, session_id: str, number: int, kinds: frozenset[int
         position = end
         found.extent = Extent(position, checksum)
     if found.extent.size_bytes < least_bytes and not found.damage:
-        found.damage = f"of {least_bytes} bytes of a segment {found.extent.size_bytes} are there"
+        found.damage = f"a segment has {found.extent.size_bytes} bytes instead of {least_bytes}"
     return found
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
     """Reads a file of the journal. Raises OSError, SegmentError."""
-    # A pipe in the file's place must not hang the start, a link must not lead elsewhere, and a huge file must not be
-    # read into memory: all three would let one damaged session stop the daemon.
+    # A pipe must not hang the start, a link must not lead elsewhere, and a huge file must not be read into memory; each
+    # would let one damaged session stop the daemon.
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
-            raise damaged("a file is no file of ours")
+            raise damaged("a file is not one of ours")
         return file.read(most_bytes)

@@ -1,16 +1,16 @@
-"""The registry: the sessions on disk, from which the daemon that follows a killed one recovers them.
+"""The registry: the sessions on disk, from which the next daemon recovers them.
 
-`registry.db` in the state directory has a row for each session: its owner, what was approved for it, its sandbox and
-the secret for connecting to it. Beside it, `journals/ID/` holds the session's journal. A row is written before the
-session is handed out, and removed before its sandbox is destroyed: a sandbox without a row belongs to no session.
+`registry.db` in the state directory has a row for each session: its owner, its approved spec, its sandbox and the
+secret for connecting to it. `journals/ID/` holds the session's journal. A row is written before the session is handed
+out, and removed before its sandbox is destroyed, so a sandbox without a row belongs to no session.
 
-SQLite runs in WAL mode without a sync at each commit. What is committed outlives this process; a crash of the host may
-lose the last rows, but never damages the file.
+SQLite runs in WAL mode without a sync at each commit. Commits outlive this process; a crash of the host may lose the
+last rows, but does not damage the file.
 
-Each row has a checksum and is believed only if that fits. Neither a damaged row nor a damaged file stops the start: the
-file is put aside, rows that fit are taken over, and a client that asks for one of the other sessions learns that it is
-lost, and why, as far as its journal still shows that it existed. Their sandboxes are destroyed. A file of another
-version is not damaged: one that names sessions stops the start and says what to do, an empty one is replaced.
+Each row has a checksum, and a row that does not fit it is rejected. Neither a damaged row nor a damaged file stops the
+start: the file is put aside and its valid rows are copied. If the journal of another session still shows that it
+existed, its client learns that it is lost, and why. Its sandbox is destroyed. A file of another version is not damaged:
+if it names sessions, it stops the start with instructions; an empty one is replaced.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ _INSERT_HOLDER = "INSERT OR IGNORE INTO holders (session_id, lease_id) VALUES (?
 _INSERT = f"INSERT INTO sessions ({_COLUMNS}) VALUES (:{_COLUMNS.replace(', ', ', :')})"
 
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
-# An id is also the name of a directory, which is removed whole.
+# An id is also the name of a directory, which is removed with its content.
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
-_DAMAGED = "what the registry said of it was damaged"
-_OTHER_VERSION = "a daemon of another version wrote what the registry says of it, which this one can't read"
-_UNKNOWN = "the daemon was killed, and its registry knows nothing of it any more"
+_DAMAGED = "its row in the registry was damaged"
+_OTHER_VERSION = "a daemon of another version wrote its row in the registry, and this one can't read it"
+_UNKNOWN = "the daemon was killed, and the registry has no row of it"
 
 _log = structlog.get_logger(__name__)
 
@@ -108,7 +108,7 @@ class RegistryError(Exception):
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """A session as it stands in the registry."""
+    """A session in the registry."""
 
     session_id: str
     owner: Principal
@@ -120,7 +120,7 @@ class SessionRecord:
     python_version: str
     warm: bool
     create_time_s: float
-    connections: int  # begun to its guest so far, or about to be
+    connections: int  # to its guest so far, including one that is about to begin
     generation: int = 1
     last_used_s: float = 0.0
     puts: int = 0  # files put into the session
@@ -132,7 +132,7 @@ class SessionRecord:
 
 @dataclass(frozen=True)
 class SessionUse:
-    """The values of a session that change as it is used."""
+    """The values of a session that change with its use."""
 
     session_id: str
     last_used_s: float
@@ -142,7 +142,7 @@ class SessionUse:
 
 
 class Registry:
-    """Owns the database. Every call takes microseconds, so it runs in the event loop."""
+    """Owns the database. Each call takes microseconds, so it runs in the event loop."""
 
     def __init__(self, state_dir: StateDir) -> None:
         """Opens or creates the file; a damaged one is put aside.
@@ -152,7 +152,7 @@ class Registry:
         self._path = state_dir.registry_path
         self._journals = state_dir.journals_path
         self._unforgotten: set[str] = set()
-        self._unremoved: deque[str] = deque()  # sessions without a row whose journals may be there
+        self._unremoved: deque[str] = deque()  # sessions without a row whose journals may exist
         self.rejected: dict[str, str] = {}  # ids of sessions that were not recovered, and why
         self._is_damaged = False
         self._journals.mkdir(mode=0o700, exist_ok=True)
@@ -161,9 +161,9 @@ class Registry:
         except OtherVersionError as error:
             if _names_sessions(self._path):
                 raise StateDirError(
-                    f"The registry {self._path} is of version {error.version} and names sessions, and this daemon "
-                    f"knows version {_VERSION}. Start the daemon that made it and stop it with SIGTERM, or move the "
-                    "file away: both end these sessions."
+                    f"The registry {self._path} has version {error.version} and names sessions, but this daemon "
+                    f"reads version {_VERSION}. Start the daemon that wrote it and stop it with SIGTERM, or move the "
+                    "file away; both end these sessions."
                 ) from error
             try:
                 put_aside(self._path, self._path.with_name(f"{self._path.name}.version-{error.version}"))
@@ -183,12 +183,12 @@ class Registry:
 
     def _unusable(self, error: Exception) -> StateDirError:
         return StateDirError(
-            f"The registry of sessions {self._path} can't be used: {error}. To start without the sessions that it "
-            "names, which end then, move it away."
+            f"The registry of sessions {self._path} can't be used: {error}. To end its sessions and start without "
+            "them, move it away."
         )
 
     def _replace_file(self, error: sqlite3.Error) -> None:
-        """Goes on in a new file with those rows of the damaged one that can be read and fit. Raises StateDirError."""
+        """Creates a new file with the valid rows of the damaged one. Raises StateDirError."""
         aside = self._path.with_name(f"{self._path.name}.damaged-{time.time_ns()}")
         try:
             put_aside(self._path, aside)
@@ -209,7 +209,7 @@ class Registry:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def load(self) -> list[SessionRecord]:
-        """Returns the sessions whose rows fit, oldest first; removes other journals. Raises StateDirError."""
+        """Returns the sessions with valid rows, oldest first; removes other journals. Raises StateDirError."""
         try:
             rows = self._rows()
         except sqlite3.OperationalError as error:
@@ -235,21 +235,21 @@ class Registry:
             if session_id != journal.name:
                 segments.remove(journal)
             else:
-                # The daemon was killed while its session was made or ended; or its row was in the damaged part of the
-                # write-ahead log, from where on SQLite ignores the log without an error.
+                # The daemon was killed while it created or ended the session. Or the row was in the write-ahead log
+                # after a damaged part, which SQLite ignores without an error.
                 self.rejected.setdefault(journal.name, _DAMAGED if self._is_damaged else _UNKNOWN)
                 _log.warning("journal_without_session", session_id=journal.name, is_registry_damaged=self._is_damaged)
                 segments.remove(journal)
         return records
 
     def _rows(self) -> list[tuple[dict[str, Any], bool]]:
-        """Returns all rows, each with True when it fits its checksum."""
+        """Returns all rows, each with True if it fits its checksum."""
         names = _COLUMNS.split(", ")
         rows = self._database.execute(_SELECT).fetchall()
         return [(dict(zip(names, row, strict=True)), checksum == row_checksum(*row)) for *row, checksum in rows]
 
     def _reject(self, session_id: str, reason: str, error: Exception) -> None:
-        """Removes a row. Not even its owner is believed; only its id is remembered."""
+        """Removes a row and remembers its id only; even its owner is untrusted."""
         self.rejected[session_id] = reason
         _log.error("session_rejected", session_id=session_id, path=str(self._path), error=str(error))
         self._try("DELETE FROM sessions WHERE session_id = ?", [(session_id,)])
@@ -257,8 +257,8 @@ class Registry:
     def holders(self) -> dict[str, list[str]]:
         """Returns the leases that hold each session; removes those of ended sessions. Raises StateDirError.
 
-        A row that does not fit is removed, too, since its lease is unknown. A session without another row then counts
-        as detached, which ends when it is unused, and not as one whose client has ended.
+        An invalid row is removed, too, since its lease is unknown. If it was the only one, the session counts as
+        detached and ends when unused, not as one whose client has ended.
         """
         held: dict[str, list[str]] = {}
         try:
@@ -275,7 +275,7 @@ class Registry:
         return held
 
     def segments_of(self, session_id: str) -> segments.Segments:
-        """Returns the segments of a session, to be begun or to be read."""
+        """Returns the segments of a session, for writing or reading."""
         return segments.Segments(self._journals / session_id, session_id)
 
     def process_segments_of(self, session_id: str) -> segments.Segments:
@@ -283,13 +283,13 @@ class Registry:
         return segments.Segments(self._journals / f"{session_id}{_OF_PROCESSES}", session_id)
 
     def has_process_segments(self, session_id: str) -> bool:
-        """True when processes were started in a session, and their journal is there."""
+        """True if the session has a journal of processes."""
         return (self._journals / f"{session_id}{_OF_PROCESSES}").exists()
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     def add(self, record: SessionRecord, lease_id: str | None = None) -> None:
-        """Writes a session, with the lease that holds it, if any. Raises RegistryError."""
+        """Writes a session, and the lease that holds it, if any. Raises RegistryError."""
         row = {
             **vars(record),
             "tenant": record.owner.tenant,
@@ -306,7 +306,7 @@ class Registry:
             raise RegistryError(f"{self._path}: {error}") from error
 
     def forget(self, session_id: str) -> None:
-        """Removes a session that has ended; `remove_journals` must follow. When it fails, `note_use` tries again."""
+        """Removes an ended session; `remove_journals` must follow. After a failure, `note_use` retries."""
         self._unforgotten.add(session_id)
         self._forget_rest()
 
@@ -319,37 +319,37 @@ class Registry:
             self._unremoved.append(session_id)
 
     def remove_journals(self) -> None:
-        """Removes the journals of sessions that were forgotten. It blocks, so it is for a thread."""
+        """Removes the journals of forgotten sessions. Blocks; call it in a thread."""
         with contextlib.suppress(IndexError):  # another thread may have taken the last
             while self._unremoved:
                 session_id = self._unremoved.popleft()
                 segments.remove(self._journals / session_id)
                 segments.remove(self._journals / f"{session_id}{_OF_PROCESSES}")
 
-    # The notes below serve a later daemon only: when one can't be written, that is logged and the session goes on.
+    # The notes below are for a later daemon only: a failure to write one is logged, and the session goes on.
 
     def note_lost(self, session_id: str, reason: str) -> None:
         """Notes that a session has lost its sandbox."""
         self._try("UPDATE sessions SET lost_reason = ? WHERE session_id = ?", [(reason, session_id)])
 
     def note_connections(self, session_id: str, count: int) -> None:
-        """Notes how many tokens the guest may have been shown."""
+        """Notes how many tokens may have been sent to the guest."""
         self._try("UPDATE sessions SET connections = ? WHERE session_id = ?", [(count, session_id)])
 
     def note_spec(self, session_id: str, spec: SessionSpec) -> None:
-        """Notes another spec that was approved for a session."""
+        """Notes a session's new approved spec."""
         self._try("UPDATE sessions SET spec = ? WHERE session_id = ?", [(as_json(spec), session_id)])
 
     def note_holder(self, session_id: str, lease_id: str) -> None:
-        """Notes one more lease that holds a session."""
+        """Notes a further lease that holds a session."""
         self._try(_INSERT_HOLDER, [(session_id, lease_id)])
 
     def note_released(self, session_id: str, lease_id: str) -> None:
-        """Notes that a lease does not hold a session any more, which others do."""
+        """Notes that a lease no longer holds a session, which has others."""
         self._try("DELETE FROM holders WHERE session_id = ? AND lease_id = ?", [(session_id, lease_id)])
 
     def note_use(self, used: Sequence[SessionUse]) -> bool:
-        """Notes the use of sessions, and removes what `forget` could not. Returns False when the first fails."""
+        """Notes the use of sessions, and retries failed removals. Returns False if the use could not be noted."""
         rows = [(use.last_used_s, use.generation, use.puts, use.gets, use.session_id) for use in used]
         statement = "UPDATE sessions SET last_used_s = ?, generation = ?, puts = ?, gets = ? WHERE session_id = ?"
         noted = not rows or self._try(statement, rows)
@@ -359,10 +359,7 @@ class Registry:
         return noted
 
     def note_network(self, used: Mapping[str, NetworkUsage]) -> bool:
-        """Notes what sessions have used of the network so far: their limits count from there in a later daemon.
-
-        Returns False when that fails.
-        """
+        """Notes the network usage of sessions, for their limits in a later daemon. Returns False on failure."""
         rows = [(as_json(usage), session_id) for session_id, usage in used.items()]
         return self._try("UPDATE sessions SET network = ? WHERE session_id = ?", rows)
 
@@ -380,7 +377,7 @@ class Registry:
 
 
 def _names_sessions(path: Path) -> bool:
-    """Returns False for a registry of any version without a session; True when that can't be read."""
+    """Returns False for a registry without sessions; True if it has some or can't be read."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as database:
             return database.execute("SELECT 1 FROM sessions").fetchone() is not None
@@ -389,7 +386,7 @@ def _names_sessions(path: Path) -> bool:
 
 
 def _salvaged(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a damaged file that fit their checksums, as far as it can be read."""
+    """Returns the readable rows of a damaged file that fit their checksums."""
     names, rows = _COLUMNS.split(", "), []
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as database:
         for *row, checksum in database.execute(f"SELECT {_COLUMNS}, checksum FROM sessions"):
@@ -399,13 +396,13 @@ def _salvaged(path: Path) -> list[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# From a row to values. A value of a wrong type in our own file is found here, and not later where it is used.
+# From a row to values. A value of a wrong type is found here, not later where it is used.
 
 
 def _record(row: Mapping[str, Any]) -> SessionRecord:
     """Reads a row. Raises ValueError, KeyError, TypeError."""
     if not _SESSION_ID.fullmatch(row["session_id"]):
-        raise ValueError("a session id that is none")
+        raise ValueError("an invalid session id")
     simple = {name: row[name] for name in row.keys() - {"tenant", "principal", "spec", "network", "warm"}}
     record: SessionRecord = from_json(
         SessionRecord,

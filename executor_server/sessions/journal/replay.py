@@ -1,7 +1,7 @@
-"""Replays the journal of a session: its records take effect once more, in the daemon that follows a killed one.
+"""Replays the journal of a session, so that its records take effect in the next daemon.
 
-The segments are the daemon's own files, and still may be damaged. So each record passes the checks that a live frame
-passes: what does not follow from the records before it is an error, not a guess.
+The segments are the daemon's own files, but may be damaged. So each record passes the same checks as a live frame; a
+record that does not follow from those before it is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from executor_server.sessions.journal.state import JournalState
 
 
 def replay(segments: Segments, state: JournalState) -> None:
-    """Replays all segments. Raises SegmentError at damage; what was read before it has taken effect."""
+    """Replays all segments. Raises SegmentError at damage; the records before it have taken effect then."""
     replaying = _Replay(state)
     state.replaying = True
     try:
@@ -73,7 +73,7 @@ class _Replay:
 
     def _read_sent(self, message: Message, body: bytes) -> None:
         if isinstance(message, Execute):
-            # A verdict without its result: the daemon was killed between the two, and the next one decided again.
+            # A verdict without its result: the daemon was killed between them, and the next one decided again.
             self._verdicts.pop(message.id, None)
             self._state.begin(message, body)
         elif isinstance(message, ToolResult):

@@ -1,30 +1,29 @@
-"""Segments: the files in which the records of a session's journal lie, written as things happen.
+"""Segments: the files with the records of a session's journal.
 
 A journal is a directory of segments, `1`, `2`, …, and a `head`. A segment is a sequence of records; a record is a frame
-of the guest channel (one that came or one that was sent) or one of the kinds below. The first record of each segment is
-a SNAPSHOT of all that is needed to read on without the segments before it, so any segment that nothing needs can be
-removed, the first or not. state.py says what the records mean, records.py how they are checked.
+of the guest channel, received or sent, or one of the kinds below. The first record of each segment is a SNAPSHOT, with
+all that is needed to read on without the segments before it. So any segment that nothing needs can be removed, not only
+the first. state.py describes the meaning of the records, records.py their checks.
 
 Invariants.
 
-1. A write is done when the kernel has it. That outlives the daemon, which is what may be killed, and needs no fsync. It
-   does not outlive the host; but a crash of the host ends the sandboxes, too, so there is nothing to recover for.
-2. Whole or nothing. Half a journal would be a lie that nothing reveals. A journal that can't be written (a full disk)
-   is given up and removed, and the session goes on without; a later daemon then says that it is lost, and why. Of a
-   damaged journal the records before the damage are read, and none behind it.
-3. The segments that a snapshot names, with sizes and checksums, are those that reading needs. Others in the directory
-   are leftovers of a daemon that was killed before it removed them, and are removed when the journal is read.
+1. A write is done when the kernel has it. It then outlives the daemon, and needs no fsync. It may not outlive the host,
+   but a crash of the host ends the sandboxes, too, so there is nothing to recover.
+2. Whole or nothing, since nothing would reveal that half a journal is missing. A journal that can't be written (a full
+   disk) is removed, and the session goes on without it; a later daemon reports the session as lost, and why. Of a
+   damaged journal, the records before the damage are read, and none after it.
+3. Reading needs exactly the segments that a snapshot lists, with sizes and checksums. Others in the directory are left
+   from a daemon that was killed before it removed them; reading removes them.
 
-Races with a kill. The order of steps makes each moment readable: (a) in the middle of a record: it is torn, lies behind
-what the head vouches for, and is cut off; (b) after a record, before the head: the head is one record behind, and the
-record is taken; (c) after a new segment was created, before its snapshot is whole: the segment has no record, and the
-one before it, which the head still names, is the last; (d) after the snapshot, before the head: the segment that the
-head does not name yet is the last, if what its snapshot lists fits the head; (e) after the head, before old segments
-are removed: invariant 3.
+Races with a kill. The order of steps makes each moment readable. (a) In the middle of a record: it is torn and beyond
+the head, so it is cut off. (b) After a record, before the head: the head is one record behind, and the record counts.
+(c) After a new segment was created, before its snapshot is whole: it has no record, and the one before it, which the
+head still names, is the last. (d) After the snapshot, before the head: the new segment is the last if the head fits its
+snapshot's list. (e) After the head, before old segments are removed: invariant 3.
 
-Attack. The directory belongs to the daemon's user and is private (0700), but what is read decides about sessions, so
-nothing is believed for its name alone: links are not followed, a segment is opened with O_EXCL when it is new, sizes
-are bounded before anything is read, and each record carries a checksum that depends on the session and the segment.
+Attack. The directory is private to the daemon's user (0700), but its content decides about sessions, so no name alone
+is trusted: links are not followed, a new segment is opened with O_EXCL, sizes are bounded before anything is read, and
+each record has a checksum that depends on the session and the segment.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from executor_server.sessions.journal.records import (
 )
 
 SEGMENT_BYTES = 4 * 1024 * 1024
-"""Size past which the next record goes to another segment; twice the snapshot's size, where that is larger."""
+"""Size after which a new segment begins; twice the snapshot's size if that is larger."""
 _MAX_READ_BYTES = SEGMENT_BYTES + 4 * MAX_FRAME_BYTES
 
 
@@ -97,9 +96,9 @@ class Segment:
 
 
 class Segments:
-    """The segments of one session, from the first record or from where an earlier daemon was killed.
+    """The segments of one session, new or left by an earlier daemon.
 
-    Writing never raises OSError: segments that fail are `broken`, as closed ones are, and take nothing more.
+    Writing never raises OSError: segments that fail become `broken`, like closed ones, and ignore further records.
     """
 
     def __init__(self, directory: Path, session_id: str = "") -> None:
@@ -116,7 +115,7 @@ class Segments:
 
     @property
     def full(self) -> bool:
-        """True when the next record belongs into another segment."""
+        """True when the next record needs a new segment."""
         return self._size_bytes >= self._full_bytes
 
     @property
@@ -136,10 +135,9 @@ class Segments:
             self._give_up(error)
 
     def begin_segment(self, snapshot: bytes, without: Collection[int] = ()) -> None:
-        """Goes on in another segment, which begins with this snapshot; then removes the segments of `without`.
+        """Begins a new segment with this snapshot; then removes the segments in `without`.
 
-        They are removed last: after a kill before that, the snapshot's list shows the next daemon that they are not
-        needed.
+        They are removed last: after an earlier kill, the snapshot's list shows that they are not needed.
         """
         if self.broken:
             return
@@ -169,7 +167,7 @@ class Segments:
         checksum, end = added_checksum(self._checksum, first, second)
         size_bytes = len(first) + len(second) + CHECKSUM_BYTES
         try:
-            # One call: a record is there whole, or is the torn one at the end.
+            # One call: a record is whole, or is the torn one at the end.
             written = os.writev(self._fd, (first, second, end))
             if written < size_bytes:
                 self._write_rest(memoryview(b"".join((first, second, end)))[written:])
@@ -184,7 +182,7 @@ class Segments:
             rest = rest[os.write(self._fd, rest) :]
 
     def _write_head(self) -> None:
-        """Vouches for all records so far: from here on, a missing one is damage and not a torn end."""
+        """Covers all records so far: a missing one is now damage, not a torn end."""
         os.pwrite(self._head_fd, encode_head(self._session_id, self._number, self._size_bytes, self._checksum), 0)
 
     def _remove(self, numbers: Collection[int]) -> None:
@@ -197,7 +195,7 @@ class Segments:
             self._give_up(error)
 
     def close(self) -> None:
-        """Takes nothing more; the files stay. Idempotent."""
+        """Ends the writing; the files stay. Idempotent."""
         self._release_segment()
         if self._head_fd >= 0:
             fd, self._head_fd = self._head_fd, -1
@@ -217,7 +215,7 @@ class Segments:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self) -> Iterator[Segment]:
-        """Yields all segments in order; afterwards writing goes on where the last one ends.
+        """Yields all segments in order; afterwards writing continues at the end of the last one.
 
         Raises SegmentError at damage, after it has yielded the records before it.
         """
@@ -241,7 +239,7 @@ class Segments:
             raise SegmentError(f"its journal can't be read: {type(error).__name__}") from error
 
     def _read_last(self, head: Head) -> tuple[int, Records, dict[int, Extent]]:
-        """Reads the last segment and the list of those that it needs; removes others, which a kill left behind."""
+        """Reads the last segment and the list of those that it needs; removes others that a kill left."""
         names = set(os.listdir(self._directory)) - {HEAD}  # noqa: PTH208 - names only
         numbers = {int(name) for name in names}
         last, least_bytes, damage = head.segment, head.extent.size_bytes, ""
@@ -257,7 +255,7 @@ class Segments:
         if not last:
             raise SegmentError("its journal is empty")
         if max(numbers, default=0) > last or last not in numbers:
-            raise damaged("the last segment is another one than its head says")
+            raise damaged("the last segment is not the one in its head")
         records = self._read_segment(last, least_bytes)
         records.damage = records.damage or damage
         if not records.frames:
@@ -292,7 +290,7 @@ class Segments:
 
 
 def remove(directory: Path) -> None:
-    """Removes the journal of a session, if there is one. What can't be removed now is removed at the next start."""
+    """Removes the journal of a session, if any. If that fails, the next start of the daemon removes it."""
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:

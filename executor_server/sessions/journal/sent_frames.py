@@ -1,7 +1,7 @@
-"""The frames of ours that the guest may not have, as the records of a journal make them.
+"""Our frames that the guest may not have, as recorded in a journal.
 
-Each has an ordinal among all frames of ours in the journal. A restarted daemon gives new numbers to those that the
-guest had not taken, so only the ordinal identifies a frame for good.
+Each has an ordinal among all our frames in the journal. A restarted daemon renumbers the frames that the guest had not
+taken, so only the ordinal identifies a frame for good.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ Outgoing = tuple[Message, bytes]
 
 @dataclass(frozen=True)
 class _Undelivered:
-    """A frame of ours that the guest may not have."""
+    """One of our frames that the guest may not have."""
 
-    ordinal: int  # among all frames of ours in the journal; stays when `seq` is given again after a restart
+    ordinal: int  # among all our frames in the journal; stays when `seq` changes after a restart
     seq: int  # the number by which the guest knows it
     segment: int  # the segment of its record
-    frame: Outgoing | None  # itself, when it was read from the segments; else the channel keeps it
+    frame: Outgoing | None  # if it was read from the segments; otherwise the channel keeps it
 
 
 class SentFrames:
-    """Our frames that are undelivered, in the order in which they were written."""
+    """Our undelivered frames, in the order of their records."""
 
     def __init__(self) -> None:
         self._undelivered: deque[_Undelivered] = deque()
         self._count = 0
 
     def add(self, seq: int, segment: int, frame: Outgoing | None = None) -> None:
-        """Notes a written frame as undelivered; with `frame` when it must be sent again from here."""
+        """Notes a recorded frame as undelivered; with `frame` if `to_send_again` must return it."""
         self._undelivered.append(_Undelivered(self._count, seq, segment, frame))
         self._count += 1
 
@@ -45,7 +45,7 @@ class SentFrames:
             self._undelivered.popleft()
 
     def renumber(self, taken: int) -> None:
-        """RESUMED: gives what the guest had not taken the numbers that follow; it is sent again under these."""
+        """RESUMED: renumbers the frames that the guest had not taken, which are sent again."""
         self.note_delivered(taken)
         self._undelivered = deque(
             replace(frame, seq=seq) for seq, frame in enumerate(self._undelivered, start=taken + 1)
@@ -69,7 +69,7 @@ class SentFrames:
         return {"sent": self._count, "on_their_way": {frame.ordinal: frame.seq for frame in self._undelivered}}
 
     def restore(self, known: Fields) -> None:
-        """Takes over a snapshot: what is not listed in it had been delivered by then. Raises FrameError."""
+        """Takes over a snapshot; frames that it does not list had been delivered. Raises FrameError."""
         self._count = known.integer("sent")
         seqs = known.object("on_their_way")
         if seqs is None:

@@ -1,4 +1,4 @@
-"""Finds out which segments hold events that are still needed, by the numbers of the events that lie in each."""
+"""Finds the segments with events that are still needed, by the numbers of the events in each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Log(Protocol):
-    """An execution or a process: the numbers of its first event that is held, and of its last one."""
+    """An execution or a process: the numbers of its first kept event, and of its last one."""
 
     @property
     def first_number(self) -> int: ...
@@ -26,7 +26,7 @@ class _Span:
 
 
 class SegmentSpans:
-    """The spans of all segments, in order. `executions` are those that are known at the time of a call."""
+    """The spans of all segments, in order. `executions` are those known at the time of a call."""
 
     def __init__(self) -> None:
         self._spans: list[_Span] = []
@@ -39,13 +39,13 @@ class SegmentSpans:
             self._spans[-1].end = _last_numbers(executions)
 
     def forget(self, execution_id: str) -> None:
-        """Removes an execution from all spans: its id may name another one, whose events count from 1 again."""
+        """Removes an execution from all spans, since its id may be reused for one whose events start at 1 again."""
         for span in self._spans:
             span.start.pop(execution_id, None)
             span.end.pop(execution_id, None)
 
     def drop_unneeded(self, pinned: Collection[int], executions: Mapping[str, Log]) -> set[int]:
-        """Returns the segments that are neither pinned nor hold an event that an execution still holds, each once."""
+        """Returns, once each, the segments that are neither pinned nor hold an event that is still kept."""
         needed = [span for span in self._spans if span.segment in pinned or _holds_events(span, executions)]
         unneeded = {span.segment for span in self._spans} - {span.segment for span in needed}
         self._spans = needed

@@ -1,41 +1,40 @@
-"""The state of a session's executions, as the records of its journal make it.
+"""The state of a session's executions, which the records of its journal determine.
 
-Theory of operation. There is one method for each kind of record. `journal.py` calls it after it has written the record;
-`replay.py` calls the same method after it has read the record. Nothing here writes, and nothing depends on where a
-record comes from, with one exception: while records are read (`replaying`), no owner is notified of an end, and old
-executions are not dropped, because later records may still refer to them.
+Theory of operation. There is one method for each kind of record. `journal.py` calls it after it has written the record,
+`replay.py` after it has read the record. Nothing here writes or depends on the origin of a record, with one exception:
+during a replay (`replaying`), the owner is not notified of ends, and old executions are not dropped, because later
+records may refer to them.
 
-Invariants, on which recovery rests:
+Invariants for recovery:
 
-1. Written before effective. A record is in the segments before its method runs, and its method runs before the guest's
-   frame is acknowledged. So a daemon that is killed anywhere leaves segments that may be ahead of what anyone saw, and
-   never behind: what a client has read is written, and what is not written the guest sends again.
+1. Written before effective. A record is in the segments before its method runs, and the method runs before the guest's
+   frame is acknowledged. So whenever the daemon is killed, the segments are never behind what anyone saw: all that a
+   client has read is written, and the guest repeats what is not written.
 2. Same records, same state. The methods are deterministic functions of the state and the record. Whether a frame is
-   discarded for want of memory, or withheld by the policy, is not a function of these: so `journal.py` decides it, and
-   writes a record of its own kind (DISCARDED, STOPPED) in the frame's place. What is only dropped from memory (finished
-   executions, events that were read) is not recorded; a later daemon may hold more of it, until its bounds drop it.
-3. Checked before changed. `read` raises before anything has changed, so a refused frame of a hostile guest leaves
-   neither a record nor a trace.
+   discarded for lack of memory, or withheld by the policy, does not follow from these, so `journal.py` decides it and
+   replaces the frame by a record of its own kind (DISCARDED, STOPPED). What is dropped from memory only (finished
+   executions, events that were read) is not recorded; a later daemon may keep more of it, up to its limits.
+3. Checked before changed. `read` raises before any change, so a refused frame of a hostile guest leaves no trace.
 
-The guest is hostile. Each frame names an execution by id; `read` accepts only one that runs, so a guest can neither
-append to a finished result nor invent an execution. A result has to be of the current or a later generation. A second
-result, or an event after a result that waits for its verdict, is refused. A tool call needs an id that is new to the
-execution, or an answer could be given to another call than the one the client saw.
+The guest is hostile. `read` accepts frames of a running execution only, so a guest can neither append to a finished
+result nor invent an execution. A result must have the current or a later generation. A second result is refused, and
+so is an event after a result that waits for its verdict. A tool call needs an id that is new to the execution;
+otherwise an answer could go to another call than the one the client saw.
 
-Verdicts. Some results wait in `undecided`, since a part of them is found out outside of the sandbox. Inside it can't be
-seen who killed an interpreter: the kernel for its memory, or code that wants its crash to look like that. So such a
-result waits until the daemon has read the kernel's counter of kills for memory. The VERDICT record carries that number,
-since the counter reads differently later. In a sandbox with a network (`has_network`, fixed for its life) every result
-waits, until the egress proxy has reported what it did by then; records NETWORK carry what an execution has used so far.
+Verdicts. Some results wait in `undecided`, since a part of them is determined outside the sandbox. Inside, it can't be
+seen who killed an interpreter: the kernel for memory, or code that fakes such a crash. So the result waits until the
+daemon has read the kernel's counter of kills for memory. The VERDICT record has that number, since the counter changes.
+In a sandbox with a network (`has_network`, fixed for its life) each result waits until the egress proxy has reported
+all it did; NETWORK records have an execution's usage so far.
 
-Segments and snapshots. A snapshot at the head of each segment holds all of the state but the events, which stay in the
-segments before it. spans.py notes how many events each execution had at the start and the end of each segment; from
-that, `unneeded_segments` finds those that may be removed: no event in them is held, no frame in them is still to be
-delivered, and no result in them waits for a verdict. After a replay this must give the same answer as in the daemon
-that wrote the segments, so spans are rebuilt from the same calls (`begin_segment`, `end_segment`).
+Segments and snapshots. The snapshot at the start of each segment has the whole state except the events, which stay in
+earlier segments. spans.py notes how many events each execution had at the start and the end of each segment. From that,
+`unneeded_segments` finds those that may be removed: they hold no kept event, no undelivered frame, and no result that
+waits for a verdict. After a replay it must return the same as in the daemon that wrote the segments, so spans are
+rebuilt by the same calls (`begin_segment`, `end_segment`).
 
-Race: an execution id may be used again once the old execution is dropped. Its events are then counted from 1 again, and
-spans that speak of the old one would pin or free the wrong segments. `_forget` therefore removes the id from all spans.
+Race: an execution id may be reused after the old execution was dropped. Its events start at 1 again, and the old spans
+would pin or free the wrong segments. So `_forget` removes the id from all spans.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class StateOwner(ExecutionOwner, Protocol):
 
 
 class JournalState:
-    """Owns the executions of one session. `running` are those that have not ended, in order of arrival."""
+    """Owns the executions of one session. `running` has those that have not ended, in order of arrival."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class JournalState:
         self.finished.clear()
 
     def begin(self, execute: Execute, source: bytes) -> Execution:
-        """EXECUTE: adds an execution, which runs or waits behind others."""
+        """EXECUTE: adds an execution, which runs or is queued."""
         execution_id = execute.id
         if execution_id in self.executions:
             self._forget(execution_id)
@@ -149,7 +148,7 @@ class JournalState:
     # -- frames of the guest -------------------------------------------------------------------------------------
 
     def read(self, frame: Frame) -> tuple[Execution, EventKind]:
-        """Returns what a frame says, and of which execution; changes nothing. Raises FrameError."""
+        """Returns a frame's execution and event; changes nothing. Raises FrameError."""
         if frame.kind not in TAKEN:
             raise FrameError(f"frame kind {frame.kind} is not for a daemon")
         execution = self.running.get(frame.head.text("id", 64))
@@ -180,22 +179,22 @@ class JournalState:
             self._end(execution, event, len(frame.raw))
 
     def withhold(self, frame: Frame, execution: Execution, call_id: str, reason: str) -> None:
-        """STOPPED with a call: notes a tool call that no client gets to see; the execution ends instead."""
+        """STOPPED with a call: notes a withheld tool call; the execution ends instead."""
         self._arrived(frame)
         execution.note_answer(call_id)
         execution.note_stop(reason)
 
     def discard(self, frame: Frame, execution: Execution, discarded_bytes: int) -> None:
-        """DISCARDED: notes how many bytes of a cancelled execution were not kept so far."""
+        """DISCARDED: notes how many bytes of a cancelled execution were discarded so far."""
         self._arrived(frame)
         execution.note_discarded(discarded_bytes)
 
     def note_network(self, execution_id: str, used: NetworkUsage) -> None:
-        """NETWORK: notes what an execution has used of the network so far."""
+        """NETWORK: notes an execution's network usage so far."""
         self.running[execution_id].network = used
 
     def add_notice(self, execution_id: str, text: str) -> None:
-        """NOTICE: adds a line of the daemon to the log of an execution, also of one whose result waits."""
+        """NOTICE: adds a line of the daemon to the log of an execution, even if its result waits for a verdict."""
         self.running[execution_id].publish(Log("stderr", text))
 
     def _arrived(self, frame: Frame) -> None:
@@ -205,7 +204,7 @@ class JournalState:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def decide(self, execution_id: str, result: Result, oom_kills: int | None, frame_bytes: int) -> None:
-        """VERDICT: ends an undecided execution; out of memory when the kernel's count of kills for memory has risen."""
+        """VERDICT: ends an undecided execution; OUT_OF_MEMORY if the kernel's count of kills for memory has risen."""
         self.undecided.pop(execution_id, None)
         if oom_kills is not None and oom_kills > self.oom_kills:
             self.oom_kills = oom_kills
@@ -214,12 +213,12 @@ class JournalState:
         self._end(self.running[execution_id], result, frame_bytes)
 
     def lose(self, reason: str) -> None:
-        """LOST: the session, and with it what runs."""
+        """LOST: loses the session and its running executions."""
         self.lost = reason
         self.end_all(Outcome.LOST, ErrorDetail("SandboxLost", reason))
 
     def end_all(self, outcome: Outcome, error: ErrorDetail) -> None:
-        """Ends what runs. An undecided result is kept as it is: better than none."""
+        """Ends running executions. An undecided result is kept without its verdict."""
         for execution_id, execution in list(self.running.items()):
             waiting = self.undecided.pop(execution_id, None)
             lost = Result(outcome, VariablesState.LOST, self.generation, error=error)
@@ -250,7 +249,7 @@ class JournalState:
         if not self._must_forget():
             return
         if len(self.finished) <= self._max_finished_executions:
-            # Events that readers have taken since were dropped: counted again before an execution is.
+            # Readers may have taken events since, which were dropped; count again before an execution is dropped.
             self.finished_bytes = sum(execution.journal_size for execution in self.finished.values())
         while len(self.finished) > 1 and self._must_forget():
             self._forget(next(iter(self.finished)))
@@ -271,7 +270,7 @@ class JournalState:
     # -- segments ------------------------------------------------------------------------------------------------
 
     def begin_segment(self, segment: int) -> None:
-        """Begins the span of a segment: records from here on lie in it."""
+        """Begins the span of a segment, for the records that follow."""
         self._spans.begin(segment, self.executions)
 
     def end_segment(self) -> None:
@@ -279,14 +278,14 @@ class JournalState:
         self._spans.end(self.executions)
 
     def unneeded_segments(self) -> set[int]:
-        """Returns the ended segments that nothing needs any more (see the theory of operation), each once."""
+        """Returns, once each, the ended segments that nothing needs (see the theory of operation)."""
         pinned = self.sent.segments | {waiting.segment for waiting in self.undecided.values()}
         return self._spans.drop_unneeded(pinned, self.executions)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """Encodes all of the state but the events."""
+        """Encodes the state without the events."""
         executions = (*self.finished.values(), *self.running.values())
         known = {
             "taken": self.taken_seq,
@@ -299,7 +298,7 @@ class JournalState:
         return json.dumps(known, separators=(",", ":")).encode()
 
     def restore(self, snapshot: bytes) -> None:
-        """Takes over a snapshot; what was read before and is not mentioned in it had been settled by then."""
+        """Takes over a snapshot; executions that it does not mention had been dropped."""
         values = json.loads(snapshot)
         if not isinstance(values, dict):
             raise FrameError("a snapshot that is not an object")
@@ -325,21 +324,21 @@ class JournalState:
         its_fingerprint = bytes.fromhex(fields.text("fingerprint", 64))
         execution = self.executions.get(execution_id)
         if execution is None or execution.fingerprint != its_fingerprint or execution.done > fields.boolean("done"):
-            self._forget(execution_id)  # the id names another execution by now
+            self._forget(execution_id)  # the id was reused
             execution = self._add(execution_id, its_fingerprint, fields.text("policy", 64))
         execution.restore(fields)
         return execution
 
 
 def _without_discarded_output(result: Result) -> Result:
-    """Removes an output whose blob is incomplete, since pieces of it were discarded."""
+    """Removes an output whose blob is incomplete because pieces were discarded."""
     if not isinstance(result.output, BlobRef):
         return result
-    error = ErrorDetail("Cancelled", "it was cancelled while its output was on its way, for which there was no room")
+    error = ErrorDetail("Cancelled", "it was cancelled while its output was sent, and there was no room for the rest")
     return replace(result, outcome=Outcome.CANCELLED, output=None, error=error)
 
 
 def fingerprint(execution_id: str, mode: str, asked: dict[str, Any], source: bytes) -> bytes:
-    """Returns a digest that distinguishes executions of one id. Made of values that JSON keeps exactly."""
+    """Returns a digest that distinguishes executions of one id; made of values that JSON preserves exactly."""
     values = (execution_id, mode, sorted(asked.items()))
     return hashlib.sha256(source + repr(values).encode()).digest()

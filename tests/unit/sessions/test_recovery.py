@@ -470,7 +470,7 @@ async def test_a_session_whose_row_is_damaged_is_lost_and_no_other_is(start: Any
     second = await start()
     assert [session.session_id for session in second.manager.list_all()] == [whole.session_id]
     assert second.session(whole.session_id).state == "idle"
-    with pytest.raises(PreconditionFailed, match="registry said of it was damaged") as refused:
+    with pytest.raises(PreconditionFailed, match="its row in the registry was damaged") as refused:
         second.session(damaged.session_id)
     assert refused.value.reason is Reason.SESSION_LOST
     await second.manager.delete(OWNER, damaged.session_id)

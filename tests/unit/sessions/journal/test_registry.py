@@ -232,7 +232,7 @@ def test_a_row_that_was_changed_past_us_is_not_changed_by_us(registry: Registry,
 def test_another_version_that_names_sessions_stops_the_start(registry: Registry, tmp_path: Path, version: int) -> None:
     registry.add(RECORD)
     registry._database.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(StateDirError, match=rf"version {version} and names sessions.*knows version \d"):
+    with pytest.raises(StateDirError, match=rf"version {version} and names sessions.*reads version \d"):
         Registry(StateDir(tmp_path))
 
 

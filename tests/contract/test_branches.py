@@ -178,7 +178,7 @@ async def test_no_branch_is_made_of_what_could_not_be_left_as_it_was(harness: Ha
     refused = await harness.run(session, "x = 1", branch=True)
     branch = end_of(refused)
     assert (refused.outcome, refused.ended.error.type if refused.ended.error else "") == ("exception", "BranchRefused")
-    assert branch.refused == "1 threads of the program run (counter), which a copy of the process would not have"
+    assert branch.refused == "1 threads of the program run (counter), and a copy of the process would lack them"
     assert (branch.number, branch.variables) == (0, None)
     await harness.run(session, "ends.set(); t.join()")
     left = await harness.run(

@@ -175,7 +175,7 @@ async def test_a_tool_that_only_cloudpickle_can_carry(harness: Harness) -> None:
     await register(session, add=ShippedTool(pickled(lambda n: n + base)))
     assert (await harness.run(session, "add(2)")).output == 42
     assert "pickled by cp2.7" in await refused(session, add=ShippedTool(pickled(len, version="2.7")))
-    assert "no callable but of type int" in await refused(session, add=ShippedTool(encode(5)))
+    assert "not callable; its type is int" in await refused(session, add=ShippedTool(encode(5)))
     assert await refused(session, add=ShippedTool(b"no value at all"))
     assert (await harness.run(session, "add(2)")).output == 42
 
@@ -253,7 +253,7 @@ async def test_host_tools_alone_replace_tools_in_the_sandbox(harness: Harness) -
 REFUSALS = {
     "no Python": (source("def tool(:"), "SyntaxError"),
     "no such entry": (source("x = 1"), "NameError: its source does not define tool"),
-    "nothing to call": (source("tool = 1"), "TypeError: it is no callable but of type int"),
+    "nothing to call": (source("tool = 1"), "TypeError: it is not callable; its type is int"),
     "an exit": (source("raise SystemExit(3)"), "SystemExit: 3 (line 1 of its source)"),
     "an interrupt": (source("raise KeyboardInterrupt"), "KeyboardInterrupt"),
     "an error without a text": (source("class E(Exception):\n    def __str__(self): 1 / 0\nraise E"), "raised ZeroDiv"),
@@ -339,7 +339,7 @@ async def test_a_tool_that_cannot_be_made_again_is_reported_and_raises(harness: 
         "tools could not be made again in the new interpreter: once: ValueError: twice (line 4 of its source)\n"
     )
     assert (await harness.run(session, "once()")).message == (
-        "the tool once is not there: it could not be made again: ValueError: twice (line 4 of its source)"
+        "the tool once is not available: it could not be made again: ValueError: twice (line 4 of its source)"
     )
     await register(session, once=source(GOOD))
     assert (await harness.run(session, "once()")).output == ("good",)
@@ -356,7 +356,9 @@ async def test_a_tool_that_ends_each_new_interpreter_is_dropped(harness: Harness
         run.stderr == "the interpreter died or hung when tools were made again in it; none of them is there any more\n"
     )
     gone = await harness.run(session, "good()")
-    assert gone.message == "the tool good is not there: the interpreter died or hung when tools were made again in it"
+    assert (
+        gone.message == "the tool good is not available: the interpreter died or hung when tools were made again in it"
+    )
     await register(session, good=source(GOOD))
     assert (await harness.run(session, "good()")).output == ("good",)
 
@@ -372,7 +374,7 @@ async def test_tools_that_the_policy_does_not_allow_any_more_are_removed(harness
     await register(session, "asked", good=source(GOOD), web_a=source(GOOD), web_b=caller)
     await harness.run(session, "mine = 1\nweb_a = 'mine'")
     await harness.change_policy(session, 'tools.allowed = ["asked", "web_*"]')
-    gone = "the tool good is not there: the policy does not allow it in the sandbox any more"
+    gone = "the tool good is not available: the policy does not allow it in the sandbox any more"
     assert (await harness.run(session, "good()")).message == gone
     assert (await harness.run(session, "web_b()")).message == gone
     assert (await run_answered(harness, session, "web_a, mine, asked()", {"asked": 2})).output == ("mine", 1, 2)

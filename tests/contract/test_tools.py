@@ -277,5 +277,5 @@ async def test_code_given_to_a_tool_is_refused_with_a_reason_at_the_call(harness
         code = f"said = ''\ntry:\n    tool({arguments})\nexcept TypeError as error:\n    said = str(error)\nsaid"
         tools = {"tool": lambda *args, **kwargs: called.append((args, kwargs))}
         run = await harness.run_with_tools(session, code, tools)
-        assert said in run.output and "cannot leave the sandbox" in run.output
+        assert said in run.output and "can't leave the sandbox" in run.output
         assert not called

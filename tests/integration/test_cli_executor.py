@@ -308,5 +308,5 @@ def test_the_repl_keeps_the_last_value_and_figures(environment: dict[str, str], 
     magics = "x = !echo a\nx\n%time x * 2\n%%bash\necho 1\necho 2\n\n%nosuch\n"
     code, out, err = executor(environment, "repl", stdin=magics)
     assert "['a']\n" in out and "Wall time: " in out and "['a', 'a']\n" in out and "1\n2\n" in out
-    assert "%nosuch is a magic of IPython, which does not run here" in err
+    assert "%nosuch is an IPython magic, which is not available here" in err
     assert (tmp_path / "image-1.png").exists(), err

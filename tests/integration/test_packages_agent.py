@@ -200,7 +200,7 @@ def test_a_line_that_installs_is_answered_with_what_to_do(potters: Potters) -> N
         pytest.raises(InterpreterError) as refused,
     ):
         executor("import math\n!pip install python-glaze")
-    assert 'the session has to be made with packages=["python-glaze"]' in str(refused.value)
+    assert 'create the session with packages=["python-glaze"]' in str(refused.value)
     assert json.dumps(str(refused.value)).isascii()
 
 

@@ -252,7 +252,7 @@ def test_what_has_no_form_comes_back_as_its_repr_and_stays_usable_in_the_sandbox
         answer = agent.run("go")
         seen = [agent.memory.steps[1].action_output[0], *(each[0] for each in taken), answer["v"]]
         assert shown in agent.memory.steps[1].observations, "the model reads what it has"
-        assert ("cannot leave the sandbox" in agent.memory.steps[1].observations) == (what in CODE)
+        assert ("can't leave the sandbox" in agent.memory.steps[1].observations) == (what in CODE)
     for value in seen:
         assert type(value) is OpaqueValue and shown in repr(value) and shown in str(value)
     assert answer["is"] is True and [each[1] for each in taken] == ([] if what in CODE else [1])

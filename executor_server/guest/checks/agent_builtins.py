@@ -330,13 +330,13 @@ def _make_input() -> Callable[..., str]:
         except EOFError as end:
             if getattr(sys.stdin, "name", None) != os.devnull:
                 raise
-            raise EOFError("input() is not available in the sandbox: nobody answers here") from end
+            raise EOFError("input() is not available in the sandbox: there is nobody to answer") from end
 
     return input
 
 
 def _breakpoint(*_: Any, **__: Any) -> None:
-    raise RuntimeError("breakpoint() is not available in the sandbox: there is no debugger here")
+    raise RuntimeError("breakpoint() is not available in the sandbox: it has no debugger")
 
 
 def _exit(code: Any = None) -> None:

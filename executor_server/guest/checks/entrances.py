@@ -154,7 +154,7 @@ class Entrances:
     def _descriptor(self, value: Any, path: str) -> Any:
         """Refuses descriptors such as `FunctionType.__globals__`, which reads the namespace of any function."""
         if value.__name__ in ENTRANCES and value.__objclass__.__module__ in ("builtins", "types"):
-            self._check.refuse("builtins", path, "the insides of any object, and the names of the module")
+            self._check.refuse("builtins", path, "the internals of any object, and the names of the module")
         return value
 
     def _getattribute(self, real: Callable[..., Any], path: str) -> Callable[..., Any]:

@@ -52,7 +52,7 @@ class ImportDenied(Refusal):
 def refusal(module: str, rules: Rules, why: str = "") -> str:
     """Returns the message of a refusal. A name that begins with a dot is a relative import of the program itself."""
     if module.startswith("."):
-        why = ": the program is in no package, so it has no relative imports"
+        why = ": relative imports need a package, and the program is in none"
     elif rules.denies(module):
         why = ": the policy denies it"
     name = module if len(module) <= _MAX_NAME_CHARS else f"{module[:_MAX_NAME_CHARS]}…"
@@ -164,11 +164,12 @@ def make_import(
     def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         package = globals.get("__package__") if type(globals) is dict and level else None
         check_import(enforcer, name, fromlist, level, package)
-        loaded = set(sys.modules)
+        loaded = None if type(name) is str and name in sys.modules else set(sys.modules)
         try:
             module = real_import(name, globals, locals, fromlist, level)
         except ControlException:
-            _forget(sys.modules.keys() - loaded)
+            if loaded is not None:
+                _forget(sys.modules.keys() - loaded)
             raise
         return given(module, name, fromlist)
 

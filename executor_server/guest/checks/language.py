@@ -49,15 +49,15 @@ _STARTERS = {
 _STARTER_BEGINNINGS = ("exec", "posix_spawn", "spawn")
 
 _WHY = {
-    "dunder_access": "names of the form __x__ are refused ({rule}), but for " + ", ".join(sorted(ALLOWED_DUNDERS)),
-    "dynamic_code": "code can't be run from text ({rule}). Write it as part of the program",
-    "namespaces": "namespaces of code can't be looked into ({rule}). Use the variables by their names",
-    "foreign_modules": "it leads to a module that is not authorized ({rule})",
-    "module_attributes": "a module that is not authorized can't be reached through others ({rule})",
-    "dangerous_functions": "what starts processes, or loads code of the machine, is refused ({rule})",
-    "open": "the program can't open files itself ({rule})",
+    "dunder_access": "names of the form __x__ are refused ({rule}), except " + ", ".join(sorted(ALLOWED_DUNDERS)),
+    "dynamic_code": "a program may not run text as code ({rule}). Write the code as part of the program",
+    "namespaces": "a program may not inspect namespaces ({rule}). Use variables by their names",
+    "foreign_modules": "it leads to an unauthorized module ({rule})",
+    "module_attributes": "an unauthorized module can't be reached through another one ({rule})",
+    "dangerous_functions": "starting processes and loading native code are refused ({rule})",
+    "open": "a program may not open files ({rule})",
     "file_writing": "files can't be opened for writing ({rule}); they can be read",
-    "unlisted_builtins": "builtins are limited ({rule}). There are: " + ", ".join(sorted(LISTED_BUILTINS)),
+    "unlisted_builtins": "only some builtins are allowed ({rule}): " + ", ".join(sorted(LISTED_BUILTINS)),
 }
 _MAX_WHAT_CHARS = 200
 

@@ -59,14 +59,14 @@ def explanation(line: str) -> Optional[str]:
         return None
     mark = "%%" if found["cell"] else "%"
     if mark == "%%" and name in (*_TEXTS, "time"):
-        return f"%%{name} is for a whole step: write it as the first line"
+        return f"%%{name} applies to a whole step: write it as the first line"
     if mark == "%" and name in _LINES:
         return None
     there = ", ".join(f"%{each}" for each in sorted(_LINES))
     cells = ", ".join(f"%%{each}" for each in (*_TEXTS, "time"))
     return (
-        f"{mark}{name[:64]} is a magic of IPython, which does not run here: "
-        f"{_INSTEAD.get(name, 'write Python')}. There are !COMMAND, {there}; for whole steps {cells}"
+        f"{mark}{name[:64]} is an IPython magic, which is not available here: "
+        f"{_INSTEAD.get(name, 'write Python')}. Available: !COMMAND, {there}; for whole steps {cells}"
     )
 
 
@@ -78,8 +78,8 @@ def _installation(line: str) -> Optional[str]:
     command = " ".join(found.group("command").split())
     names = ", ".join(f'"{name}"' for name in _requirements(found.group("rest") or "")) or "..."
     return (
-        f"{command!r} is no Python. Import the module: it may be installed. "
-        f"If it is not, the session has to be made with packages=[{names}]"
+        f"{command!r} is not Python. Import the module: it may be installed already. "
+        f"If it is not, create the session with packages=[{names}]"
     )
 
 
@@ -166,7 +166,7 @@ def _text(text: str) -> str:
 def _line(found: re.Match[str], installs: bool) -> Optional[str]:
     name, text = found["magic"], found["rest"].strip()
     if name == "autoreload":
-        return "print('%autoreload does nothing here: importlib.reload(MODULE) loads an edited module again')"
+        return "print('%autoreload does nothing here; use importlib.reload(MODULE) after an edit')"
     if name in _NOTHING:
         return "None"
     if name in ("cd", "env", "pwd", "set_env"):

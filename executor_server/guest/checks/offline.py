@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from typing import Any, Optional, Sequence
 
 NO_NETWORK = (
-    "[this sandbox has no network: its session was granted none (policy: network.allowed); "
-    "data can reach it as files, variables or answers of tools]"
+    "[this sandbox has no network: the policy granted the session none (network.allowed); "
+    "pass data in as files, variables or results of tools]"
 )
 NOT_INSTALLED = (
-    '[the package was not installed; a session has the packages that it is made with: packages=["NAME"] '
-    "(executor run --with NAME), where the policy allows them]"
+    '[the package was not installed: a session gets its packages when it is created; use packages=["NAME"] '
+    "(executor run --with NAME), if the policy allows it]"
 )
 MISSING = (
-    "[the image lacks the package, and nothing can be installed in a session that runs: it has the packages that it is "
-    'made with, packages=["{name}"] (executor run --with {name}), where the policy allows them]'
+    "[the image lacks the package, and a running session can't install any; create the session with "
+    'packages=["{name}"] (executor run --with {name}), if the policy allows it]'
 )
 # getaddrinfo's NONAME, AGAIN, FAIL and NODATA. Local names, as localhost, are found without a network.
 _NO_ADDRESS = (-2, -3, -4, -5)
@@ -68,8 +68,8 @@ def note(network: Sequence[str]) -> str:
     if not network:
         return NO_NETWORK
     return (
-        "[this sandbox reaches other hosts only through its HTTP proxy, which http_proxy and https_proxy name, and by "
-        f"name; allowed: {', '.join(network)}]"
+        "[this sandbox reaches other hosts only by name, and only through the proxy that http_proxy names; "
+        f"allowed: {', '.join(network)}]"
     )
 
 

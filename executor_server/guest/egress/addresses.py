@@ -112,7 +112,7 @@ class AddressRules:
         try:
             read = _unwrapped(ipaddress.ip_address(address))
         except ValueError:
-            return "is no IP address"
+            return "is not an IP address"
         clause = self._why_closed(read)
         if clause is not None:
             return clause
@@ -144,7 +144,7 @@ def _network(text: str) -> Network:
     try:
         network = ipaddress.ip_network(text)
     except ValueError as error:
-        raise ValueError(f"{text[:100]!r} is no range of addresses such as 10.20.0.0/16: {error}") from error
+        raise ValueError(f"{text[:100]!r} is not a range of addresses such as 10.20.0.0/16: {error}") from error
     if network.version == 6 and network.subnet_of(ipaddress.IPv6Network("::ffff:0:0/96")):
         raise ValueError(f"{text[:100]!r} is a range of IPv4-mapped addresses; write it as IPv4")
     return network

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Coroutine, Dict, Optional, Type
 from . import reasons
 from .accounts import WorkShare
 from .endpoint import DeadlinePassed, Endpoint
-from .first_bytes import HTTPS_PORT, check_for
+from .first_bytes import HTTPS_PORT, FirstBytes
 from .forward import Exchange
 from .head import HTTP_PORT, Head, HeadReader, TunnelHeadReader
 from .names import Target
@@ -170,8 +170,9 @@ class Connection:
         if self.target.port == HTTP_PORT:
             await self._forward_from_tunnel()
             return
-        check = check_for(self.target, self._session.limits)
-        await Splice(self.client, dialled.sock, self, check, self._session.limits).run(self.buffered)
+        limits = self._session.limits
+        check = FirstBytes(self.target, limits.head_bytes)
+        await Splice(self.client, dialled.sock, self, check, limits).run(self.buffered)
 
     def _terminator(self) -> Optional[Terminator]:
         """Rules with secrets need the plain text. Where there is no terminator, none is ever set."""

@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import ssl
 import sys
-from typing import Any, Iterator, Optional, Protocol, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 from . import reasons
 from .names import BadName, Target, canonical_host
-from .protocols import Limits
 from .refusals import Refusal, shown
 
 HTTPS_PORT = 443
@@ -40,29 +39,15 @@ _RANDOM = slice(6, 38)
 _RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
 
 
-class FirstBytes(Protocol):
-    """Reads the first bytes of both sides. Does no I/O."""
+class FirstBytes:
+    """Reads the first bytes of both sides, and does no I/O.
 
-    required: bool  # the client speaks first, and soon
-    done: bool  # nothing that follows is of interest
+    Each ClientHello's server name must be the name of the CONNECT, and TLS 1.2 or newer must be offered.
+    """
 
-    def feed(self, data: bytes) -> bool:
-        """True: all that was fed may pass. False: more is needed to decide. Raises Refusal."""
-
-    def feed_answer(self, data: bytes) -> None:
-        """Takes bytes of the server, before they pass."""
-
-
-def check_for(target: Target, limits: Limits) -> FirstBytes:
-    return ServerName(target, limits.head_bytes, required=target.port == HTTPS_PORT)
-
-
-class ServerName:
-    """Each ClientHello's server name is the name of the CONNECT, and TLS 1.2 or newer is offered."""
-
-    def __init__(self, target: Target, limit_bytes: int, *, required: bool) -> None:
-        self.required = required
-        self.done = False
+    def __init__(self, target: Target, limit_bytes: int) -> None:
+        self.required = target.port == HTTPS_PORT  # the client speaks first, and soon
+        self.done = False  # nothing that follows is of interest
         self._target = target
         self._limit_bytes = limit_bytes
         self._records: Optional[_Records] = None
@@ -72,6 +57,7 @@ class ServerName:
         self._was_checked = False  # the first one
 
     def feed(self, data: bytes) -> bool:
+        """True: all that was fed may pass. False: more is needed to decide. Raises Refusal."""
         if self._records is None:
             if data[0] != _HANDSHAKE:
                 if not self.required:
@@ -97,6 +83,7 @@ class ServerName:
         return False
 
     def feed_answer(self, data: bytes) -> None:
+        """Takes bytes of the server, before they pass."""
         if self._was_checked and not self.done:  # earlier bytes answer no ClientHello
             self.done = self._answer.feed(data)
 

@@ -110,7 +110,7 @@ def _read(fd: int, ends_s: float) -> bytes:
     while True:
         left_s = ends_s - _monotonic()
         if left_s <= 0 or not poll.poll(left_s * 1000):
-            raise NotDrawn(f"drawing takes more than the {DRAWING_TIME_S:g} s that an execution has for it")
+            raise NotDrawn(f"drawing took longer than the {DRAWING_TIME_S:g} s that an execution may spend on it")
         piece = os.read(fd, _READ_BYTES)
         if not piece:
             return bytes(answer)

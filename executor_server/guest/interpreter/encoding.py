@@ -53,8 +53,8 @@ def encode_description(value: object, why: BaseException, *, shown: bool) -> Par
     reason = f"it can't be sent: {type(why).__name__}: {text_of(why)}"[:_MAX_REASON_CHARS]
     if isinstance(why, EncodeError):
         reason = (
-            f"larger than the {OUTPUT_VALUE_BYTES_MAX} bytes of a step's value, so only a part of its text is here: "
-            "look at a part of it, or get all of it by evaluate() or get_variables()"
+            f"larger than the {OUTPUT_VALUE_BYTES_MAX} bytes of a step's value, so only part of its text is here: "
+            "look at a part of it, or fetch all of it with evaluate() or get_variables()"
         )
     if shown:
         name = f"{name}{_size_of(value)}"

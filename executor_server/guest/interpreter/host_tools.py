@@ -66,7 +66,7 @@ class ToolBox:
 
     def _next_call_id(self, what: str) -> str:
         if not self._process.is_here():
-            raise RuntimeError(f"{what} speaks to the client and can only be called in the session's own process")
+            raise RuntimeError(f"{what} needs the client, so it works only in the session's own process and in no fork")
         with self._lock:
             self._calls += 1
             return f"c{self._calls}"
@@ -132,8 +132,8 @@ def packed_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *
     given_by = dict([*((f"argument {number}", each) for number, each in enumerate(args, 1)), *kwargs.items()])
     argument = next((each for each, value in given_by.items() if _holds_code(value)), "an argument")
     raise TypeError(
-        f"{name}(): {argument} is or holds {what}, which cannot leave the sandbox, and the tool runs outside of it: "
-        "call it here and pass what it gives"
+        f"{name}(): {argument} is or holds {what}, which can't leave the sandbox. The tool runs outside of it: "
+        "call it here and pass the result"
     )
 
 

@@ -61,7 +61,7 @@ class Notebook:
 
         takes, *given = shlex.split(options) or ["-s"]
         if takes != "-s":
-            raise ValueError(f"%%{shell} takes no {takes} here, only -s ARGUMENTS")
+            raise ValueError(f"%%{shell} takes only -s ARGUMENTS here, not {takes}")
         _run(text, shell, *given).check_returncode()
 
     def run_line_magic(self, name: str, line: str) -> None:

@@ -134,7 +134,7 @@ def _why_not() -> str:
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
         names = ", ".join(str(thread.name)[:40] for thread in others[:_MAX_NAMED])
-        return f"{len(others)} threads of the program run ({names}), which a copy of the process would not have"
+        return f"{len(others)} threads of the program run ({names}), and a copy of the process would lack them"
     return ""
 
 

@@ -53,7 +53,7 @@ class Unmade:
         self._why_not = why_not
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"the tool {self.__name__} is not there: {self._why_not}")
+        raise RuntimeError(f"the tool {self.__name__} is not available: {self._why_not}")
 
 
 class ShippedTools:
@@ -134,7 +134,7 @@ class ShippedTools:
             try:
                 lacking = self._guarded(_missing, spec.modules or [])
             except BaseException as error:  # noqa: BLE001 (the border of the image's code, which may be imported)
-                failures[spec.name] = f"its modules can't be looked for: {_reason(error)}"
+                failures[spec.name] = f"the search for its modules failed: {_reason(error)}"
             else:
                 missing.update(dict.fromkeys(lacking))
                 if lacking:
@@ -149,7 +149,7 @@ class ShippedTools:
         else:
             tool = decode_value(parts[name, "value"])
         if not callable(tool):
-            raise TypeError(f"it is no callable but of type {type(tool).__name__}")
+            raise TypeError(f"it is not callable; its type is {type(tool).__name__}")
         if spec.description and isinstance(tool, types.FunctionType) and not tool.__doc__:
             tool.__doc__ = spec.description
         return tool
@@ -159,7 +159,7 @@ class ShippedTools:
         text = bytes(parts[spec.name, "source"]).decode()
         bindings = decode_value(parts[spec.name, "bindings"]) if (spec.name, "bindings") in parts else {}
         if not isinstance(bindings, dict) or not all(isinstance(key, str) for key in bindings):
-            raise TypeError("its bindings are no dict of names")
+            raise TypeError("its bindings are not a dict with names as keys")
         filename, module = making.enter(spec.name, text)
         names = vars(module)
         names["__builtins__"] = self._names

@@ -80,7 +80,7 @@ class Variables:
             name for name, value in list(namespace.items()) if _is_variable(name, value)
         ]
         if len(names) > VARIABLES_MAX:
-            message = f"there are {len(names)} variables; at most {VARIABLES_MAX} can be got at once"
+            message = f"there are {len(names)} variables; at most {VARIABLES_MAX} can be fetched at once"
             self._send(Answered(ok=False, message=message))
             return
         left_bytes = VARIABLES_BYTES_MAX
@@ -90,7 +90,7 @@ class Variables:
                     packed = self._packed(namespace[name])
                     left_bytes -= link.size_of(packed)
                     if left_bytes < 0:
-                        why = f"all that are got at once have at most {VARIABLES_BYTES_MAX} bytes together; name fewer"
+                        why = f"variables fetched together may have at most {VARIABLES_BYTES_MAX} bytes; name fewer"
                         raise EncodeError(why)
                     self._send(Variable(name=name), packed)
         except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)

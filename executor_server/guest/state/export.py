@@ -142,7 +142,7 @@ class _Copies:
                 break
             self._leave_out(self._names[reached], why)
         for name in self._names:
-            self._leave_out(name, "others before it ended the process that wrote them, too often")
+            self._leave_out(name, "other variables ended the writing process too often")
         self._names = []
         reached, why = self._copy(fd)
         if why:

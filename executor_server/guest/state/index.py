@@ -58,7 +58,7 @@ def read_index(fd: int, size: int) -> dict[str, Any]:
         if sum(sizes) != size - LENGTH.size - length:
             raise ValueError("other sizes than it has")
     except (OSError, struct.error, ValueError, KeyError, TypeError) as error:
-        raise NotPickled("these are no variables that were written by a session") from error
+        raise NotPickled("these variables were not written by a session") from error
     return dict(index)
 
 

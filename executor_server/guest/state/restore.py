@@ -27,7 +27,7 @@ from ..checks.failures import text_of
 from ..checks.imports import CALLED_IMPORT
 from ..wire.lean import signal
 from .index import MAX_REASON_CHARS, NotPickled, omitted_entries, read_index
-from .names import check_name, check_value, is_ours_or_standard
+from .pickled_names import check_name, check_value, is_ours_or_standard
 from .world import Placeholder, World, sealed
 
 TYPE_CHECKING = False

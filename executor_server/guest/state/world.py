@@ -106,7 +106,7 @@ class World:
         if kind == "builtin" and rest in self.names:
             return self.names[rest]
         if kind == "builtin":
-            raise NotPickled(f"it refers to {rest}, which is not there; a tool has to be registered first")
+            raise NotPickled(f"it refers to {rest}, which is missing here; register the tool first")
         if kind == "own" and rest in _OWN:
             return self._factories[rest]
         raise NotPickled("it refers to what only another version has")
@@ -130,7 +130,7 @@ class World:
         The pickle gets a placeholder: of the code object itself it could make functions that have other builtins.
         """
         if not self.may_make_code:
-            raise NotPickled("it holds code, and says that it holds none")
+            raise NotPickled("it holds code, and declares that it holds none")
         parts = [tuple(map(self._placed, each)) if type(each) is tuple else each for each in args]
         make: Callable[..., types.CodeType] = types.CodeType
         placeholder = Placeholder("code")

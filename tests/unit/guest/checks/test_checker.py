@@ -104,8 +104,8 @@ def test_a_line_that_installs_packages_is_answered_with_what_to_do(
     assert error is not None
     named = ", ".join(f'"{each}"' for each in packages)
     assert error.message == (
-        f"'{command}' is no Python. Import the module: it may be installed. "
-        f"If it is not, the session has to be made with packages=[{named}]"
+        f"'{command}' is not Python. Import the module: it may be installed already. "
+        f"If it is not, create the session with packages=[{named}]"
     )
     assert (error.type, error.line, error.statement) == ("SyntaxError", 3, line.strip())
     assert error.traceback.endswith(f"SyntaxError: {error.message}\n")
@@ -122,10 +122,10 @@ def test_other_lines_that_are_no_python_are_answered_as_python_does(line: str) -
     [
         (
             "%%capture",
-            "%%capture is a magic of IPython, which does not run here: leave the line out. There are !COMMAND",
+            "%%capture is an IPython magic, which is not available here: leave the line out. Available: !COMMAND",
         ),
-        ("%foo bar", "%foo is a magic of IPython, which does not run here: write Python. There are !COMMAND"),
-        ("x = 1\n%%bash\necho it's", "%%bash is for a whole step: write it as the first line"),
+        ("%foo bar", "%foo is an IPython magic, which is not available here: write Python. Available: !COMMAND"),
+        ("x = 1\n%%bash\necho it's", "%%bash applies to a whole step: write it as the first line"),
         ("%time x = = 1", "invalid syntax"),
     ],
 )

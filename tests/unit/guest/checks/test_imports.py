@@ -115,7 +115,7 @@ def test_from_imports_of_denied_modules_are_denied() -> None:
 
 def test_refusal_of_a_relative_import_says_why() -> None:
     text = refusal(".x", Rules(["math"]))
-    assert text.startswith("Import of .x is not allowed: the program is in no package")
+    assert text.startswith("Import of .x is not allowed: relative imports need a package")
 
 
 def test_refusal_is_short_whatever_was_asked_for_and_is_authorized() -> None:

@@ -96,15 +96,15 @@ REFUSED = [
     ("fe80::1%eth0", "scope", False),
     ("fe80::1%1", "scope", False),
     ("2606:4700::1111%lo", "scope", False),
-    ("", "no IP address", False),
-    ("localhost", "no IP address", False),
-    ("127.1", "no IP address", False),
-    ("2130706433", "no IP address", False),
-    ("0x7f.0.0.1", "no IP address", False),
-    ("8.8.8.8:443", "no IP address", False),
-    ("[::1]", "no IP address", False),
-    ("8.8.8.8 ", "no IP address", False),
-    ("8.8.8.8/32", "no IP address", False),
+    ("", "not an IP address", False),
+    ("localhost", "not an IP address", False),
+    ("127.1", "not an IP address", False),
+    ("2130706433", "not an IP address", False),
+    ("0x7f.0.0.1", "not an IP address", False),
+    ("8.8.8.8:443", "not an IP address", False),
+    ("[::1]", "not an IP address", False),
+    ("8.8.8.8 ", "not an IP address", False),
+    ("8.8.8.8/32", "not an IP address", False),
 ]
 ALLOWED = [
     "8.8.8.8",
@@ -205,7 +205,7 @@ def test_nothing_is_allowed_while_the_addresses_of_this_host_are_unknown() -> No
     "text", ["", "10.0.0.0/33", "10.0.0.1/8", "10.0.0.0/255.0.0.1", "localhost", "*", "::ffff:10.0.0.0/104", "fe80::/x"]
 )
 def test_a_range_that_is_none_is_refused_with_a_sentence(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no range of addresses|write it as IPv4"):
+    with pytest.raises(ValueError, match=r"is not a range of addresses|write it as IPv4"):
         rules(text)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_server.guest.egress import reasons
-from executor_server.guest.egress.first_bytes import FirstBytes, check_for
+from executor_server.guest.egress.first_bytes import FirstBytes
 from executor_server.guest.egress.names import Target
 from executor_server.guest.egress.protocols import Limits
 from executor_server.guest.egress.refusals import Refusal
@@ -25,7 +25,7 @@ NO_TLS_BELOW_1_2 = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1)
 
 
 def _check(port: int = 443, host: str = "a.example") -> FirstBytes:
-    return check_for(Target(host, port), Limits())
+    return FirstBytes(Target(host, port), Limits().head_bytes)
 
 
 def _reason(check: FirstBytes, *pieces: bytes) -> str:

@@ -143,7 +143,9 @@ def test_what_can_be_made_again_is_and_the_rest_says_why_it_is_not(tools: Tools)
     assert said == "c: the image has no module nowhere; b: ValueError: twice (line 1 of its source)"
     assert made["a"]() == 1
     for name, why in (("b", "ValueError: twice"), ("c", "no module nowhere")):
-        with pytest.raises(RuntimeError, match=f"the tool {name} is not there: it could not be made again: .*{why}"):
+        with pytest.raises(
+            RuntimeError, match=f"the tool {name} is not available: it could not be made again: .*{why}"
+        ):
             made[name](1, x=2)
     assert "tool_b" not in sys.modules
     assert "tool_c" not in sys.modules

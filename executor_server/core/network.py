@@ -25,7 +25,7 @@ class NetworkSecret:
 class NetworkRules:
     """The hosts that a session may reach, and how much. Without names it has no way out at all."""
 
-    allowed: tuple[str, ...] = ()  # patterns in canonical form (guest/egress/names.py): what it was granted
+    allowed: tuple[str, ...] = ()  # patterns in canonical form (guest/egress/host_names.py): what it was granted
     denied: tuple[str, ...] = ()  # goes before `allowed`
     secrets: tuple[NetworkSecret, ...] = ()
     max_connections: int = 32  # at one time

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from executor_server.guest.egress.names import WEB_PORTS, HostPattern, Target, is_within
+from executor_server.guest.egress.host_names import WEB_PORTS, HostPattern, Target, is_within
 
 
 @lru_cache(maxsize=4096)

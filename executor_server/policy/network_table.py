@@ -12,7 +12,7 @@ from pydantic_core import InitErrorDetails
 
 from executor_server.core import NetworkRules, secret_names
 from executor_server.core.config import Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
-from executor_server.guest.egress.rules import FRAMING_HEADERS
+from executor_server.guest.egress.host_rules import FRAMING_HEADERS
 from executor_server.policy.hosts import is_denied_host, pattern_of, reaches, undenied
 
 MAX_HOSTS = 256

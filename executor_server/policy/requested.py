@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from executor_server.core import PATTERN_FORM, InvalidRequest, Reason, is_pattern
-from executor_server.guest.egress.names import BadName
+from executor_server.guest.egress.host_names import BadName
 from executor_server.policy.forms import (
     MIN_DISK_BYTES,
     MIN_FILES,

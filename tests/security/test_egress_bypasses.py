@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.addresses import AddressRules
-from executor_server.guest.egress.names import Target
+from executor_server.guest.egress.host_names import Target
+from executor_server.guest.egress.host_rules import Allowed, Rules
 from executor_server.guest.egress.protocols import Connector
-from executor_server.guest.egress.rules import Allowed, Rules
 from tests.support.egress_attempts import NAMES, RULES, SERVER, Attempt, Rewritten, attempts, connect, get, rewritten
 from tests.support.egress_engine import SOON_S, Engine, engine
 from tests.support.rounds import rounds

@@ -17,8 +17,8 @@ import pytest
 from executor_server.guest.egress import reasons, splice
 from executor_server.guest.egress.dial import DirectConnector
 from executor_server.guest.egress.endpoint import CHUNK_BYTES
-from executor_server.guest.egress.names import Target
-from executor_server.guest.egress.rules import Rules
+from executor_server.guest.egress.host_names import Target
+from executor_server.guest.egress.host_rules import Rules
 from tests.support.egress_engine import SOON_S, client_hello, echo, engine
 from tests.support.egress_program import proxy_process
 from tests.support.memory import growth_of

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from executor_server.guest.egress.host_rules import Rules
 from executor_server.guest.egress.protocols import (
     AddressClassifier,
     Connector,
@@ -23,7 +24,6 @@ from executor_server.guest.egress.protocols import (
     Used,
 )
 from executor_server.guest.egress.proxy import Proxy
-from executor_server.guest.egress.rules import Rules
 
 SESSION = "session-1"
 # Seconds for what takes milliseconds.

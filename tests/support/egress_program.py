@@ -16,9 +16,9 @@ from typing import Any
 
 import uvloop
 
+from executor_server.guest.egress.host_rules import Rules
 from executor_server.guest.egress.protocols import Limits
 from executor_server.guest.egress.proxy import Proxy
-from executor_server.guest.egress.rules import Rules
 
 SOON_S = 30
 

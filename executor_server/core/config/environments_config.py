@@ -26,7 +26,7 @@ from executor_server.core.config.key_types import (
     WrittenSize,
 )
 from executor_server.core.config.problems import contradiction, refuse
-from executor_server.guest.egress.names import HostPattern, is_within
+from executor_server.guest.egress.host_names import HostPattern, is_within
 
 PUBLIC_INDEX_HOST = "pypi.org"
 PUBLIC_INDEX_HOSTS = ("pypi.org:443", "files.pythonhosted.org:443")

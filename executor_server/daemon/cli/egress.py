@@ -20,9 +20,9 @@ from executor_server.core.config import NAME_FORM, EgressSection, is_name
 from executor_server.daemon.cli.policy_shared import policy_text, profile_text, read_policy, refusal_lines
 from executor_server.daemon.cli.shared import load_config, placed, printable
 from executor_server.guest.egress.addresses import AddressRules
-from executor_server.guest.egress.names import BadName, HostPattern, LiteralAddress, Target, parse_authority
+from executor_server.guest.egress.host_names import BadName, HostPattern, LiteralAddress, Target, parse_authority
+from executor_server.guest.egress.host_rules import Allowed, Rules
 from executor_server.guest.egress.protocols import Resolver, Unresolved
-from executor_server.guest.egress.rules import Allowed, Rules
 from executor_server.network.egress import open_secrets
 from executor_server.network.proxy import DnsResolver, HostResolver, OwnAddresses
 from executor_server.policy import Policy, PolicySummary

@@ -2,7 +2,7 @@
 
 The daemon can't take the listener of a sandbox in a machine that is not its own, so the proxy comes to the listener: a
 command like the relay (relay.py), as root beside the sandbox, in the machine's own network. Agent code can neither see
-nor signal it. Its streams carry the control protocol (egress/control.py) as numbered lines of text (wire/lines.py),
+nor signal it. Its streams carry the protocol of egress/control_protocol.py as numbered lines of text (wire/lines.py),
 and two messages more, before all others:
 
     listen   number, token, internal   take the listener from the guest at SOCKET, with the next token of its chain;
@@ -32,7 +32,7 @@ import time
 from typing import Any, Dict, Optional
 
 from ..egress.addresses import AddressRules
-from ..egress.control import MAX_COMMAND_BYTES, ControlError, ControlServer, LineReader, encode
+from ..egress.control_protocol import MAX_COMMAND_BYTES, ControlError, ControlServer, LineReader, encode
 from ..egress.host_resolver import HostResolver
 from ..egress.own_addresses import OwnAddresses
 from ..egress.protocols import Limits

@@ -12,9 +12,9 @@ from typing import Any, Callable, Coroutine, Deque, Generator, Optional, Set, Ty
 
 from . import reasons
 from .endpoint import CHUNK_BYTES
+from .host_rules import Rules
 from .protocols import Limits, Reporter, Used
 from .refusals import Ended
-from .rules import Rules
 
 _MINUTE_S = 60.0
 _TURN_S = 0.002

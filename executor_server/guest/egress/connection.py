@@ -13,10 +13,10 @@ from .endpoint import DeadlinePassed, Endpoint
 from .first_bytes import HTTPS_PORT, FirstBytes
 from .forward import Exchange
 from .head import HTTP_PORT, Head, HeadReader, TunnelHeadReader
-from .names import Target
+from .host_names import Target
+from .host_rules import Allowed
 from .protocols import Dialled, Terminator
 from .refusals import Ended, Refusal, failure, response_to
-from .rules import Allowed
 from .splice import Splice
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Dict, Optional, Sequence, Tuple
 from . import reasons
 from .accounts import WorkShare
 from .endpoint import DeadlinePassed, Endpoint
-from .names import Target
+from .host_names import Target
 from .protocols import (
     AddressClassifier,
     Connector,

@@ -22,7 +22,7 @@ import sys
 from typing import Any, Iterator, Optional, Tuple
 
 from . import reasons
-from .names import BadName, Target, canonical_host
+from .host_names import BadName, Target, canonical_host
 from .refusals import Refusal, shown
 
 HTTPS_PORT = 443

@@ -16,7 +16,7 @@ import h11
 from . import reasons
 from .endpoint import Endpoint, LoopShare
 from .head import Head, LineLimit
-from .names import Target
+from .host_names import Target
 from .protocols import Meter
 from .refusals import Ended, Refusal, shown
 

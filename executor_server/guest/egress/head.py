@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional, Tuple
 import h11
 
 from . import reasons
-from .names import BadName, LiteralAddress, Target, parse_authority
+from .host_names import BadName, LiteralAddress, Target, parse_authority
 from .refusals import Refusal, shown
 
 HTTP_PORT = 80

@@ -11,9 +11,9 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Coroutine, Dict, NamedTuple, Optional, Protocol, Sequence, TypeVar
 
-from .names import Target
+from .host_names import Target
+from .host_rules import Allowed
 from .refusals import Refusal
-from .rules import Allowed
 
 if TYPE_CHECKING:
     from .accounts import WorkShare

@@ -16,6 +16,7 @@ from . import reasons
 from .accepting import Acceptor
 from .accounts import ByteAccount, Room
 from .dial import Dialer, DirectConnector
+from .host_rules import Rules
 from .protocols import (
     AddressClassifier,
     Connector,
@@ -25,7 +26,6 @@ from .protocols import (
     Terminator,
     Used,
 )
-from .rules import Rules
 from .session import Session
 
 _LIMITS = Limits()

@@ -17,10 +17,10 @@ from .accepting import AcceptInterrupted, Acceptor
 from .accounts import AcceptPace, ByteAccount, MinuteCount, Room, WorkShare
 from .connection import Connection
 from .dial import Dialer
-from .names import Target
+from .host_names import Target
+from .host_rules import Allowed, Refused, Rules
 from .protocols import Limits, Reporter, Terminator
 from .refusals import Ended, Refusal
-from .rules import Allowed, Refused, Rules
 
 # Seconds until the next attempt, where there is no room, or accepting failed for want of descriptors or memory.
 _EXHAUSTED_PAUSE_S = 0.2

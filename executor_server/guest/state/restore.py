@@ -1,9 +1,9 @@
 """Reads the variables of another interpreter into this one. index.py has the format and the reason for it.
 
-A state comes from the user's storage, so it may be forged. Unpickling runs in the sandbox, where a program could do
-the same by itself; there is nothing to gain but what the rules keep from programs. Hence `find_class` holds each name
-to the rules (names.py), code is accepted only in segments that the index declares to hold code, from sessions under at
-least these rules, and only functions and classes that this state made can be changed by it (world.py).
+A state comes from the user's storage, so it may be forged. Unpickling runs in the sandbox, where a program could do the
+same by itself; there is nothing to gain but what the rules keep from programs. Hence `find_class` holds each name to
+the rules (pickled_names.py), code is accepted only in segments that the index declares to hold code, from sessions
+under at least these rules, and only functions and classes that this state made can be changed by it (world.py).
 
 A segment that fails leaves half-made objects in the memo, and a later segment must not get one. They are dropped, and
 each later variable that refers to one of them fails with that reason.

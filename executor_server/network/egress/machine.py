@@ -21,8 +21,8 @@ from typing import Any, cast
 import structlog
 
 from executor_server.core import NetworkRules, SandboxFailure
-from executor_server.guest.egress.control import MAX_REPORT_BYTES, ControlError, LineReader, encode
-from executor_server.guest.egress.names import HostPattern
+from executor_server.guest.egress.control_protocol import MAX_REPORT_BYTES, ControlError, LineReader, encode
+from executor_server.guest.egress.host_names import HostPattern
 from executor_server.network.egress.bound import BoundSession
 from executor_server.network.egress.commands import Commands
 from executor_server.network.egress.interface import EgressError, RemoteListener

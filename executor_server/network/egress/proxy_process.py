@@ -18,7 +18,7 @@ from typing import IO, Any
 import structlog
 
 from executor_server.backends import UnsupportedArchitecture, unlisted_uid
-from executor_server.guest.egress.control import MAX_COMMAND_BYTES, MAX_REPORT_BYTES, encode
+from executor_server.guest.egress.control_protocol import MAX_COMMAND_BYTES, MAX_REPORT_BYTES, encode
 from executor_server.network.egress.interface import EgressError, EgressSettings
 from executor_server.network.egress.system_calls import proxy_filter
 from executor_server.network.proxy import Link

@@ -9,8 +9,8 @@ import urllib.parse
 import h11
 
 from executor_server.guest.egress.endpoint import Endpoint
+from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.host_resolver import HostResolver
-from executor_server.guest.egress.names import Target
 from executor_server.guest.egress.protocols import Unresolved
 
 _HEAD_BYTES = 2**14

@@ -29,7 +29,7 @@ from executor_server.guest.egress.forward import (
     switching,
 )
 from executor_server.guest.egress.head import LineLimit, check_framing
-from executor_server.guest.egress.names import BadName, LiteralAddress, Target, parse_authority
+from executor_server.guest.egress.host_names import BadName, LiteralAddress, Target, parse_authority
 from executor_server.guest.egress.protocols import Tunnel
 from executor_server.guest.egress.refusals import Ended, Refusal, failure, response_to, shown
 from executor_server.network.proxy.request_secrets import Ambiguous, is_spelling_of, secrets_for

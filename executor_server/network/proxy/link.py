@@ -1,9 +1,9 @@
 """The link between the daemon and the proxy's process: messages over a Unix socket, with descriptors in one direction.
 
-Theory of operation. A message is one line of JSON (guest/egress/control.py). The daemon may send one descriptor with a
-message, which then has the field `descriptor: true`; the kernel delivers it with the first byte of that message or
-earlier, in order, so a queue matches them. Only the process takes descriptors. The daemon reads without room for any,
-and the kernel then closes what a proxy that was taken over tries to hand to it.
+Theory of operation. A message is one line of JSON (guest/egress/control_protocol.py). The daemon may send one
+descriptor with a message, which then has the field `descriptor: true`; the kernel delivers it with the first byte of
+that message or earlier, in order, so a queue matches them. Only the process takes descriptors. The daemon reads without
+room for any, and the kernel then closes what a proxy that was taken over tries to hand to it.
 
 Both ends read a bounded piece per turn of their loop. What can't be written waits in memory; `max_backlog_bytes` is
 where an end that does not read is given up.
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from executor_server.guest.egress.control import ControlError, LineReader, encode
+from executor_server.guest.egress.control_protocol import ControlError, LineReader, encode
 
 _READ_BYTES = 65_536
 # Descriptors that one read can bring: the kernel ends a read at the message that carries some.

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Sequence
 from urllib.parse import unquote_to_bytes
 
-from executor_server.guest.egress.rules import SecretRule
+from executor_server.guest.egress.host_rules import SecretRule
 
 _SIGN = re.compile(rb"[^a-z0-9]")
 _ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")

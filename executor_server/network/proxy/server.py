@@ -3,7 +3,7 @@
 Theory of operation. The process is started with one end of a socket pair. The daemon's first message holds the
 settings; the process then reads what only the daemon's user can read, imports all that it will ever need, gives its
 privileges up (confinement.py), and answers `ready`. From there on it obeys the control protocol
-(guest/egress/control.py), and two messages more:
+(guest/egress/control_protocol.py), and two messages more:
 
     secret   name                       one secret; the file came with it, opened and checked by the daemon
     secrets  number, count, partial     all were sent: use them. Where some can't be used, `failed` says which and
@@ -29,7 +29,7 @@ import uvloop
 
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.addresses import AddressRules
-from executor_server.guest.egress.control import MAX_COMMAND_BYTES, ControlError, ControlServer, encode
+from executor_server.guest.egress.control_protocol import MAX_COMMAND_BYTES, ControlError, ControlServer, encode
 from executor_server.guest.egress.host_resolver import HostResolver
 from executor_server.guest.egress.own_addresses import OwnAddresses
 from executor_server.guest.egress.protocols import Resolver, Terminator, Tunnel

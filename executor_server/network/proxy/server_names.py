@@ -6,7 +6,7 @@ import ssl
 import sys
 from typing import Any
 
-from executor_server.guest.egress.names import BadName, canonical_host
+from executor_server.guest.egress.host_names import BadName, canonical_host
 from executor_server.guest.egress.refusals import shown
 
 

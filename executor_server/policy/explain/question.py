@@ -26,7 +26,7 @@ from executor_server.core import (
     is_pattern,
 )
 from executor_server.core.config import Form, ReadForm, Section
-from executor_server.guest.egress.names import parse_authority
+from executor_server.guest.egress.host_names import parse_authority
 from executor_server.policy.decide import Policy
 from executor_server.policy.hosts import pattern_of
 from executor_server.policy.profile import QuotasTable

@@ -704,7 +704,7 @@ async def test_end_of_a_session_closes_its_listener_and_its_connections() -> Non
 
 
 async def test_session_that_is_served_again_has_the_new_listener_and_keeps_what_its_rules_allow() -> None:
-    from executor_server.guest.egress.rules import Rules
+    from executor_server.guest.egress.host_rules import Rules
 
     async with engine() as running:
         port = await running.start_server(echo)

@@ -15,7 +15,7 @@ import pytest
 
 from executor_server.core.network import NetworkRules
 from executor_server.guest.egress.accepting import MAX_ACCEPT_S, AcceptInterrupted, Acceptor
-from executor_server.guest.egress.rules import Rules
+from executor_server.guest.egress.host_rules import Rules
 from tests.support.egress_engine import SOON_S, echo, engine
 from tests.support.egress_service import bind, egress_service
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from executor_server.core import NetworkRules
 from executor_server.core.errors import PolicyViolation
 from executor_server.core.model import Principal, SessionSpec
-from executor_server.guest.egress.names import Target
-from executor_server.guest.egress.rules import Allowed, Rules
+from executor_server.guest.egress.host_names import Target
+from executor_server.guest.egress.host_rules import Allowed, Rules
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile
 from executor_server.policy.profile import Profile

@@ -9,9 +9,9 @@ import pytest
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.accounts import AcceptPace, ByteAccount, MinuteCount
 from executor_server.guest.egress.endpoint import CHUNK_BYTES
+from executor_server.guest.egress.host_rules import Rules
 from executor_server.guest.egress.protocols import Limits, Used
 from executor_server.guest.egress.refusals import Ended
-from executor_server.guest.egress.rules import Rules
 
 
 class Reports:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.addresses import AddressRules
 from executor_server.guest.egress.dial import Dialer, DirectConnector
-from executor_server.guest.egress.names import Target
+from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.protocols import Dialled, Limits
 from executor_server.guest.egress.refusals import Refusal
 from tests.support.egress_engine import Addresses, Names

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.first_bytes import FirstBytes
-from executor_server.guest.egress.names import Target
+from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.protocols import Limits
 from executor_server.guest.egress.refusals import Refusal
 from tests.support.certificates import Authority

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.head import Head, HeadReader, TunnelHeadReader
-from executor_server.guest.egress.names import Target
+from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.refusals import PHRASE_CHARACTERS, Refusal, response_to, shown
 
 LIMIT_BYTES = 16384

@@ -10,7 +10,7 @@ import pytest
 
 from executor_server.core import NetworkRules, NetworkSecret, NetworkUsage
 from executor_server.guest.egress import reasons
-from executor_server.guest.egress.rules import Rules
+from executor_server.guest.egress.host_rules import Rules
 from executor_server.network.egress.bound import BoundSession
 from executor_server.network.egress.reports import BadReport
 from tests.support.egress_service import RecordingSink

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_server.guest.egress.names import HostPattern
-from executor_server.guest.egress.rules import SecretRule
+from executor_server.guest.egress.host_names import HostPattern
+from executor_server.guest.egress.host_rules import SecretRule
 from executor_server.network.proxy.request_secrets import Ambiguous, is_spelling_of, plain_path, secrets_for
 
 HOST = HostPattern.parse("api.example.com")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from executor_server.guest.egress.names import (
+from executor_server.guest.egress.host_names import (
     BadName,
     HostPattern,
     LiteralAddress,

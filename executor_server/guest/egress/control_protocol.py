@@ -38,9 +38,9 @@ import socket
 import time
 from typing import Any, Awaitable, Callable, Dict, Iterator, Optional
 
+from .host_rules import Rules
 from .protocols import Used
 from .proxy import Proxy
-from .rules import Rules
 
 Message = Dict[str, Any]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from executor_server.core.network import NetworkRules, NetworkSecret
 from executor_server.guest.egress import reasons
-from executor_server.guest.egress.names import HostPattern, LiteralAddress, Target, parse_authority
-from executor_server.guest.egress.rules import MESSAGE_CHARACTERS, Allowed, Refused, Rules
+from executor_server.guest.egress.host_names import HostPattern, LiteralAddress, Target, parse_authority
+from executor_server.guest.egress.host_rules import MESSAGE_CHARACTERS, Allowed, Refused, Rules
 
 SECRET = {"host": "api.github.com", "header": "Authorization", "value": "Bearer ${github-bot}"}
 RULES = Rules.read(

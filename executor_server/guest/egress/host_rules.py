@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 from . import reasons
-from .names import BadName, HostPattern, Target
+from .host_names import BadName, HostPattern, Target
 
 MAX_PATTERNS = 4096  # in one list
 MAX_SECRETS = 256

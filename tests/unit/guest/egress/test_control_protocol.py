@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_server.guest.egress import control, reasons
-from executor_server.guest.egress.control import (
+from executor_server.guest.egress import control_protocol as control
+from executor_server.guest.egress import reasons
+from executor_server.guest.egress.control_protocol import (
     DENIALS_BURST,
     MAX_COMMAND_BYTES,
     ControlError,
@@ -22,13 +23,13 @@ from executor_server.guest.egress.control import (
     Message,
     encode,
 )
+from executor_server.guest.egress.host_rules import Rules
 from executor_server.guest.egress.protocols import Used
 from executor_server.guest.egress.proxy import Proxy
-from executor_server.guest.egress.rules import Rules
 
 DENIAL = {"host": "x.example", "port": 443, "reason": reasons.NOT_ALLOWED, "message": "no", "address": ""}
 RULES = {"allowed": ["a.example"]}
-_CLOCK = "executor_server.guest.egress.control.time.monotonic"
+_CLOCK = "executor_server.guest.egress.control_protocol.time.monotonic"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -17,15 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from executor_server.fleet.membership import NodeBackend, NodeHello, NodeReport, NodeSession, TenantUse, WarmKind
-from executor_server.fleet.membership.creations import Creations
 from executor_server.fleet.membership.ids import new_session_id
 from executor_server.fleet.membership.member import Link
 from executor_server.fleet.membership.members import Members
 from executor_server.fleet.membership.placement import Placement, Wanted
+from executor_server.fleet.membership.reservations import Reservations
 from executor_server.fleet.membership.session_index import Creation
-from executor_server.fleet.membership.shares import Shares
 from executor_server.fleet.membership.store import FleetStore
 from executor_server.fleet.membership.timing import Timing
+from executor_server.fleet.membership.usage import FleetUsage
 from executor_server.policy import QuotasTable
 
 AT_ONCE = 4
@@ -46,9 +46,9 @@ class SimulatedFleet:
         self.draws = random.Random(seed)
         self.store = FleetStore(directory / "fleet.db")
         self.members = Members(self.store, Timing(), self.now_s, time.time())
-        self.creations = Creations(self.members, lambda tenant: _QUOTAS)
+        self.creations = Reservations(self.members, lambda tenant: _QUOTAS)
         self.placement = Placement(self.members, self.draws)
-        self.shares = Shares(lambda tenant: _QUOTAS)
+        self.usage = FleetUsage(lambda tenant: _QUOTAS)
         self.names = [f"n{number}" for number in range(nodes)]
         self.links: dict[str, Link] = {}
         self.sequences = dict.fromkeys(self.names, 0)
@@ -85,10 +85,9 @@ class SimulatedFleet:
             opened=opened,
             closed=closed,
             tenants=tenants,
-            renewed=self.sequences[name] - 1,
         )
         assert self.members.reported(self.links[name], report, self.now_s)
-        self.shares.reported(name, report.tenants, report.sequence, report.renewed)
+        self.usage.reported(name, report.tenants)
 
     def answer_report(self, name: str) -> float:
         """Takes a node's report and answers it; returns the seconds of processor time that this took."""

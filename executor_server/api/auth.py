@@ -40,7 +40,6 @@ from executor_server.core import (
     Principal,
     Reason,
     ResourceExhausted,
-    Unauthenticated,
 )
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
@@ -85,13 +84,10 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         *,
         on_denial: Callable[[str, ExecutorError], None],
         admit_call: Callable[[str, str], Awaitable[None]],
-        require_known: Callable[[], None] | None = None,
     ) -> None:
-        """`require_known` raises an ExecutorError while this daemon can't know its callers yet: they get that."""
         self._callers = callers
         self._checks_connections = callers.checks_connections
         self._on_denial = on_denial
-        self._require_known = require_known
         self._admit_call = admit_call
         self._streams: dict[asyncio.Task[Any], _Stream] = {}
         self._probes = 0
@@ -169,11 +165,6 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _denied(self, method: str, denial: ExecutorError) -> ExecutorError:
         """Reports a denial, and returns the refusal for the caller."""
         self._on_denial(method, denial)
-        if self._require_known is not None and isinstance(denial, Unauthenticated):
-            try:
-                self._require_known()
-            except ExecutorError as unready:
-                return unready
         return denial
 
     def _serving_probes(self, handler: Handler | None) -> _Serve:

@@ -50,10 +50,6 @@ OTHER_METHODS = "other"
 
 # Seconds in which a connection must finish its handshake; gRPC's default is two minutes.
 HANDSHAKE_TIMEOUT_S = 10.0
-# Seconds between pings of a client that are not taken for a flood, and pings that may come sooner.
-# A front pings its nodes, to learn soon that one hangs.
-MIN_CLIENT_PING_INTERVAL_S = 0.5
-MAX_PING_STRIKES = 2
 # Calls that have arrived and that no handler has taken yet. Above the first number gRPC resets some at random, of any
 # caller, and above the second all; its default begins at 1,000, which one hostile tenant sends in a moment.
 MAX_UNSEEN_CALLS = 4096
@@ -101,15 +97,12 @@ class RpcServer:
         observer: Observer | None = None,
         quotas: Quotas | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
-        guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         handlers: Mapping[str, Mapping[str, Handler]] | None = None,
-        require_known: Callable[[], None] | None = None,
     ) -> None:
         """Opens nothing yet.
 
         `quotas` limits the calls of a tenant; `observer` is notified of refused calls; `interceptors` come after
-        authentication. `guards` are the last, and may raise an ExecutorError. `handlers` serve methods instead of the
-        services, by the names of both. `require_known`: see `Authentication`.
+        authentication. `handlers` serve methods instead of the services, by the names of both.
         """
         ignore_lost_callers()
         on_refusal = refusals_to(observer or Observer())
@@ -127,7 +120,6 @@ class RpcServer:
             callers,
             on_denial=on_refusal,
             admit_call=_admission(quotas, settings),
-            require_known=require_known,
         )
         self.unserved: list[str] = []
         """After `bind`: a sentence for each default address that could not be bound."""
@@ -137,7 +129,7 @@ class RpcServer:
         # The order matters: an unknown caller's call must not reach the handlers at all, and a denial is made outside
         # the error border, whose handlers are kept per method.
         self._server = grpc.aio.server(
-            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal), *guards),
+            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal)),
             options=server_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_calls,
         )
@@ -256,8 +248,6 @@ def server_options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
         # gRPC waits for an unanswered ping for the longer of this and its own minute, so both are set.
         ("grpc.http2.ping_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", round(MIN_CLIENT_PING_INTERVAL_S * 1000)),
-        ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
         # Only uncompressed messages: a small compressed one could unpack to a large one.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         # Off, since two daemons on one port would each get some of the calls.

@@ -51,6 +51,7 @@ from executor_server.sessions.pool import BackendSet, WarmPool
 from executor_server.telemetry import Sources, TimedAdmission
 
 if TYPE_CHECKING:
+    from executor_server.fleet.api.node_server import NodeServer
     from executor_server.fleet.daemons.node import Node
 
 VERSION = version("remote-executor")
@@ -134,7 +135,7 @@ class _Daemon:
     policies: PolicyStore
     egress: EgressOwner
     sessions: SessionManager
-    server: RpcServer
+    server: RpcServer | NodeServer
 
     def reload_soon(self) -> None:
         self.policies.reload_soon()
@@ -145,7 +146,7 @@ class _Daemon:
 class _Control:
     """The parts that say who may do what, and who watches it."""
 
-    tokens: Tokens
+    tokens: Tokens | None
     policies: PolicyStore
     listeners: PolicyListeners
     quotas: Quotas
@@ -162,8 +163,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
     node = _node(config, own_state)
     config = config if node is None else node.config
-    token_file = TokenFile(config.server.token_file or own_state.tokens_path)
-    tokens = Tokens(state_dir.read_or_make_token(own_state), token_file)
+    tokens = None if node is not None else _tokens(config, own_state)
     registry = stack.enter_context(closing(Registry(own_state)))
     archives = StateArchives(own_state.states_path, state_dir.read_or_make_state_key(own_state, config.state.key_file))
     egress = EgressOwner(config, own_state)
@@ -180,7 +180,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     pool = WarmPool(backend, pool_settings(config))
     stack.push_async_callback(pool.close)
     ids = node.ids if node is not None else SessionIds()
-    admission = _admission(control, node)
+    admission = _admission(control)
     hooks = SessionHooks(admission, observer, egress.service, environments.service.held_by, ids)
     sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)
     quotas.on_window_change(sessions.renew_windows)
@@ -192,7 +192,6 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         quotas=quotas,
         backend=backend,
         policies=policies,
-        tokens=tokens,
         archives=archives,
         service=ExecutorService(lambda: policies.current, sessions, archives, in_fleet=node is not None),
         admin=_admin(control, egress, environments, sessions),
@@ -200,7 +199,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         settings=settings,
         interceptors=watchers.interceptors,
     )
-    server = _bind(stack, parts, watchers, node)
+    server = _bind(stack, parts, control, node)
     await watchers.serve_metrics(stack, config.metrics.listen, _sources(parts, watchers, environments))
 
     # Before anything makes a sandbox: recovery destroys every sandbox that no session of an earlier daemon owns.
@@ -210,17 +209,20 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     await _start_background(stack, backend, policies)
     preloading = asyncio.create_task(_preload(config, _local(backend), pool, policies))
     stack.push_async_callback(_end, preloading)
-    if node is not None:
-        await node.start()
     return _Daemon(own_state, policies, egress, sessions, server)
 
 
-def _admission(control: _Control, node: Node | None) -> AdmissionController:
+def _tokens(config: Config, own_state: StateDir) -> Tokens:
+    token_file = TokenFile(config.server.token_file or own_state.tokens_path)
+    return Tokens(state_dir.read_or_make_token(own_state), token_file)
+
+
+def _admission(control: _Control) -> AdmissionController:
     watchers = control.watchers
     admission: AdmissionController = Admission(control.quotas, FairSemaphore(CREATIONS_AT_A_TIME), watchers.log)
     if watchers.metrics is not None:
         admission = TimedAdmission(admission, watchers.metrics)
-    return admission if node is None else node.admission(admission)
+    return admission
 
 
 async def _start_background(stack: AsyncExitStack, backend: Backend, policies: PolicyStore) -> None:
@@ -246,16 +248,17 @@ async def _start_backends(
 
 
 async def _start_control(
-    config: Config, stack: AsyncExitStack, own_state: StateDir, tokens: Tokens, backend: str
+    config: Config, stack: AsyncExitStack, own_state: StateDir, tokens: Tokens | None, backend: str
 ) -> _Control:
-    """Reads the policy, and starts what counts and records its use."""
+    """Reads the policy, and starts what counts and records its use. A node has no tokens: its front does."""
     watchers = Watchers.build(config, VERSION, backend)
     listeners = PolicyListeners([watchers.trail, watchers.metrics])
     copies = own_state.node_locks_path if config.fleet.role == "node" else None
     make = partial(policy_of, config)
     policies = PolicyStore(config.policy.file, make, WATCH_INTERVAL_S, listeners, copies)
     usage = stack.enter_context(closing(UsageStore(own_state.usage_path)))
-    capacity = capacity_of(config, lambda: policies.current, tokens)
+    # The sessions of a fleet are shared out by its front.
+    capacity = None if tokens is None else capacity_of(config, lambda: policies.current, tokens)
     quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), usage, capacity=capacity)
     stack.enter_context(closing(quotas))
     await watchers.start(stack, tokens, policies.current, VERSION, backend)
@@ -272,25 +275,26 @@ def _node(config: Config, own_state: StateDir) -> Node | None:
     return Node(config, own_state)
 
 
-def _bind(stack: AsyncExitStack, parts: Parts, watchers: Watchers, node: Node | None) -> RpcServer:
-    """Opens the listeners, for clients and for a front. Raises AddressError."""
+def _bind(stack: AsyncExitStack, parts: Parts, control: _Control, node: Node | None) -> RpcServer | NodeServer:
+    """Opens the listeners: for clients, or on a node for its front. Raises AddressError."""
+    if control.watchers.trail is not None:
+        stack.callback(control.watchers.trail.daemon_stopped)
+    # The sessions end before the server does: their executions end as cancelled, and the callers still hear of it.
+    if node is not None:
+        node_server = node.bind(stack, parts)
+        stack.push_async_callback(parts.sessions.close)
+        return node_server
+    assert control.tokens is not None
     server = RpcServer(
         parts.service,
-        Identities(parts.tokens, lambda: parts.policies.current),
+        Identities(control.tokens, lambda: parts.policies.current),
         parts.settings,
         admin=parts.admin,
         observer=parts.observer,
         quotas=parts.quotas,
         interceptors=parts.interceptors(),
-        guards=() if node is None else node.guards(parts.sessions),
-        require_known=None if node is None else node.require_lease,
     )
-    if watchers.trail is not None:
-        stack.callback(watchers.trail.daemon_stopped)
-    # The sessions end before the server does: their executions end as cancelled, and the callers still hear of it.
     stack.push_async_callback(server.stop, STOP_GRACE_S)
-    if node is not None:
-        node.bind(stack, parts)
     stack.push_async_callback(parts.sessions.close)
     server.bind()
     for problem in server.unserved:
@@ -328,10 +332,11 @@ def _follow_policy(
     follow(control.policies.current)
 
 
-async def _reload(policies: PolicyStore, tokens: Tokens, egress: EgressOwner) -> bool:
+async def _reload(policies: PolicyStore, tokens: Tokens | None, egress: EgressOwner) -> bool:
     """Reads policy, tokens and secrets again. Returns True when the policy changed. Raises ConfigError."""
     try:
-        await tokens.reload()
+        if tokens is not None:
+            await tokens.reload()
     except TokenFileError as error:
         raise ConfigError([str(error)]) from error
     await egress.reload()

@@ -115,24 +115,20 @@ def test_a_node_that_dies_together_with_the_front_is_lost_after_the_fronts_retur
 
 
 def test_a_partition_between_the_front_and_half_of_its_nodes(machines: Fleet) -> None:
-    """Clients reach all. The half that is cut off stops before the front says that its sessions are lost."""
     cut_off = machines.nodes["n1"]
     with machines.client() as client, ExitStack() as stack:
         session, other = session_on(client, "n1"), session_on(client, "n2")
         other.execute("n = 0")
-        from_front = stack.enter_context(Witness(machines.front.address, machines.token, session.session_id))
-        from_node = stack.enter_context(Witness(cut_off.clients_address, machines.token, session.session_id))
-        cut_off.link.unplug()
-        while from_front.lost_at_s is None:
+        witness = stack.enter_context(Witness(machines.front.address, machines.token, session.session_id))
+        cut_off.unplug()
+        while witness.lost_at_s is None:
             other.execute("n += 1")
-        assert from_node.served_at_s < from_front.lost_at_s
-        assert from_node.answers["UNAVAILABLE"] > 0
         assert other.refresh().generation == 1
         with client.create_session() as new:
             assert new.info.node == "n2"
-        cut_off.link.plug_in()
+        cut_off.plug_in()
         machines.wait_serving(*NODES)
-        assert from_node.served_at_s < from_front.lost_at_s
+        assert witness.served_at_s < witness.lost_at_s
         other.close()
 
 
@@ -145,7 +141,7 @@ def test_a_second_front_on_the_same_state_directory_is_refused(machines: Fleet) 
     assert set(machines.states().values()) == {"SERVING"}
 
 
-def test_two_fronts_from_one_state_directory_never_lose_what_a_node_serves() -> None:
+def test_two_fronts_from_one_state_directory_never_lose_what_the_other_serves() -> None:
     """A copy has the id of the first and its next term. Nodes obey one of the two, and the other one loses nothing."""
     require("local")
     with ExitStack() as stack:
@@ -155,16 +151,14 @@ def test_two_fronts_from_one_state_directory_never_lose_what_a_node_serves() -> 
         sessions = {node: session_on(client, node) for node in NODES}
         copy = stack.enter_context(copied_front(machines, directory / "copy"))
         assert eventually(lambda: serving(machines, copy) == set(NODES), timeout_s=WAIT_S), copy.log
+        fronts = (machines.front, copy)
         pairs = [
-            (
-                stack.enter_context(Witness(machines.nodes[node].clients_address, machines.token, session.session_id)),
-                stack.enter_context(Witness(front.address, machines.token, session.session_id)),
-            )
-            for node, session in sessions.items()
-            for front in (machines.front, copy)
+            [stack.enter_context(Witness(front.address, machines.token, session.session_id)) for front in fronts]
+            for session in sessions.values()
         ]
-        assert not eventually(lambda: any(lied(*pair) for pair in pairs), timeout_s=2 * A_LONG_STOP_S)
-        assert all(from_node.served_at_s > 0 for from_node, _ in pairs)
+        both = [(one, other) for pair in pairs for one, other in (pair, pair[::-1])]
+        assert not eventually(lambda: any(lied(*pair) for pair in both), timeout_s=2 * A_LONG_STOP_S)
+        assert all(any(each.served_at_s > 0 for each in pair) for pair in pairs)
         assert serving(machines, copy) | serving(machines, machines.front) == set(NODES)
 
 
@@ -181,9 +175,9 @@ def serving(machines: Fleet, front: Machine) -> set[str]:
     return {each.node for each in machines.seen(front) if each.state == admin_pb.NODE_STATE_SERVING}
 
 
-def lied(from_node: Witness, from_front: Witness) -> bool:
-    """True when a front has lost a session that its node has served since."""
-    return from_front.lost_at_s is not None and from_node.served_at_s > from_front.lost_at_s
+def lied(serving_front: Witness, front: Witness) -> bool:
+    """True when a front has lost a session that the other one has served since."""
+    return front.lost_at_s is not None and serving_front.served_at_s > front.lost_at_s
 
 
 @contextmanager

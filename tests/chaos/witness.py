@@ -1,8 +1,7 @@
-"""Watchers of a session in a fleet: when its node last served it, and when its front first said that it is lost.
+"""Watchers of a session in a fleet: when it was last served, and when its front first said that it is lost.
 
 Each asks over a connection of its own, again and again, as close together as the answers come. The times are those of
-one clock: an answer counts for the node from the moment at which it was *asked*, and for the front from the moment at
-which it was *heard*, so that neither is flattered.
+one clock: a served answer counts from the moment of its request, and a loss from the moment of its answer.
 """
 
 from __future__ import annotations

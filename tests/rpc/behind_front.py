@@ -22,23 +22,22 @@ from executor_server.api.server import RpcServer, ServerSettings
 from executor_server.api.service import ExecutorService
 from executor_server.core import ExecutorError, NotFound, Principal, Reason, TcpAddress
 from executor_server.core.fairness import FairSemaphore
-from executor_server.fleet.api.choice import NodeChoice
-from executor_server.fleet.api.creations import FrontCreations
 from executor_server.fleet.api.dialing import Dialers
 from executor_server.fleet.api.front_admin import FrontAdmin
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_service import BY_HAND, FrontService
-from executor_server.fleet.api.lease_guard import LeaseGuard
+from executor_server.fleet.api.front_sessions import SessionNames
 from executor_server.fleet.api.moving import Mover
-from executor_server.fleet.api.names import FrontNames
+from executor_server.fleet.api.node_choice import NodeChoice
 from executor_server.fleet.api.node_link import FleetService
 from executor_server.fleet.api.node_server import FrontServices, NodeServer
 from executor_server.fleet.api.proxy import proxy_handlers
+from executor_server.fleet.api.session_creator import SessionCreator
 from executor_server.fleet.daemons.fleet_news import FleetNews
 from executor_server.fleet.membership import (
     Control,
-    Creations,
     FleetStore,
+    FleetUsage,
     FrontHello,
     Members,
     NodeBackend,
@@ -47,7 +46,7 @@ from executor_server.fleet.membership import (
     NodeSession,
     Placement,
     Renewal,
-    Shares,
+    Reservations,
     TenantUse,
     Timing,
     fingerprint_of,
@@ -139,13 +138,14 @@ class _Linked:
         self._node = node
         self._sessions = sessions
         self._sequence = 0
-        self._renewed = 0
+        self.front_instance = ""
         self._reported: dict[str, NodeSession] = {}
         self._control: Control | None = None
         self._instance = secrets.token_hex(16)
 
     async def hello(self, hello: FrontHello) -> NodeHello:
         assert hello.lost_epoch < EPOCH
+        self.front_instance = hello.instance
         return NodeHello(self._node, EPOCH, self._instance)
 
     def report(self, *, full: bool) -> NodeReport:
@@ -165,11 +165,10 @@ class _Linked:
             opened=tuple(each for session_id, each in now.items() if session_id not in before),
             closed=tuple(before.keys() - now.keys()),
             tenants={each.tenant: TenantUse() for each in now.values()},
-            renewed=self._renewed,
         )
 
     def renewed(self, renewal: Renewal) -> None:
-        self._renewed = renewal.sequence
+        """It keeps its sessions without heartbeats."""
 
     async def take_control(self, control: Control) -> None:
         self._control = control
@@ -184,13 +183,14 @@ def _node(
     admin: admin_grpc.AdminServiceServicer,
 ) -> NodeServer:
     service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None))
+    linked = _Linked(name, sessions)
     return NodeServer(
         TcpAddress("127.0.0.1", 0),
         certificates,
-        FrontServices(FleetService(_Linked(name, sessions)), service, admin),
+        FrontServices(FleetService(linked), service, admin),
         server_settings,
         _refused,
-        guards=(LeaseGuard(lambda: True),),
+        lambda: linked.front_instance,
     )
 
 
@@ -240,7 +240,7 @@ class FrontedServer(RpcServer):
             )
             for name in NODES
         ]
-        control = Control(b"", b"", fingerprint_of(b"", b"", b"k" * 32), b"k" * 32)
+        control = Control(b"", fingerprint_of(b"", b"k" * 32), b"k" * 32)
         store = FleetStore(directory / "fleet")
         self._ends.callback(store.close)
 
@@ -248,23 +248,22 @@ class FrontedServer(RpcServer):
             return current_policy().quotas_of(tenant)
 
         members = Members(store, TIMING, lease_clock(), time.time())
-        shares, news, placement = Shares(quotas_of), FleetNews(None, None), Placement(members)
-        creations = Creations(members, quotas_of)
+        usage, news, placement = FleetUsage(quotas_of), FleetNews(None, None), Placement(members)
+        creations = Reservations(members, quotas_of)
         dialers = Dialers(front_folder)
         self._fleet = FrontFleet(
-            members, shares, dialers.current, lambda: control, news, version="1", wrong_retry_s=30.0
+            members, usage, dialers.current, lambda: control, news, version="1", wrong_retry_s=30.0
         )
         placement.set_fingerprint(control.fingerprint)
         choice = NodeChoice(members, placement, park_s=0.0)
         own_quotas = quotas or Quotas(lambda _: QuotasTable())
         admission = Admission(own_quotas, FairSemaphore(1), None)
-        making = FrontCreations(current_policy, self._fleet, creations, shares, choice, admission, news)
-        names = FrontNames(self._fleet)
+        making = SessionCreator(current_policy, self._fleet, creations, choice, admission, news)
+        names = SessionNames(self._fleet)
         mover = Mover(self._fleet, making, names, current_policy, news)
         front_admin = FrontAdmin(
             self._fleet,
             creations,
-            shares,
             own_quotas,
             mover,
             lambda: choice.parked,

@@ -17,11 +17,14 @@ NOT_BEHIND_A_FRONT = {
     "test_edge_errors.py::test_a_retry_delay_is_said": (
         "a front says BACKEND_FULL with the shortest wait of all nodes: tests/rpc/fleet/test_nodes_that_fail.py"
     ),
+    "test_edge_errors.py::test_each_refusal_has_its_status[error4-UNAUTHENTICATED]": (
+        "a node denies its front, and never a client: tests/rpc/test_fleet_link.py"
+    ),
     "test_edge_requests.py::test_a_field_of_a_wrong_form_is_named[CreateSession-CreateSessionRequest-node_labels]": (
         "the labels of nodes are a wrong field for a daemon only: tests/rpc/fleet/test_nodes_that_fail.py"
     ),
     "test_admin.py::test_bytes_of_the_network_are_reported_beside_their_quota": (
-        "a front adds up what its nodes report: tests/unit/fleet/membership/test_shares.py"
+        "a front adds up what its nodes report: tests/unit/fleet/membership/test_usage.py"
     ),
     "test_admin.py::test_every_call_is_recorded_before_its_effect": "a front and its nodes have a log each",
     "test_admin.py::test_the_command_line_kills_drains_resumes_and_reloads": (

@@ -17,7 +17,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_server.api.server import TlsFiles
 from executor_server.core.addresses import AddressError
-from tests.rpc.edge import AUTH, FakeExecution, FakeSessions, make_server, refusal, serving, settings
+from tests.rpc.edge import AUTH, FakeSessions, make_server, serving, settings
 from tests.support.certificates import Authority
 
 
@@ -108,18 +108,6 @@ async def test_a_connection_whose_peer_has_frozen_is_given_up_in_time(tmp_path: 
 def taken_port() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-async def test_a_client_may_ping_every_second(tmp_path: Path) -> None:
-    """Clients of a fleet learn so that their node hangs. By gRPC's own limit the fifth ping would be one too many."""
-    async with serving(tmp_path) as edge:
-        session = await edge.session()
-        session.next_execution = FakeExecution(stays_open=True)
-        options = [("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)]
-        async with grpc.aio.insecure_channel(edge.address, options=options) as channel:
-            request = pb.ExecuteRequest(session_id="s1", execution_id="e1", code="1")
-            call = pb_grpc.ExecutorServiceStub(channel).Execute(request, metadata=AUTH, timeout=7.0)
-            assert (await refusal(call)).code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_a_taken_default_port_is_a_sentence_and_the_socket_serves(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,10 +25,9 @@ from executor_server.api.server import ServerSettings
 from executor_server.core import PreconditionFailed, Principal, Reason, TcpAddress
 from executor_server.core.addresses import checked
 from executor_server.fleet.api import node_link, wire
-from executor_server.fleet.api.front_callers import MAX_PRINCIPAL_BYTES, PRINCIPAL_KEY, principal_from
-from executor_server.fleet.api.lease_guard import LeaseGuard, placed_by_front
 from executor_server.fleet.api.node_link import FleetService
 from executor_server.fleet.api.node_server import FrontServices, NodeServer
+from executor_server.fleet.api.wire import MAX_PRINCIPAL_BYTES, PRINCIPAL_KEY, Caller, caller_from
 from executor_server.fleet.membership import (
     Control,
     FrontHello,
@@ -40,12 +39,11 @@ from executor_server.fleet.membership import (
     read_credentials,
 )
 from tests.rpc.edge import refused
-from tests.support.fake_front import LOCAL, FakeFront, control_of, hello_of, metadata_of
+from tests.support.fake_front import INSTANCE, LOCAL, FakeFront, control_of, hello_of, metadata_of
 from tests.support.polling import eventually_async
 
 NODE = "n1"
 DENIED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
-FENCED = ("UNAVAILABLE", "NODE_FENCED")
 LIST = pb.ListSessionsRequest()
 
 
@@ -83,34 +81,18 @@ class FakeNode:
 
 @dataclass
 class Service(pb_grpc.ExecutorServiceServicer):
-    """Records who calls; executions last until they are cut."""
+    """Records who calls; executions last until their callers leave."""
 
     callers: list[Principal] = field(default_factory=list)
-    made: set[str] = field(default_factory=set)
-    cancelled: int = 0
-    cut: Callable[[], None] = lambda: None
 
     async def ListSessions(self, request: Any, context: Any) -> pb.ListSessionsResponse:
         self.callers.append(current_principal.get())
         return pb.ListSessionsResponse()
 
-    async def CreateSession(self, request: pb.CreateSessionRequest, context: Any) -> pb.CreateSessionResponse:
-        self.made.add(request.request_id)
-        return pb.CreateSessionResponse()
-
-    async def PrepareEnvironment(self, request: Any, context: Any) -> pb.PrepareEnvironmentResponse:
-        return pb.PrepareEnvironmentResponse()
-
     async def Execute(self, request: pb.ExecuteRequest, context: Any) -> None:
-        try:
-            while True:
-                if request.code == "is cut":
-                    asyncio.get_running_loop().call_soon(self.cut)  # runs while the message is being written
-                await context.write(pb.ExecuteResponse())
-                await asyncio.sleep(0.01 if request.code == "talks" else 3600)
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
+        while True:
+            await context.write(pb.ExecuteResponse())
+            await asyncio.sleep(3600)
 
 
 class Admin(admin_grpc.AdminServiceServicer):
@@ -124,8 +106,7 @@ class Served:
     directory: Path
     node: FakeNode
     service: Service
-    guard: LeaseGuard
-    lease: dict[str, bool]
+    obeyed: list[str]
     fronts: list[FakeFront] = field(default_factory=list)
 
     def front(self, hello: FrontHello | None = None, folder: Path | None = None) -> FakeFront:
@@ -140,11 +121,10 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(directory: Path, *guards: Callable[[Service], Any]) -> AsyncIterator[Served]:
+async def serving(directory: Path) -> AsyncIterator[Served]:
     issue_front(directory)
     folder = issue_node(directory, NODE).folder
-    node, service, lease = FakeNode(), Service(), {"held": True}
-    guard = LeaseGuard(lambda: lease["held"])
+    node, service, obeyed = FakeNode(), Service(), [INSTANCE]
     settings = ServerSettings(
         listen=checked(["127.0.0.1:1"], has_tls=False),
         tls=None,
@@ -156,11 +136,11 @@ async def serving(directory: Path, *guards: Callable[[Service], Any]) -> AsyncIt
         FrontServices(FleetService(node), service, Admin()),
         settings,
         lambda _method, _error: None,
-        guards=(guard, *(each(service) for each in guards)),
+        lambda: obeyed[-1],
     )
     address = server.bind()
     await server.start()
-    served = Served(str(address), directory, node, service, guard, lease)
+    served = Served(str(address), directory, node, service, obeyed)
     try:
         yield served
     finally:
@@ -191,7 +171,7 @@ async def test_admin_calls_are_for_admins_here_too(served: Served) -> None:
     assert await refused(call) == ("PERMISSION_DENIED", "ADMIN_ONLY")
 
 
-GOOD = {"tenant": "acme", "name": "x", "is_admin": False}
+GOOD = {"tenant": "acme", "name": "x", "is_admin": False, "front": "i1"}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +183,8 @@ GOOD = {"tenant": "acme", "name": "x", "is_admin": False}
         b"null",
         b"[" * 3000,
         json.dumps({**GOOD, "more": 1}).encode(),
-        json.dumps({"tenant": "acme", "name": "x"}).encode(),
+        json.dumps({"tenant": "acme", "name": "x", "is_admin": False}).encode(),
+        json.dumps({**GOOD, "front": 1}).encode(),
         json.dumps({**GOOD, "tenant": ""}).encode(),
         json.dumps({**GOOD, "tenant": "a b"}).encode(),
         json.dumps({**GOOD, "tenant": 1}).encode(),
@@ -217,8 +198,8 @@ GOOD = {"tenant": "acme", "name": "x", "is_admin": False}
     ],
 )
 def test_a_principal_of_another_form_is_none(value: bytes | str) -> None:
-    assert principal_from(json.dumps(GOOD).encode()) == Principal("acme", "x")
-    assert principal_from(value) is None
+    assert caller_from(json.dumps(GOOD).encode()) == Caller(Principal("acme", "x"), "i1")
+    assert caller_from(value) is None
 
 
 @pytest.mark.parametrize(
@@ -234,6 +215,17 @@ def test_a_principal_of_another_form_is_none(value: bytes | str) -> None:
 )
 async def test_a_call_without_exactly_one_principal_is_denied(served: Served, metadata: Any) -> None:
     assert await refused(served.front().service.ListSessions(LIST, metadata=metadata)) == DENIED
+
+
+async def test_a_front_that_the_node_does_not_obey_is_denied(served: Served) -> None:
+    """It may not know which sessions were reported lost."""
+    front = served.front()
+    assert await refused(front.service.ListSessions(LIST, metadata=metadata_of(LOCAL, "i0"))) == DENIED
+    running = front.service.Execute(pb.ExecuteRequest(), metadata=metadata_of(LOCAL))
+    await anext(aiter(running))
+    served.obeyed.append("i2")
+    assert await refused(running) == DENIED
+    await front.service.ListSessions(LIST, metadata=metadata_of(LOCAL, "i2"))
 
 
 async def test_a_node_cant_call_a_node(served: Served) -> None:
@@ -301,9 +293,9 @@ async def test_a_link_reports_in_full_once_and_passes_answers_on(served: Served)
 async def test_a_control_is_taken_and_reported_at_once(served: Served) -> None:
     front = await served.linked(report_interval_s=1.0)
     seen = len(front.reports)
-    await front.send(control_of(tokens=b"[]"))
+    await front.send(control_of(policy=b"x = 1"))
     assert await eventually_async(lambda: served.node.controls and len(front.reports) > seen)
-    assert served.node.controls == [control_of(tokens=b"[]")]
+    assert served.node.controls == [control_of(policy=b"x = 1")]
 
 
 async def test_a_refused_hello_ends_the_link_with_its_reason(served: Served) -> None:
@@ -375,79 +367,3 @@ async def test_a_node_goes_on_to_report_to_a_front_that_does_not_answer(served: 
     await front.link()
     assert await eventually_async(lambda: len(front.reports) > 3)
     assert served.node.renewals == []
-
-
-# -- the lease
-
-
-async def test_without_a_lease_calls_are_refused_and_admin_calls_go_on(served: Served) -> None:
-    front = served.front()
-    served.lease["held"] = False
-    assert await refused(front.service.ListSessions(LIST, metadata=metadata_of(LOCAL))) == FENCED
-    await front.admin.GetUsage(admin_pb.GetUsageRequest(), metadata=metadata_of(LOCAL))
-    assert served.service.callers == []
-
-
-async def test_a_stream_that_waits_is_cut(served: Served) -> None:
-    call = served.front().service.Execute(pb.ExecuteRequest(), metadata=metadata_of(LOCAL))
-    await anext(aiter(call))
-    served.lease["held"] = False
-    served.guard.cut()
-    assert await refused(call) == FENCED
-    assert served.service.cancelled == 1
-
-
-async def test_a_stream_that_is_cut_with_its_lease_held_ends_all_the_same(served: Served) -> None:
-    """The lease may be renewed in the same moment; its caller attaches again."""
-    call = served.front().service.Execute(pb.ExecuteRequest(), metadata=metadata_of(LOCAL))
-    await anext(aiter(call))
-    served.guard.cut()
-    assert await refused(call) == FENCED
-
-
-async def test_a_stream_that_is_cut_while_it_writes_its_first_message_ends(served: Served) -> None:
-    served.service.cut = served.guard.cut
-    call = served.front().service.Execute(pb.ExecuteRequest(code="is cut"), metadata=metadata_of(LOCAL))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in call:
-            pass
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_no_message_leaves_after_the_end_of_the_lease(served: Served) -> None:
-    call = served.front().service.Execute(pb.ExecuteRequest(code="talks"), metadata=metadata_of(LOCAL))
-    await anext(aiter(call))
-    served.lease["held"] = False  # and nothing is cut
-    assert await refused(call) == FENCED
-
-
-async def test_a_caller_that_leaves_is_not_taken_for_one_that_was_cut(served: Served) -> None:
-    call = served.front().service.Execute(pb.ExecuteRequest(), metadata=metadata_of(LOCAL))
-    await anext(aiter(call))
-    call.cancel()
-    assert await eventually_async(lambda: served.service.cancelled == 1)
-    served.guard.cut()
-    await served.front().service.ListSessions(LIST, metadata=metadata_of(LOCAL))
-
-
-# -- who makes sessions
-
-
-def placing(service: Service) -> Any:
-    async def made(_principal: Principal, request_id: str) -> object | None:
-        return request_id if request_id in service.made else None
-
-    return placed_by_front(made)
-
-
-async def test_only_a_request_that_was_made_before_is_answered(tmp_path: Path) -> None:
-    async with serving(tmp_path, placing) as served:
-        service, metadata = served.front().service, metadata_of(LOCAL)
-        request = pb.CreateSessionRequest(request_id="r1")
-        elsewhere = ("FAILED_PRECONDITION", "NODE_ELSEWHERE")
-        assert await refused(service.CreateSession(request, metadata=metadata)) == elsewhere
-        assert await refused(service.PrepareEnvironment(pb.PrepareEnvironmentRequest(), metadata=metadata)) == elsewhere
-        served.service.made.add("r1")
-        await service.CreateSession(request, metadata=metadata)
-        wrong = service.CreateSession(pb.CreateSessionRequest(request_id="a b"), metadata=metadata)
-        assert (await refused(wrong))[0] == "INVALID_ARGUMENT"

@@ -1,9 +1,8 @@
-"""A front for the tests of a node: it links over mutual TLS, renews the lease while it is asked to, and keeps reports."""
+"""A front for the tests of a node: it links over mutual TLS, answers reports while `renews` is set, and keeps them."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,9 +17,8 @@ from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_server.core import Principal
 from executor_server.fleet.api import wire
-from executor_server.fleet.api.front_callers import PRINCIPAL_KEY
+from executor_server.fleet.api.wire import PRINCIPAL_KEY, principal_bytes
 from executor_server.fleet.membership import (
-    Allowance,
     Control,
     FrontHello,
     NodeHello,
@@ -36,13 +34,15 @@ INTERVAL_S = 0.1
 LOCAL = Principal("local", "test", is_admin=True)
 
 
-def metadata_of(principal: Principal) -> Sequence[tuple[str, bytes]]:
-    named = {"tenant": principal.tenant, "name": principal.name, "is_admin": principal.is_admin}
-    return ((PRINCIPAL_KEY, json.dumps(named).encode()),)
+INSTANCE = "i1"
 
 
-def control_of(policy: bytes = b"", tokens: bytes = b"", state_key: bytes = b"") -> Control:
-    return Control(policy, tokens, fingerprint_of(policy, tokens, state_key), state_key)
+def metadata_of(principal: Principal, instance: str = INSTANCE) -> Sequence[tuple[str, bytes]]:
+    return ((PRINCIPAL_KEY, principal_bytes(principal, instance)),)
+
+
+def control_of(policy: bytes = b"", state_key: bytes = b"") -> Control:
+    return Control(policy, fingerprint_of(policy, state_key), state_key)
 
 
 class FakeFront:
@@ -53,7 +53,7 @@ class FakeFront:
         self.node = node
         self.node_hello: NodeHello | None = None
         self.reports: list[NodeReport] = []
-        self.allowances: Mapping[str, Allowance] = {}
+        self.egress_bytes: Mapping[str, int] = {}
         self.renews = True
         credentials = read_credentials(folder, "front")
         self.channel = grpc.aio.secure_channel(
@@ -91,7 +91,7 @@ class FakeFront:
             assert isinstance(report, NodeReport)
             self.reports.append(report)
             if self.renews:
-                await self.send(Renewal(report.sequence, self.allowances))
+                await self.send(Renewal(report.sequence, self.egress_bytes))
 
     async def send(self, message: Control | Renewal | FrontHello) -> None:
         async with self._sending:
@@ -171,7 +171,7 @@ def hello_of(**fields: Any) -> FrontHello:
         "report_interval_s": INTERVAL_S,
         "lease_s": 3.0,
         "fence_s": 10.0,
-        "instance": "i1",
+        "instance": INSTANCE,
     }
     return FrontHello(**{**values, **fields})
 

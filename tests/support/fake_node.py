@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -28,7 +27,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_server.api.errors import ErrorBorder, ignore_lost_callers
 from executor_server.core import NotFound, PreconditionFailed, Principal, Reason
 from executor_server.fleet.api import wire
-from executor_server.fleet.api.front_callers import PRINCIPAL_KEY
+from executor_server.fleet.api.wire import PRINCIPAL_KEY, caller_from
 from executor_server.fleet.membership import (
     Control,
     FrontHello,
@@ -305,9 +304,10 @@ class _Admin(admin_grpc.AdminServiceServicer):
 def _noted(node: FakeNode, method: str, request: Any, context: Any) -> Principal:
     """Notes a call, and returns the caller that the front has named."""
     named = [value for key, value in context.invocation_metadata() if key == PRINCIPAL_KEY]
-    principal = Principal(**json.loads(named[0]))
-    node.calls.append((method, principal, request))
-    return principal
+    caller = caller_from(named[0])
+    assert caller is not None and caller.front == node.hellos[-1].instance
+    node.calls.append((method, caller.principal, request))
+    return caller.principal
 
 
 @asynccontextmanager

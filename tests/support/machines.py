@@ -1,7 +1,6 @@
 """A fleet that a test may hurt: a front and nodes as processes, and cables to each node that can be unplugged.
 
-Each node is reached through two cables only: its front's to `fleet.listen`, and its clients' to its own listener. A
-fleet that is measured has none. The sandboxes of a node outlive it when it is killed; one more start at the end cleans
+Each node is reached through its front's cable to `fleet.listen` only. A fleet that is measured has none. The sandboxes of a node outlive it when it is killed; one more start at the end cleans
 up after it.
 """
 
@@ -98,26 +97,19 @@ class Machine:
 
 @dataclass
 class NodeMachine(Machine):
-    """A node, and the cables to it: `link` for its front, `clients` for clients."""
+    """A node, and its front's cable to it."""
 
     link_address: str = ""
-    clients_address: str = ""
-    cables: Sequence[Cable | Place] = ()
-
-    @property
-    def link(self) -> Cable:
-        cable = self.cables[0]
-        assert isinstance(cable, Cable)
-        return cable
+    cable: Cable | Place | None = None
 
     def unplug(self) -> None:
-        """Cuts its network: neither the front nor a client reaches it."""
-        for cable in self.cables:
-            cable.unplug()
+        """Cuts its network: the front does not reach it."""
+        assert self.cable is not None
+        self.cable.unplug()
 
     def plug_in(self) -> None:
-        for cable in self.cables:
-            cable.plug_in()
+        if self.cable is not None:
+            self.cable.plug_in()
 
 
 class Fleet:
@@ -154,28 +146,21 @@ class Fleet:
             directory = self.directory / name
             (directory / "s").mkdir(parents=True, mode=0o700)
             place = self._network.place() if self._network is not None else None
-            ports = [free_port(), free_port()]
-            # Clients on that network would need TLS of their own; they go through the front.
-            hosts = (place.host if place is not None else "127.0.0.1", "127.0.0.1")
-            addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
-            cables: list[Cable] = []
+            port = free_port()
+            listen = f"{place.host if place is not None else '127.0.0.1'}:{port}"
+            cable: Cable | Place | None = place
+            link_address = listen
             if self._has_cables and place is None:
-                cables = [self._stack.enter_context(Cable(("127.0.0.1", port))) for port in ports]
-            link, clients = (cable.address for cable in cables) if cables else addresses
+                cable = self._stack.enter_context(Cable(("127.0.0.1", port)))
+                link_address = cable.address
             (directory / "c.toml").write_text(
                 f'[server]\nstate_dir = "{directory / "s"}"\n'
-                f'listen = ["{addresses[1]}", "unix:{directory / "s"}/executor.sock"]\n'
-                f'[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{addresses[0]}"\n'
+                f'[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{listen}"\n'
                 f'labels = {{ name = "{name}" }}\n{self._node_config}{config}'
             )
+            prefix = place.command if place is not None else ()
             self.nodes[name] = NodeMachine(
-                name,
-                directory,
-                "serve",
-                prefix=place.command if place is not None else (),
-                link_address=link,
-                clients_address=clients,
-                cables=[place] if place is not None else cables,
+                name, directory, "serve", prefix=prefix, link_address=link_address, cable=cable
             )
 
     def start(self) -> None:
@@ -254,8 +239,8 @@ class Fleet:
     def client(self, **options: Any) -> ExecutorClient:
         return ExecutorClient(self.front.address, token=self.token, **options)
 
-    def client_with(self, token: str, *, address: str = "") -> ExecutorClient:
-        return ExecutorClient(address or self.front.address, token=token)
+    def client_with(self, token: str) -> ExecutorClient:
+        return ExecutorClient(self.front.address, token=token)
 
     def logs(self) -> str:
         return "\n".join(

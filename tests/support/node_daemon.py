@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from executor_client import AsyncExecutorClient
 from executor_server.fleet.membership import issue_front, issue_node
 from tests.support.fork_server import SERVER, popen
 from tests.support.free_ports import free_port
@@ -45,17 +43,6 @@ class NodeDaemon:
     @property
     def log(self) -> str:
         return (self.directory / "log").read_text()
-
-    @property
-    def address(self) -> str:
-        return f"unix:{self.state_dir / 'executor.sock'}"
-
-    @property
-    def token(self) -> str:
-        return (self.state_dir / "token").read_text().strip()
-
-    def client(self, **options: Any) -> AsyncExecutorClient:
-        return AsyncExecutorClient(self.address, token=self.token, **options)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -109,15 +96,14 @@ def node_daemon(
 
 
 def _started(directory: Path) -> subprocess.Popen[bytes]:
-    listen = f"unix:{directory / 's' / 'executor.sock'}"
-    command = [*SERVER, "serve", "--listen", listen, "--config", str(directory / "config.toml")]
+    command = [*SERVER, "serve", "--config", str(directory / "config.toml")]
     environment = {**os.environ, "EXECUTOR_STATE_DIR": str(directory / "s")}
     with (directory / "log").open("ab") as output:
         return popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def _wait_until_served(node: NodeDaemon) -> None:
-    """Waits for the line of a daemon that serves. Its listeners are open before, and then calls wait or fail."""
+    """Waits for the line of a daemon that serves. Its listener is open before, and then calls wait or fail."""
 
     def serves() -> bool:
         assert node.process.poll() is None, node.log

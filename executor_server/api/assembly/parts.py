@@ -9,7 +9,6 @@ from executor_server.api import AdminService, Around, ExecutorService, ServerSet
 from executor_server.backends import Backend
 from executor_server.core.lifecycle import Observer
 from executor_server.policy import PolicyStore
-from executor_server.policy.identity import Tokens
 from executor_server.policy.quotas import Quotas
 from executor_server.sessions import SessionManager, StateArchives
 from executor_server.sessions.pool import WarmPool
@@ -22,7 +21,6 @@ class Parts:
     quotas: Quotas
     backend: Backend
     policies: PolicyStore
-    tokens: Tokens
     archives: StateArchives
     service: ExecutorService
     admin: AdminService

@@ -89,12 +89,15 @@ class Watchers:
             tracing=load_tracing(config.tracing, version),
         )
 
-    async def start(self, stack: AsyncExitStack, tokens: Tokens, policy: Policy, version: str, backend: str) -> None:
+    async def start(
+        self, stack: AsyncExitStack, tokens: Tokens | None, policy: Policy, version: str, backend: str
+    ) -> None:
         """Opens the audit log and records the start of the daemon as its first record. Raises AuditDirError."""
         if self.log is not None and self.trail is not None:
             stack.push_async_callback(self.log.close)
             await self.log.start()
-            tokens.listen(self.trail.tokens_changed)
+            if tokens is not None:
+                tokens.listen(self.trail.tokens_changed)
             self.trail.daemon_started(
                 version=version, backend=backend, policy=policy.fingerprint, policy_version=policy.version
             )

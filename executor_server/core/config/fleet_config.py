@@ -34,7 +34,7 @@ class FleetSection(Section):
     """Many daemons behind one address. Without a role the daemon belongs to no fleet."""
 
     role: Literal["front", "node"] | None = None
-    """`front` places sessions on nodes and makes none itself; `node` serves while a front renews its lease."""
+    """`front` places sessions on nodes and makes none itself; `node` has sessions, and serves its front alone."""
     certificates: AbsolutePath | None = None
     """The folder with `ca.pem`, `cert.pem` and `key.pem` of this front or node (`executor-server fleet init`)."""
     # -- of a front
@@ -52,10 +52,9 @@ class FleetSection(Section):
     report_interval_s: Seconds = 0.5
     """Seconds between two reports of a node."""
     lease_s: Seconds = 3.0
-    """Seconds for which a node may serve after a report that the front has answered. One second after them the front
-    declares the node's sessions lost."""
+    """Seconds without a report of a node, plus one, after which the front reports the node's sessions lost."""
     fence_s: Seconds = 10.0
-    """Seconds without a lease after which a node ends its sandboxes."""
+    """Seconds beyond `lease_s` without an answer of the front after which a node ends its sessions."""
     wrong_retry_s: Seconds = 30.0
     """Seconds before the front tries a node again that said what no node should say. Each further time doubles them, up
     to twenty times as many."""
@@ -87,7 +86,7 @@ class FleetSection(Section):
 
     def _times(self) -> Iterator[InitErrorDetails]:
         if self.report_interval_s > self.lease_s / 4:
-            text = "must be at most a quarter of lease_s: one lost report must not end a lease"
+            text = "must be at most a quarter of lease_s: one lost report must not lose a node"
             yield contradiction(("report_interval_s",), text, self.report_interval_s, also=[("lease_s",)])
         if self.fence_s < self.lease_s:
             text = "must be at least lease_s"

@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,12 +98,12 @@ def _random_token() -> str:
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
-def read_or_make_token(state_dir: StateDir, make: Callable[[], str] = _random_token) -> str:
+def read_or_make_token(state_dir: StateDir) -> str:
     """Returns the token of this state directory, made on first use. Requires the lock. Raises StateDirError."""
     try:
         return read_token(state_dir.token_path)
     except FileNotFoundError:
-        _make_token(state_dir.token_path, make)
+        _make_token(state_dir.token_path)
         return read_token(state_dir.token_path)
 
 
@@ -180,13 +180,13 @@ def read_token(path: Path, what: str = "token") -> str:
     return text
 
 
-def _make_token(path: Path, make: Callable[[], str] = _random_token) -> None:
+def _make_token(path: Path) -> None:
     # Written under another name and linked into place: a client that looks at the same moment finds the whole token or
     # none, and an existing file is never replaced.
     fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(make() + "\n")
+            file.write(_random_token() + "\n")
         path.hardlink_to(name)
     finally:
         Path(name).unlink()

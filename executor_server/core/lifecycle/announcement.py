@@ -14,6 +14,7 @@ _log = structlog.get_logger(__name__)
 
 def announce(listening: Sequence[str], own_state: StateDir) -> None:
     """Writes the addresses for a person, or a program that waits: their sockets accept calls from here on."""
-    sys.stdout.write(f"executor-server listens on {' and '.join(listening)}; the token is in {own_state.token_path}\n")
+    token = f"; the token is in {own_state.token_path}" if own_state.token_path.exists() else ""  # a node has none
+    sys.stdout.write(f"executor-server listens on {' and '.join(listening)}{token}\n")
     sys.stdout.flush()
     _log.info("daemon_listening", addresses=list(listening))

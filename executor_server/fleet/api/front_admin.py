@@ -18,12 +18,11 @@ from executor_server.api.admin import reloaded
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.core import NotFound, Principal, Reason, Unavailable
-from executor_server.fleet.api.asking import answers_of, ask, ask_all
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_sessions import owned_in_order
 from executor_server.fleet.api.moving import Mover
-from executor_server.fleet.api.node_calls import RETRY_S, NodeSilent, RefusedByNode
-from executor_server.fleet.membership import Creations, Shares, is_node_name, lease_clock
+from executor_server.fleet.api.node_calls import RETRY_S, NodeSilent, RefusedByNode, answers_of, ask, ask_all
+from executor_server.fleet.membership import Reservations, is_node_name, lease_clock
 from executor_server.policy import Policy
 from executor_server.policy.quotas import Quotas
 
@@ -42,8 +41,7 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
     def __init__(
         self,
         fleet: FrontFleet,
-        creations: Creations,
-        shares: Shares,
+        reservations: Reservations,
         quotas: Quotas,
         mover: Mover,
         parked: Callable[[], int],
@@ -53,8 +51,7 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
     ) -> None:
         """`policy`, `reload` and `record` are as those of a daemon's AdminService."""
         self._fleet = fleet
-        self._creations = creations
-        self._shares = shares
+        self._reservations = reservations
         self._quotas = quotas
         self._mover = mover
         self._parked = parked
@@ -98,20 +95,20 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
     async def GetUsage(self, request: admin_pb.GetUsageRequest, context: Context) -> admin_pb.GetUsageResponse:
         tenant = checks.tenant_or_all(request.tenant)
         self._note("GetUsage", tenant)
-        known = {*self._quotas.tenants(), *self._fleet.members.sessions.tenants(), *self._shares.tenants()}
+        known = {*self._quotas.tenants(), *self._fleet.members.sessions.tenants(), *self._fleet.usage.tenants()}
         return admin_pb.GetUsageResponse(
             tenants=[self._usage_of(each) for each in ([tenant] if tenant else sorted(known))]
         )
 
     def _usage_of(self, tenant: str) -> admin_pb.TenantUsage:
-        policy, use = self._policy(), self._shares.use(tenant)
+        policy, use = self._policy(), self._fleet.usage.use(tenant)
         return write(
             admin_pb.TenantUsage,
             tenant=tenant,
             profile=policy.profile_name(tenant) or "",
             sessions=self._fleet.members.sessions.count(tenant),
             executions=use.executions,
-            creations_in_last_minute=self._creations.in_last_minute(tenant, lease_clock()),
+            creations_in_last_minute=self._reservations.in_last_minute(tenant, lease_clock()),
             cpu_time_s_in_last_hour=use.cpu_time_s,
             output_bytes_in_last_hour=use.output_bytes,
             calls=self._quotas.use_of(tenant).calls,

@@ -28,14 +28,14 @@ from executor_server.core import (
     Reason,
     Unavailable,
 )
-from executor_server.fleet.api.asking import ask
 from executor_server.fleet.api.dialing import Dialer
 from executor_server.fleet.api.front_link import REFUSED_TEXT, FrontLink, LinkBroken
-from executor_server.fleet.api.node_calls import RETRY_S
+from executor_server.fleet.api.node_calls import RETRY_S, ask
 from executor_server.fleet.membership import (
     MARGIN_S,
     TICK_S,
     Control,
+    FleetUsage,
     FrontHello,
     KnownNode,
     Link,
@@ -45,7 +45,6 @@ from executor_server.fleet.membership import (
     NodeHello,
     NodeReport,
     Renewal,
-    Shares,
     Tombstone,
     Whereabouts,
     lease_clock,
@@ -76,7 +75,7 @@ class FrontFleet:
     def __init__(
         self,
         members: Members,
-        shares: Shares,
+        usage: FleetUsage,
         dialer: Callable[[], Dialer],
         control: Callable[[], Control],
         watcher: FleetWatcher,
@@ -86,7 +85,7 @@ class FrontFleet:
     ) -> None:
         self.members = members
         self._wrong_retry_s = wrong_retry_s
-        self._shares = shares
+        self.usage = usage
         self._dialer = dialer
         self._control = control
         self._watcher = watcher
@@ -173,9 +172,9 @@ class FrontFleet:
 
     def _tick(self) -> None:
         now_s = lease_clock()
-        self._shares.prune(now_s)
+        self.usage.prune(now_s)
         for lost in self.members.tick(now_s):
-            self._shares.lost(lost.node, now_s)
+            self.usage.lost(lost.node, now_s)
             _log.error("fleet_node_lost", node=lost.node, epoch=lost.epoch, sessions=len(lost.tombstones))
             self._watcher.node_lost(lost)
         self._note_superseded(now_s)
@@ -209,7 +208,6 @@ class FrontFleet:
             raise LinkBroken(f"the front can't store its epoch: {error}") from error
         self._begun[link] = begun
         self._by_node[hello.node] = link
-        self._shares.linked(hello.node)
         self._watcher.node_linked(hello.node, str(link.address), hello.epoch)
 
     def reported(self, link: FrontLink, report: NodeReport) -> Renewal | None:
@@ -219,8 +217,7 @@ class FrontFleet:
             return None
         for session_id in self.members.take_surplus(link.node, now_s):
             self._spawn(self._end_surplus(link, session_id))
-        allowances = self._shares.reported(link.node, report.tenants, report.sequence, report.renewed)
-        return Renewal(report.sequence, allowances)
+        return Renewal(report.sequence, self.usage.reported(link.node, report.tenants))
 
     async def _end_surplus(self, link: FrontLink, session_id: str) -> None:
         """Ends a session whose request was answered by another node."""

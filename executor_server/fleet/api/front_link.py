@@ -90,6 +90,8 @@ class FrontLink:
         self.address = address
         self.node = ""
         """The node that answered there last; empty: none has."""
+        self.front_instance = ""
+        """The front's start, as its last hello named it."""
         self.problem = ""
         """The reason why there is no link now."""
         self._dialer = dialer
@@ -207,7 +209,9 @@ class FrontLink:
 
     async def _follow(self, call: Any, calls: grpc.aio.Channel) -> None:
         """Exchanges hellos, and answers reports for as long as they come; `calls` connects when it is used."""
-        await self._send(call, self._members.hello_for(self.node))
+        own_hello = self._members.hello_for(self.node)
+        self.front_instance = own_hello.instance
+        await self._send(call, own_hello)
         hello = await self._receive(call, HELLO_TIME_S)
         if not isinstance(hello, NodeHello):
             raise LinkBroken("it reported before its hello", is_wrong=True)

@@ -17,13 +17,11 @@ from executor_server.api import checks, to_wire
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.core import PreconditionFailed, Reason, Unavailable
-from executor_server.fleet.api.asking import ask, ask_all
-from executor_server.fleet.api.creations import FrontCreations
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_link import FrontLink
-from executor_server.fleet.api.front_sessions import in_order, lost_session, of_node
-from executor_server.fleet.api.names import FrontNames
-from executor_server.fleet.api.node_calls import RETRY_S, time_left_s
+from executor_server.fleet.api.front_sessions import SessionNames, in_order, lost_session, of_node
+from executor_server.fleet.api.node_calls import RETRY_S, ask, ask_all, time_left_s
+from executor_server.fleet.api.session_creator import SessionCreator
 from executor_server.fleet.membership import Tombstone
 from executor_server.policy import Policy
 
@@ -35,7 +33,7 @@ class FrontService(service_grpc.ExecutorServiceServicer):
     """Serves executor_api.v1.ExecutorService for a fleet."""
 
     def __init__(
-        self, policy: Callable[[], Policy], fleet: FrontFleet, creations: FrontCreations, names: FrontNames
+        self, policy: Callable[[], Policy], fleet: FrontFleet, creations: SessionCreator, names: SessionNames
     ) -> None:
         """`policy` returns the one in force."""
         self._policy = policy

@@ -20,13 +20,11 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api.errors import PassedOn
 from executor_server.core import ExecutorError, Principal
-from executor_server.fleet.api.asking import ASK_TIME_S, ask
-from executor_server.fleet.api.creations import FrontCreations
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_link import FrontLink
-from executor_server.fleet.api.front_sessions import of_node
-from executor_server.fleet.api.names import FrontNames
-from executor_server.fleet.api.node_calls import NodeSilent, answer_of, metadata_for, translated
+from executor_server.fleet.api.front_sessions import SessionNames, of_node
+from executor_server.fleet.api.node_calls import ASK_TIME_S, NodeSilent, answer_of, ask, metadata_for, translated
+from executor_server.fleet.api.session_creator import SessionCreator
 from executor_server.fleet.membership import Tombstone, lease_clock
 from executor_server.policy import Policy
 
@@ -53,8 +51,8 @@ class Mover:
     def __init__(
         self,
         fleet: FrontFleet,
-        creations: FrontCreations,
-        names: FrontNames,
+        creations: SessionCreator,
+        names: SessionNames,
         policy: Callable[[], Policy],
         watcher: MoveWatcher,
     ) -> None:
@@ -159,7 +157,7 @@ class Mover:
             _RESTORE,
             request_serializer=lambda message: cast("bytes", message.SerializeToString()),
             response_deserializer=service_pb.RestoreStateResponse.FromString,
-        )(metadata=cast("Any", metadata_for(owner)))
+        )(metadata=cast("Any", metadata_for(link, owner)))
         try:
             with translated(link.node):
                 await call.write(service_pb.RestoreStateRequest(session_id=new.session_id))
@@ -190,7 +188,7 @@ async def _exported(link: FrontLink, session_id: str, owner: Principal) -> Async
         _EXPORT,
         request_serializer=lambda message: cast("bytes", message.SerializeToString()),
         response_deserializer=service_pb.ExportStateResponse.FromString,
-    )(service_pb.ExportStateRequest(session_id=session_id), metadata=cast("Any", metadata_for(owner)))
+    )(service_pb.ExportStateRequest(session_id=session_id), metadata=cast("Any", metadata_for(link, owner)))
 
     async def pieces() -> AsyncIterator[bytes]:
         with translated(link.node):

@@ -1,4 +1,4 @@
-"""Calls from a front to one node: the caller that they are made for, and what a refusal of the node says.
+"""Calls from a front to its nodes, one by one or all at once, on the links' own connections.
 
 A node answers a refused call with a status of ours, which has an ErrorInfo; it goes on to the client as it is. Any
 other status was made by gRPC itself: the node could not be reached, or the connection broke, and then it is not known
@@ -8,24 +8,29 @@ whether the call had an effect. Its text may name addresses, so the client gets 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
-from google.protobuf.message import DecodeError
+import structlog
+from google.protobuf import message_factory
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_server.api.errors import DETAILS_KEY, DOMAIN, PassedOn
 from executor_server.api.handlers import Context
 from executor_server.core import ExecutorError, PreconditionFailed, Principal, Reason, ResourceExhausted, Unavailable
-from executor_server.fleet.api.front_callers import MAX_NAME_CHARS, PRINCIPAL_KEY
+from executor_server.fleet.api.wire import PRINCIPAL_KEY, principal_bytes
 
 T = TypeVar("T")
 
 RETRY_S = 1.0
 """Seconds after which a client may ask again for what a node did not answer."""
+ASK_TIME_S = 3.0
+"""Seconds for a node to answer what all nodes are asked; one that takes longer is left out."""
 
 # Metadata of a client's call that go on to the node: its trace.
 _PASSED_ON = frozenset({"traceparent", "tracestate"})
@@ -33,6 +38,19 @@ _PASSED_ON = frozenset({"traceparent", "tracestate"})
 _MAX_DETAILS_BYTES = 6000
 
 Metadata = Sequence[tuple[str, str | bytes]]
+
+_log = structlog.get_logger(__name__)
+
+
+class NodeLink(Protocol):
+    """The connection to one node. `front_instance`: this start of the front, which the node obeys."""
+
+    node: str
+    front_instance: str
+
+    @property
+    def channel(self) -> Any:
+        """The channel; the stubs of grpc know no calls of plain bytes."""
 
 
 class RefusedByNode(PassedOn):
@@ -54,11 +72,9 @@ class NodeSilent(Unavailable):
         self.problem = problem  # for operators
 
 
-def metadata_for(principal: Principal, context: Context | None = None) -> Metadata:
+def metadata_for(link: NodeLink, principal: Principal, context: Context | None = None) -> Metadata:
     """Returns the metadata of a call that is made for this caller, with the trace of its call."""
-    name = "".join(char for char in principal.name if char.isprintable())[:MAX_NAME_CHARS]
-    known = {"tenant": principal.tenant, "name": name, "is_admin": principal.is_admin}
-    metadata: list[tuple[str, str | bytes]] = [(PRINCIPAL_KEY, json.dumps(known).encode())]
+    metadata: list[tuple[str, str | bytes]] = [(PRINCIPAL_KEY, principal_bytes(principal, link.front_instance))]
     if context is not None:
         metadata += [(key, value) for key, value in context.invocation_metadata() or () if key in _PASSED_ON]
     return metadata
@@ -68,6 +84,58 @@ def time_left_s(context: Context) -> float | None:
     """Returns the seconds until the deadline of the client's call; None when it has none."""
     left: float | None = cast("Any", context).time_remaining()
     return left
+
+
+def _paths() -> dict[str, tuple[str, Any]]:
+    """The path and the class of the answer of each method, by its name; no two of our services share one."""
+    return {
+        method.name: (f"/{service.full_name}/{method.name}", message_factory.GetMessageClass(method.output_type))
+        for file in (service_pb.DESCRIPTOR, admin_pb.DESCRIPTOR)
+        for service in file.services_by_name.values()
+        for method in service.methods
+    }
+
+
+_METHODS = _paths()
+
+
+async def ask(link: NodeLink, method: str, request: Message, principal: Principal, time_s: float | None) -> Any:
+    """Returns the answer of a node to a call with one message. Raises RefusedByNode, ExecutorError."""
+    path, answer_class = _METHODS[method]
+    send = link.channel.unary_unary(
+        path,
+        request_serializer=lambda message: cast("bytes", message.SerializeToString()),
+        response_deserializer=answer_class.FromString,
+    )
+    call = send(request, metadata=cast("Any", metadata_for(link, principal)), timeout=time_s)
+    return await answer_of(cast("Any", call), link.node)
+
+
+async def ask_all(
+    links: Sequence[NodeLink], method: str, request: Message, principal: Principal, time_s: float = ASK_TIME_S
+) -> list[tuple[str, Any]]:
+    """Returns the answers of all nodes that answer in time, with their names."""
+    answers = await answers_of(links, method, request, principal, time_s)
+    return [
+        (link.node, answer)
+        for link, answer in zip(links, answers, strict=True)
+        if not isinstance(answer, (ExecutorError, PassedOn))
+    ]
+
+
+async def answers_of(
+    links: Sequence[NodeLink], method: str, request: Message, principal: Principal, time_s: float = ASK_TIME_S
+) -> list[Any]:
+    """Returns the answer of each node, or the ExecutorError or RefusedByNode in its place."""
+
+    async def one(link: NodeLink) -> Any:
+        try:
+            return await ask(link, method, request, principal, time_s)
+        except (ExecutorError, PassedOn) as error:
+            _log.info("fleet_node_left_out", node=link.node, method=method, problem=str(error))
+            return error
+
+    return await asyncio.gather(*map(one, links))
 
 
 async def answer_of(call: Awaitable[T], node: str) -> T:
@@ -101,7 +169,10 @@ def refusal_of(node: str, error: grpc.aio.AioRpcError) -> RefusedByNode | Execut
     if isinstance(details, bytes) and 0 < len(details) <= _MAX_DETAILS_BYTES:
         refused = RefusedByNode(node, code, message, details)
         if _read_details(refused):
-            return refused
+            if refused.reason != Reason.UNAUTHENTICATED.value:
+                return refused
+            # The front itself is meant: it has authenticated the client. The node obeys another front by now.
+            return NodeSilent(node, f"it refuses this front: {message}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ResourceExhausted(Reason.TOO_LARGE, f"the answer of the node {node} is too large to pass on")
     if code is grpc.StatusCode.UNIMPLEMENTED:

@@ -1,35 +1,44 @@
-"""A node's listener for its front: the link, and the calls that the front makes for its clients.
+"""A node's only listener: it serves the front, which makes the calls of clients.
 
-It is a server of its own beside that for clients. So clients can use up neither the calls nor the connections that the
-link needs, and nothing that is believed here can be said there. Tenants' limits of calls are kept by the front; health
-and reflection are not served.
+TLS has verified that a caller's certificate is of the fleet's authority; here it must name the front. The front has
+authenticated its clients, and names the principal of each call in its metadata. It also names its own start: calls of a
+front that the node does not obey any more are refused, since that front may not know which sessions are lost.
+
+The front holds tenants to their limits of calls. Health and reflection are not served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import structlog
 
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
+from executor_api.v1 import fleet_service_pb2
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_server.api.auth import Authentication
 from executor_server.api.errors import ErrorBorder
+from executor_server.api.handlers import Context
 from executor_server.api.server import ServerSettings, open_port, server_options
-from executor_server.core import Address, ExecutorError
-from executor_server.fleet.api.front_callers import FrontCallers
-from executor_server.fleet.api.wire import MAX_CONTROL_BYTES
-from executor_server.fleet.membership import CertificateError, Credentials, read_credentials
+from executor_server.core import Address, ExecutorError, Principal, Reason, Unauthenticated
+from executor_server.fleet.api.wire import MAX_CONTROL_BYTES, PRINCIPAL_KEY, Caller, caller_from
+from executor_server.fleet.membership import FRONT, CertificateError, Credentials, member_of, read_credentials
+from executor_server.policy.identity import certificate_in
 
 # Calls of all clients of the front share one connection or two; the front bounds them.
 MAX_STREAMS = 65_536
 KEEPALIVE_S = 5.0
 KEEPALIVE_TIMEOUT_S = 5.0
+# The front pings often, to learn soon that a node hangs; gRPC's default takes this for a flood.
+MIN_PING_INTERVAL_S = 0.5
+
+_LINK = Caller(Principal(tenant="", name="front"), None)  # no tenant has an empty name
+_LINK_METHODS = f"/{fleet_service_pb2.DESCRIPTOR.services_by_name['FleetService'].full_name}/"
 
 _log = structlog.get_logger(__name__)
 
@@ -51,14 +60,16 @@ class NodeServer:
         services: FrontServices,
         settings: ServerSettings,
         on_refusal: Callable[[str, ExecutorError], None],
+        obeyed: Callable[[], str],
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
-        guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        on_start: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Opens nothing yet. `settings` are those of the listener for clients. Raises CertificateError."""
+        """Opens nothing yet. `obeyed` returns the front's start that the node obeys. Raises CertificateError."""
+        self._on_start = on_start
         self._address = address
         self._certificates = _Certificates(folder)
-        self._authentication = Authentication(FrontCallers(), on_denial=on_refusal, admit_call=_admit_all)
+        self._authentication = Authentication(FrontCallers(obeyed), on_denial=on_refusal, admit_call=_admit_all)
         options = {
             **dict(server_options(settings)),
             "grpc.max_receive_message_length": MAX_CONTROL_BYTES,
@@ -66,10 +77,11 @@ class NodeServer:
             "grpc.keepalive_time_ms": round(KEEPALIVE_S * 1000),
             "grpc.keepalive_timeout_ms": round(KEEPALIVE_TIMEOUT_S * 1000),
             "grpc.http2.ping_timeout_ms": round(KEEPALIVE_TIMEOUT_S * 1000),
+            "grpc.http2.min_ping_interval_without_data_ms": round(MIN_PING_INTERVAL_S * 1000),
         }
         # No maximum of calls: the link must not be refused because of them.
         self._server = grpc.aio.server(
-            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal), *guards),
+            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal)),
             options=list(options.items()),
         )
         fleet_grpc.add_FleetServiceServicer_to_server(services.link, self._server)
@@ -81,9 +93,16 @@ class NodeServer:
         self._address = open_port(self._server, self._address, self._certificates.server_credentials())
         return self._address
 
-    async def start(self) -> None:
+    async def start(self) -> list[str]:
+        """Begins to serve. Returns the addresses."""
+        if self._on_start is not None:
+            await self._on_start()
         await self._server.start()
         await self._authentication.start()
+        return [str(self._address)]
+
+    async def announce_end(self) -> None:
+        """Does nothing: the node's reports say that it drains."""
 
     async def stop(self, grace_s: float) -> None:
         await self._server.stop(grace_s)
@@ -92,6 +111,50 @@ class NodeServer:
 
 async def _admit_all(_tenant: str, _method: str) -> None:
     return
+
+
+@dataclass(frozen=True)
+class _Shown:
+    caller: Caller
+    is_front: bool
+
+
+class FrontCallers:
+    """Knows callers by the front's certificate and the principal that it names (`CallerSource`)."""
+
+    checks_connections = True
+
+    def __init__(self, obeyed: Callable[[], str]) -> None:
+        self._obeyed = obeyed
+
+    def named_in(self, call: grpc.HandlerCallDetails) -> Caller:
+        """Raises Unauthenticated."""
+        metadata = call.invocation_metadata or ()
+        given = [value for key, value in metadata if key == PRINCIPAL_KEY]
+        if any(key == "authorization" for key, _ in metadata):
+            raise _unauthenticated()
+        if call.method.startswith(_LINK_METHODS):
+            return _LINK
+        caller = caller_from(given[0]) if len(given) == 1 else None
+        if caller is None:
+            raise _unauthenticated()
+        return caller
+
+    def shown_by(self, named: Caller, context: Context | None) -> _Shown:
+        certificate = certificate_in(cast("Any", context).auth_context())
+        return _Shown(named, certificate is not None and member_of(certificate.names) == FRONT)
+
+    def principal_of(self, shown: _Shown) -> Principal | None:
+        front = shown.caller.front
+        is_obeyed = shown.is_front and (front is None or front == self._obeyed())
+        return shown.caller.principal if is_obeyed else None
+
+    async def refresh(self) -> None:
+        return
+
+
+def _unauthenticated() -> Unauthenticated:
+    return Unauthenticated(Reason.UNAUTHENTICATED, "this listener serves the front of the fleet")
 
 
 class _Certificates:

@@ -25,7 +25,16 @@ from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context, Handler
 from executor_server.api.upload import PIECE_TIMEOUT_S
 from executor_server.core import InvalidRequest, Principal, Reason
-from executor_server.fleet.api.node_calls import Metadata, answer_of, metadata_for, time_left_s, translated
+from executor_server.fleet.api.node_calls import (
+    Metadata,
+    NodeLink,
+    RefusedByNode,
+    answer_of,
+    metadata_for,
+    time_left_s,
+    translated,
+)
+from executor_server.fleet.membership import FleetUsage
 
 _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"]
 _ADMIN = admin_pb.DESCRIPTOR.services_by_name["AdminService"]
@@ -38,21 +47,14 @@ _Descriptor: TypeAlias = Any  # protobuf's descriptors have no types
 _Read: TypeAlias = Callable[[Message], str]
 
 
-class Route(Protocol):
-    """The way to one node."""
-
-    node: str
-
-    @property
-    def channel(self) -> Any:
-        """The channel to it; the stubs of grpc know no calls of plain bytes."""
-
-
 class Router(Protocol):
-    """Knows where sessions are."""
+    """Knows where sessions are, and what their tenants use."""
 
-    def route(self, principal: Principal, session_id: str, method: str) -> Route:
-        """Returns the way to the session's node, for a call of this method. Raises ExecutorError."""
+    usage: FleetUsage
+
+    def route(self, principal: Principal, session_id: str, method: str) -> NodeLink:
+        """Returns the link to the session's node, for a call of this method. Raises ExecutorError."""
+        ...
 
 
 def proxy_handlers(router: Router, *, by_hand: frozenset[str]) -> dict[str, dict[str, Handler]]:
@@ -81,34 +83,34 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
     first_parts, request_class = _first_parts(method), message_factory.GetMessageClass(method.input_type)
     session_in = _reader(first_parts)
 
-    def route(request: bytes, context: Context) -> tuple[Route, Metadata]:
-        session_id = checks.identifier(session_in(_parsed(request_class, request)), "session_id")
-        principal = current_principal.get()
-        return router.route(principal, session_id, path), metadata_for(principal, context)
+    def route(request: bytes, context: Context) -> tuple[NodeLink, Metadata]:
+        return _routed(router, path, session_in(_parsed(request_class, request)), context)
 
     async def unary(request: bytes, context: Context) -> bytes:
-        way, metadata = route(request, context)
-        call = way.channel.unary_unary(path)(request, metadata=metadata, timeout=time_left_s(context))
-        return cast("bytes", await answer_of(call, way.node))
+        link, metadata = route(request, context)
+        call = link.channel.unary_unary(path)(request, metadata=metadata, timeout=time_left_s(context))
+        return cast("bytes", await answer_of(call, link.node))
 
     async def answers(request: bytes, context: Context) -> None:
-        way, metadata = route(request, context)
-        call = way.channel.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
-        await _receive(call, way.node, context)
+        link, metadata = route(request, context)
+        call = link.channel.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
+        await _receive(call, link.node, context)
 
     async def requests(pieces: AsyncIterator[bytes], context: Context) -> bytes:
         first = await _first(pieces, first_parts)
-        way, metadata = route(first, context)
-        call = way.channel.stream_unary(path)(metadata=metadata, timeout=time_left_s(context))
-        answer: bytes = await _both(_send(call, first, pieces), answer_of(call, way.node))
+        link, metadata = route(first, context)
+        call = link.channel.stream_unary(path)(metadata=metadata, timeout=time_left_s(context))
+        answer: bytes = await _both(_send(call, first, pieces), answer_of(call, link.node))
         return answer
 
     async def both(pieces: AsyncIterator[bytes], context: Context) -> None:
         first = await _first(pieces, first_parts)
-        way, metadata = route(first, context)
-        call = way.channel.stream_stream(path)(metadata=metadata, timeout=time_left_s(context))
-        await _both(_send(call, first, pieces), _receive(call, way.node, context))
+        link, metadata = route(first, context)
+        call = link.channel.stream_stream(path)(metadata=metadata, timeout=time_left_s(context))
+        await _both(_send(call, first, pieces), _receive(call, link.node, context))
 
+    if method.name == "Execute":
+        return grpc.unary_stream_rpc_method_handler(cast("Any", _execute(path, router)))
     if method.client_streaming and method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(cast("Any", both))
     if method.client_streaming:
@@ -116,6 +118,31 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(cast("Any", answers))
     return grpc.unary_unary_rpc_method_handler(cast("Any", unary))
+
+
+def _execute(path: str, router: Router) -> Callable[[bytes, Context], Coroutine[Any, Any, None]]:
+    """Returns the handler of Execute, which counts the execution for its tenant's quotas."""
+
+    async def execute(request: bytes, context: Context) -> None:
+        parsed = cast("service_pb.ExecuteRequest", _parsed(service_pb.ExecuteRequest, request))
+        link, metadata = _routed(router, path, parsed.session_id, context)
+        execution = parsed.session_id, checks.identifier(parsed.execution_id, "execution_id")
+        with router.usage.executing(current_principal.get().tenant, link.node, execution) as counted:
+            call = link.channel.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
+            begun = asyncio.Event()
+            try:
+                await _receive(call, link.node, context, begun)
+            except RefusedByNode:
+                counted.is_over = not begun.is_set()
+                raise
+
+    return execute
+
+
+def _routed(router: Router, path: str, session_id: str, context: Context) -> tuple[NodeLink, Metadata]:
+    principal = current_principal.get()
+    link = router.route(principal, checks.identifier(session_id, "session_id"), path)
+    return link, metadata_for(link, principal, context)
 
 
 async def _first(pieces: AsyncIterator[bytes], parts: Sequence[str]) -> bytes:
@@ -146,11 +173,16 @@ async def _both(send: Coroutine[Any, Any, None], receive: Coroutine[Any, Any, T]
         await asyncio.gather(sending, receiving, return_exceptions=True)
 
 
-async def _receive(call: Any, node: str, context: Context) -> None:
-    """Passes a node's messages on. Raises RefusedByNode, NodeSilent. Ends the call when the caller is cancelled."""
+async def _receive(call: Any, node: str, context: Context, begun: asyncio.Event | None = None) -> None:
+    """Passes a node's messages on; sets `begun` at the first one. Ends the call when the caller is cancelled.
+
+    Raises RefusedByNode, NodeSilent.
+    """
     try:
         with translated(node):
             async for message in call:
+                if begun is not None:
+                    begun.set()
                 await context.write(message)
     finally:
         call.cancel()

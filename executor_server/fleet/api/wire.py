@@ -7,16 +7,20 @@ field are checked before a value is made of them. What is wrong raises InvalidRe
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from executor_api.v1 import fleet_service_pb2 as pb
 from executor_server.api import checks
+from executor_server.core import Principal
 from executor_server.core.config import is_name
 from executor_server.fleet.membership import (
     MAX_BACKENDS,
+    MAX_EPOCH,
     MAX_IMAGES,
     MAX_LABEL_CHARS,
     MAX_LABELS,
@@ -29,7 +33,6 @@ from executor_server.fleet.membership import (
     MAX_PROBLEM_CHARS,
     MAX_VERSION_CHARS,
     MAX_WARM_KINDS,
-    Allowance,
     Control,
     FrontHello,
     NodeBackend,
@@ -46,13 +49,17 @@ from executor_server.fleet.membership import (
 T = TypeVar("T")
 K = TypeVar("K")
 
+PRINCIPAL_KEY = "x-executor-principal-bin"
+"""The metadata of a client's call: a JSON object of tenant, name, is_admin, and `front`, the front's start."""
+MAX_PRINCIPAL_BYTES = 4096
+MAX_NAME_CHARS = 256
+
 MAX_CONTROL_BYTES = 32 * 1024 * 1024
-"""Bytes of a message of the front; the largest that can come about is that of a full file of tokens."""
+"""Bytes of a message of the front; the largest are clients' values, and a policy with all its lock files."""
 MAX_REPORT_BYTES = 4 * 1024 * 1024
 """Bytes of a message of a node. Empty entries in more of them would take the front seconds to parse, in which all other
 nodes wait."""
 MAX_POLICY_BYTES = 1024 * 1024
-MAX_TOKENS_BYTES = 16 * 1024 * 1024
 MAX_STATE_KEY_BYTES = 512
 MAX_PATH_CHARS = 4096
 
@@ -78,8 +85,7 @@ def request_to(message: FrontHello | Control | Renewal) -> pb.LinkRequest:
             locks = [pb.LockFile(path=path, content=content) for path, content in message.locks.items()]
             return pb.LinkRequest(control=pb.Control(**{**vars(message), "locks": locks}))
         case Renewal():
-            allowances = (pb.Allowance(tenant=tenant, **vars(each)) for tenant, each in message.allowances.items())
-            return pb.LinkRequest(renewal=pb.Renewal(sequence=message.sequence, allowances=allowances))
+            return pb.LinkRequest(renewal=pb.Renewal(**vars(message)))
 
 
 def response_to(message: NodeHello | NodeReport) -> pb.LinkResponse:
@@ -133,14 +139,13 @@ def _front_hello_from(message: pb.FrontHello) -> FrontHello:
 
 def _control_from(message: pb.Control) -> Control:
     checks.size(len(message.policy), MAX_POLICY_BYTES, "the policy")
-    checks.size(len(message.tokens), MAX_TOKENS_BYTES, "the file of tokens")
     checks.size(len(message.state_key), MAX_STATE_KEY_BYTES, "the state key")
     checks.count(len(message.locks), MAX_LOCKS, "control.locks")
     checks.size(sum(len(each.content) for each in message.locks), MAX_LOCKS_BYTES, "the lock files")
     locks = _distinct(((_path(each.path), each.content) for each in message.locks), "control.locks")
-    if message.fingerprint != fingerprint_of(message.policy, message.tokens, message.state_key, locks):
+    if message.fingerprint != fingerprint_of(message.policy, message.state_key, locks):
         raise checks.invalid("control.fingerprint", "is not that of the control")
-    return Control(message.policy, message.tokens, message.fingerprint, message.state_key, locks)
+    return Control(message.policy, message.fingerprint, message.state_key, locks)
 
 
 def _path(text: str) -> str:
@@ -150,23 +155,10 @@ def _path(text: str) -> str:
 
 
 def _renewal_from(message: pb.Renewal) -> Renewal:
-    checks.count(len(message.allowances), MAX_NODE_TENANTS, "renewal.allowances")
-    allowances = _distinct(((each.tenant, each) for each in message.allowances), "renewal.allowances")
-    return Renewal(
-        sequence=_count(message.sequence, "renewal.sequence", least=1),
-        allowances={_tenant(tenant, "renewal"): _allowance_from(each) for tenant, each in allowances.items()},
-    )
-
-
-def _allowance_from(message: pb.Allowance) -> Allowance:
-    given = {descriptor.name for descriptor, _ in message.ListFields()}
-    field = "renewal.allowances"
-    return Allowance(
-        executions=message.executions if "executions" in given else None,
-        cpu_time_s=_number(message.cpu_time_s, 0, MAX_NUMBER, f"{field}.cpu_time_s") if "cpu_time_s" in given else None,
-        output_bytes=_count(message.output_bytes, f"{field}.output_bytes") if "output_bytes" in given else None,
-        egress_bytes=_count(message.egress_bytes, f"{field}.egress_bytes") if "egress_bytes" in given else None,
-    )
+    field = "renewal.egress_bytes"
+    checks.count(len(message.egress_bytes), MAX_NODE_TENANTS, field)
+    allowed = {_tenant(tenant, field): _count(most, field) for tenant, most in message.egress_bytes.items()}
+    return Renewal(_count(message.sequence, "renewal.sequence", least=1), allowed)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -188,7 +180,7 @@ def _node_hello_from(message: pb.NodeHello, node: str) -> NodeHello:
         raise checks.invalid("hello.node", f"must be {node}, the name in the node's certificate")
     return NodeHello(
         node=node,
-        epoch=_count(message.epoch, "hello.epoch", least=1),
+        epoch=_count(message.epoch, "hello.epoch", least=1, most=MAX_EPOCH - 1),
         instance=checks.identifier(message.instance, "hello.instance"),
         labels=labels_from(message.labels.items(), "hello.labels"),
         protocol=message.protocol,
@@ -237,7 +229,6 @@ def _report_from(message: pb.NodeReport, node: str) -> NodeReport:
         closed=closed,
         creating=tuple(map(_creation_from, message.creating)),
         tenants={_tenant(tenant, "report"): _use_from(each) for tenant, each in tenants.items()},
-        renewed=_count(message.renewed, "report.renewed"),
     )
 
 
@@ -338,3 +329,40 @@ def _distinct(pairs: Iterable[tuple[K, T]], field: str) -> dict[K, T]:
             raise checks.invalid(field, "names one thing twice")
         found[key] = value
     return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The caller of a call
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The caller that a front names, and the front's start; None: the front itself, for its link."""
+
+    principal: Principal
+    front: str | None
+
+
+def principal_bytes(principal: Principal, front: str) -> bytes:
+    """Returns the metadata with which the start `front` of a front calls for this principal."""
+    name = "".join(char for char in principal.name if char.isprintable())[:MAX_NAME_CHARS]
+    named = {"tenant": principal.tenant, "name": name, "is_admin": principal.is_admin, "front": front}
+    return json.dumps(named).encode()
+
+
+def caller_from(data: str | bytes) -> Caller | None:
+    """Reads the metadata of a call; None for any form that `principal_bytes` does not write."""
+    if not isinstance(data, bytes) or len(data) > MAX_PRINCIPAL_BYTES:
+        return None
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or values.keys() != {"tenant", "name", "is_admin", "front"}:
+        return None
+    tenant, name, is_admin, front = values["tenant"], values["name"], values["is_admin"], values["front"]
+    if not all(isinstance(text, str) for text in (tenant, name, front)) or not isinstance(is_admin, bool):
+        return None
+    if not is_name(tenant) or not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
+        return None
+    return Caller(Principal(tenant, name, is_admin), front)

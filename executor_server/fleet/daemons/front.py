@@ -28,30 +28,30 @@ from executor_server.core.fairness import FairSemaphore
 from executor_server.core.lifecycle import Observers
 from executor_server.core.lifecycle.announcement import announce
 from executor_server.core.lifecycle.signals import Signals, handled_signals
-from executor_server.fleet.api.choice import NodeChoice
-from executor_server.fleet.api.creations import FrontCreations
 from executor_server.fleet.api.dialing import Dialers
 from executor_server.fleet.api.front_admin import FrontAdmin
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_service import BY_HAND, FrontService
+from executor_server.fleet.api.front_sessions import SessionNames
 from executor_server.fleet.api.moving import Mover
-from executor_server.fleet.api.names import FrontNames
+from executor_server.fleet.api.node_choice import NodeChoice
 from executor_server.fleet.api.proxy import proxy_handlers
+from executor_server.fleet.api.session_creator import SessionCreator
 from executor_server.fleet.daemons.fleet_control import FleetControl, check_locks
 from executor_server.fleet.daemons.fleet_news import FleetNews
 from executor_server.fleet.membership import (
     CertificateError,
-    Creations,
     Discovery,
     FleetStore,
+    FleetUsage,
     Members,
     Placement,
-    Shares,
+    Reservations,
     Timing,
     lease_clock,
 )
 from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyFile, PolicyStore, QuotasTable, policy_for
-from executor_server.policy.identity import FrontTokens, Identities, TokenFile, TokenFileError, Tokens, make_token
+from executor_server.policy.identity import Identities, TokenFile, TokenFileError, Tokens
 from executor_server.policy.quotas import Admission, Capacity, Quotas
 
 VERSION = version("remote-executor")
@@ -106,8 +106,9 @@ class _Control:
     policies: PolicyStore
     listeners: PolicyListeners
     quotas: Quotas
+    capacity: Capacity
     watchers: Watchers
-    fleet: FleetControl
+    state_key: bytes
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,9 @@ class _Knowledge:
     """The parts that know the nodes."""
 
     members: Members
-    creations: Creations
+    reservations: Reservations
     placement: Placement
-    shares: Shares
+    quotas_of: Callable[[str], QuotasTable]
 
 
 @dataclass(frozen=True)
@@ -143,23 +144,30 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     dialer = _dialer(config)
     control = await _start_control(config, stack, own_state)
     watchers, policies = control.watchers, control.policies
-    knowledge = _knowledge(config, stack, own_state, policies)
+    knowledge = _knowledge(config, stack, own_state, control)
+    fleet_control = FleetControl(policies, control.state_key, knowledge.placement.set_fingerprint)
+    control.listeners.on_change(fleet_control.follow)
     news = FleetNews(watchers.fleet, watchers.metrics)
-    fleet = _fleet(config, dialer, control, knowledge, news)
+    fleet = FrontFleet(
+        knowledge.members,
+        FleetUsage(knowledge.quotas_of),
+        dialer.current,
+        lambda: fleet_control.current,
+        news,
+        version=VERSION,
+        wrong_retry_s=config.fleet.wrong_retry_s,
+    )
     refuse_again = partial(_refuse_again, fleet, read_again or (lambda: config))
     refuse_again()
     choice = NodeChoice(knowledge.members, knowledge.placement, config.fleet.park_s)
     news.parked = lambda: choice.parked
     admission = Admission(control.quotas, FairSemaphore(1), watchers.log)
-    creations = FrontCreations(
-        lambda: policies.current, fleet, knowledge.creations, knowledge.shares, choice, admission, news
-    )
-    names = FrontNames(fleet)
+    creations = SessionCreator(lambda: policies.current, fleet, knowledge.reservations, choice, admission, news)
+    names = SessionNames(fleet)
     watching = [each for each in (watchers.trail, watchers.metrics) if each is not None]
     admin = FrontAdmin(
         fleet,
-        knowledge.creations,
-        knowledge.shares,
+        knowledge.reservations,
         control.quotas,
         Mover(fleet, creations, names, lambda: policies.current, news),
         lambda: choice.parked,
@@ -186,7 +194,6 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     for problem in server.unserved:
         _log.warning("address_not_served", problem=problem)
     await watchers.serve_metrics(stack, config.metrics.listen, None)
-    control.fleet.on_change(knowledge.placement.set_fingerprint)
     await _look_for_nodes(config, stack, fleet)
     stack.push_async_callback(policies.close)
     await policies.start()
@@ -203,10 +210,8 @@ def _dialer(config: Config) -> Dialers:
 
 async def _start_control(config: Config, stack: AsyncExitStack, own_state: StateDir) -> _Control:
     """Reads tokens and policy, and starts what counts and records their use."""
-    own_token = state_dir.read_or_make_token(own_state, make_token)
-    file = TokenFile(config.server.token_file or own_state.tokens_path)
-    records = FrontTokens(file, own_token, own_state.token_path)
-    tokens = Tokens(own_token, records)
+    token_file = TokenFile(config.server.token_file or own_state.tokens_path)
+    tokens = Tokens(state_dir.read_or_make_token(own_state), token_file)
     state_key = state_dir.read_or_make_state_key(own_state, config.state.key_file)
     watchers = Watchers.build(config, VERSION, BACKEND)
     listeners = PolicyListeners([watchers.trail, watchers.metrics])
@@ -219,9 +224,7 @@ async def _start_control(config: Config, stack: AsyncExitStack, own_state: State
     quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), capacity=capacity)
     stack.enter_context(closing(quotas))
     await watchers.start(stack, tokens, policies.current, VERSION, BACKEND)
-    control = FleetControl(policies, tokens, records, state_key)
-    listeners.on_change(control.follow)
-    return _Control(tokens, policies, listeners, quotas, watchers, control)
+    return _Control(tokens, policies, listeners, quotas, capacity, watchers, state_key)
 
 
 def _calls_of(capacity: Capacity) -> Capacity:
@@ -229,7 +232,7 @@ def _calls_of(capacity: Capacity) -> Capacity:
     return Capacity(capacity.calls, 2**31, capacity.is_shared)
 
 
-def _knowledge(config: Config, stack: AsyncExitStack, own_state: StateDir, policies: PolicyStore) -> _Knowledge:
+def _knowledge(config: Config, stack: AsyncExitStack, own_state: StateDir, control: _Control) -> _Knowledge:
     """Raises StateDirError."""
     store = stack.enter_context(closing(FleetStore(own_state.fleet_path)))
     section = config.fleet
@@ -242,21 +245,10 @@ def _knowledge(config: Config, stack: AsyncExitStack, own_state: StateDir, polic
         raise ConfigError([f"fleet: {error}"]) from error
 
     def quotas_of(tenant: str) -> QuotasTable:
-        return policies.current.quotas_of(tenant)
+        return control.policies.current.quotas_of(tenant)
 
-    return _Knowledge(members, Creations(members, quotas_of), Placement(members), Shares(quotas_of))
-
-
-def _fleet(config: Config, dialer: Dialers, control: _Control, knowledge: _Knowledge, news: FleetNews) -> FrontFleet:
-    return FrontFleet(
-        knowledge.members,
-        knowledge.shares,
-        dialer.current,
-        lambda: control.fleet.current,
-        news,
-        version=VERSION,
-        wrong_retry_s=config.fleet.wrong_retry_s,
-    )
+    reservations = Reservations(members, quotas_of, control.capacity.is_shared)
+    return _Knowledge(members, reservations, Placement(members), quotas_of)
 
 
 async def _look_for_nodes(config: Config, stack: AsyncExitStack, fleet: FrontFleet) -> None:

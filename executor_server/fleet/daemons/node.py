@@ -1,52 +1,47 @@
-"""A daemon as a node of a fleet: its lease, its link to the front, and what the front decides for it.
+"""A daemon as a node of a fleet: its listener for the front, its heartbeat, and the front's decisions for it.
 
-Without `fleet.role = "node"` nothing of this is made, and a daemon works as if there were no fleets.
+Without `fleet.role = "node"` none of this exists.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
 import structlog
 
-from executor_server.api import Around, refusals_to
+from executor_server.api import refusals_to
 from executor_server.api.assembly.parts import Parts
 from executor_server.api.assembly.settings import policy_of
 from executor_server.core import InvalidRequest, addresses
 from executor_server.core.config import Config, ConfigError, StateDir
-from executor_server.core.lifecycle import AdmissionController
 from executor_server.fleet.api import wire
-from executor_server.fleet.api.lease_guard import LeaseGuard, fenced, placed_by_front
 from executor_server.fleet.api.node_link import FleetService
 from executor_server.fleet.api.node_server import FrontServices, NodeServer
-from executor_server.fleet.daemons.node_admission import LeasedAdmission
+from executor_server.fleet.daemons.fencing import Fencing
 from executor_server.fleet.daemons.node_control import NodeControl
 from executor_server.fleet.daemons.node_files import NodeFiles
-from executor_server.fleet.daemons.node_lease import Fencing
 from executor_server.fleet.daemons.node_reports import EndedSessions, NodeReports
 from executor_server.fleet.membership import (
     MAX_NODE_SESSIONS,
     CertificateError,
     Control,
     FrontHello,
+    Heartbeat,
     NodeHello,
-    NodeLease,
     NodeReport,
     Renewal,
     Timing,
     epoch_of,
-    lease_clock,
     new_session_id,
     node_of,
     read_credentials,
 )
 from executor_server.policy import load_policy
-from executor_server.policy.quotas import NodeShare
-from executor_server.sessions import SessionIds, SessionManager
+from executor_server.sessions import SessionIds
 
 VERSION = version("remote-executor")
 WARN_BEFORE_EXPIRY = timedelta(days=30)
@@ -79,7 +74,7 @@ class NodeIds(SessionIds):
 
 
 class Node:
-    """The parts that only a node has. `LinkedNode` is implemented by `_Linked`, once the daemon's parts are there."""
+    """The parts that only a node has. They exist before the daemon's; `bind` connects both."""
 
     def __init__(self, config: Config, state_dir: StateDir) -> None:
         """Raises ConfigError, StateDirError, AddressError."""
@@ -95,22 +90,19 @@ class Node:
             _log.warning("fleet_certificate_expires", expire_time=credentials.expire_time.isoformat(), days=left.days)
         self._files = NodeFiles(state_dir)
         self.config = self._adapted(config)
-        """The configuration, with what the fleet decides."""
+        """The configuration, with the fleet's decisions."""
         self._check_policy()
         timing = Timing(fleet.report_interval_s, fleet.lease_s, fleet.fence_s)
         record = self._files.read_record()
-        self._lease = NodeLease(record, self._files.write_record, timing, lease_clock(), time.monotonic)
-        # One for each server: a guard keeps the handlers of the server that it is part of.
-        self._client_guard, self._front_guard = LeaseGuard(self._serves), LeaseGuard(self._serves)
-        self.ids = NodeIds(credentials.member.node, lambda: self._lease.epoch)
+        self._heartbeat = Heartbeat(record, self._files.write_record, timing, time.monotonic())
+        self.ids = NodeIds(credentials.member.node, lambda: self._heartbeat.epoch)
         self.ended = EndedSessions(self.ids.node)
-        self._begins: Sequence[Callable[[], Awaitable[None]]] = ()
         _log.info("fleet_node", node=self.ids.node, epoch=record.epoch)
 
     def _adapted(self, config: Config) -> Config:
-        """Returns the configuration with the front's policy, tokens and state key.
+        """Returns the configuration with the front's policy and state key.
 
-        A sandbox whose daemon is dead ends as fast as one of a node without a lease.
+        A sandbox whose daemon is dead ends as fast as one of a node whose front is silent.
         """
         sessions = config.sessions
         orphan_time_s = min(sessions.orphan_time_s, config.fleet.fence_s)
@@ -119,7 +111,6 @@ class Node:
             update={
                 "sessions": sessions.model_copy(update={"orphan_time_s": orphan_time_s}),
                 "policy": config.policy.model_copy(update={"file": self._files.policy}),
-                "server": config.server.model_copy(update={"token_file": self._files.tokens}),
                 "state": config.state.model_copy(update={"key_file": state_key}),
             }
         )
@@ -132,33 +123,12 @@ class Node:
             _log.error("fleet_policy_dropped", problems=error.problems)
             self._files.drop_policy()
 
-    def _serves(self) -> bool:
-        return self._lease.serves(lease_clock())
-
-    def _cut(self) -> None:
-        """Ends the calls that are running."""
-        self._client_guard.cut()
-        self._front_guard.cut()
-
-    def require_lease(self) -> None:
-        """Raises Unavailable while the node serves nobody: one that has just begun may not know its clients yet."""
-        if not self._serves():
-            raise fenced()
-
-    def admission(self, admission: AdmissionController) -> AdmissionController:
-        return LeasedAdmission(admission, self.require_lease)
-
-    def guards(self, sessions: SessionManager) -> Sequence[Around]:
-        """Returns the guards of the listener for clients."""
-        return self._client_guard, placed_by_front(sessions.created)
-
-    def bind(self, stack: AsyncExitStack, parts: Parts) -> None:
-        """Opens the listener for the front, until the stack is left; calls wait for `start`. Raises AddressError."""
+    def bind(self, stack: AsyncExitStack, parts: Parts) -> NodeServer:
+        """Opens the listener for the front, until the stack is left; calls wait for its start. Raises AddressError."""
         config = self.config
         assert config.fleet.listen is not None and config.fleet.certificates is not None
-        destroy_s = ORPHAN_TIMES_UNTIL_GONE * config.sessions.orphan_time_s
-        fencing = Fencing(self._lease, lease_clock, parts.sessions, self._cut, destroy_s)
-        control = NodeControl(self._files, parts.policies, parts.tokens, parts.archives)
+        fencing = Fencing(self._heartbeat, parts.sessions, ORPHAN_TIMES_UNTIL_GONE * config.sessions.orphan_time_s)
+        control = NodeControl(self._files, parts.policies, parts.archives)
         reports = NodeReports(config, parts, control, self.ended)
         link = FleetService(_Linked(self.ids, config, fencing, reports, control, parts))
         server = NodeServer(
@@ -167,19 +137,15 @@ class Node:
             FrontServices(link, parts.service, parts.admin),
             parts.settings,
             refusals_to(parts.observer),
+            lambda: self._heartbeat.record.front_instance,
             interceptors=parts.interceptors(),
-            guards=(self._front_guard,),
+            on_start=fencing.start,
         )
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.push_async_callback(link.last_report)
         stack.push_async_callback(fencing.close)
         _log.info("fleet_listening", address=str(server.bind()))
-        self._begins = (fencing.start, server.start)
-
-    async def start(self) -> None:
-        """Begins to serve the front."""
-        for begin in self._begins:
-            await begin()
+        return server
 
 
 class _Linked:
@@ -203,24 +169,21 @@ class _Linked:
 
     async def hello(self, hello: FrontHello) -> NodeHello:
         await self._fencing.begin_link(hello)
+        heartbeat = self._fencing.heartbeat
         return NodeHello(
             node=self._ids.node,
-            epoch=self._fencing.epoch,
-            instance=self._fencing.instance,
+            epoch=heartbeat.epoch,
+            instance=heartbeat.record.instance,
             labels=self._labels,
             program_version=VERSION,
         )
 
     def report(self, *, full: bool) -> NodeReport:
-        # The time of sending is taken first: what comes after it makes the lease shorter, and not longer.
-        sequence = self._fencing.report_sent()
-        return self._reports.build(sequence, self._fencing.epoch, self._fencing.renewed_sequence, full=full)
+        return self._reports.build(self._fencing.heartbeat.epoch, full=full)
 
     def renewed(self, renewal: Renewal) -> None:
-        if self._fencing.renewed(renewal):
-            self._quotas.share_with_nodes(
-                {tenant: NodeShare(**vars(allowance)) for tenant, allowance in renewal.allowances.items()}
-            )
+        if self._fencing.heartbeat.renewed(time.monotonic()):
+            self._quotas.limit_egress(renewal.egress_bytes)
 
     async def take_control(self, control: Control) -> None:
         await self._control.take(control)
@@ -234,13 +197,13 @@ def _check(config: Config) -> None:
 
 
 def _problems(config: Config) -> Iterator[str]:
-    for key, value in (
-        ("policy.file", config.policy.file),
-        ("server.token_file", config.server.token_file),
-        ("state.key_file", config.state.key_file),
-    ):
+    server = config.server
+    for key, value in (("policy.file", config.policy.file), ("state.key_file", config.state.key_file)):
         if value is not None:
             yield f"{key}: can't be set for a node, which has it from its front (it is {str(value)!r})"
+    for key in ("listen", "token_file", "peer_socket", "tls_cert", "tls_key", "tls_client_ca"):
+        if getattr(server, key):
+            yield f"server.{key}: can't be set for a node: clients reach its sessions through the front alone"
     if config.sessions.max_sessions > MAX_SESSIONS:
         yield f"sessions.max_sessions: must be at most {MAX_SESSIONS:,} for a node"
     try:

@@ -1,24 +1,21 @@
-"""Puts the policy, the tokens and the state key of a fleet in force on a node.
+"""Puts the policy and the state key of a fleet in force on a node.
 
-They are put in force one by one: a node whose version can't read the fleet's policy must still refuse a token that was
-revoked. The fingerprint is that of a control of which all parts are in force, and empty else, since the front gives the
-node no new session then.
+The node reports the fingerprint of a control once all of its parts are in force. Without it the front gives the node no
+new sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Mapping
 
 import structlog
 
 from executor_server.core.config import ConfigError
-from executor_server.fleet.daemons.node_files import BUILT_IN_POLICY, NO_TOKENS, NodeFiles, replace_file
+from executor_server.fleet.daemons.node_files import BUILT_IN_POLICY, NodeFiles, replace_file
 from executor_server.fleet.membership import Control
 from executor_server.policy import PolicyStore, copy_of
-from executor_server.policy.identity import TokenFileError, Tokens
 from executor_server.sessions import StateArchives
 
 MAX_PROBLEM_CHARS = 1000
@@ -30,10 +27,9 @@ _log = structlog.get_logger(__name__)
 class NodeControl:
     """Takes controls, one after the other."""
 
-    def __init__(self, files: NodeFiles, policies: PolicyStore, tokens: Tokens, archives: StateArchives) -> None:
+    def __init__(self, files: NodeFiles, policies: PolicyStore, archives: StateArchives) -> None:
         self._files = files
         self._policies = policies
-        self._tokens = tokens
         self._archives = archives
         self._taking = asyncio.Lock()
         self.fingerprint = ""
@@ -51,7 +47,6 @@ class NodeControl:
             problems = [
                 f"{what}: {problem}"
                 for what, step in (
-                    ("tokens", self._take_tokens(control.tokens)),
                     ("state key", self._take_state_key(control.state_key)),
                     ("policy", self._take_policy(control.policy, control.locks)),
                 )
@@ -64,16 +59,16 @@ class NodeControl:
                 self.fingerprint = control.fingerprint
                 _log.info("fleet_control_in_force", fingerprint=control.fingerprint)
 
-    async def _take_tokens(self, data: bytes) -> None:
-        await _replaced(self._files.tokens, data or NO_TOKENS, self._tokens.reload)
-
     async def _take_policy(self, data: bytes, locks: Mapping[str, bytes]) -> None:
         copies = {copy_of(path): content for path, content in locks.items()}
-        before = await asyncio.to_thread(self._files.replace_locks, copies)
+        locks = await asyncio.to_thread(self._files.replace_locks, copies)
+        before = await asyncio.to_thread(replace_file, self._files.policy, data or BUILT_IN_POLICY)
         try:
-            await _replaced(self._files.policy, data or BUILT_IN_POLICY, self._policies.reload)
+            await self._policies.reload()
         except ConfigError:
-            await asyncio.to_thread(self._files.replace_locks, before)
+            if before is not None:
+                await asyncio.to_thread(replace_file, self._files.policy, before)
+            await asyncio.to_thread(self._files.replace_locks, locks)
             raise
 
     async def _take_state_key(self, key: bytes) -> None:
@@ -85,24 +80,13 @@ class NodeControl:
         self._archives.use_key(key)
 
 
-async def _replaced(path: Path, data: bytes, read_again: Callable[[], Awaitable[bool]]) -> None:
-    """Replaces a file and reads it again; a file that can't be used is replaced by the one that was there."""
-    before = await asyncio.to_thread(replace_file, path, data)
-    try:
-        await read_again()
-    except (ConfigError, TokenFileError):
-        if before is not None:
-            await asyncio.to_thread(replace_file, path, before)
-        raise
-
-
 async def _problem_of(step: Awaitable[None]) -> str:
     """Returns why a step failed; empty when it did not."""
     try:
         await step
     except ConfigError as error:
         return "; ".join(error.problems)
-    except (TokenFileError, OSError) as error:
+    except OSError as error:
         return str(error)
     return ""
 

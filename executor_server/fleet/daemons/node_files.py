@@ -1,7 +1,7 @@
 """The files of a node of a fleet, in the folder `node` of its state directory.
 
-`record.json` is what its lease must remember (membership/node_lease.py). `policy.toml`, `locks`, `tokens.json` and
-`state.key` are from the front: the last ones that were in force, so that a node that is started again serves as before.
+`record.json` is the memory of its heartbeat (membership/heartbeat.py). `policy.toml`, `locks` and `state.key` are from
+the front: the last ones in force, so that a restarted node goes on as before.
 """
 
 from __future__ import annotations
@@ -17,27 +17,24 @@ from executor_server.core.config import StateDir, StateDirError, private_files
 from executor_server.fleet.membership import NodeRecord
 
 BUILT_IN_POLICY = b'version = "built-in"\ndefault = "default"\n\n[profiles.default]\n'
-NO_TOKENS = b"[]\n"
 
 _MAX_RECORD_BYTES = 64 * 1024
 
 
 class NodeFiles:
-    """Makes the folder when it is missing, with the policy and the tokens of a node that has had no link yet."""
+    """Makes the folder when it is missing, with the policy of a node that has had no link yet."""
 
     def __init__(self, state_dir: StateDir) -> None:
         """Raises StateDirError."""
         self._folder = state_dir.node_path
         self.policy = self._folder / "policy.toml"
-        self.tokens = self._folder / "tokens.json"
         self.state_key = self._folder / "state.key"
         self.locks = state_dir.node_locks_path
         self._record = self._folder / "record.json"
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            for path, content in ((self.policy, BUILT_IN_POLICY), (self.tokens, NO_TOKENS)):
-                if not path.exists():
-                    private_files.write_private(path, content)
+            if not self.policy.exists():
+                private_files.write_private(self.policy, BUILT_IN_POLICY)
         except OSError as error:
             raise StateDirError(f"The folder {self._folder} can't be written: {error.strerror}.") from error
 

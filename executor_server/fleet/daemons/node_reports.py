@@ -63,14 +63,16 @@ class NodeReports:
         self._images = _images_of(config)
         self._states = _states_of(parts.backend)
         self._reported: Mapping[str, NodeSession] = {}
+        self._sequence = 0
 
-    def build(self, sequence: int, epoch: int, renewed: int, *, full: bool) -> NodeReport:
+    def build(self, epoch: int, *, full: bool) -> NodeReport:
         parts, control = self._parts, self._control
         now = {session.session_id: _session_of(session) for session in parts.sessions.list_all()}
         before: Mapping[str, NodeSession] = {} if full else self._reported
         self._reported = now
+        self._sequence += 1
         return NodeReport(
-            sequence=sequence,
+            sequence=self._sequence,
             epoch=epoch,
             max_sessions=self._config.sessions.max_sessions,
             draining=parts.sessions.draining,
@@ -84,7 +86,6 @@ class NodeReports:
             closed=tuple((before.keys() | self._ended.take()) - now.keys()),
             creating=tuple(NodeSession("", *request) for request in parts.sessions.requests_under_way()),
             tenants=self._tenants(),
-            renewed=renewed,
         )
 
     def _backends(self) -> tuple[NodeBackend, ...]:

@@ -22,7 +22,6 @@ from executor_server.fleet.membership.certificates import (
     member_of,
     read_credentials,
 )
-from executor_server.fleet.membership.creations import Creations, Earlier
 from executor_server.fleet.membership.discovery import Discovery, node_address
 from executor_server.fleet.membership.enrolment import (
     SignedCertificate,
@@ -32,7 +31,8 @@ from executor_server.fleet.membership.enrolment import (
     request_certificate,
     sign_request,
 )
-from executor_server.fleet.membership.ids import epoch_of, is_node_name, new_session_id, node_of
+from executor_server.fleet.membership.heartbeat import Heartbeat, NodeRecord
+from executor_server.fleet.membership.ids import MAX_EPOCH, epoch_of, is_node_name, new_session_id, node_of
 from executor_server.fleet.membership.member import Link, Lost, MemberState, Whereabouts
 from executor_server.fleet.membership.member import Member as KnownNode
 from executor_server.fleet.membership.members import TICK_S, Members
@@ -51,7 +51,6 @@ from executor_server.fleet.membership.messages import (
     MAX_VERSION_CHARS,
     MAX_WARM_KINDS,
     PROTOCOL,
-    Allowance,
     Control,
     FrontHello,
     NodeBackend,
@@ -63,10 +62,10 @@ from executor_server.fleet.membership.messages import (
     WarmKind,
     fingerprint_of,
 )
-from executor_server.fleet.membership.node_lease import NodeLease, NodeRecord, NodeState
 from executor_server.fleet.membership.parking import Parked, Parking
 from executor_server.fleet.membership.placement import Nowhere, Placement, Wanted, score
+from executor_server.fleet.membership.reservations import Earlier, Reservations
 from executor_server.fleet.membership.session_index import Creation
-from executor_server.fleet.membership.shares import Shares
 from executor_server.fleet.membership.store import FleetStore, Tombstone
 from executor_server.fleet.membership.timing import MARGIN_S, NodeRefused, Timing, lease_clock
+from executor_server.fleet.membership.usage import FleetUsage

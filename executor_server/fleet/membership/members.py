@@ -5,11 +5,9 @@ answers it, `tick` declares sessions lost whose node has had no renewal for too 
 the reports, which are complete at the begin of a link: so a front that starts again knows everything as soon as its
 nodes have linked. Durable are only the words that can't be taken back (store.py).
 
-Invariants; those of node_lease.py are the other half:
+Invariants; those of heartbeat.py are the other half:
 
-1. Late enough. A node is lost when `lease_s + MARGIN_S` have passed since the front computed its last renewal, and
-   since this front began (with the longest lease that the front before it may have given). The moment is noted before
-   the renewal is handed out, so a renewal that is sent late, or twice, makes no difference.
+1. Late enough. A node is lost when `lease_s + MARGIN_S` have passed since its last report, and since this front began.
 2. Durable first. The epoch of a node is on the disk before its first renewal; lost_epoch and the tombstones are on the
    disk before any session of theirs is declared lost. When writing fails, nothing is lost yet, and nothing is renewed.
 3. Lost is final. No epoch up to lost_epoch is linked, and all sessions in a report are of the epoch of its link, as
@@ -34,8 +32,7 @@ from dataclasses import replace
 
 from executor_server.fleet.membership.ids import epoch_of, node_of
 from executor_server.fleet.membership.member import Link, Lost, Member, MemberState, Whereabouts
-from executor_server.fleet.membership.messages import MAX_NODE_SESSIONS, FrontHello, NodeHello, NodeReport
-from executor_server.fleet.membership.report_checks import check_hello, check_report
+from executor_server.fleet.membership.messages import MAX_NODE_SESSIONS, PROTOCOL, FrontHello, NodeHello, NodeReport
 from executor_server.fleet.membership.session_index import KnownSession, SessionIndex
 from executor_server.fleet.membership.store import TOMBSTONE_TIME_S, FleetStore, Tombstone
 from executor_server.fleet.membership.timing import MARGIN_S, NodeRefused, Timing
@@ -65,11 +62,10 @@ class Members:
         self.on_first_report: list[Callable[[NodeReport, float], None]] = []
         self._store = store
         self._instance = secrets.token_hex(16)
-        self._start = start = store.begin(timing.lease_s)
+        self._start = store.begin()
         self._began_s = self._ticked_s = now_s
         self._ahead_s = unix_s - now_s  # fixed: a later change of the date neither keeps nor drops a lost session
-        longest_lease_s = max(timing.lease_s, start.earlier_lease_s)
-        self._not_before_s = now_s + longest_lease_s + MARGIN_S
+        self._not_before_s = now_s + timing.lease_s + MARGIN_S
         self._unseen_until_s = self._not_before_s + timing.fence_s
         self._losses: list[Lost] = []
         self._members: dict[str, Member] = {}
@@ -123,7 +119,9 @@ class Members:
 
         With `NodeRefused.is_stale`, dial again with `hello(node)`, so that the node ends what is lost.
         """
-        check_hello(hello)
+        if hello.protocol != PROTOCOL:
+            text = f"the node speaks version {hello.protocol} of the fleet's protocol, the front {PROTOCOL}"
+            raise NodeRefused(text)
         member = self._members.get(hello.node)
         known = member.epoch if member is not None else 0
         if hello.epoch > known + MAX_EPOCH_STEP:
@@ -228,7 +226,6 @@ class Members:
         return True
 
     def _check(self, member: Member, link: Link, report: NodeReport) -> None:
-        check_report(report, member.name)
         if report.epoch != member.epoch:
             raise NodeRefused(f"a report of epoch {report.epoch} on a link of epoch {member.epoch}")
         if not link.sequence and not report.full:
@@ -237,6 +234,8 @@ class Members:
             raise NodeRefused(f"report {report.sequence} came after report {link.sequence}: some are missing")
         fresh = 0
         for each in report.opened:
+            if epoch_of(each.session_id) != report.epoch:
+                raise NodeRefused("opened: the id of a session must name the epoch of the report")
             known = self.sessions.find(each.session_id)
             fresh += known is None
             if known is not None and known.request != (each.tenant, each.request_id):

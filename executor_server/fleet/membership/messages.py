@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 PROTOCOL = 1
 """The version of the protocol between front and nodes."""
 
-# The most that a message of a node may have. wire.py refuses more before it makes values of it, report_checks.py before
-# the front takes a value in.
+# The most that a message of a node may have; wire.py refuses more before it makes values of it.
 MAX_NODE_SESSIONS = 32_768
 """Sessions of one node, in a report those that have ended since the last one included."""
 MAX_NODE_TENANTS = 8192
@@ -23,11 +22,9 @@ MAX_LOAD = 1e6
 MAX_NUMBER = 2**62
 MAX_LOCKS = 64
 MAX_LOCKS_BYTES = 12 * 1024 * 1024
-"""Bytes of all lock files of a policy: with the policy and the tokens they must fit one message to a node."""
+"""Bytes of all lock files of a policy: with the policy they must fit one message to a node."""
 MAX_LABEL_CHARS = 64
 MAX_VERSION_CHARS = 64
-MAX_NAME_CHARS = 64
-"""Characters of an id, a digest, and the name of a tenant, a backend or an image."""
 MAX_PROBLEM_CHARS = 2000
 
 
@@ -106,40 +103,29 @@ class NodeReport:
     closed: tuple[str, ...] = ()
     creating: tuple[NodeSession, ...] = ()
     tenants: Mapping[str, TenantUse] = field(default_factory=dict)
-    renewed: int = 0
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """The use that a node may allow a tenant until the next renewal that names it, its own so far included; None: no
-    quota."""
-
-    executions: int | None = None
-    cpu_time_s: float | None = None
-    output_bytes: int | None = None
-    egress_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Renewal:
+    """The answer to a report. `egress_bytes`: what each tenant with such a quota may use on this node in all."""
+
     sequence: int
-    allowances: Mapping[str, Allowance] = field(default_factory=dict)
+    egress_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Control:
-    """The policy and the tokens of the fleet, as the contents of their files."""
+    """The policy of the fleet, as the contents of its files, and the key that signs states."""
 
     policy: bytes
-    tokens: bytes
     fingerprint: str  # from `fingerprint_of`
     state_key: bytes = field(default=b"", repr=False)
     locks: Mapping[str, bytes] = field(default_factory=dict)  # by their paths in the policy
 
 
-def fingerprint_of(policy: bytes, tokens: bytes, state_key: bytes, locks: Mapping[str, bytes] | None = None) -> str:
+def fingerprint_of(policy: bytes, state_key: bytes, locks: Mapping[str, bytes] | None = None) -> str:
     """Identifies a control. The digest of each part goes in, so that no two divisions of the same bytes are equal."""
-    parts = [policy, tokens, state_key]
+    parts = [policy, state_key]
     for path, content in sorted((locks or {}).items()):
         parts += [path.encode(), content]
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

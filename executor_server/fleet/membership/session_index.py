@@ -70,6 +70,9 @@ class SessionIndex:
         """Returns the sessions of a tenant, those that are being created included."""
         return self._counts.get(tenant, 0)
 
+    def count_all(self) -> int:
+        return sum(self._counts.values())
+
     def tenants(self) -> list[str]:
         return sorted(self._counts)
 

@@ -1,7 +1,7 @@
 """The front's durable knowledge: its identity, its term, the epochs of its nodes, and the sessions that are lost.
 
 `fleet.db` in the front's state directory. Each write is on the disk when its method returns (WAL with a sync at each
-commit), since words that can't be taken back depend on it: a lease on its epoch, "lost" on lost_epoch. A file that is
+commit), since what can't be taken back depends on it: a link on its epoch, "lost" on lost_epoch. A file that is
 damaged stops the start, because a front that has forgotten what it reported lost would let it come back; so does a row
 that does not fit its checksum. Lost sessions are the exception: a damaged row of those is left out, and its session is
 one that is not found.
@@ -25,13 +25,12 @@ MAX_TOMBSTONES = 50_000
 """Lost sessions that are remembered; the oldest are dropped."""
 TOMBSTONE_TIME_S = 24 * 3600.0
 
-_VERSION = 1
+_VERSION = 2
 _TABLES = """
 CREATE TABLE front (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     front_id TEXT NOT NULL,
     term INTEGER NOT NULL,
-    lease_s REAL NOT NULL,
     checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE nodes (
@@ -51,7 +50,7 @@ CREATE TABLE tombstones (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX tombstones_by_time ON tombstones (lost_unix_s)
 """
-_FRONT = ("one", "front_id", "term", "lease_s")
+_FRONT = ("one", "front_id", "term")
 _NODE = ("node", "instance", "epoch", "lost_epoch")
 _TOMBSTONE = ("session_id", "tenant", "request_id", "reason", "lost_unix_s")
 
@@ -60,11 +59,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class FrontStart:
-    """This start of the front. `earlier_lease_s`: of the leases that an earlier start may have given; 0: none."""
-
     front_id: str
     term: int
-    earlier_lease_s: float
 
 
 @dataclass(frozen=True)
@@ -103,15 +99,12 @@ class FleetStore:
     def close(self) -> None:
         self._database.close()
 
-    def begin(self, lease_s: float) -> FrontStart:
+    def begin(self) -> FrontStart:
         """Begins the next term. Raises StateDirError, sqlite3.Error."""
         found = self._rows("front", _FRONT, "")
-        if not found:
-            start = FrontStart(secrets.token_hex(16), 1, 0.0)
-        else:
-            _, front_id, term, earlier_lease_s = found[0]
-            start = FrontStart(front_id, term + 1, earlier_lease_s)
-        self._replace("front", _FRONT, [(1, start.front_id, start.term, lease_s)])
+        start = FrontStart(found[0][1], found[0][2] + 1) if found else FrontStart(secrets.token_hex(16), 1)
+        with transaction(self._database):
+            self._insert("front", _FRONT, [(1, start.front_id, start.term)])
         return start
 
     def nodes(self) -> list[StoredNode]:
@@ -143,10 +136,6 @@ class FleetStore:
             "(SELECT session_id FROM tombstones ORDER BY lost_unix_s DESC LIMIT -1 OFFSET ?)",
             (MAX_TOMBSTONES,),
         )
-
-    def _replace(self, table: str, columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
-        with transaction(self._database):
-            self._insert(table, columns, rows)
 
     def _insert(self, table: str, columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
         marks = ", ".join("?" * len(columns))

@@ -22,9 +22,10 @@ them, and a loaded Ray took up to 36 s to start one again (docs/performance.md).
 
 _OF_A_NODE = ("listen", "labels")
 _OF_A_FRONT = ("nodes", "dns", "nodes_file", "park_s")
-_TLS = ("tls_cert", "tls_key", "tls_client_ca")
-# The front sends what these files hold.
-_SENT = {"server": ("token_file",), "policy": ("file",), "state": ("key_file",)}
+# Clients reach the front alone.
+_OF_CLIENTS = ("listen", "token_file", "peer_socket", "tls_cert", "tls_key", "tls_client_ca")
+# The front sends the content of these files.
+_SENT = {"policy": ("file",), "state": ("key_file",)}
 
 
 def check_config(text: str) -> None:
@@ -60,11 +61,7 @@ def write_node_config(files: NodeFiles, text: str, host: str, labels: Mapping[st
         if section in sections:
             sections[section] = _without(sections[section], keys)
     before = load(files.daemon.config_file).fleet.listen if files.daemon.config_file.exists() else None
-    server = _without(sections["server"], _TLS)
-    server |= {
-        "state_dir": str(files.daemon.state_dir),
-        "listen": [f"unix:{files.daemon.state_dir / 'executor.sock'}"],
-    }
+    server = {**_without(sections["server"], _OF_CLIENTS), "state_dir": str(files.daemon.state_dir)}
     fleet = _without(sections["fleet"], _OF_A_FRONT)
     fleet |= {
         "role": "node",

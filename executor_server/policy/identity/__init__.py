@@ -3,7 +3,6 @@
 It owns the file of the tenants' tokens. It must not know what a principal may do: that is the policy's.
 """
 
-from executor_server.policy.identity.front_tokens import FrontTokens
 from executor_server.policy.identity.identities import Identities, Shown, certificate_in
 from executor_server.policy.identity.token_file import TokenFile, TokenFileError, TokenRecord, make_token
 from executor_server.policy.identity.tokens import TokenNews, Tokens

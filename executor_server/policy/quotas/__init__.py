@@ -5,7 +5,7 @@ sessions or the wire; it implements the protocols of `core.lifecycle`.
 """
 
 from executor_server.policy.quotas.controller import STOPPED_TEXT, Admission, must_stop
-from executor_server.policy.quotas.quota_checks import NodeShare
+from executor_server.policy.quotas.quota_checks import check_capacity, check_number, check_window
 from executor_server.policy.quotas.quotas import Capacity, Quotas
 from executor_server.policy.quotas.usage_store import UsageStore
 from executor_server.policy.quotas.window import Window

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from executor_server.core import Reason, ResourceExhausted
 from executor_server.policy.quotas.window import Window
-
-
-@dataclass(frozen=True)
-class NodeShare:
-    """The use that a tenant may make of this node of a fleet, its use so far included; None: the quota is the bound."""
-
-    executions: int | None = None
-    cpu_time_s: float | None = None
-    output_bytes: int | None = None
-    egress_bytes: int | None = None
-
-
-NO_SHARE = NodeShare()
 
 
 def check_number(
@@ -69,12 +55,3 @@ def check_window(quota: str, window: Window, most: float | None, now_s: float) -
         f"quota {quota}: {most:g}, and {window.total(now_s):g} are used; there is room again in {math.ceil(wait_s)} s",
         retry_after_s=wait_s,
     )
-
-
-def check_node_share(quota: str, used: float, share: float | None, retry_after_s: float) -> None:
-    if share is not None and used >= share:
-        raise ResourceExhausted(
-            Reason.QUOTA_EXCEEDED,
-            f"quota {quota}: sessions on other nodes of the fleet use the rest; {used:g} are used on this node",
-            retry_after_s=retry_after_s,
-        )

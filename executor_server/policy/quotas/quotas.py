@@ -41,14 +41,7 @@ from executor_server.core import (
 from executor_server.core.lifecycle import Observer, RunningQueue
 from executor_server.policy import QuotasTable
 from executor_server.policy.quotas.egress_windows import EgressWindows
-from executor_server.policy.quotas.quota_checks import (
-    NO_SHARE,
-    NodeShare,
-    check_capacity,
-    check_node_share,
-    check_number,
-    check_window,
-)
+from executor_server.policy.quotas.quota_checks import check_capacity, check_number, check_window
 from executor_server.policy.quotas.usage_store import MinuteUse, UsageStore
 from executor_server.policy.quotas.window import Window
 
@@ -56,7 +49,6 @@ from executor_server.policy.quotas.window import Window
 SESSION_RETRY_S = 2.0
 EXECUTION_RETRY_S = 1.0
 CALL_RETRY_S = 0.5
-NODE_SHARE_RETRY_S = 5.0
 # Seconds of use that a killed daemon may leave unwritten.
 WRITE_INTERVAL_S = 1.0
 SHARED_CALLS_PER_SECOND = 500
@@ -152,7 +144,7 @@ class Quotas(Observer):
         self._windows = EgressWindows()
         self._tenants: dict[str, _Tenant] = {}
         self._forgot_s = clock()
-        self._shares: dict[str, NodeShare] = {}  # in a fleet
+        self._egress_allowed: Mapping[str, int] = {}  # on this node of a fleet
         self._unwritten: dict[tuple[str, int], MinuteUse] = {}
         self._writing: asyncio.TimerHandle | None = None
         if store is not None:
@@ -197,8 +189,6 @@ class Quotas(Observer):
         check_number("executions", there, quotas.executions, EXECUTION_RETRY_S)
         check_window("cpu_time_s_per_hour", counted.cpu_time_s, quotas.cpu_time_s_per_hour, now_s)
         check_window("output_bytes_per_hour", counted.output_bytes, quotas.output_bytes_per_hour, now_s)
-        if self._shares:
-            self._check_node_share(tenant, there, counted, now_s)
         key = (session.session_id, execution_id)
         counted.reserved_executions[key] = limits.cpu_time_s
 
@@ -206,15 +196,6 @@ class Quotas(Observer):
             counted.reserved_executions.pop(key, None)
 
         return release
-
-    def _check_node_share(self, tenant: str, executions: int, counted: _Tenant, now_s: float) -> None:
-        share = self._shares.get(tenant, NO_SHARE)
-        check_node_share("executions", executions, share.executions, EXECUTION_RETRY_S)
-        for quota, window, most in (
-            ("cpu_time_s_per_hour", counted.cpu_time_s, share.cpu_time_s),
-            ("output_bytes_per_hour", counted.output_bytes, share.output_bytes),
-        ):
-            check_node_share(quota, window.total(now_s), most, NODE_SHARE_RETRY_S)
 
     def reserve_call(self, tenant: str, *, beyond: int = 0) -> Callable[[], None]:
         """Counts one more open call, up to `beyond` above the quota; returns what ends it. Raises ResourceExhausted."""
@@ -243,14 +224,14 @@ class Quotas(Observer):
         return self._windows.grant(tenant, left_bytes, len(counted.sessions) + counted.reserved_sessions, wait_s)
 
     def _egress_bound(self, tenant: str) -> int | None:
-        quota, share = self._quotas_of(tenant).egress_bytes_per_hour, self._shares.get(tenant, NO_SHARE).egress_bytes
-        return share if quota is None else quota if share is None else min(quota, share)
+        quota, allowed = self._quotas_of(tenant).egress_bytes_per_hour, self._egress_allowed.get(tenant)
+        return quota if quota is None or allowed is None else min(quota, allowed)
 
-    def share_with_nodes(self, shares: Mapping[str, NodeShare]) -> None:
-        """Sets what these tenants may use here of quotas that hold for all nodes of a fleet together."""
-        for tenant, share in shares.items():
-            before, self._shares[tenant] = self._shares.get(tenant, NO_SHARE), share
-            if before.egress_bytes != share.egress_bytes:
+    def limit_egress(self, allowed: Mapping[str, int]) -> None:
+        """Sets the bytes that tenants may use on this node of a fleet, of quotas that hold for all nodes together."""
+        before, self._egress_allowed = self._egress_allowed, allowed
+        for tenant in before.keys() | allowed.keys():
+            if before.get(tenant) != allowed.get(tenant):
                 bound, counted = self._egress_bound(tenant), self._tenants.get(tenant)
                 used = counted.egress_bytes.total(self._clock()) if counted is not None else 0.0
                 self._windows.note_bound(tenant, math.inf if bound is None else bound - used)
@@ -374,7 +355,6 @@ class Quotas(Observer):
         self._forgot_s = now_s
         for name in [name for name, counted in self._tenants.items() if counted.use(now_s).is_nothing]:
             del self._tenants[name]
-            self._shares.pop(name, None)
             self._windows.forget(name)
 
 

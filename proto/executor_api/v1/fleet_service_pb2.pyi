@@ -70,18 +70,16 @@ class NodeHello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., instance: _Optional[str] = ..., protocol: _Optional[int] = ..., program_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Control(_message.Message):
-    __slots__ = ("policy", "tokens", "fingerprint", "state_key", "locks")
+    __slots__ = ("policy", "fingerprint", "state_key", "locks")
     POLICY_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     STATE_KEY_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
     policy: bytes
-    tokens: bytes
     fingerprint: str
     state_key: bytes
     locks: _containers.RepeatedCompositeFieldContainer[LockFile]
-    def __init__(self, policy: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., state_key: _Optional[bytes] = ..., locks: _Optional[_Iterable[_Union[LockFile, _Mapping]]] = ...) -> None: ...
+    def __init__(self, policy: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., state_key: _Optional[bytes] = ..., locks: _Optional[_Iterable[_Union[LockFile, _Mapping]]] = ...) -> None: ...
 
 class LockFile(_message.Message):
     __slots__ = ("path", "content")
@@ -92,7 +90,7 @@ class LockFile(_message.Message):
     def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("sequence", "epoch", "draining", "control_fingerprint", "control_problem", "max_sessions", "load", "backends", "warm", "full", "opened", "closed", "creating", "tenants", "renewed")
+    __slots__ = ("sequence", "epoch", "draining", "control_fingerprint", "control_problem", "max_sessions", "load", "backends", "warm", "full", "opened", "closed", "creating", "tenants")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -107,7 +105,6 @@ class NodeReport(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     CREATING_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
-    RENEWED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     draining: bool
@@ -122,8 +119,7 @@ class NodeReport(_message.Message):
     closed: _containers.RepeatedScalarFieldContainer[str]
     creating: _containers.RepeatedCompositeFieldContainer[NodeSession]
     tenants: _containers.RepeatedCompositeFieldContainer[NodeTenant]
-    renewed: int
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., draining: bool = ..., control_fingerprint: _Optional[str] = ..., control_problem: _Optional[str] = ..., max_sessions: _Optional[int] = ..., load: _Optional[float] = ..., backends: _Optional[_Iterable[_Union[NodeBackend, _Mapping]]] = ..., warm: _Optional[_Iterable[_Union[WarmKind, _Mapping]]] = ..., full: bool = ..., opened: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., closed: _Optional[_Iterable[str]] = ..., creating: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[NodeTenant, _Mapping]]] = ..., renewed: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., draining: bool = ..., control_fingerprint: _Optional[str] = ..., control_problem: _Optional[str] = ..., max_sessions: _Optional[int] = ..., load: _Optional[float] = ..., backends: _Optional[_Iterable[_Union[NodeBackend, _Mapping]]] = ..., warm: _Optional[_Iterable[_Union[WarmKind, _Mapping]]] = ..., full: bool = ..., opened: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., closed: _Optional[_Iterable[str]] = ..., creating: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[NodeTenant, _Mapping]]] = ...) -> None: ...
 
 class NodeBackend(_message.Message):
     __slots__ = ("name", "ready", "images")
@@ -178,23 +174,16 @@ class NodeTenant(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., executions: _Optional[int] = ..., cpu_time_s: _Optional[float] = ..., output_bytes: _Optional[int] = ..., egress_bytes: _Optional[int] = ..., creations: _Optional[int] = ...) -> None: ...
 
 class Renewal(_message.Message):
-    __slots__ = ("sequence", "allowances")
+    __slots__ = ("sequence", "egress_bytes")
+    class EgressBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    ALLOWANCES_FIELD_NUMBER: _ClassVar[int]
-    sequence: int
-    allowances: _containers.RepeatedCompositeFieldContainer[Allowance]
-    def __init__(self, sequence: _Optional[int] = ..., allowances: _Optional[_Iterable[_Union[Allowance, _Mapping]]] = ...) -> None: ...
-
-class Allowance(_message.Message):
-    __slots__ = ("tenant", "executions", "cpu_time_s", "output_bytes", "egress_bytes")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
-    CPU_TIME_S_FIELD_NUMBER: _ClassVar[int]
-    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EGRESS_BYTES_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    executions: int
-    cpu_time_s: float
-    output_bytes: int
-    egress_bytes: int
-    def __init__(self, tenant: _Optional[str] = ..., executions: _Optional[int] = ..., cpu_time_s: _Optional[float] = ..., output_bytes: _Optional[int] = ..., egress_bytes: _Optional[int] = ...) -> None: ...
+    sequence: int
+    egress_bytes: _containers.ScalarMap[str, int]
+    def __init__(self, sequence: _Optional[int] = ..., egress_bytes: _Optional[_Mapping[str, int]] = ...) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FleetServiceStub(object):
-    """Served by each node to its front, on the listener `fleet.listen`, which asks for the certificate of a front.
+    """Served by each node to its front, on `fleet.listen`. The listener requires the certificate of a front.
     """
 
     def __init__(self, channel):
@@ -43,15 +43,16 @@ class FleetServiceStub(object):
 
 
 class FleetServiceServicer(object):
-    """Served by each node to its front, on the listener `fleet.listen`, which asks for the certificate of a front.
+    """Served by each node to its front, on `fleet.listen`. The listener requires the certificate of a front.
     """
 
     def Link(self, request_iterator, context):
-        """The link between a front and a node. The front sends its hello; the node ends what the front has declared lost, and
-        answers with its own. Then the node reports, every report_interval_s, and the front answers each report with a
-        renewal of the node's lease. The first report after a hello is full. FAILED_PRECONDITION (reason NODE_REFUSED):
-        another front holds the node, or the versions do not fit. FAILED_PRECONDITION (reason FRONT_SUPERSEDED): the node obeys
-        a later term of this front, or another front with a copy of its state directory; only that one may declare it lost.
+        """The link between a front and a node. The front sends its hello. The node ends the sessions that the front reported
+        lost, and answers with its own hello. Then the node reports every report_interval_s, and the front answers each report
+        with a renewal, which is the heartbeat that lets the node keep its sessions. The first report after a hello is full.
+        FAILED_PRECONDITION (reason NODE_REFUSED): another front holds the node, or the versions differ. FAILED_PRECONDITION
+        (reason FRONT_SUPERSEDED): the node obeys a later term of this front, or another front with a copy of its state
+        directory. Only that front may report the node lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,7 +75,7 @@ def add_FleetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FleetService(object):
-    """Served by each node to its front, on the listener `fleet.listen`, which asks for the certificate of a front.
+    """Served by each node to its front, on `fleet.listen`. The listener requires the certificate of a front.
     """
 
     @staticmethod

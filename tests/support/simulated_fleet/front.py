@@ -1,25 +1,26 @@
-"""A front with its state directory: calls members, creations, shares and placement as the real one does."""
+"""A front with its state directory: calls members, reservations, usage and placement as the real one does."""
 
 from __future__ import annotations
 
 import random
 import sqlite3
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from executor_server.core import ResourceExhausted
-from executor_server.fleet.membership.creations import Creations
 from executor_server.fleet.membership.ids import epoch_of, node_of
 from executor_server.fleet.membership.member import Link, Whereabouts
 from executor_server.fleet.membership.members import TICK_S, Members
 from executor_server.fleet.membership.messages import FrontHello, NodeHello, NodeReport, Renewal
 from executor_server.fleet.membership.placement import Placement, Wanted
+from executor_server.fleet.membership.reservations import Reservations
 from executor_server.fleet.membership.session_index import Creation
-from executor_server.fleet.membership.shares import Shares
 from executor_server.fleet.membership.store import FleetStore, StoredNode, Tombstone
 from executor_server.fleet.membership.timing import NodeRefused
+from executor_server.fleet.membership.usage import FleetUsage
 from tests.support.simulated_fleet.node import TIMING, Daemon, Machine
 from tests.support.simulated_fleet.world import QUOTAS, Connection, Process, World
 
@@ -70,8 +71,10 @@ class Front:
         self.process = Process("front")
         self.store = BreakableStore(path)
         self.members = Members(self.store, TIMING, self.now_s, 1e9 + world.now_s)
-        self.creations = Creations(self.members, lambda tenant: QUOTAS)
-        self.shares = Shares(lambda tenant: QUOTAS)
+        self.instance = self.members.hello().instance
+        self.creations = Reservations(self.members, lambda tenant: QUOTAS)
+        self.usage = FleetUsage(lambda tenant: QUOTAS)
+        world.fronts.append(self)
         self.placement = Placement(self.members, random.Random(world.draws.random()))
         self.links: dict[str, Linked] = {}
         self.making: dict[tuple[str, str], Making] = {}
@@ -86,6 +89,7 @@ class Front:
 
     def kill(self) -> None:
         self.process.is_alive = False
+        self.world.fronts.remove(self)
         for linked in list(self.links.values()):
             linked.connection.break_off()
         self.store.close()
@@ -95,7 +99,7 @@ class Front:
     def _tick(self) -> None:
         try:
             for lost in self.members.tick(self.now_s):
-                self.shares.lost(lost.node, self.now_s)
+                self.usage.lost(lost.node, self.now_s)
                 lost_ids = [each.session_id for each in lost.tombstones]
                 self.world.note_lost(self.members.front_id, lost.node, lost.epoch, lost_ids)
                 self._drop(lost.node)
@@ -144,7 +148,6 @@ class Front:
         except (NodeRefused, sqlite3.Error):
             linked.connection.break_off()
             return
-        self.shares.linked(hello.node)
         self.world.after(0, daemon.process, lambda: self._report(daemon, linked, full=True))
 
     def _report(self, daemon: Daemon, linked: Linked, *, full: bool) -> None:
@@ -167,9 +170,8 @@ class Front:
             linked.connection.break_off()
             return
         for session_id in self.members.take_surplus(node, self.now_s):
-            self.world.send(linked.connection, daemon.process, partial(daemon.delete, session_id))
-        allowances = self.shares.reported(node, report.tenants, report.sequence, report.renewed)
-        renewal = Renewal(report.sequence, allowances)
+            self.world.send(linked.connection, daemon.process, partial(daemon.delete, self.instance, session_id))
+        renewal = Renewal(report.sequence, self.usage.reported(node, report.tenants))
         self.world.send(linked.connection, daemon.process, lambda: daemon.on_renewal(renewal))
 
     # -- sessions --------------------------------------------------------------------------------------------------
@@ -215,7 +217,6 @@ class Front:
             self.world.after(AGAIN_S, self.process, lambda: self._place(making))
             return
         self.creations.place(making.creation, member.name)
-        self.shares.placed(making.creation.tenant, member.name)
         making.is_unanswered = False
         self._ask(making)
 
@@ -283,10 +284,45 @@ class Front:
         def back(session_id: str, problem: str) -> None:
             self.world.send(connection, self.process, lambda: answer(session_id, problem))
 
-        self.world.send(connection, daemon.process, lambda: daemon.create(tenant, request_id, back), is_call=True)
+        self.world.send(
+            connection, daemon.process, partial(daemon.create, self.instance, tenant, request_id, back), is_call=True
+        )
         if silent is not None:
             self.world.after(CALL_TIME_S, self.process, silent)
         return True
+
+    def execute(self, tenant: str, session_id: str, execution_id: str) -> None:
+        """Passes an execution on to the session's node, and counts it until it has ended."""
+        where, member, _ = self.members.where(session_id, self.now_s)
+        linked = self.links.get(member.name) if member is not None else None
+        daemon = self.world.machines[node_of(session_id) or ""].daemon
+        if self.process.is_stopped or where is not Whereabouts.NODE or linked is None or daemon is None:
+            return
+        counted = ExitStack()
+        try:
+            counted.enter_context(self.usage.executing(tenant, linked.connection.node, (session_id, execution_id)))
+        except ResourceExhausted:
+            return
+        connection = linked.connection
+
+        def over() -> None:
+            self.world.send(connection, self.process, counted.close)
+
+        def broken() -> None:
+            error = ConnectionError()
+            counted.pop_all().__exit__(ConnectionError, error, None)
+
+        connection.on_break.append(broken)
+        begin = partial(daemon.execute, self.instance, session_id, execution_id, over)
+        self.world.send(connection, daemon.process, begin, is_call=True)
+
+    def delete(self, session_id: str) -> None:
+        linked, daemon = (
+            self.links.get(node_of(session_id) or ""),
+            self.world.machines[node_of(session_id) or ""].daemon,
+        )
+        if linked is not None and daemon is not None and not self.process.is_stopped:
+            self.world.send(linked.connection, daemon.process, partial(daemon.delete, self.instance, session_id))
 
     def ask_for(self, session_id: str) -> None:
         """A client asks for a session; the front may say that it is lost."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from executor_server.fleet.membership.heartbeat import Heartbeat, NodeRecord
 from executor_server.fleet.membership.ids import epoch_of
+from executor_server.fleet.membership.member import MemberState
 from executor_server.fleet.membership.messages import (
     FrontHello,
     NodeBackend,
@@ -15,10 +17,8 @@ from executor_server.fleet.membership.messages import (
     Renewal,
     TenantUse,
 )
-from executor_server.fleet.membership.node_lease import NodeLease, NodeRecord
 from executor_server.fleet.membership.timing import NodeRefused, Timing
-from tests.support.simulated_fleet.shares import NodeShares
-from tests.support.simulated_fleet.world import QUOTAS, Connection, Process, World
+from tests.support.simulated_fleet.world import EXECUTIONS, Connection, Process, World
 
 TIMING = Timing()
 MAX_SESSIONS = 6
@@ -96,27 +96,32 @@ class Machine:
             self.sandboxes.clear()
 
     def served_epoch(self) -> int | None:
-        """The epoch whose sessions this node serves at this moment; None when it serves none."""
+        """The epoch whose sessions a front serves from this node at this moment; None when none does."""
         daemon = self.daemon
-        if daemon is None or daemon.process.is_stopped or not daemon.lease.serves(self.clock()):
+        if daemon is None or daemon.process.is_stopped:
             return None
-        return daemon.lease.epoch
+        for front in self.world.fronts:
+            member, linked = front.members.get(self.name), front.links.get(self.name)
+            is_linked = member is not None and member.state is MemberState.LINKED
+            if is_linked and linked is not None and linked.connection.is_open and daemon.obeys(front.instance):
+                return daemon.heartbeat.epoch
+        return None
 
 
 class Daemon:
-    """One start of a node's daemon: calls its lease as fleet/daemons/node does."""
+    """One start of a node's daemon: calls its heartbeat as fleet/daemons/node does."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.world = world = machine.world
         self.process = Process(machine.name)
-        self.lease = NodeLease(machine.record, machine.persist, TIMING, machine.clock())
-        self.shares = NodeShares(lambda tenant: QUOTAS)
+        self.heartbeat = Heartbeat(machine.record, machine.persist, TIMING, machine.clock())
+        self.sequence = 0
         self.connection: Connection | None = None
         self.creating: dict[Request, list[Answer]] = {}
         self.reported: set[str] = set()
         self.is_ending = False
-        for session_id in [each for each in machine.sandboxes if epoch_of(each) != self.lease.epoch]:
+        for session_id in [each for each in machine.sandboxes if epoch_of(each) != self.heartbeat.epoch]:
             del machine.sandboxes[session_id]
         world.after(CHECK_S, self.process, self._check)
 
@@ -125,8 +130,7 @@ class Daemon:
         return self.machine.clock()
 
     def _check(self) -> None:
-        self.lease.state(self.now_s)
-        if self.lease.must_end:
+        if self.heartbeat.must_end(self.now_s):
             self.end_all()
         self.world.after(CHECK_S, self.process, self._check)
 
@@ -138,7 +142,7 @@ class Daemon:
         if not connection.is_open:
             return
         try:
-            is_taken = self.lease.hello(hello, self.now_s)
+            is_taken = self.heartbeat.hello(hello, self.now_s)
         except (NodeRefused, OSError):
             connection.break_off()
             return
@@ -150,14 +154,14 @@ class Daemon:
             self.connection.break_off()
         self.connection = connection
         self.reported = set()
-        mine = NodeHello(self.machine.name, self.lease.epoch, self.lease.record.instance)
+        mine = NodeHello(self.machine.name, self.heartbeat.epoch, self.heartbeat.record.instance)
         self.world.send(connection, front, lambda: answer(mine))
 
     def report(self, connection: Connection, *, full: bool) -> NodeReport | None:
         """The next report on this connection; None when it is over."""
         if connection is not self.connection or not connection.is_open or self.is_ending:
             return None
-        sequence = self.lease.report_sent(self.now_s)
+        self.sequence += 1
         sandboxes = self.machine.sandboxes
         before = set() if full else self.reported
         opened = tuple(
@@ -165,19 +169,16 @@ class Daemon:
             for each in sandboxes.values()
             if each.session_id not in before
         )
-        tenants = self._tenants()
-        self.shares.reporting(tenants)
         report = NodeReport(
-            sequence,
-            self.lease.epoch,
+            self.sequence,
+            self.heartbeat.epoch,
             MAX_SESSIONS,
             backends=(NodeBackend("local"),),
             full=full,
             opened=opened,
             closed=tuple(before - sandboxes.keys()),
             creating=tuple(NodeSession("", *request) for request in self.creating),
-            tenants=tenants,
-            renewed=self.lease.renewed_sequence,
+            tenants=self._tenants(),
         )
         self.reported = set(sandboxes)
         return report
@@ -188,10 +189,13 @@ class Daemon:
             found[each.tenant] = found.get(each.tenant, 0) + len(each.running)
         return {tenant: TenantUse(executions) for tenant, executions in found.items()}
 
-    def on_renewal(self, renewal: Renewal) -> None:
-        if self.lease.renewed(renewal, self.now_s):
-            self.shares.renewed(renewal.allowances)
-            self.world.check_machine(self.machine)
+    def on_renewal(self, _renewal: Renewal) -> None:
+        self.heartbeat.renewed(self.now_s)
+        self.world.check_machine(self.machine)
+
+    def obeys(self, front_instance: str) -> bool:
+        """True while the node takes calls of this start of a front."""
+        return not self.is_ending and self.heartbeat.record.front_instance == front_instance
 
     # -- the end of an epoch ---------------------------------------------------------------------------------------
 
@@ -207,7 +211,7 @@ class Daemon:
                 answer("", "fenced")
         self.creating.clear()
         try:
-            self.lease.ended(self.now_s)
+            self.heartbeat.ended(self.now_s)
         except OSError:
             self.world.after(0.5, self.process, self._ended)
             return
@@ -218,8 +222,8 @@ class Daemon:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def create(self, tenant: str, request_id: str, answer: Answer) -> None:
-        if not self.lease.serves(self.now_s) or self.is_ending:
+    def create(self, front_instance: str, tenant: str, request_id: str, answer: Answer) -> None:
+        if not self.obeys(front_instance):
             return answer("", "fenced")
         request = tenant, request_id
         found = self._by_request(request)
@@ -230,40 +234,44 @@ class Daemon:
         if len(self.machine.sandboxes) + len(self.creating) >= MAX_SESSIONS:
             return answer("", "full")
         self.creating[request] = [answer]
-        epoch = self.lease.epoch
+        epoch = self.heartbeat.epoch
         self.world.after(self.world.draws.random() * 1.5, self.process, lambda: self._created(request, epoch))
         return None
 
     def _created(self, request: Request, epoch: int) -> None:
         answers = self.creating.pop(request, None)
-        if answers is None or epoch != self.lease.epoch:
+        if answers is None or epoch != self.heartbeat.epoch:
             return
         session_id = self.world.new_session_id(self.machine.name, epoch)
         self.machine.sandboxes[session_id] = Sandbox(session_id, *request)
         self.world.check_sessions(request[0])
         for answer in answers:
-            if self.lease.serves(self.now_s):
-                answer(session_id, "")
-            else:
-                answer("", "fenced")
+            answer(session_id, "")
 
-    def execute(self, session_id: str, execution_id: str) -> None:
-        """Runs an execution once, if the lease, the session and the allowance let it."""
+    def execute(self, front_instance: str, session_id: str, execution_id: str, over: Callable[[], None]) -> None:
+        """Runs an execution once, if the front, the session and the quota let it. `over` is called at its end."""
         sandbox = self.machine.sandboxes.get(session_id)
-        if sandbox is None or not self.lease.serves(self.now_s) or execution_id in sandbox.executions:
-            return
-        allowed = self.shares.allowance(sandbox.tenant).executions
+        if sandbox is None or not self.obeys(front_instance):
+            return over()
+        if execution_id in sandbox.executions:
+            return None if execution_id in sandbox.running else over()
         running = sum(len(each.running) for each in self.machine.sandboxes.values() if each.tenant == sandbox.tenant)
-        if allowed is not None and running >= allowed:
-            return
+        if running >= EXECUTIONS:
+            return over()
         self.world.note_run(sandbox.tenant, sandbox.request_id, execution_id, session_id)
         sandbox.executions.add(execution_id)
         sandbox.running.add(execution_id)
         self.world.check_executions(sandbox.tenant)
-        self.world.after(self.world.draws.random() * 6, None, lambda: sandbox.running.discard(execution_id))
 
-    def delete(self, session_id: str) -> None:
-        if self.lease.serves(self.now_s):
+        def end() -> None:
+            sandbox.running.discard(execution_id)
+            over()
+
+        self.world.after(self.world.draws.random() * 6, None, end)
+        return None
+
+    def delete(self, front_instance: str, session_id: str) -> None:
+        if self.obeys(front_instance):
             self.machine.sandboxes.pop(session_id, None)
 
     def _by_request(self, request: Request) -> Sandbox | None:

@@ -14,14 +14,13 @@ from executor_server.fleet.membership.ids import epoch_of
 from executor_server.policy import QuotasTable
 
 if TYPE_CHECKING:
+    from tests.support.simulated_fleet.front import Front
     from tests.support.simulated_fleet.node import Machine, Sandbox
 
 SESSIONS = 4
 EXECUTIONS = 2
 QUOTAS = QuotasTable(sessions=SESSIONS, executions=EXECUTIONS)
 """The quotas of each tenant."""
-TAKE_OVER_S = 5.0
-"""Seconds after the start of a front in which allowances of the front before it may still hold."""
 
 Action = Callable[[], None]
 
@@ -69,6 +68,7 @@ class World:
         self.draws = random.Random(seed)
         self.network = Network()
         self.machines: dict[str, Machine] = {}
+        self.fronts: list[Front] = []
         self.lost_epochs: dict[tuple[str, str], int] = {}  # by front and node
         self.lost_sessions: set[str] = set()
         self.handed_out: dict[tuple[str, str], str] = {}  # session by tenant and request
@@ -138,7 +138,7 @@ class World:
             self.check_machine(machine)
 
     def check_machine(self, machine: Machine) -> None:
-        """A node serves nothing that was reported lost. It holds when a loss is reported, and when a lease is renewed."""
+        """Nothing is served from a node that was reported lost."""
         epoch = machine.served_epoch()
         if epoch is not None:
             lost_epoch = self.lost_epochs.get((machine.record.front_id, machine.name), 0)
@@ -183,8 +183,7 @@ class World:
         assert len(live) <= SESSIONS or not self.is_exact, f"{len(live)} sessions of {tenant}"
 
     def check_executions(self, tenant: str) -> None:
-        """The bound that fleet/membership/shares.py states."""
+        """The bound that fleet/membership/usage.py states; each node holds its tenants to the quota by itself."""
         running = sum(len(sandbox.running) for sandbox in self.live(tenant))
-        bound = EXECUTIONS + len(self.machines) - 1
-        is_new = self.now_s - self.front_began_s < TAKE_OVER_S
-        assert running <= (2 * bound if is_new else bound), f"{running} executions run"
+        is_first = self.front_began_s == -math.inf
+        assert running <= EXECUTIONS * (1 if is_first else len(self.machines)), f"{running} executions run"

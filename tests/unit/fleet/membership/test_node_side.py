@@ -1,31 +1,29 @@
-"""A daemon's part as a node: its files, the front's policy and tokens, the end of its lease, and its configuration."""
+"""A daemon's part as a node: its files, the front's policy, the end of its sessions, and its configuration."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from executor_server.core import Reason, Unavailable
 from executor_server.core.config import Config, ConfigError, StateDir, StateDirError, load
-from executor_server.core.lifecycle import AdmissionController, SessionEnd
+from executor_server.core.lifecycle import SessionEnd
+from executor_server.fleet.daemons import fencing
+from executor_server.fleet.daemons.fencing import Fencing
 from executor_server.fleet.daemons.node import Node, NodeIds
-from executor_server.fleet.daemons.node_admission import LeasedAdmission
 from executor_server.fleet.daemons.node_control import MAX_PROBLEM_CHARS, NodeControl
 from executor_server.fleet.daemons.node_files import BUILT_IN_POLICY, NodeFiles
-from executor_server.fleet.daemons.node_lease import Fencing
 from executor_server.fleet.membership import (
     Control,
     FrontHello,
-    NodeLease,
+    Heartbeat,
     NodeRefused,
-    Renewal,
     Timing,
     fingerprint_of,
     issue_front,
@@ -34,7 +32,6 @@ from executor_server.fleet.membership import (
 from executor_server.policy import PolicyStore, policy_for
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile
-from executor_server.policy.identity import TokenFile, Tokens
 from executor_server.sessions import StateArchives
 from tests.support.clock import Clock
 from tests.support.fake_front import hello_of
@@ -52,17 +49,16 @@ def files(tmp_path: Path) -> NodeFiles:
     return NodeFiles(StateDir(tmp_path))
 
 
-def test_a_new_node_has_a_record_of_its_own_and_nobodys_tokens(files: NodeFiles) -> None:
+def test_a_new_node_has_a_record_of_its_own_and_the_built_in_policy(files: NodeFiles) -> None:
     record = files.read_record()
     assert (record.epoch, record.front_id) == (1, "") and len(record.instance) == 32
-    assert TokenFile(files.tokens).read() == ()
     assert files.policy.read_bytes() == BUILT_IN_POLICY
 
 
 def test_a_record_comes_back_as_it_was_written(files: NodeFiles, tmp_path: Path) -> None:
-    lease = NodeLease(files.read_record(), files.write_record, Timing(), 0.0)
-    assert lease.hello(hello_of(lease_s=3.0), 1.0)
-    assert NodeFiles(StateDir(tmp_path)).read_record() == lease.record
+    heartbeat = Heartbeat(files.read_record(), files.write_record, Timing(), 0.0)
+    assert heartbeat.hello(hello_of(lease_s=3.0), 1.0)
+    assert NodeFiles(StateDir(tmp_path)).read_record() == heartbeat.record
     assert stat.S_IMODE((tmp_path / "node" / "record.json").stat().st_mode) == 0o600
 
 
@@ -90,14 +86,13 @@ def test_a_damaged_record_stops_the_start(files: NodeFiles, tmp_path: Path, cont
         files.read_record()
 
 
-# -- the policy and the tokens of the front
+# -- the policy of the front
 
 
 @dataclass
 class Controlled:
     control: NodeControl
     policies: PolicyStore
-    tokens: Tokens
     archives: StateArchives
     files: NodeFiles
 
@@ -110,31 +105,22 @@ def controlled(files: NodeFiles, tmp_path: Path) -> Controlled:
         return policy_for(file, Config())
 
     policies = PolicyStore(files.policy, made, 60.0, copies=files.locks)
-    tokens = Tokens("l" * 43, TokenFile(files.tokens))
     archives = StateArchives(tmp_path / "states", b"own")
-    return Controlled(NodeControl(files, policies, tokens, archives), policies, tokens, archives, files)
+    return Controlled(NodeControl(files, policies, archives), policies, archives, files)
 
 
-def control_of(policy: bytes, tokens: bytes = b"", key: bytes = b"") -> Control:
-    return Control(policy, tokens, fingerprint_of(policy, tokens, key), key)
+def control_of(policy: bytes, key: bytes = b"") -> Control:
+    return Control(policy, fingerprint_of(policy, key), key)
 
 
-def tokens_with(directory: Path, tenant: str) -> tuple[bytes, str]:
-    file = TokenFile(directory / f"{tenant}.json")
-    _, token = file.new(tenant, "ci")
-    return file.path.read_bytes(), token
-
-
-async def test_a_control_is_in_force_when_its_fingerprint_is_shown(controlled: Controlled, tmp_path: Path) -> None:
-    tokens, token = tokens_with(tmp_path, "acme")
+async def test_a_control_is_in_force_when_its_fingerprint_is_shown(controlled: Controlled) -> None:
     before = controlled.archives.key_id
-    control = control_of(POLICY, tokens, KEY)
+    control = control_of(POLICY, KEY)
     await controlled.control.take(control)
     assert (controlled.control.fingerprint, controlled.control.problem) == (control.fingerprint, "")
     assert controlled.policies.current.version == "2"
-    assert controlled.tokens.id_of(token) is not None
     assert controlled.archives.key_id != before
-    for path in (controlled.files.policy, controlled.files.tokens, controlled.files.state_key):
+    for path in (controlled.files.policy, controlled.files.state_key):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -147,27 +133,14 @@ async def test_an_empty_policy_is_the_built_in_one(controlled: Controlled) -> No
 
 @pytest.mark.parametrize("policy", [b"nonsense", b'version = "unservable"\ndefault = "d"\n[profiles.d]\n'])
 async def test_a_policy_that_cant_be_served_leaves_the_earlier_one_in_force(
-    controlled: Controlled, tmp_path: Path, policy: bytes
+    controlled: Controlled, policy: bytes
 ) -> None:
     await controlled.control.take(control_of(POLICY))
-    tokens, token = tokens_with(tmp_path, "acme")
-    await controlled.control.take(control_of(policy, tokens))
+    await controlled.control.take(control_of(policy))
     assert controlled.control.fingerprint == ""
     assert controlled.control.problem.startswith("policy: ")
     assert controlled.policies.current.version == "2"
     assert controlled.files.policy.read_bytes() == POLICY  # the next start reads it
-    assert controlled.tokens.id_of(token) is not None  # and a revoked one would be refused by now
-
-
-async def test_tokens_that_cant_be_read_are_reported_and_the_earlier_ones_stay(
-    controlled: Controlled, tmp_path: Path
-) -> None:
-    tokens, token = tokens_with(tmp_path, "acme")
-    await controlled.control.take(control_of(POLICY, tokens))
-    await controlled.control.take(control_of(POLICY, b"{"))
-    assert controlled.control.problem.startswith("tokens: ") and not controlled.control.fingerprint
-    assert controlled.tokens.id_of(token) is not None
-    assert controlled.files.tokens.read_bytes() == tokens
 
 
 LOCK_PATH = "/nowhere/agents.pylock.toml"
@@ -182,7 +155,7 @@ def locked(version: str) -> bytes:
 
 def with_lock(content: bytes) -> Control:
     locks = {LOCK_PATH: content}
-    return Control(LOCKED, b"", fingerprint_of(LOCKED, b"", b"", locks), b"", locks)
+    return Control(LOCKED, fingerprint_of(LOCKED, b"", locks), b"", locks)
 
 
 async def test_the_lock_files_of_the_policy_are_the_fronts_whatever_is_at_their_paths(controlled: Controlled) -> None:
@@ -208,7 +181,7 @@ async def test_a_lock_that_cant_be_read_leaves_the_earlier_policy_and_its_lock(c
 
 
 async def test_a_state_key_of_another_form_is_refused(controlled: Controlled) -> None:
-    await controlled.control.take(control_of(POLICY, b"", b"short"))
+    await controlled.control.take(control_of(POLICY, b"short"))
     assert controlled.control.problem.startswith("state key: ")
     assert not controlled.files.state_key.exists()
 
@@ -226,12 +199,12 @@ async def test_a_control_is_taken_whole_though_the_link_ends(controlled: Control
     assert await eventually_async(lambda: controlled.control.fingerprint)
 
 
-# -- the lease
+# -- the end of its sessions
 
 
 @dataclass
 class Sessions:
-    """A session manager's part in the end of a lease."""
+    """A session manager's part in it."""
 
     ended: list[tuple[SessionEnd, float]] = field(default_factory=list)
     restarts: int = 0
@@ -250,128 +223,84 @@ class Sessions:
         self.ended.append((reason, retry_s))
 
 
-class LeasedNode:
-    def __init__(self, files: NodeFiles, **timing: float) -> None:
-        self.clock, self.sessions, self.cuts = Clock(100.0), Sessions(), 0
-        self.lease = NodeLease(files.read_record(), files.write_record, Timing(**timing), 100.0)
-        self.fencing = Fencing(self.lease, self.clock, cast("Any", self.sessions), self.cut, 20.0)
+class LinkedNode:
+    """A node whose time the test sets."""
 
-    def cut(self) -> None:
-        self.cuts += 1
+    def __init__(self, files: NodeFiles, clock: Clock) -> None:
+        self.clock, self.sessions = clock, Sessions()
+        self.heartbeat = Heartbeat(files.read_record(), files.write_record, Timing(), clock())
+        self.fencing = Fencing(self.heartbeat, cast("Any", self.sessions), 20.0)
 
     async def link(self, **hello: Any) -> None:
         await self.fencing.begin_link(hello_of(**{"lease_s": 3.0, "fence_s": 10.0, **hello}))
 
-    def renew(self) -> bool:
-        return self.fencing.renewed(Renewal(self.fencing.report_sent()))
+    def renew(self) -> None:
+        assert self.heartbeat.renewed(self.clock())
 
 
 @pytest.fixture
-def leased(files: NodeFiles) -> LeasedNode:
-    return LeasedNode(files)
+async def node(files: NodeFiles, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LinkedNode]:
+    clock = Clock(100.0)
+    monkeypatch.setattr(fencing, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(fencing, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(fencing, "AFTER_FAILURE_S", 0.01)
+    node = LinkedNode(files, clock)
+    await node.fencing.start()
+    yield node
+    await node.fencing.close()
 
 
-async def test_calls_are_cut_when_the_lease_lapses_and_once(leased: LeasedNode) -> None:
-    await leased.link()
-    assert leased.renew()
-    leased.clock.now_s += 2.9
-    await leased.fencing._look()
-    assert leased.cuts == 0
-    leased.clock.now_s += 0.2
-    await leased.fencing._look()
-    await leased.fencing._look()
-    assert (leased.cuts, leased.sessions.ended) == (1, [])
+async def test_leases_of_clients_stand_while_the_front_is_silent(node: LinkedNode) -> None:
+    assert await eventually_async(lambda: node.sessions.restarts)
+    await node.link()
+    node.renew()
+    node.clock.now_s += 3.1
+    before = node.sessions.restarts
+    assert await eventually_async(lambda: node.sessions.restarts > before)
+    assert node.sessions.ended == []
 
 
-async def test_leases_of_clients_stand_while_the_node_does_not_serve(leased: LeasedNode) -> None:
-    await leased.fencing._look()
-    assert leased.sessions.restarts == 1
-    await leased.link()
-    leased.renew()
-    await leased.fencing._look()
-    assert leased.sessions.restarts == 1
-
-
-async def test_a_node_without_a_lease_for_long_ends_all_and_begins_the_next_epoch(
-    leased: LeasedNode, files: NodeFiles
+async def test_a_node_whose_front_is_silent_for_long_ends_all_and_begins_the_next_epoch(
+    node: LinkedNode, files: NodeFiles
 ) -> None:
-    await leased.link()
-    leased.renew()
-    leased.clock.now_s += 13.1
-    await leased.fencing._look()
-    assert leased.sessions.ended == [(SessionEnd.LEASE_LOST, 20.0)]
-    assert leased.fencing.epoch == files.read_record().epoch == 2
+    await node.link()
+    node.renew()
+    node.clock.now_s += 13.1
+    assert await eventually_async(lambda: node.heartbeat.epoch == 2)
+    assert node.sessions.ended == [(SessionEnd.LEASE_LOST, 20.0)]
+    assert files.read_record().epoch == 2
 
 
-async def test_a_hello_that_calls_the_sessions_lost_is_answered_after_their_end(leased: LeasedNode) -> None:
-    await leased.link()
-    leased.renew()
-    await leased.link(term=2, lost_epoch=4, instance="i2")
-    assert leased.sessions.ended == [(SessionEnd.LEASE_LOST, 20.0)]
-    assert leased.fencing.epoch == 5
-    assert leased.cuts >= 1
+async def test_a_hello_that_calls_the_sessions_lost_is_answered_after_their_end(node: LinkedNode) -> None:
+    await node.link()
+    node.renew()
+    await node.link(term=2, lost_epoch=4, instance="i2")
+    assert node.sessions.ended == [(SessionEnd.LEASE_LOST, 20.0)]
+    assert node.heartbeat.epoch == 5
 
 
-async def test_an_end_that_fails_is_tried_again_and_the_epoch_stays_until_then(leased: LeasedNode) -> None:
-    await leased.link()
-    leased.renew()
-    leased.sessions.failures = 1
-    leased.clock.now_s += 20
-    with pytest.raises(OSError, match="no"):
-        await leased.fencing._look()
-    assert leased.fencing.epoch == 1
-    await leased.fencing._look()
-    assert leased.fencing.epoch == 2
+async def test_an_end_that_fails_is_tried_again(node: LinkedNode) -> None:
+    await node.link()
+    node.renew()
+    node.sessions.failures = 2
+    node.clock.now_s += 20
+    assert await eventually_async(lambda: node.heartbeat.epoch == 2)
+    assert node.sessions.failures == 0
 
 
-async def test_a_link_that_leaves_does_not_stop_the_end_of_the_sessions(leased: LeasedNode) -> None:
-    await leased.link()
-    leased.renew()
-    linking = asyncio.create_task(leased.link(term=2, lost_epoch=1, instance="i2"))
+async def test_a_link_that_leaves_does_not_stop_the_end_of_the_sessions(node: LinkedNode) -> None:
+    await node.link()
+    node.renew()
+    linking = asyncio.create_task(node.link(term=2, lost_epoch=1, instance="i2"))
     await asyncio.sleep(0)
     linking.cancel()
-    assert await eventually_async(lambda: leased.fencing.epoch == 2)
+    assert await eventually_async(lambda: node.heartbeat.epoch == 2)
 
 
-async def test_a_front_of_an_earlier_term_is_refused(leased: LeasedNode) -> None:
-    await leased.link(term=3)
+async def test_a_front_of_an_earlier_term_is_refused(node: LinkedNode) -> None:
+    await node.link(term=3)
     with pytest.raises(NodeRefused):
-        await leased.link(term=2)
-
-
-async def test_a_running_watch_finds_the_end_by_itself(leased: LeasedNode) -> None:
-    await leased.link()
-    leased.renew()
-    await leased.fencing.start()
-    leased.clock.now_s += 100
-    assert await eventually_async(lambda: leased.fencing.epoch == 2)
-    await leased.fencing.close()
-
-
-# -- admission under a lease
-
-
-def test_no_question_of_admission_is_forgotten() -> None:
-    """AdmissionController itself admits everything, so one that is not passed on would be granted to anybody."""
-    questions = {
-        name for name, _ in inspect.getmembers(AdmissionController, inspect.isfunction) if not name.startswith("_")
-    }
-    assert questions and questions <= vars(LeasedAdmission).keys()
-
-
-async def test_what_was_admitted_is_released_when_the_lease_is_over() -> None:
-    released: list[str] = []
-
-    class Reserving(AdmissionController):
-        async def execution(self, *_: Any) -> Callable[[], None]:
-            return lambda: released.append("execution")
-
-    def require() -> None:
-        raise Unavailable(Reason.NODE_FENCED, "no lease")
-
-    with pytest.raises(Unavailable):
-        await LeasedAdmission(Reserving(), require).execution(*cast("Any", (None, "e", "1", None)))
-    assert released == ["execution"]
+        await node.link(term=2)
 
 
 # -- ids
@@ -412,7 +341,6 @@ def test_a_node_pings_its_sandboxes_and_lets_them_end_as_fast_as_itself(tmp_path
     node = Node(config_of(tmp_path, folder, fleet={"fence_s": 8.0}), StateDir(tmp_path))
     assert (node.config.sessions.orphan_time_s, node.config.sessions.ping_interval_s) == (8.0, 2.0)
     assert node.config.policy.file == tmp_path / "node" / "policy.toml"
-    assert node.config.server.token_file == tmp_path / "node" / "tokens.json"
 
 
 @pytest.mark.parametrize(
@@ -420,6 +348,8 @@ def test_a_node_pings_its_sandboxes_and_lets_them_end_as_fast_as_itself(tmp_path
     [
         ({"policy": {"file": "/p.toml"}}, "policy.file: can't be set for a node"),
         ({"state": {"key_file": "/k"}}, "state.key_file: can't be set for a node"),
+        ({"server": {"listen": ["127.0.0.1:1"]}}, "server.listen: can't be set for a node"),
+        ({"server": {"token_file": "/t"}}, "server.token_file: can't be set for a node"),
         ({"sessions": {"max_sessions": 20_000}}, "sessions.max_sessions: must be at most 16,384"),
         ({"fleet": {"labels": {"a b": "c"}}}, "fleet.labels must have keys"),
         ({"fleet": {"certificates": "/nowhere"}}, "fleet.certificates: There is no certificate"),
@@ -439,6 +369,6 @@ def test_a_stored_policy_that_the_node_cant_serve_any_more_does_not_stop_its_sta
 
 
 def test_a_hello_needs_both_times(files: NodeFiles) -> None:
-    lease = NodeLease(files.read_record(), files.write_record, Timing(), 0.0)
+    heartbeat = Heartbeat(files.read_record(), files.write_record, Timing(), 0.0)
     with pytest.raises(NodeRefused):
-        lease.hello(FrontHello("f", 1, 2.0, 3.0, 10.0, instance="i"), 0.0)
+        heartbeat.hello(FrontHello("f", 1, 2.0, 3.0, 10.0, instance="i"), 0.0)

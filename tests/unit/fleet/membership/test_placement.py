@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.fleet.membership.creations import Creations
 from executor_server.fleet.membership.messages import NodeBackend, NodeHello, NodeReport, WarmKind
 from executor_server.fleet.membership.placement import Drawable, Placement, Wanted
+from executor_server.fleet.membership.reservations import Reservations
 from executor_server.policy import QuotasTable
 from tests.unit.fleet.membership.test_members import Front
 
@@ -23,7 +23,7 @@ class Site:
     def __init__(self, path: Path) -> None:
         self.front = Front(path)
         self.placement = Placement(self.front.members, random.Random(1))
-        self.creations = Creations(self.front.members, lambda tenant: QuotasTable())
+        self.creations = Reservations(self.front.members, lambda tenant: QuotasTable())
 
     def node(self, name: str, labels: dict[str, str] | None = None, **fields: object) -> None:
         front = self.front

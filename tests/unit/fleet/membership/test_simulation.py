@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from executor_server.fleet.membership.ids import node_of
 from tests.support.rounds import rounds
 from tests.support.simulated_fleet.front import Front
 from tests.support.simulated_fleet.node import Machine
@@ -89,24 +88,20 @@ class Fleet(RuleBasedStateMachine):
     @precondition(lambda self: self.world.handed_out)
     @rule(pick=picks, again=st.booleans(), wait_s=waits)
     def execute(self, pick: int, again: bool, wait_s: float) -> None:
-        """A client goes to the node itself; or sends an execution again whose answer it has not got."""
+        """A client begins an execution, or sends one again whose answer it has not got."""
         session_id = self.handed_out(pick)
         if not again:
             self.executions += 1
-        execution_id = f"e{self.executions}-{session_id}"
-        machine = self.world.machines[node_of(session_id) or ""]
-        if machine.daemon is not None:
-            daemon = machine.daemon
-            self.world.after(0.01, daemon.process, lambda: daemon.execute(session_id, execution_id))
+        [tenant] = [request[0] for request, each in self.world.handed_out.items() if each == session_id]
+        if self.front is not None:
+            self.front.execute(tenant, session_id, f"e{self.executions}-{session_id}")
         self.world.advance(wait_s)
 
     @precondition(lambda self: self.world.handed_out)
     @rule(pick=picks)
     def delete(self, pick: int) -> None:
-        session_id = self.handed_out(pick)
-        machine = self.world.machines[node_of(session_id) or ""]
-        if machine.daemon is not None and not machine.daemon.process.is_stopped:
-            machine.daemon.delete(session_id)
+        if self.front is not None:
+            self.front.delete(self.handed_out(pick))
 
     @precondition(lambda self: self.world.handed_out)
     @rule(pick=picks)

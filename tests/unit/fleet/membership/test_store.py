@@ -15,12 +15,11 @@ from executor_server.fleet.membership.store import FleetStore, StoredNode, Tombs
 def test_each_start_has_a_higher_term_and_the_same_front(tmp_path: Path) -> None:
     path = tmp_path / "fleet.db"
     starts = []
-    for lease_s in (3.0, 10.0, 3.0):
+    for _ in range(3):
         store = FleetStore(path)
-        starts.append(store.begin(lease_s))
+        starts.append(store.begin())
         store.close()
     assert [start.term for start in starts] == [1, 2, 3]
-    assert [start.earlier_lease_s for start in starts] == [0.0, 3.0, 10.0]
     assert len({start.front_id for start in starts}) == 1
 
 
@@ -60,7 +59,7 @@ def test_old_and_surplus_tombstones_are_dropped(tmp_path: Path, monkeypatch: pyt
 def test_a_changed_row_stops_the_start(tmp_path: Path, table: str) -> None:
     path = tmp_path / "fleet.db"
     store = FleetStore(path)
-    store.begin(3.0)
+    store.begin()
     store.write_nodes([StoredNode("n1", "i", 3, 2)])
     store.close()
     with sqlite3.connect(path) as database:
@@ -68,7 +67,7 @@ def test_a_changed_row_stops_the_start(tmp_path: Path, table: str) -> None:
     database.close()
     store = FleetStore(path)
     with pytest.raises(StateDirError, match="damaged"):
-        store.begin(3.0) if table == "front" else store.nodes()
+        store.begin() if table == "front" else store.nodes()
     store.close()
 
 

@@ -1,9 +1,9 @@
-"""Makes sessions on nodes: decides, reserves, chooses a node, asks it, and asks the next one where that is safe.
+"""Creates sessions on nodes: decides, reserves a place, chooses a node, and tries the next one where that is safe.
 
-A request is carried out once, by a task of its own: a client that asks again finds the task, the session, or its node.
-A node that refuses is followed by the next. A node that does not answer may have made the session, so no other is
-asked: it is asked again until it answers or is lost; `fleet.creations` has the rules. Where it refuses after it had not
-answered, the request is withdrawn from it first: should the first call still be on its way, it makes nothing.
+Each request has a task of its own, which a repeated request joins. Later the repeated request finds the session, or the
+node that creates it. When a node refuses, the next one is tried. A node that does not answer may have created the
+session, so no other node is tried until it answers or is lost (membership/reservations.py). If it refuses after it had
+not answered, the request is withdrawn from it first: the first call may still be on its way, and then creates nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from executor_api.v1 import types_pb2 as pb
 from executor_server.api import checks, from_wire
 from executor_server.core import NotFound, Principal, Reason, SessionSpec
 from executor_server.fleet.api import wire
-from executor_server.fleet.api.asking import ask
-from executor_server.fleet.api.choice import NodeChoice, refuses_for_now, wanted_of
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_sessions import lost_session
-from executor_server.fleet.api.node_calls import NodeSilent, RefusedByNode
-from executor_server.fleet.membership import Creation, Creations, Earlier, Shares, Wanted, lease_clock
+from executor_server.fleet.api.node_calls import NodeSilent, RefusedByNode, ask
+from executor_server.fleet.api.node_choice import NodeChoice, refuses_for_now, wanted_of
+from executor_server.fleet.membership import Creation, Earlier, Reservations, Wanted, lease_clock
 from executor_server.policy import Policy
 from executor_server.policy.quotas import Admission
 
@@ -76,15 +75,14 @@ class CreationWatcher(Protocol):
         """`result`: `made`, `refused` or `unanswered`."""
 
 
-class FrontCreations:
+class SessionCreator:
     """Owns the tasks that make sessions on nodes."""
 
     def __init__(
         self,
         policy: Callable[[], Policy],
         fleet: FrontFleet,
-        creations: Creations,
-        shares: Shares,
+        reservations: Reservations,
         choice: NodeChoice,
         admission: Admission,
         watcher: CreationWatcher,
@@ -92,8 +90,7 @@ class FrontCreations:
         """`policy` returns the one in force."""
         self._policy = policy
         self._fleet = fleet
-        self._creations = creations
-        self._shares = shares
+        self._reservations = reservations
         self._choice = choice
         self._admission = admission
         self._watcher = watcher
@@ -128,7 +125,7 @@ class FrontCreations:
                 repeats = request.lease_id and request.lease_id != making.request.lease_id
                 if not repeats:
                     return session
-            earlier = self._creations.find(*key)
+            earlier = self._reservations.find(*key)
             if earlier is None:
                 return await self._joined(self._begin(principal, request))
             if earlier.tombstone is not None:
@@ -175,7 +172,7 @@ class FrontCreations:
         wanted_labels = wire.labels_from(request.node_labels.items(), "node_labels")
         from_wire.needed_modules_from(request)
         spec = self._policy().decide(principal, from_wire.requested_session_from(request))
-        creation = self._creations.begin(principal.tenant, request.request_id, lease_clock())
+        creation = self._reservations.begin(principal.tenant, request.request_id, lease_clock())
         making = _Making(principal, request, creation)
         self._making[making.key] = making
         making.task = asyncio.create_task(self._make(making, spec, wanted_of(spec, wanted_labels)))
@@ -194,7 +191,7 @@ class FrontCreations:
         creation = making.creation
         try:
             await self._admission.request(making.principal, creation.request_id, spec)
-            packages, reserve = spec.sandbox.packages, partial(self._reserve, creation)
+            packages, reserve = spec.sandbox.packages, partial(self._reservations.place, creation)
             async with self._choice.attempt(creation.tenant, wanted, packages, reserve) as attempt:
                 while True:
                     node = await attempt.next_node()
@@ -215,31 +212,27 @@ class FrontCreations:
             raise
         finally:
             if not making.is_withdrawn or not creation.node:
-                self._creations.end(creation)
-
-    def _reserve(self, creation: Creation, node: str) -> None:
-        self._creations.place(creation, node)
-        self._shares.placed(creation.tenant, node)
+                self._reservations.end(creation)
 
     async def _ask(self, making: _Making, node: str) -> pb.Session | RefusedByNode | None:
         """Asks until the node has answered; None when it is lost, or could not be asked at all."""
         creation, unanswered = making.creation, False
-        while not self._creations.may_move(creation):
+        while not self._reservations.may_move(creation):
             link = self._fleet.link_of(node)
             if link is None and not unanswered:
-                self._creations.refused(creation, is_full=False)
+                self._reservations.refused(creation, is_full=False)
                 return None
             if link is not None:
                 try:
                     answer = await ask(link, "CreateSession", making.request, making.principal, None)
                     session: pb.Session = answer.session
                     self._watcher.node_asked("made")
-                    is_there = self._creations.answered(creation, session.session_id, lease_clock())
+                    is_there = self._reservations.answered(creation, session.session_id, lease_clock())
                     return session if is_there else None
                 except RefusedByNode as refused:
                     self._watcher.node_asked("refused")
                     if await self._is_final(making, node, refused, unanswered=unanswered):
-                        self._creations.refused(creation, is_full=refuses_for_now(refused))
+                        self._reservations.refused(creation, is_full=refuses_for_now(refused))
                         return refused
                 except NodeSilent as silent:
                     unanswered = True
@@ -281,7 +274,7 @@ class FrontCreations:
             await asyncio.wait({making.task})
             if making.task.cancelled() or making.task.exception() is not None:
                 return
-        earlier = self._creations.find(*key)
+        earlier = self._reservations.find(*key)
         if earlier is None or earlier.creation is not None:
             self._withdrawn[key] = None
             while len(self._withdrawn) > _MAX_WITHDRAWN:
@@ -317,12 +310,12 @@ class FrontCreations:
         """Withdraws a request from the node that was asked, until that has answered or is lost; holds its place."""
         creation = making.creation
         try:
-            while not self._creations.may_move(creation):
+            while not self._reservations.may_move(creation):
                 if await self._withdraw_at(making, creation.node):
                     return
                 await asyncio.sleep(AGAIN_S)
         finally:
-            self._creations.end(creation)
+            self._reservations.end(creation)
 
     # -- environments ----------------------------------------------------------------------------------------------
 

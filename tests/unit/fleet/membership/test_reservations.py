@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from executor_server.core import ResourceExhausted, TooManySessions
-from executor_server.fleet.membership.creations import Creations
 from executor_server.fleet.membership.ids import new_session_id
 from executor_server.fleet.membership.member import MemberState, Whereabouts
 from executor_server.fleet.membership.messages import NodeSession, TenantUse
+from executor_server.fleet.membership.reservations import Reservations
 from executor_server.fleet.membership.session_index import Creation
 from executor_server.policy import QuotasTable
 from tests.unit.fleet.membership.test_members import Front
@@ -23,7 +23,7 @@ class Site:
     def __init__(self, path: Path) -> None:
         self.front = Front(path)
         self.quotas = QuotasTable(sessions=3, creations_per_minute=5)
-        self.creations = Creations(self.front.members, lambda tenant: self.quotas)
+        self.creations = Reservations(self.front.members, lambda tenant: self.quotas)
         self.sessions = self.front.members.sessions
         for node in ("n1", "n2"):
             self.front.link(node)
@@ -92,7 +92,7 @@ def test_the_quota_of_creations_is_exact_over_a_restart_of_the_front(site: Site)
         site.make(str(number))
     site.front.store.close()
     again = Front(site.front.path, site.front.now_s)
-    creations = Creations(again.members, lambda tenant: site.quotas)
+    creations = Reservations(again.members, lambda tenant: site.quotas)
     again.link()
     again.report(tenants={"t": TenantUse(creations=3)})
     again.report(tenants={"t": TenantUse(creations=3)})
@@ -215,3 +215,14 @@ def test_a_full_report_that_is_older_than_an_answer_does_not_end_its_session(sit
     site.front.link()
     site.front.report(opened=())
     assert site.sessions.find(session_id) is None
+
+
+def test_a_tenant_without_a_quota_leaves_as_many_places_of_the_fleet_as_it_has(site: Site) -> None:
+    site.quotas = QuotasTable()
+    shared = Reservations(site.front.members, lambda tenant: site.quotas, lambda: True)
+    places = sum(member.report.max_sessions for member in site.front.members if member.report is not None)
+    for number in range(places // 2):
+        shared.begin("t", str(number), site.front.now_s)
+    with pytest.raises(TooManySessions, match="leaves as many free"):
+        shared.begin("t", "one more", site.front.now_s)
+    shared.begin("other", "1", site.front.now_s)

@@ -1,17 +1,16 @@
-"""Creations of sessions through a front: reserved exactly once, counted exactly, moved to another node only when safe.
+"""Reservations of sessions at a front: made once, counted exactly, moved to another node only when that is safe.
 
-A request (tenant and request_id) has at most one creation under way. It is asked of one node at a time. Another node is
-asked only after the first has refused it, or is lost: a node that did not answer may have made the session, and its
-next report, or the same request again, shows whether it has.
+A request (tenant and request_id) has at most one creation under way, on one node at a time. Another node is tried only
+after the first has refused or is lost. A node that did not answer may have created the session: its next report, or the
+answer to the same request, shows whether it has.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from executor_server.core import Reason, ResourceExhausted, TooManySessions
+from executor_server.core import TooManySessions
 from executor_server.fleet.membership.ids import epoch_of, node_of
 from executor_server.fleet.membership.member import Member, MemberState
 from executor_server.fleet.membership.members import Members
@@ -19,7 +18,7 @@ from executor_server.fleet.membership.messages import NodeReport
 from executor_server.fleet.membership.session_index import Creation, KnownSession
 from executor_server.fleet.membership.store import Tombstone
 from executor_server.policy import QuotasTable
-from executor_server.policy.quotas import Window
+from executor_server.policy.quotas import Window, check_capacity, check_number, check_window
 
 SESSION_RETRY_S = 2.0
 _WINDOW_PARTS, _PART_S = 60, 1.0
@@ -40,14 +39,20 @@ class Earlier:
     tombstone: Tombstone | None = None
 
 
-class Creations:
+class Reservations:
     """The creations that one front has under way."""
 
-    def __init__(self, members: Members, quotas_of: Callable[[str], QuotasTable]) -> None:
-        """`quotas_of` is called for each check, so that a new policy holds at once."""
+    def __init__(
+        self,
+        members: Members,
+        quotas_of: Callable[[str], QuotasTable],
+        is_shared: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`quotas_of` is called for each check: a new policy holds at once. `is_shared`: there are several tenants."""
         self._members = members
         self._sessions = members.sessions
         self._quotas_of = quotas_of
+        self._is_shared = is_shared
         self._windows: dict[str, Window] = {}
         members.on_first_report.append(self._learn)
 
@@ -68,14 +73,14 @@ class Creations:
         """Reserves a session. Requires that `find` returns nothing, or a tombstone. Raises ResourceExhausted."""
         quotas = self._quotas_of(tenant)
         there = self._sessions.count(tenant)
-        if quotas.sessions is not None and there >= quotas.sessions:
-            raise TooManySessions(
-                Reason.QUOTA_EXCEEDED,
-                f"quota sessions: {quotas.sessions} at one time, and so many there are; one more can be when one has "
-                "ended",
-                retry_after_s=SESSION_RETRY_S,
-            )
-        self._count_in_minute(tenant, quotas.creations_per_minute, now_s)
+        check_number("sessions", there, quotas.sessions, SESSION_RETRY_S, TooManySessions)
+        if quotas.sessions is None and there and self._is_shared():
+            capacity = sum(each.report.max_sessions for each in self._members if each.is_ready and each.report)
+            all_there, shared = self._sessions.count_all(), self._is_shared
+            check_capacity("sessions", there, all_there, capacity, shared, SESSION_RETRY_S, TooManySessions)
+        window = self._window(tenant, now_s)
+        check_window("creations_per_minute", window, quotas.creations_per_minute, now_s)
+        window.add(1, now_s)
         creation = Creation(tenant, request_id)
         self._sessions.begin(creation)
         return creation
@@ -156,17 +161,6 @@ class Creations:
                 self._windows = {name: each for name, each in self._windows.items() if each.total(now_s)}
             window = self._windows[tenant] = Window(_WINDOW_PARTS, _PART_S)
         return window
-
-    def _count_in_minute(self, tenant: str, most: int | None, now_s: float) -> None:
-        window = self._window(tenant, now_s)
-        if most is not None and window.total(now_s) >= most:
-            wait_s = window.wait_s(most, now_s)
-            raise ResourceExhausted(
-                Reason.QUOTA_EXCEEDED,
-                f"quota creations_per_minute: {most}; there is room again in {math.ceil(wait_s)} s",
-                retry_after_s=wait_s,
-            )
-        window.add(1, now_s)
 
 
 def _is_of(member: Member, session_id: str) -> bool:

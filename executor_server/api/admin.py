@@ -1,7 +1,7 @@
 """AdminService: calls for the operators of the daemon.
 
-Its callers were found to be admins when they were authenticated (auth.py), for every method of the service. Here each
-call is recorded before it has an effect.
+Authentication (auth.py) admits only admins to any method of the service. Each call is recorded here before it has an
+effect.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _log = structlog.get_logger(__name__)
 class AdminService(admin_grpc.AdminServiceServicer):
     """Serves executor_api.v1.AdminService.
 
-    `policy` returns the one in force. `reload` reads the policy file and the tokens again, returns True when the policy
-    has changed, and raises ConfigError when it can't be used. `record` receives the caller, the method and its subject.
+    `policy` returns the policy in force. `reload` reads policy file and tokens again, returns True if the policy has
+    changed, and raises ConfigError if they can't be used. `record` receives the caller, the method and its target.
     """
 
     def __init__(
@@ -122,14 +122,14 @@ class AdminService(admin_grpc.AdminServiceServicer):
             collected = await self._environments.collect(request.max_bytes)
         except SandboxFailure as failure:
             _log.error("environments_not_collected", error=str(failure))
-            message = "the environments can't be measured or removed now; the daemon's log says why"
+            message = "environments can't be measured or removed now; see the daemon's log"
             raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
         ids = [each.environment_id for each in collected.evicted]
         return write(admin_pb.CollectEnvironmentsResponse, collected, environment_ids=ids)
 
     async def Drain(self, request: admin_pb.DrainRequest, context: Context) -> admin_pb.DrainResponse:
         if request.node or request.move:
-            raise checks.invalid("node", "is for the front of a fleet; this is none")
+            raise checks.invalid("node", "can be set at the front of a fleet only; this daemon is not one")
         self._note("Drain", "resume" if request.resume else "")
         if request.resume:
             self._sessions.take_again()
@@ -140,7 +140,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
 
     async def GetFleet(self, request: admin_pb.GetFleetRequest, context: Context) -> admin_pb.GetFleetResponse:
         self._note("GetFleet")
-        raise PreconditionFailed(Reason.NO_NODE, "this daemon is no front of a fleet")
+        raise PreconditionFailed(Reason.NO_NODE, "this daemon is not the front of a fleet")
 
     async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
         self._note("Reload")
@@ -164,11 +164,12 @@ class AdminService(admin_grpc.AdminServiceServicer):
 
 
 async def reloaded(reload: Callable[[], Awaitable[bool]], policy: Callable[[], Policy]) -> admin_pb.ReloadResponse:
-    """Reads policy and tokens again. Raises InvalidRequest with each problem; nothing has changed then."""
+    """Reloads policy and tokens. Raises InvalidRequest, and changes nothing, if they have problems."""
     try:
         changed = await reload()
     except ConfigError as error:
         listed = "\n".join(error.problems)
-        raise InvalidRequest(Reason.INVALID_FIELD, f"not valid, so nothing has changed:\n{listed}") from error
+        message = f"nothing was reloaded; the files have problems:\n{listed}"
+        raise InvalidRequest(Reason.INVALID_FIELD, message) from error
     now = policy()
     return admin_pb.ReloadResponse(version=now.version, fingerprint=now.fingerprint, changed=changed)

@@ -19,16 +19,16 @@ from executor_server.core import Address, AddressError, TcpAddress, UnixAddress,
 
 CALL_TIME_S = 60.0
 COLLECTION_TIME_S = 600.0
-"""Seconds for the removal of environments: a disk may be slow with a million files."""
+"""Seconds for the removal of environments: a million files may take long."""
 MOVE_TIME_S = 3600.0
-"""Seconds for all sessions of a node to be moved: each may have gigabytes of files."""
+"""Seconds for moving all sessions of a node: each may have gigabytes of files."""
 MAX_PEM_BYTES = 1024 * 1024
 # A daemon may have many sessions, and each may list a thousand import patterns.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 
 class AdminError(Exception):
-    """The call could not be made, or was refused; the message says why."""
+    """The call could not be made, or was refused, for the reason in the message."""
 
 
 @dataclass(frozen=True)
@@ -114,22 +114,22 @@ def admin_client(endpoint: AdminEndpoint) -> Iterator[AdminClient]:
 
 
 def is_own(address: str) -> bool:
-    """True when our own token may be sent there: to this machine, and to no other user's socket. Raises AdminError."""
+    """True if our own token may be sent there: to this machine, not to another user's socket. Raises AdminError."""
     parsed = _parsed(address)
     if isinstance(parsed, TcpAddress):
         return parsed.is_loopback
     try:
         return parsed.path.stat().st_uid in (os.geteuid(), 0)
     except OSError:
-        return False  # no socket, or none that we can reach
+        return False  # no socket, or not reachable
 
 
 def _target(endpoint: AdminEndpoint) -> str:
     address = _parsed(endpoint.address)
     if isinstance(address, TcpAddress) and not address.is_loopback and not endpoint.tls:
-        raise AdminError(f"{address} is not on this machine: the token would travel unprotected. Use --tls.")
+        raise AdminError(f"{address} is on another machine, so the token would be sent unencrypted: use --tls.")
     if isinstance(address, UnixAddress) and endpoint.tls:
-        raise AdminError("There is no TLS at a Unix socket.")
+        raise AdminError("A Unix socket has no TLS: leave out --tls.")
     return str(address)
 
 
@@ -137,7 +137,7 @@ def _parsed(address: str) -> Address:
     try:
         return addresses.parse(address)
     except AddressError as error:
-        raise AdminError(f"{address!r} is no address of a daemon; write HOST:PORT or unix:/PATH.") from error
+        raise AdminError(f"{address!r} is not an address; write HOST:PORT or unix:/PATH.") from error
 
 
 def _pem(path: Path | None) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The source of principals on the listeners for clients: tokens, client certificates, users of the peer socket."""
+"""Identifies the callers of client listeners: by token, client certificate, or user of the peer socket."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from executor_server.policy.identity import Identities, Shown, certificate_in
 
 
 class CallerSource(Protocol):
-    """Says who makes a call.
+    """Identifies the caller of a call.
 
-    What a call shows is asked for in two steps, since the connection is known only when the handler runs, and a call
-    with a wrong token is denied before that. What has been shown is kept while the call lasts, and asked about again.
+    Credentials are collected in two steps: the connection is known only when the handler runs, and a call with a wrong
+    token is denied before that. They are kept while the call lasts and checked again.
     """
 
     @property
     def checks_connections(self) -> bool:
-        """False where no connection can identify a caller; then a call without a token is denied at once."""
+        """False if connections can't identify callers; then a call without a token is denied at once."""
         ...
 
     def named_in(self, call: grpc.HandlerCallDetails) -> Any:
-        """Returns what the metadata of a call show. Raises Unauthenticated for what is wrong."""
+        """Returns the credentials in a call's metadata. Raises Unauthenticated for wrong ones."""
         ...
 
     def shown_by(self, named: Any, context: Context | None) -> Hashable:
-        """Returns all that a call shows; `context` is None where connections are not checked."""
+        """Returns all credentials of a call; `context` is None if connections are not checked."""
         ...
 
     def principal_of(self, shown: Any) -> Principal | None:
-        """Returns the caller, as things are now; None for an unknown one."""
+        """Returns the caller by the policy and tokens in force now; None for an unknown one."""
         ...
 
     async def refresh(self) -> None:
-        """Learns what has changed since; called now and then."""
+        """Reads changed tokens; called now and then."""
         ...
 
 
@@ -79,6 +79,6 @@ class ClientCallers:
 def unauthenticated() -> Unauthenticated:
     return Unauthenticated(
         Reason.UNAUTHENTICATED,
-        "no valid credential: send `authorization: Bearer TOKEN` in the metadata; a client certificate, or the user of "
-        "the peer socket, must be a tenant's in the policy, and the token's where there is one",
+        "no valid credential: send `authorization: Bearer TOKEN` in the metadata; or use a client certificate or a "
+        "peer-socket user that the policy maps to a tenant (the token's tenant, if both are given)",
     )

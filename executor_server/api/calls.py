@@ -101,7 +101,7 @@ class CallLimits:
         due_s = max(pace.next_s, now_s - max(0.0, BURST_S - 1 / rate))
         wait_s = due_s - now_s
         if wait_s > 0 and (wait_s > MAX_WAIT_S or pace.waiting >= MAX_WAITING_CALLS):
-            message = f"quota calls_per_second: {rate}, and {pace.waiting} more wait already"
+            message = f"quota calls_per_second: {rate}, and {pace.waiting} calls are waiting already"
             raise ResourceExhausted(Reason.QUOTA_EXCEEDED, message, retry_after_s=wait_s)
         pace.next_s = due_s + 1 / rate
         if wait_s > 0:

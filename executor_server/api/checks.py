@@ -1,7 +1,7 @@
 """Checks the form of single fields: identifiers, names, paths, source text, sizes.
 
-Each check returns the value it was given, or raises InvalidRequest that names the field and says what is allowed.
-The meaning of a field, and whether it is granted, is decided in the layers below.
+Each check returns the value it was given, or raises an InvalidRequest with the field and the allowed form.
+The layers below decide what a field means and whether it is granted.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ def lease_id(text: str) -> str:
 
 
 def python_name(text: str, field: str) -> str:
-    """Checks a name that agent code can write: an identifier that is no keyword and none of Python's own __names__."""
+    """Checks a name that agent code can write: an identifier, but no keyword and no __name__ of Python's own."""
     # CPython normalizes identifiers when it compiles; a name of another form could be set but never read.
     if not text.isidentifier() or unicodedata.normalize("NFKC", text) != text or len(text) > IDENTIFIER_CHARS_MAX:
         raise invalid(field, f"must be a Python identifier of at most {IDENTIFIER_CHARS_MAX} characters")
     if keyword.iskeyword(text):
-        raise invalid(field, f"is a keyword of Python: {text}")
+        raise invalid(field, f"is a Python keyword: {text}")
     if text.startswith("__") and text.endswith("__"):
-        raise invalid(field, f"has the form __x__, which Python keeps for itself: {text}")
+        raise invalid(field, f"is reserved by Python (__x__): {text}")
     return text
 
 
 def module_name(text: str, field: str) -> str:
     """Checks the dotted name of a module."""
     if len(text) > IDENTIFIER_CHARS_MAX or not all(part.isidentifier() for part in text.split(".")):
-        raise invalid(field, f"must be dotted names of modules of at most {IDENTIFIER_CHARS_MAX} characters")
+        raise invalid(field, f"must be dotted module names of at most {IDENTIFIER_CHARS_MAX} characters")
     return text
 
 
@@ -87,7 +87,7 @@ def environment(variables: Mapping[str, str], field: str) -> dict[str, str]:
         raise invalid(field, f"has more than {ENVIRONMENT_VARIABLES_MAX} variables")
     for name, value in variables.items():
         if not _VARIABLE.fullmatch(name):
-            raise invalid(field, f"has a name that is none: {name[:64]!r}; use A-Z a-z 0-9 _, the first no digit")
+            raise invalid(field, f"has an invalid name: {name[:64]!r}; use A-Z a-z 0-9 _, not starting with a digit")
         if "\0" in value:
             raise invalid(f"{field}.{name}", "holds a NUL character")
     if sum(len(name.encode()) + len(value.encode()) for name, value in variables.items()) > ENVIRONMENT_BYTES_MAX:
@@ -104,9 +104,9 @@ def source(code: str, field: str) -> str:
 
 
 def tenant_or_all(name: str) -> str:
-    """Checks the name of a tenant; an empty one stands for all of them."""
+    """Checks the name of a tenant; empty stands for all tenants."""
     if name and not is_name(name):
-        raise invalid("tenant", "is no name that a tenant can have")
+        raise invalid("tenant", "is not a valid tenant name")
     return name
 
 
@@ -134,13 +134,13 @@ def count(number: int, most: int, field: str) -> None:
 
 def branch(in_branch: bool, *, savepoint: bool) -> bool:
     if in_branch and savepoint:
-        raise invalid("branch", "has no savepoint before it: the session stays as it is")
+        raise invalid("branch", "takes no savepoint: the session stays as it is; leave savepoint out")
     return in_branch
 
 
 def savepoint(number: int, field: str) -> int:
     if number > SAVEPOINT_NUMBER_MAX:
-        raise invalid(field, "is not the number of a savepoint, nor 0 for the newest")
+        raise invalid(field, "is not a savepoint number; use 0 for the newest")
     return number
 
 

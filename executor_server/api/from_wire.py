@@ -1,7 +1,7 @@
 """Reads requests: the wire's messages become values of the daemon.
 
-The form of every field is checked here, and the layers below rely on it. Each function raises InvalidRequest that names
-the field, or ResourceExhausted for what is too large. Protobuf types go no further than here and to_wire.py.
+The form of every field is checked here, and the layers below rely on it. Each function raises InvalidRequest with the
+name of the field, or ResourceExhausted when something is too large. Protobuf types stop here and in to_wire.py.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def requested_session_from(request: service_pb.CreateSessionRequest) -> Requeste
 
 
 def requested_environment_from(request: service_pb.PrepareEnvironmentRequest) -> RequestedSession:
-    """Returns the session that would have the environment: the policy decides about it as about any other."""
+    """Returns a session with this environment; the policy decides about it as about any session."""
     return RequestedSession(image=request.image, backend=request.backend, packages=tuple(request.packages))
 
 
@@ -91,20 +91,20 @@ def output_mode_from(request: service_pb.ExecuteRequest) -> OutputMode:
     try:
         return _OUTPUT_MODES[request.output_mode]
     except KeyError:
-        raise checks.invalid("output_mode", f"is {request.output_mode}, which no mode has") from None
+        raise checks.invalid("output_mode", f"has the unknown value {request.output_mode}") from None
 
 
 def is_tar(number: int) -> bool:
-    """True for the format of a directory, which is sent as a tar archive."""
+    """True for a directory, which is sent as a tar archive."""
     try:
         return _FILE_FORMATS[number]
     except KeyError:
-        raise checks.invalid("format", f"is {number}, which no format has") from None
+        raise checks.invalid("format", f"has the unknown value {number}") from None
 
 
 def tools_from(messages: Sequence[pb.ToolSpec]) -> list[ToolSpec]:
     checks.count(len(messages), TOOLS_MAX, "tools")
-    checks.size(sum(map(_shipped_bytes, messages)), TOOLS_SHIPPED_BYTES_MAX, "what is shipped of tools")
+    checks.size(sum(map(_shipped_bytes, messages)), TOOLS_SHIPPED_BYTES_MAX, "the shipped code of the tools")
     tools = [_tool_from(message, f"tools[{index}]") for index, message in enumerate(messages)]
     checks.distinct([tool.name for tool in tools], "tools")
     return tools
@@ -140,7 +140,7 @@ def answer_from(request: service_pb.SubmitToolResultRequest) -> Payload | ToolFa
                 raise checks.invalid("error.arguments", f"are more than {TOOL_ERROR_ARGUMENTS_BYTES_MAX:,} bytes")
             return ToolFailure(error_type, request.error.message, request.error.arguments)
         case _:
-            raise checks.invalid("answer", "is missing; it is a value or an error")
+            raise checks.invalid("answer", "is missing; send a value or an error")
 
 
 def payload_from(value: pb.Value, field: str) -> Payload:
@@ -163,9 +163,9 @@ def _tool_from(message: pb.ToolSpec, field: str) -> ToolSpec:
     checks.distinct(parameters, f"{field}.parameters")
     is_shipped = message.HasField("shipped")
     if is_shipped and parameters:
-        raise checks.invalid(f"{field}.parameters", "can't be set for a tool that is shipped, which has its own")
+        raise checks.invalid(f"{field}.parameters", "can't be set for a shipped tool, which brings its own")
     if is_shipped and message.is_final_answer:
-        raise checks.invalid(f"{field}.is_final_answer", "can't be set for a tool that is shipped; a host tool can")
+        raise checks.invalid(f"{field}.is_final_answer", "can't be set for a shipped tool, only for a host tool")
     return ToolSpec(
         name=checks.python_name(message.name, f"{field}.name"),
         description=message.description,
@@ -184,7 +184,7 @@ def _shipped_from(message: pb.ShippedTool, field: str) -> ShippedTool:
         case "value":
             return ShippedTool(payload_from(message.value, f"{field}.value"), modules)
         case _:
-            raise checks.invalid(field, "has no code; it is a source or a value")
+            raise checks.invalid(field, "has no code; send a source or a value")
 
 
 def _source_from(message: pb.ToolSource, field: str) -> ToolSource:
@@ -197,7 +197,7 @@ def _source_from(message: pb.ToolSource, field: str) -> ToolSource:
 
 
 def _shipped_bytes(message: pb.ToolSpec) -> int:
-    """Bytes that a tool brings into the sandbox, counted without copying them."""
+    """Returns the bytes that a tool brings into the sandbox, without copying them."""
     values = (message.shipped.value, message.shipped.source.bindings)
     return message.shipped.ByteSize() + sum(value.packed.blob.size_bytes for value in values)
 
@@ -237,7 +237,7 @@ def _cwd(path: str) -> str:
 
 
 def _timeout_s(timeout_s: float) -> float:
-    if not 0.001 <= timeout_s <= _TIME_S_MAX:  # nor is NaN
+    if not 0.001 <= timeout_s <= _TIME_S_MAX:  # rejects NaN too
         raise checks.invalid("timeout_s", "must be from 0.001 seconds to a year")
     return timeout_s
 
@@ -252,7 +252,7 @@ def written_data_from(request: service_pb.WriteProcessRequest) -> bytes:
     if len(request.data) > WRITE_BYTES_MAX:
         raise checks.invalid("data", f"must be at most {WRITE_BYTES_MAX:,} bytes in each message")
     if request.offset > 2**62:
-        raise checks.invalid("offset", "is beyond all that a process can be given")
+        raise checks.invalid("offset", "is larger than the input of any process")
     return request.data
 
 
@@ -260,5 +260,5 @@ def signal_from(request: service_pb.SignalProcessRequest) -> tuple[int, SignalTa
     if not 1 <= request.signal <= _SIGNALS_MAX:
         raise checks.invalid("signal", f"must be a number from 1 to {_SIGNALS_MAX}")
     if request.target not in _SIGNAL_TARGETS:
-        raise checks.invalid("target", "is none that this daemon knows")
+        raise checks.invalid("target", "has a value that this daemon does not know")
     return request.signal, _SIGNAL_TARGETS[request.target]

@@ -1,4 +1,4 @@
-"""Measures the calls that are served: their number, duration and status."""
+"""Measures served calls: number, duration and status."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _MAX_PORT = 65_535
 async def forward_port(
     requests: AsyncIterator[service_pb.ForwardPortRequest], context: Context, find: Callable[[str], Session]
 ) -> None:
-    """Serves the call; `find` finds the caller's session. Returns when both directions have ended."""
+    """Serves the call until both directions have ended; `find` returns the caller's session."""
     first = await anext(requests, None)
     if first is None or first.WhichOneof("part") != "open":
         raise checks.invalid("open", "must be the first message")
@@ -40,17 +40,17 @@ async def forward_port(
 
 
 async def _receive(context: Context, connection: PortConnection) -> None:
-    """Passes the program's data on, up to its end."""
+    """Sends the program's data to the client, up to its end."""
     while data := await connection.read():
         await context.write(service_pb.ForwardPortResponse(data=data))
     await context.write(service_pb.ForwardPortResponse(shutdown=service_pb.Shutdown()))
 
 
 async def _send(requests: AsyncIterator[service_pb.ForwardPortRequest], connection: PortConnection) -> None:
-    """Passes the client's data on, up to its end.
+    """Sends the client's data to the program, up to `shutdown`.
 
-    Only `shutdown` is the end: the stream of a client that is gone ends too, and the program must not take what it got
-    for all that there is. Such a call is cancelled, which resets the connection.
+    The stream of a dead client ends too, but the program must not take its data for complete. That call is cancelled,
+    which resets the connection.
     """
     async for request in requests:
         part = request.WhichOneof("part")

@@ -1,6 +1,6 @@
-"""ExecutorService: each method checks its request's form, calls the session layer, and converts the answer.
+"""ExecutorService: each method checks the form of its request, calls the session layer, and converts the answer.
 
-Nothing is decided here and nothing is stored here. Errors of the layers below pass through to the error border.
+It decides nothing and stores nothing. Errors of the layers below pass through to the error border.
 
 Streaming methods write to the context instead of yielding: grpc.aio cancels a coroutine in its own task when the client
 leaves, while it finalizes a suspended generator in another task, where cancel scopes break. Ending a stream does not
@@ -44,7 +44,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         *,
         in_fleet: bool = False,
     ) -> None:
-        """`policy` returns the one in force. `in_fleet`: a front has chosen this daemon for its labels."""
+        """`policy` returns the policy in force. `in_fleet`: a front has checked node labels already."""
         self._policy = policy
         self._sessions = sessions
         self._states = states
@@ -61,7 +61,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = await self._sessions.created(principal, request_id)
         if session is None:
             if request.node_labels and not self._in_fleet:
-                raise checks.invalid("node_labels", "can't be asked for: this daemon belongs to no fleet")
+                raise checks.invalid("node_labels", "can't be satisfied: this daemon is not part of a fleet")
             modules = from_wire.needed_modules_from(request)
             spec = self._policy().decide(principal, from_wire.requested_session_from(request))
             made = SessionRequest(request_id, spec, lease_id, modules, dict(request.env))
@@ -354,14 +354,14 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
 
 async def _follow(execution: Execution, after: int, response: Callable[..., Any], context: Context) -> None:
-    """Sends the events of an execution after a number."""
+    """Sends the events of an execution after event `after`."""
     async with aclosing(execution.events(after)) as events:
         async for event in events:
             await context.write(response(event=to_wire.event_to(event)))
 
 
 def _process_id(request: Any) -> str:
-    """Returns the id of a process in a request about it, for the log too."""
+    """Returns the checked process id of a request, and binds it to log messages."""
     process_id = checks.identifier(request.process_id, "process_id")
     structlog.contextvars.bind_contextvars(process_id=process_id)
     return process_id
@@ -369,11 +369,11 @@ def _process_id(request: Any) -> str:
 
 @asynccontextmanager
 async def _in_time() -> AsyncIterator[None]:
-    """Ends a transfer that takes too long, since it holds a place that other transfers wait for."""
+    """Ends a transfer that takes too long: others wait for its place."""
     try:
         async with asyncio.timeout(STATE_TIME_S) as limit:
             yield
     except TimeoutError as error:
-        if not limit.expired():  # a timeout of the layers below, which has nothing to do with the size of the state
+        if not limit.expired():  # a timeout of a layer below, unrelated to the size of the state
             raise
-        raise ResourceExhausted(Reason.TOO_SLOW, f"the state was not through within {STATE_TIME_S:g} s") from error
+        raise ResourceExhausted(Reason.TOO_SLOW, f"the state was not transferred within {STATE_TIME_S:g} s") from error

@@ -1,6 +1,6 @@
-"""Writes responses: values of the daemon become the wire's messages, most of them field by field of the same name.
+"""Writes responses: values of the daemon become messages, mostly by field name (executor_api.messages).
 
-Protobuf types go no further than here and from_wire.py.
+Protobuf types stop here and in from_wire.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes a span of each call, as a child of the span that the client names."""
+"""Makes a span for each call, as a child of the client's span."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load_tracing(section: TracingSection, version: str) -> Tracing | None:
         from executor_server.telemetry.tracing import make_tracing
     except ModuleNotFoundError as error:
         raise ConfigError(
-            [f"tracing.endpoint: needs {error.name}, which is not installed: pip install 'remote-executor[otel]'"]
+            [f"tracing.endpoint: needs {error.name}, but it is not installed: pip install 'remote-executor[otel]'"]
         ) from error
     return make_tracing(
         section.endpoint, service_name=section.service_name, version=version, sample_ratio=section.sample_ratio
@@ -29,7 +29,7 @@ def load_tracing(section: TracingSection, version: str) -> Tracing | None:
 
 
 def call_tracing(tracing: Tracing) -> Around:
-    """Returns an interceptor that traces every call of our services; it belongs behind authentication."""
+    """Returns an interceptor that traces every call of our services, for use after authentication."""
 
     def around(method: str, behaviour: Behaviour) -> Behaviour:
         async def traced(request: Any, context: Context) -> Any:

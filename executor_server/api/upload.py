@@ -1,6 +1,6 @@
-"""Reads uploads: a stream of one header and then data, of the size that the header declared.
+"""Reads uploads: a stream of one header, then data of the size that the header declares.
 
-The session layer reserves the declared size, so a stream with more or less is refused, and one that stalls is ended.
+The session layer reserves the declared size, so a stream with more or less data is refused. A stalled stream is ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from executor_server.api import checks
 from executor_server.core import InvalidRequest, Reason
 
 PIECE_TIMEOUT_S = 60.0
-"""Seconds to wait for the next piece; the largest arrives in time at 5 kB/s."""
+"""Seconds to wait for the next piece: at 5 kB/s even the largest arrives in time."""
 
 
 class Upload:
@@ -37,7 +37,7 @@ class Upload:
         async for piece in self.all_pieces():
             received_bytes += len(piece)
             if received_bytes > size_bytes:
-                raise checks.invalid("data", f"goes on after the {size_bytes:,} bytes that the header declared")
+                raise checks.invalid("data", f"is longer than the {size_bytes:,} bytes that the header declares")
             yield piece
         if received_bytes < size_bytes:
             raise checks.invalid("data", f"ends after {received_bytes:,} of the {size_bytes:,} bytes declared")
@@ -46,7 +46,7 @@ class Upload:
         """Yields the data, of any size. Raises InvalidRequest for messages without data."""
         while (message := await self._next()) is not None:
             if message.WhichOneof("part") != "data":
-                raise checks.invalid(self._first, "must be the first message only, and data must follow")
+                raise checks.invalid(self._first, "is allowed in the first message only; the others carry data")
             piece: bytes = message.data
             if not 0 < len(piece) <= PIECE_BYTES:
                 raise checks.invalid("data", f"must be 1 to {PIECE_BYTES:,} bytes in each message")
@@ -58,4 +58,4 @@ class Upload:
             async with asyncio.timeout(PIECE_TIMEOUT_S):
                 return await anext(self._requests, None)
         except TimeoutError as error:
-            raise InvalidRequest(Reason.INVALID_FIELD, f"nothing came for {PIECE_TIMEOUT_S:g} s") from error
+            raise InvalidRequest(Reason.INVALID_FIELD, f"no data arrived for {PIECE_TIMEOUT_S:g} s") from error

@@ -389,7 +389,7 @@ def test_a_daemon_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     [
         (["--address", "example.org:1"], 1, "the token would travel unprotected"),
         (["--address", "nonsense"], 1, "is no address of a daemon"),
-        (["--address", "unix:/x", "--tls"], 1, "There is no TLS at a Unix socket"),
+        (["--address", "unix:/x", "--tls"], 1, "A Unix socket has no TLS"),
         (["--tls-ca", "/no/such/file", "--address", "127.0.0.1:1"], 1, "can't be read: No such file"),
         (["--tls-cert", "/x"], 2, "must be given together"),
     ],

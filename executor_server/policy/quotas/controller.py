@@ -42,7 +42,7 @@ from executor_server.policy.audit import (
 from executor_server.policy.quotas.quotas import Quotas
 
 RETRY_S = 2.0
-STOPPED_TEXT = "the audit log can't be written, and the policy lets nothing run that is not recorded"
+STOPPED_TEXT = "the audit log can't be written, and the policy lets nothing run unrecorded (audit.fail_closed)"
 
 
 class Admission(AdmissionController):

@@ -1,4 +1,4 @@
-"""The checks of quotas: each returns, or raises ResourceExhausted with the time at which to try again."""
+"""Checks of quotas. Each returns, or raises ResourceExhausted with the time to retry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_number(
     if most is not None and there >= most:
         raise refusal(
             Reason.QUOTA_EXCEEDED,
-            f"quota {quota}: {most} at one time, and so many there are; one more can be when one has ended",
+            f"quota {quota}: {there} of {most} are in use; retry when one has ended",
             retry_after_s=retry_after_s,
         )
 
@@ -33,15 +33,15 @@ def check_capacity(
     retry_after_s: float,
     refusal: type[ResourceExhausted] = ResourceExhausted,
 ) -> None:
-    """Refuses a tenant that holds as many as it leaves free; at the limit of the whole another check refuses.
+    """Refuses a tenant that holds at least as many as are free; another check guards the total.
 
-    `is_shared` returns True when there are other tenants; it is called only where that decides.
+    `is_shared` returns True if there are other tenants; it is called only if that decides.
     """
     if 0 < capacity - all_there <= there and is_shared():
         raise refusal(
             Reason.QUOTA_EXCEEDED,
-            f"quota {quota} is not set, so a tenant leaves as many free for others as it has: it has {there}, and of "
-            f"{capacity} there are {capacity - all_there} left",
+            f"quota {quota} is not set, so a tenant must leave as many free as it holds: it holds {there}, and "
+            f"{capacity - all_there} of {capacity} are free",
             retry_after_s=retry_after_s,
         )
 
@@ -52,6 +52,6 @@ def check_window(quota: str, window: Window, most: float | None, now_s: float) -
     wait_s = window.wait_s(most, now_s)
     raise ResourceExhausted(
         Reason.QUOTA_EXCEEDED,
-        f"quota {quota}: {most:g}, and {window.total(now_s):g} are used; there is room again in {math.ceil(wait_s)} s",
+        f"quota {quota}: {window.total(now_s):g} of {most:g} are used; retry in {math.ceil(wait_s)} s",
         retry_after_s=wait_s,
     )

@@ -88,7 +88,7 @@ def parse(text: str) -> Address:
         return unix_address(Path(text.removeprefix("unix:")))
     match = _TCP.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
-        raise AddressError(f"{text!r} is no address to listen on; write HOST:PORT or unix:/PATH.")
+        raise AddressError(f"{text!r} is not an address; write HOST:PORT or unix:/PATH.")
     return TcpAddress(match["host"].strip("[]"), int(match["port"]))
 
 
@@ -96,7 +96,7 @@ def check_exposure(address: Address, *, has_tls: bool) -> None:
     """Raises AddressError when the network could read tokens and code there."""
     if isinstance(address, TcpAddress) and not address.is_loopback and not has_tls:
         raise AddressError(
-            f"{address} can be reached from other machines, and nothing would be encrypted. Set server.tls_cert and "
+            f"{address} is reachable from other machines, and traffic would be unencrypted: set server.tls_cert and "
             "server.tls_key, or listen on 127.0.0.1 or a Unix socket."
         )
 
@@ -110,7 +110,7 @@ def clear_stale_socket(address: UnixAddress) -> None:
     except OSError as error:
         raise AddressError(f"Can't listen on {address}: {error.strerror}.") from error
     if not stat.S_ISSOCK(found.st_mode):
-        raise AddressError(f"Can't listen on {address}: there is something that is not a socket.")
+        raise AddressError(f"Can't listen on {address}: the path is not a socket; remove it.")
     if _answers(address.path):
         raise AddressError(f"Can't listen on {address}: another process listens there.")
     address.path.unlink(missing_ok=True)
@@ -152,7 +152,7 @@ def umask(mask: int) -> Iterator[None]:
 def unix_address(path: Path) -> UnixAddress:
     """Raises AddressError when no socket can be bound at that path."""
     if not path.is_absolute() or ".." in path.parts:
-        raise AddressError(f"'unix:{path}' is no address to listen on; a Unix socket needs an absolute path.")
+        raise AddressError(f"'unix:{path}' needs an absolute path.")
     if len(str(path).encode()) > MAX_SOCKET_PATH_BYTES:
         raise AddressError(
             f"The path of the Unix socket {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes, which the system can't "

@@ -1,7 +1,7 @@
-"""Compares a policy with a configuration: finds grants that a daemon of this configuration can't serve.
+"""Compares a policy with a configuration: finds grants that a daemon with this configuration can't serve.
 
-A daemon starts with such a policy, and warns: several daemons, of different backends, may share one file. `policy
-check`, which is asked about one configuration, reports them as problems.
+A daemon starts with such a policy and warns, since daemons with different backends may share one file. `policy check`
+compares one configuration, and reports such grants as problems.
 """
 
 from __future__ import annotations
@@ -78,24 +78,24 @@ def _unserved(name: str, profile: Profile, config: Config) -> Iterator[Problem]:
     known = dict.fromkeys(image for backend in get_args(BackendName) for image in configured_images(config, backend))
     for image in sandbox.images or ():
         if image not in known:
-            yield Problem((*path, "images"), f"the configuration has no image {image!r}; it has {some_of(known)}")
+            yield Problem((*path, "images"), f"the configuration has no image {image!r}; available: {some_of(known)}")
     listed = (config.server.backend,) if sandbox.backends is None else sandbox.backends
     served = [backend for backend in listed if backend in running]
     if not served:
         have = "backend is" if len(running) == 1 else "backends are"
-        text = f"the daemon's {have} {' and '.join(map(repr, running))}, so it can serve no session of these"
+        text = f"the daemon's {have} {' and '.join(map(repr, running))}, so it can serve none of these sessions"
         yield Problem((*path, "backends"), text)
         return
     for backend in listed:
         if backend not in running:
-            text = f"the daemon does not run the {backend} backend (server.other_backends), so none of these goes there"
+            text = f"the daemon does not run the {backend} backend (server.other_backends), so no session goes there"
             yield Problem((*path, "backends"), text)
     yield from _unserved_network(profile, (*path[:2], "network"), served, config)
     yield from _unserved_packages(profile.packages, (*path[:2], "packages"), config)
     images = dict.fromkeys(image for backend in served for image in configured_images(config, backend))
     if sandbox.images is not None and not set(sandbox.images) & set(images):
         whose = f"the {served[0]} backend" if len(served) == 1 else f"the backends {' and '.join(served)}"
-        text = f"none is an image of {whose}, so no session can be served; it has {some_of(images)}"
+        text = f"{whose} has none of these images, so no session can be served; available: {some_of(images)}"
         yield Problem((*path, "images"), text)
 
 

@@ -1,11 +1,11 @@
-"""The policy: what a client may have. Pure decisions, made in one place.
+"""The policy: what a client may have. Its decisions are pure and made in one place.
 
-`Policy.decide` turns a request into an approved SessionSpec, or refuses it with every violation listed; it never grants
-less than was asked for in silence, and never more. Nothing else in the daemon makes a SandboxSpec, so a backend can't
-be handed anything that was not decided here.
+`Policy.decide` turns a request into an approved SessionSpec, or refuses it with every violation listed. It never grants
+more, and never silently grants less. Nothing else in the daemon makes a SandboxSpec, so backends get only what was
+decided here.
 
-A refusal is a PolicyViolation. A request that no policy could grant is an InvalidRequest before that (requested.py).
-Decisions about a session that runs are in session_rules.py.
+A refusal is a PolicyViolation. A request that no policy could grant is an InvalidRequest (requested.py). Decisions
+about running sessions are in session_rules.py.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ NO_PROFILE_QUOTAS = QuotasTable(calls=4, calls_per_second=10)
 
 
 class Policy:
-    """One version of the policy file, for one daemon: its backend with its images, and those that run beside it."""
+    """One version of the policy file, for one daemon with its backends and images."""
 
     def __init__(
         self,
@@ -97,9 +97,8 @@ class Policy:
         secrets: Collection[str] | None = None,
         own_index: bool = False,
     ) -> None:
-        """`other_images`: names of images, by the backend that runs beside the daemon's own. `secrets`: names of those
-        that the daemon is configured with; None when that is not known, and taken for all that the policy names.
-        `own_index`: packages come from an index that the daemon is configured with."""
+        """`other_images`: image names of the daemon's other backends. `secrets`: names of the configured secrets; None
+        if unknown, then all that the policy names. `own_index`: the daemon is configured with an index of its own."""
         self._file = file
         self._choice = BackendChoice({backend: images, **(other_images or {})})
         self._orphan_time_s = orphan_time_s
@@ -125,7 +124,7 @@ class Policy:
         return self._file.tenants.keys()
 
     def lists(self, tenant: str) -> bool:
-        """True for a tenant that the file names. Their number is bounded, unlike that of the others."""
+        """True for a tenant that the file names; only the number of these is bounded."""
         return tenant in self._file.tenants
 
     def tenant_of_certificate(self, names: Sequence[str], fingerprint: str) -> tuple[str, bool] | None:
@@ -150,7 +149,7 @@ class Policy:
         return known.profile if known is not None and known.profile is not None else self._file.default
 
     def quotas_of(self, tenant: str) -> QuotasTable:
-        """The tenant's quotas. One without a profile gets just enough calls to read its refusals."""
+        """The tenant's quotas. A tenant without a profile gets just enough calls to read its refusals."""
         return self._quotas.get(tenant, self._default_quotas)
 
     def _quotas_in(self, profile: str | None) -> QuotasTable:
@@ -189,10 +188,10 @@ class Policy:
         return spec
 
     def with_packages(self, spec: SessionSpec, modules: Sequence[str]) -> SessionSpec | None:
-        """Returns the spec of a new session with the packages of modules that it authorizes and its image lacks.
+        """Returns the spec of a new session with packages for authorized modules that its image lacks.
 
-        None when there is nothing to add: the profile does not say `packages.auto`, or grants none that these modules
-        may be in; or the session was approved by another policy than this.
+        None if there is nothing to add: `packages.auto` is off, the profile grants no package with these modules, or
+        another policy approved the session.
         """
         profile = self._file.profiles.get(spec.policy.profile)
         if profile is None or spec.policy.fingerprint != self.fingerprint or not profile.packages.auto:
@@ -202,7 +201,7 @@ class Policy:
         return None if packages is None else replace(spec, sandbox=replace(spec.sandbox, packages=packages))
 
     def authorize_imports(self, principal: Principal, spec: SessionSpec, imports: Sequence[str]) -> SessionSpec:
-        """Returns the spec of a running session with more modules authorized. Its sandbox stays as it is.
+        """Returns the spec of a running session with more modules authorized; its sandbox does not change.
 
         A module that was denied when the session was created stays denied in it. Raises InvalidRequest,
         PolicyViolation.
@@ -210,7 +209,7 @@ class Policy:
         authorized = tuple(sorted({*spec.authorized_imports, *imports}))
         check_imports(imports)
         if len(authorized) > MAX_AUTHORIZED_IMPORTS:
-            problem = f"would make it more than {MAX_AUTHORIZED_IMPORTS:,} patterns in one session"
+            problem = f"would exceed the limit of {MAX_AUTHORIZED_IMPORTS:,} patterns in one session"
             raise invalid("authorized_imports", problem)
         name, profile = self._profile_of(principal.tenant)
         denied = tuple(sorted({*spec.denied_imports, *profile.imports.denied}))
@@ -220,7 +219,7 @@ class Policy:
         return replace(spec, authorized_imports=authorized, denied_imports=denied)
 
     def describe(self, principal: Principal) -> PolicySummary:
-        """Returns what the caller may ask for. Raises PolicyViolation when there is no profile for it."""
+        """Returns what the caller may request. Raises PolicyViolation if it has no profile."""
         name, profile = self._profile_of(principal.tenant)
         limits = session_limits(profile, RequestedLimits())
         return PolicySummary(
@@ -243,9 +242,9 @@ class Policy:
         )
 
     def warm_sandboxes(self, pool: PoolSection) -> tuple[WarmSandboxes, ...]:
-        """Returns the sandboxes to keep ready: those named, else those of sessions that ask for nothing special.
+        """Returns the sandboxes to keep ready: the named ones, else those of default sessions.
 
-        Raises ConfigError for those that no session could get.
+        Raises ConfigError for sandboxes that no session could get.
         """
         if not pool.warm:
             name = self._file.default
@@ -257,7 +256,7 @@ class Policy:
         for index, entry in enumerate(pool.warm):
             name = entry.profile or self._file.default
             if name not in self._file.profiles:
-                problems.append(f"pool.warm.{index}.profile: there is no such profile (it is {name!r})")
+                problems.append(f"pool.warm.{index}.profile: no profile {name!r}")
                 continue
             limits = entry.model_dump(include={"memory_bytes", "processes", "disk_bytes", "max_files"})
             request = RequestedSession(
@@ -270,7 +269,7 @@ class Policy:
                 problems.append(f"pool.warm.{index}: {refusal.message} (it is {entry.image!r})")
                 continue
             if entry.network and not self._file.profiles[name].network.has_hosts:
-                problems.append(f"pool.warm.{index}.network: no session of the profile {name!r} can have one")
+                problems.append(f"pool.warm.{index}.network: the profile {name!r} grants no hosts")
             warm.append(WarmSandboxes(replace(spec.sandbox, egress=spec.network.any or entry.network), entry.size))
         if problems:
             raise ConfigError(problems)
@@ -279,9 +278,9 @@ class Policy:
     # -- sessions that were created under an earlier policy
 
     def on_reload(self, principal: Principal, spec: SessionSpec) -> Literal["keep", "tighten", "end"]:
-        """Decides on a running session when this policy comes into force. One without a profile ends.
+        """Decides on a running session when this policy comes into force; a session without a profile ends.
 
-        One whose profile is unchanged is kept, whatever else of the policy has changed.
+        A session whose profile is unchanged is kept.
         """
         name = self.profile_name(principal.tenant)
         if name is None:

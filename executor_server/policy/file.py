@@ -81,7 +81,7 @@ class PolicyFile(Section):
         return self
 
     def _no_profile(self, path: KeyPath, name: str) -> InitErrorDetails:
-        text = f"there is no such profile; there are {some_of(self.profiles)}"
+        text = f"no such profile; available: {some_of(self.profiles)}"
         return contradiction(path, text, name, also=[("profiles", name)])
 
     def _claimed_twice(self) -> Iterator[InitErrorDetails]:
@@ -92,7 +92,7 @@ class PolicyFile(Section):
                 for value in values:
                     owner = owners.setdefault((key, value), name)
                     if owner != name:
-                        text = f"is tenant {owner}'s already"
+                        text = f"belongs to tenant {owner} already"
                         yield contradiction(("tenants", name, key), text, value, also=[("tenants", owner, key)])
 
     @property

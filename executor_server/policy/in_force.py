@@ -148,7 +148,7 @@ class PolicyStore:
             await asyncio.sleep(SETTLE_S)
             if self._signatures(path) == before:
                 return data
-        raise ConfigError([f"The policy file {path} is being written all the time."])
+        raise ConfigError([f"The policy file {path} keeps changing; write it once, or replace it."])
 
     def _signatures(self, path: Path) -> tuple[_Signature, ...]:
         """The signatures of the policy file and of the locks that the policy in force was read with."""

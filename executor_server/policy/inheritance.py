@@ -64,7 +64,7 @@ def _problems(profiles: Mapping[str, Any], circles: Mapping[str, str]) -> list[P
         path = ("profiles", name, "extends")
         parent = _parent(profiles[name])
         if parent and parent not in profiles:
-            problems.append(Problem(path, f"there is no profile {cut(parent)!r}; there are {some_of(profiles)}"))
+            problems.append(Problem(path, f"no profile {cut(parent)!r}; available: {some_of(profiles)}"))
         elif name in circles:
             problems.append(Problem(path, f"goes round in a circle: {circles[name]}"))
     return problems

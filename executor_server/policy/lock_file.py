@@ -76,7 +76,7 @@ def copy_of(path: str) -> str:
 def read_lock(path: Path) -> LockFile:
     """Reads a lock file that no other user could write. Raises ValueError with a clause."""
     if not path.is_absolute():
-        raise ValueError("is no absolute path")
+        raise ValueError("is not an absolute path")
     copies = _copies.get()
     file = path if copies is None else copies / copy_of(str(path))
     try:
@@ -93,7 +93,7 @@ def _distributions_in(data: bytes) -> tuple[Locked, ...]:
     try:
         lock = Pylock.from_dict(parse_toml(data, "lock file"))
     except (PylockValidationError, PylockUnsupportedVersionError) as error:
-        raise ValueError(f"is no lock file of PEP 751: {error}") from error
+        raise ValueError(f"is not a PEP 751 lock file: {error}") from error
     if len(lock.packages) > MAX_LOCKED:
         raise ValueError(f"has more than {MAX_LOCKED:,} packages")
     if not lock.packages:
@@ -107,9 +107,9 @@ def _locked(package: Package) -> Locked:
     if package.version is None:
         raise ValueError(f"has {name} without a version")
     if not package.wheels:
-        raise ValueError(f"has no wheel of {name}, and a source runs its own code while it is built")
+        raise ValueError(f"has no wheel of {name}; a source distribution would run its own code when built")
     if any(wheel.url is None for wheel in package.wheels):
-        raise ValueError(f"has a wheel of {name} that comes from no index")
+        raise ValueError(f"has a wheel of {name} that is not from an index")
     if not all(_SHA256.fullmatch(str(wheel.hashes.get("sha256"))) for wheel in package.wheels):
         raise ValueError(f"has a wheel of {name} without a SHA-256 hash")
     if package.marker is not None and _CHOSEN.search(str(package.marker)) is not None:

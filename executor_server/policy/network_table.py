@@ -42,9 +42,9 @@ def _is_method(text: str) -> bool:
 
 def _header_of(text: str) -> str:
     if _HEADER.fullmatch(text) is None:
-        raise ValueError("is no name of a header")
+        raise ValueError("is not a header name")
     if text.lower() in FRAMING_HEADERS:
-        raise ValueError("belongs to the connection or to the form of a message")
+        raise ValueError("is a header of the connection or of message framing")
     return text
 
 
@@ -52,7 +52,7 @@ def _value_of(text: str) -> str:
     if len(text) > MAX_VALUE_CHARS or _VALUE.fullmatch(text) is None:
         raise ValueError(f"is not one line of 1 to {MAX_VALUE_CHARS:,} printable ASCII characters, or ends in spaces")
     if not secret_names(text):
-        raise ValueError("names no secret, and must not be one itself")
+        raise ValueError("names no secret (and must not be one itself)")
     if "${" in _without_names(text):
         raise ValueError("has a ${ without the name of a secret and a }")
     return text
@@ -70,7 +70,7 @@ def _path_of(text: str) -> str:
     if len(text) > MAX_PATH_CHARS or _PATH.fullmatch(text) is None:
         raise ValueError("has characters that servers read in different ways, a * before its end, or is too long")
     if "//" in text or any(segment in (".", "..") for segment in text.split("/")):
-        raise ValueError("has segments that are empty, . or ..")
+        raise ValueError("has an empty segment, . or ..")
     return text
 
 

@@ -98,7 +98,7 @@ def with_advice(violations: Sequence[Violation]) -> tuple[Violation, ...]:
     advice = (
         "none: the daemon has no policy file. Its owner can allow them by a file of three lines, "
         f'`default = "default"`, `[profiles.default.packages]` and `allowed = [{names}]`, '
-        "which `executor-server serve --policy FILE` reads"
+        "given to `executor-server serve --policy FILE`"
     )
     return (*violations[:-1], replace(violations[-1], allowed=advice))
 
@@ -187,16 +187,16 @@ def why_packages_must_go(table: PackagesTable, spec: PackagesSpec, *, own_index:
     """The reason why packages that a sandbox has are not allowed any more; None when they are."""
     if spec.max_environment_bytes > table.max_environment_bytes:
         most = number(table.max_environment_bytes)
-        return f"its packages may have {number(spec.max_environment_bytes)} bytes, and the policy allows {most} now"
+        return f"its packages may take {number(spec.max_environment_bytes)} bytes, and the policy now allows {most}"
     lock_sha256 = table.lock.sha256 if table.lock is not None else ""
     if spec.lock_sha256 != lock_sha256:
-        return "its packages are not those of the lock that the policy has now"
+        return "its packages are not from the policy's present lock"
     if lock_sha256:
         return None
     if (table.exclude_newer_s or 0) > (spec.exclude_newer_s or 0):
-        return "its packages may be newer than the policy allows now"
+        return "its packages may be newer than the policy now allows"
     if len(spec.requirements) > table.max_requirements:
-        return f"it has {len(spec.requirements)} packages, and the policy allows {table.max_requirements} now"
+        return f"it has {len(spec.requirements)} packages, and the policy now allows {table.max_requirements}"
     for text in spec.requirements:
         has = read_granted(text)
         bound = table.bounds.get(has.name)

@@ -33,7 +33,7 @@ def age_s(text: str) -> float:
     """Returns the seconds of "36h", "14d" or "2w". Raises ValueError with a clause."""
     match = _AGE.fullmatch(text)
     if match is None:
-        raise ValueError("is no age")
+        raise ValueError("is not an age")
     seconds = int(match[1]) * _UNIT_S[match[2]]
     if seconds > _MAX_AGE_S:
         raise ValueError("is more than ten years")
@@ -52,7 +52,7 @@ def _allowed(text: str) -> str:
     if found.marker:
         raise BadRequirement("has a marker; bounds hold everywhere")
     if found.versions.is_unsatisfiable():
-        raise BadRequirement("has bounds that no version is within")
+        raise BadRequirement("has bounds that exclude every version")
     return found.text
 
 
@@ -65,7 +65,7 @@ def _distribution(text: str) -> str:
 
 def _lock(value: object) -> LockFile:
     if not isinstance(value, str | Path):
-        raise ValueError("is no text")
+        raise ValueError("is not text")
     return read_lock(Path(value))
 
 
@@ -152,7 +152,7 @@ class PackagesTable(Section):
 
     def _contradictions(self) -> Iterator[InitErrorDetails]:
         if self.lock is not None and self.allowed:
-            text = "goes with no `allowed`: what may be asked for is what the lock has; remove one of them"
+            text = "can't be combined with `allowed`: the lock already lists what may be requested; remove one of them"
             yield contradiction(("lock",), text, str(self.lock.path), also=[("allowed",)])
         seen: set[str] = set()
         for index, text in enumerate(self.allowed):

@@ -19,7 +19,7 @@ def port_range(text: str) -> tuple[int, int]:
     """Returns the first and the last port of "8000" or "8000-8999". Raises ValueError with a clause."""
     found = _PORTS.fullmatch(text)
     if found is None:
-        raise ValueError("is neither a port nor two with a - between them")
+        raise ValueError("is neither a port nor a range of ports")
     low, high = int(found[1]), int(found[2] or found[1])
     if high > _MAX_PORT:
         raise ValueError(f"goes past {_MAX_PORT}, the last port")

@@ -170,7 +170,7 @@ def _check_labels(labels: Mapping[str, str]) -> None:
                 f"a key has 1 to {MAX_LABEL_KEY_CHARS} characters and a value at most {MAX_LABEL_VALUE_CHARS}",
             )
         if not (_is_unicode(key) and _is_unicode(value)):
-            raise invalid("labels", "hold what is no Unicode text")
+            raise invalid("labels", "have text that is not valid Unicode")
 
 
 def _check_prelude(prelude: str) -> None:
@@ -179,7 +179,7 @@ def _check_prelude(prelude: str) -> None:
     if "\0" in prelude:
         raise invalid("prelude", "holds a NUL character")
     if not _is_unicode(prelude):
-        raise invalid("prelude", "is no Unicode text")
+        raise invalid("prelude", "is not valid Unicode")
 
 
 def _check_texts(path: str, texts: Sequence[str], most: int) -> None:
@@ -194,7 +194,7 @@ def _check_text(path: str, text: str) -> None:
     if len(text) > MAX_REQUESTED_TEXT_CHARS:
         raise invalid(path, f"is longer than {MAX_REQUESTED_TEXT_CHARS} characters")
     if not text.isprintable():
-        raise invalid(path, "holds characters that can't be printed")
+        raise invalid(path, "has unprintable characters")
 
 
 def _is_unicode(text: str) -> bool:

@@ -136,12 +136,12 @@ def _check_text(text: str, max_chars: int) -> None:
         what = f"U+{ord(foreign):04X} {unicodedata.name(foreign, '')}".rstrip()
         raise BadRequirement(f"has the character {what}; names are ASCII, and each package is an entry of its own")
     if _OPTION.search(text) is not None:
-        raise BadRequirement("has an option, and neither pip's nor uv's can be given")
+        raise BadRequirement("is an option; options of pip or uv can't be given")
     if "@" in text or "://" in text:
-        raise BadRequirement("is an address, and packages come from the daemon's index only")
+        raise BadRequirement("is a URL, but packages come from the daemon's index only")
     name = _NAME_END.split(text.strip(), maxsplit=1)[0]
     if text.lstrip().startswith((".", "~")) or "/" in text or "\\" in text or _FILE.search(name) is not None:
-        raise BadRequirement("is a path, and packages come from the daemon's index only")
+        raise BadRequirement("is a path, but packages come from the daemon's index only")
     if "===" in text:
         raise BadRequirement('has "===", which compares texts; "==" compares versions')
     if text.count("(") > _MAX_PARENTHESES:
@@ -167,16 +167,16 @@ def _marker_text(marker: Marker | None) -> str:
         return ""
     text = str(marker)
     if _MARKER.fullmatch(text) is None:
-        raise BadRequirement("has a marker with characters that no marker needs")
+        raise BadRequirement("has a marker with invalid characters")
     unknown = _UNDECIDED.search(text)
     if unknown is not None:
-        raise BadRequirement(f"has a marker about {unknown.group()}, which is not known before the sandbox is made")
+        raise BadRequirement(f"has a marker about {unknown.group()}, which is unknown before the sandbox is made")
     try:
         holds = _holds_somewhere(text)
     except (KeyError, ValueError) as error:
         raise BadRequirement("has a marker that compares what can't be compared") from error
     if not holds:
-        raise BadRequirement("has a marker that holds for no CPython 3 on Linux, so it asks for nothing")
+        raise BadRequirement("has a marker that excludes every CPython 3 on Linux")
     return text
 
 

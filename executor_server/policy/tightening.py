@@ -49,13 +49,13 @@ def why_sandbox_must_go(
     for name in _SANDBOX_LIMIT_NAMES:
         has, ceiling = getattr(sandbox, name), getattr(profile.limits.max, name)
         if has > ceiling:
-            return f"its sandbox has {name} {number(has)}, and the policy allows at most {number(ceiling)} now"
+            return f"its sandbox has {name} {number(has)}, and the policy now allows at most {number(ceiling)}"
     cpus = profile.limits.cpus
     if cpus is not None and (sandbox.cpus is None or sandbox.cpus > cpus):
-        return f"its sandbox may use more processors than the {number(cpus)} that the policy allows now"
+        return f"its sandbox may use more processors than the {number(cpus)} that the policy now allows"
     had, may_have = sandbox.fork_server.partition(":")[0], fork_server(profile)
     if FORK_SERVERS.index(had) > FORK_SERVERS.index(may_have):
-        return f"its sandbox may come from a fork server, and the policy says {may_have!r} now"
+        return f"its sandbox may come from a fork server, and the policy now says {may_have!r}"
     if sandbox.packages is not None:
         return why_packages_must_go(profile.packages, sandbox.packages, own_index=own_index)
     return None

@@ -89,7 +89,7 @@ def test_a_killed_clients_session_ends_after_its_grace_and_it_is_written_down_wh
         assert client.session_id in ids(watcher), "it has its grace"
         assert eventually(lambda: not watcher.list_sessions(), timeout_s=WAIT_S)
         assert eventually(lambda: not sandboxes(daemon))
-    assert eventually(lambda: "the client that it belonged to was not heard of for too long" in daemon.log.read_text())
+    assert eventually(lambda: "its client was silent for too long" in daemon.log.read_text())
 
 
 def test_a_stopped_process_holds_nothing_beyond_the_grace(start: StartDaemon) -> None:

@@ -242,7 +242,7 @@ def test_the_request_can_come_from_a_file_or_from_stdin(file: Path, tmp_path: Pa
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[]", "must be a JSON object"),
-        ('{"imagse": 1}', "imagse: no such key; there are image, backend"),
+        ('{"imagse": 1}', "imagse: no such key; available: image, backend"),
         ('{"put_file": {"size_bytes": -1}}', "put_file.size_bytes: must be greater than or equal to 0 (it is -1)"),
         ('{"language": ["evil"]}', "language.0: must be one of dunder_access"),
         ("@/no/such/file", "can't be read: No such file"),

@@ -215,7 +215,7 @@ def test_a_daemon_does_not_start_with_a_bad_file_of_tokens(tmp_path: Path, conte
     config.write_text(f'[server]\ntoken_file = "{file}"\nlisten = ["unix:{tmp_path}/s"]\n')
     ended = server("serve", "--config", str(config), "--state-dir", str(tmp_path / "state"))
     assert ended.returncode == 4
-    assert ended.stderr.startswith("The file of tokens ") and says in ended.stderr
+    assert ended.stderr.startswith("The token file ") and says in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 

@@ -247,10 +247,10 @@ async def test_a_reload_reports_the_policy_in_force(world: World, stub: Any) -> 
 
 
 async def test_a_reload_of_what_is_not_valid_lists_every_problem(world: World, stub: Any) -> None:
-    world.reload_raises = ConfigError(["profiles.a.limits: is wrong", "default: there is no profile 'x'"])
+    world.reload_raises = ConfigError(["profiles.a.limits: is wrong", "default: no profile 'x'"])
     found = await refusal(stub.Reload(pb.ReloadRequest(), metadata=AUTH))
     assert found.code.name == "INVALID_ARGUMENT"
-    assert found.message.endswith("profiles.a.limits: is wrong\ndefault: there is no profile 'x'")
+    assert found.message.endswith("profiles.a.limits: is wrong\ndefault: no profile 'x'")
 
 
 async def test_usage_is_reported_beside_its_quotas(stub: Any) -> None:
@@ -387,8 +387,8 @@ def test_a_daemon_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "printed"),
     [
-        (["--address", "example.org:1"], 1, "the token would travel unprotected"),
-        (["--address", "nonsense"], 1, "is no address of a daemon"),
+        (["--address", "example.org:1"], 1, "the token would be sent unencrypted"),
+        (["--address", "nonsense"], 1, "is not an address"),
         (["--address", "unix:/x", "--tls"], 1, "A Unix socket has no TLS"),
         (["--tls-ca", "/no/such/file", "--address", "127.0.0.1:1"], 1, "can't be read: No such file"),
         (["--tls-cert", "/x"], 2, "must be given together"),

@@ -58,4 +58,4 @@ async def test_refused_packages_are_violations_and_malformed_ones_are_wrong_fiel
         assert "packages: asked for torch, allowed is pandas>=2, scikit-learn" in message
         code, message = await answer("pandas", "x @ file:///etc/passwd")
         assert code == "INVALID_ARGUMENT"
-        assert message.startswith("packages[1] is an address, and packages come from the daemon's index only; write ")
+        assert message.startswith("packages[1] is a URL, but packages come from the daemon's index only; write ")

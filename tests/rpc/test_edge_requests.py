@@ -262,7 +262,7 @@ async def test_an_upload_that_stands_still_is_cut_off(edge: Edge, monkeypatch: p
     await call.write(blob_header(2))
     found = await refusal(call)
     assert (found.code.name, found.reason) == INVALID
-    assert "nothing came" in found.message
+    assert "no data arrived" in found.message
 
 
 async def test_what_was_asked_reaches_the_session_as_values(edge: Edge) -> None:

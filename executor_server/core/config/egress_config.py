@@ -32,14 +32,14 @@ def _range_of(text: str) -> str:
     try:
         network: _Network = ipaddress.ip_network(text)
     except ValueError:
-        raise ValueError("is no range of addresses") from None
+        raise ValueError("is not an address range") from None
     if network.prefixlen == 0:
-        raise ValueError("is all addresses, which would end the check of private ones")
+        raise ValueError("covers all addresses, which would disable the check for private ones")
     if network.version == 6 and network.network_address.ipv4_mapped is not None:
-        raise ValueError("is a range of IPv4 in IPv6, and counts as written in IPv4 only")
+        raise ValueError("is an IPv4 range in IPv6 form; write it in IPv4")
     clause = why_never_opened(network)
     if clause is not None:
-        raise ValueError(f"{clause}, and the proxy connects to none of these")
+        raise ValueError(f"{clause}, and the proxy never connects to these")
     return str(network)
 
 
@@ -50,7 +50,7 @@ def _resolver_of(text: str) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        raise ValueError("is no address") from None
+        raise ValueError("is not an address") from None
     if address.version == 6 and address.scope_id is not None:
         raise ValueError("has a scope")
     _check_port(port)
@@ -66,7 +66,7 @@ def _proxy_of(text: str) -> str:
         raise ValueError("has a user or a password, which other users could read here")
     match = _AUTHORITY.fullmatch(authority.removesuffix("/"))
     if match is None:
-        raise ValueError("has no host and port, or more than these")
+        raise ValueError("must have a host and a port, and nothing else")
     _check_port(int(match["port"]))
     return f"http://{match['host']}:{int(match['port'])}"
 

@@ -50,7 +50,7 @@ def _url_of(text: str) -> str:
         raise ValueError("has a user or a password; name a secret in index_authorization")
     match = _URL.fullmatch(text)
     if match is None:
-        raise ValueError("is no URL of a directory")
+        raise ValueError("is not a directory URL")
     return f"{match['scheme']}://{HostPattern.parse(match['authority']).text}{match['path'].rstrip('/')}"
 
 

@@ -32,8 +32,7 @@ def untrusted(descriptor: int, path: Path) -> str | None:
         found = directory.stat()
         if _others_write(found) and not found.st_mode & stat.S_ISVTX:
             return (
-                f"lies in a directory that other users can write, who could put another in its place; run: "
-                f"chmod go-w {directory}"
+                f"is in a directory that other users can write, so they could replace it; run: chmod go-w {directory}"
             )
     return None
 

@@ -71,18 +71,18 @@ class FleetSection(Section):
 
     def _missing(self) -> Iterator[InitErrorDetails]:
         if self.role is not None and self.certificates is None:
-            yield contradiction(("certificates",), f"is missing: a {self.role} shows its certificate", self)
+            yield contradiction(("certificates",), f"is missing: a {self.role} needs a certificate", self)
         if self.role == "front" and not any(getattr(self, key) for key in _SOURCES):
             yield contradiction(("nodes",), "is missing: a front needs nodes, dns or nodes_file", self)
         if self.role == "node" and self.listen is None:
-            yield contradiction(("listen",), "is missing: a node serves its front there", self)
+            yield contradiction(("listen",), "is missing: the front connects to a node there", self)
 
     def _of_other_role(self) -> Iterator[InitErrorDetails]:
         others = {"front": _OF_NODE, "node": _OF_FRONT, None: (*_OF_FRONT, *_OF_NODE)}[self.role]
         for key in others:
             if value := getattr(self, key):
                 whose = "front" if key in _OF_FRONT else "node"
-                yield contradiction((key,), f"is of a {whose}, and role is {self.role!r}", value, also=[("role",)])
+                yield contradiction((key,), f"is for a {whose}, but role is {self.role!r}", value, also=[("role",)])
 
     def _times(self) -> Iterator[InitErrorDetails]:
         if self.report_interval_s > self.lease_s / 4:

@@ -99,7 +99,7 @@ ImageName = Annotated[str, AfterValidator(Form(IMAGE_NAME_FORM, lambda text: _IM
 def _from_file(path: Path, info: ValidationInfo) -> Path:
     found = Path(info.context or "", os.path.expanduser(path))  # noqa: PTH111 (leaves the name of no user as it is)
     if not found.is_absolute():
-        raise ValueError("must be an absolute path: no file says where a relative one begins")
+        raise ValueError("must be an absolute path outside a configuration file")
     return found
 
 

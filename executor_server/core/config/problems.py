@@ -130,7 +130,7 @@ def some_of(names: Collection[str]) -> str:
 def _problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
     path = details["loc"]
     if details["type"] == "extra_forbidden":
-        return Problem(path, f"no such key; there are {', '.join(_model_at(model, path[:-1]).model_fields)}")
+        return Problem(path, f"no such key; available: {', '.join(_model_at(model, path[:-1]).model_fields)}")
     if path and path[-1] == "[key]":  # pydantic's mark of a problem with an entry's name
         path = path[:-1]
     message = _IN_TOML.get(details["type"]) or details["msg"].removeprefix("Value error, ").replace(

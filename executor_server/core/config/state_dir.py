@@ -116,7 +116,7 @@ def read_or_make_state_key(state_dir: StateDir, key_file: Path | None = None) ->
         try:
             return read_token(key_file, "key").encode()
         except FileNotFoundError:
-            raise StateDirError(f"The key file {key_file} is not there (state.key_file names it).") from None
+            raise StateDirError(f"The key file {key_file} does not exist (state.key_file).") from None
     try:
         return read_token(state_dir.state_key_path, "key").encode()
     except FileNotFoundError:
@@ -131,7 +131,7 @@ def _make_private(root: Path) -> None:
     except OSError as error:
         raise StateDirError(f"The state directory {root} can't be made: {error.strerror}.") from error
     if not stat.S_ISDIR(found.st_mode):
-        raise StateDirError(f"The state directory {root} is not a directory (a link to one won't do).")
+        raise StateDirError(f"The state directory {root} is not a directory (a link is not accepted).")
     if found.st_uid != os.geteuid():
         raise StateDirError(f"The state directory {root} belongs to user {found.st_uid}, not to this one.")
     if found.st_mode & 0o022:

@@ -52,7 +52,7 @@ class FairSemaphore:
             self._note_taken(tenant)
             return
         if self.waiting(tenant) >= self._max_waiting:
-            message = f"{self._max_waiting} requests of this tenant wait already"
+            message = f"{self._max_waiting} requests of this tenant are waiting already"
             raise ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=RETRY_S)
         grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ring_of(tenant).setdefault(tenant, OrderedDict())[grant] = None

@@ -35,8 +35,8 @@ class SessionEnd(enum.StrEnum):
 
     DELETED = "the session was deleted"
     EXPIRED = "the session expired"
-    OWNER_CLOSED = "the client that it belonged to has ended"
-    OWNER_GONE = "the client that it belonged to was not heard of for too long"
+    OWNER_CLOSED = "its client ended"
+    OWNER_GONE = "its client was silent for too long"
     KILLED = "an administrator ended the session"
     STOPPED = "the daemon stopped"
     LEASE_LOST = "the node lost its lease"

@@ -122,9 +122,9 @@ def _may_ask_for_host(summary: PolicySummary, host: str) -> bool:
 
 def _place_of_invalid(written: _Written, error: ExecutorError) -> Place:
     if error.reason is Reason.UNKNOWN_IMAGE:
-        return Place("the configuration has no such image there, so no policy can grant it")
+        return Place("the configuration has no such image, so no policy can grant it")
     assert isinstance(error, InvalidRequest), error
-    return Place("the request itself is wrong: no policy could grant it")
+    return Place("the request is invalid, so no policy could grant it")
 
 
 def _place(written: _Written, question: Question, violation: Violation) -> Place:
@@ -135,7 +135,7 @@ def _place(written: _Written, question: Question, violation: Violation) -> Place
         return replace(place, advice=f"{place.advice}; or another backend first (sandbox.backends), which sets headers")
     limit = violation.field.removeprefix("limits.")
     if ".limits.default." in violation.rule and getattr(question.limits, limit, None) is not None:
-        return Place(f"nothing of the policy: the session itself asks for no more (limits.{limit} of the request)")
+        return Place(f"nothing in the policy: the session itself requests no more (limits.{limit} of the request)")
     return place
 
 

@@ -105,7 +105,7 @@ class TokenFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise TokenFileError(f"The file of tokens {self.path} can't be read: {error.strerror}.") from error
+            raise TokenFileError(f"The token file {self.path} can't be read: {error.strerror}.") from error
         return FileVersion(directory.st_mode, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def read(self) -> tuple[TokenRecord, ...]:
@@ -123,14 +123,14 @@ class TokenFile:
             return ()
         except OSError as error:
             why = "it is a symbolic link" if self.path.is_symlink() else error.strerror
-            raise TokenFileError(f"The file of tokens {self.path} can't be read: {why}.") from error
+            raise TokenFileError(f"The token file {self.path} can't be read: {why}.") from error
         if len(data) > MAX_TOKEN_FILE_BYTES:
-            raise TokenFileError(f"The file of tokens {self.path} is larger than {MAX_TOKEN_FILE_BYTES:,} bytes.")
+            raise TokenFileError(f"The token file {self.path} is larger than {MAX_TOKEN_FILE_BYTES:,} bytes.")
         return self._parsed(data)
 
     def _check_rights(self, found: os.stat_result) -> None:
         """Checks the open file, so that it can't be exchanged between the check and the reading."""
-        where = f"The file of tokens {self.path}"
+        where = f"The token file {self.path}"
         if not stat.S_ISREG(found.st_mode):
             raise TokenFileError(f"{where} is not a regular file.")
         if found.st_uid not in (os.geteuid(), 0):
@@ -140,7 +140,7 @@ class TokenFile:
         directory = self.path.parent.stat()
         if directory.st_mode & 0o022 and not directory.st_mode & stat.S_ISVTX:
             raise TokenFileError(
-                f"{where} lies in a directory that other users can write, who could put another in its place; run: "
+                f"{where} is in a directory that other users can write, so they could replace it; run: "
                 f"chmod go-w {self.path.parent}"
             )
 
@@ -152,11 +152,11 @@ class TokenFile:
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"])
             raise TokenFileError(
-                f"The file of tokens {self.path} is not what `executor-server token` writes: "
+                f"The token file {self.path} is not what `executor-server token` writes: "
                 f"{field + ': ' if field else ''}{first['msg']}."
             ) from error
         if len({record.id for record in records}) != len(records):
-            raise TokenFileError(f"The file of tokens {self.path} has two tokens of one id.")
+            raise TokenFileError(f"The token file {self.path} has two tokens with one id.")
         return records
 
     # -- changing
@@ -200,7 +200,7 @@ class TokenFile:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise TokenFileError(f"The file of tokens {self.path} can't be written: {error.strerror}.") from error
+            raise TokenFileError(f"The token file {self.path} can't be written: {error.strerror}.") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -211,7 +211,7 @@ class TokenFile:
         data = dumped(records)
         if len(data) > MAX_TOKEN_FILE_BYTES:
             raise TokenFileError(
-                f"The file of tokens {self.path} would be larger than {MAX_TOKEN_FILE_BYTES:,} bytes; remove "
+                f"The token file {self.path} would be larger than {MAX_TOKEN_FILE_BYTES:,} bytes; remove "
                 "entries of tokens that are expired or revoked."
             )
         try:
@@ -230,7 +230,7 @@ class TokenFile:
                 raise
             _sync_directory(self.path.parent)
         except OSError as error:
-            raise TokenFileError(f"The file of tokens {self.path} can't be written: {error.strerror}.") from error
+            raise TokenFileError(f"The token file {self.path} can't be written: {error.strerror}.") from error
 
 
 def _now() -> datetime:

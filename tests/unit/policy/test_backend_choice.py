@@ -186,8 +186,8 @@ def test_a_policy_is_of_all_backends_that_the_daemon_runs() -> None:
 def test_a_listed_backend_that_does_not_run_is_told_of() -> None:
     problems = [str(each) for each in unserved(file_of(BOTH), config(backend="docker"))]
     assert problems == [
-        "profiles.a.sandbox.backends: the daemon does not run the e2b backend (server.other_backends), so none of "
-        "these goes there"
+        "profiles.a.sandbox.backends: the daemon does not run the e2b backend (server.other_backends), so no session "
+        "goes there"
     ]
     assert unserved(file_of(BOTH), config(backend="docker", other_backends=["e2b"])) == []
 
@@ -195,6 +195,6 @@ def test_a_listed_backend_that_does_not_run_is_told_of() -> None:
 def test_a_profile_that_none_of_several_serves_is_told_of() -> None:
     both = config(backend="docker", other_backends=["e2b"])
     (problem,) = unserved(file_of("sandbox.backends = ['local']"), both)
-    assert "the daemon's backends are 'docker' and 'e2b', so it can serve no session" in str(problem)
+    assert "the daemon's backends are 'docker' and 'e2b', so it can serve none of these sessions" in str(problem)
     (problem,) = unserved(file_of(f"{BOTH}\nsandbox.images = ['host']"), both)
-    assert "none is an image of the backends docker and e2b" in str(problem)
+    assert "the backends docker and e2b" in str(problem)

@@ -467,13 +467,13 @@ def tightened(new: str, request: RequestedSession | None = None, principal: Prin
         ("sandbox.images = ['data']", "the policy does not allow the image base any more"),
         (
             "limits = {default.memory_bytes = 100_000_000, max.memory_bytes = 1_000_000_000}",
-            "its sandbox has memory_bytes 2,147,483,648, and the policy allows at most 1,000,000,000 now",
+            "its sandbox has memory_bytes 2,147,483,648, and the policy now allows at most 1,000,000,000",
         ),
         (
             "limits = {default.processes = 4, max.processes = 5}",
-            "its sandbox has processes 128, and the policy allows at most 5 now",
+            "its sandbox has processes 128, and the policy now allows at most 5",
         ),
-        ("limits.cpus = 1.5", "its sandbox may use more processors than the 1.5 that the policy allows now"),
+        ("limits.cpus = 1.5", "its sandbox may use more processors than the 1.5 that the policy now allows"),
     ],
 )
 def test_a_sandbox_that_is_not_allowed_any_more_cannot_be_kept(new: str, reason: str) -> None:

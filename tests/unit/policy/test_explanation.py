@@ -246,7 +246,7 @@ def test_a_module_that_the_session_could_have_asked_for_is_told_so() -> None:
 def test_what_the_session_asked_for_itself_is_no_line_of_the_policy() -> None:
     (refusal,) = explained({"limits": {"wall_time_s": 20}, "execution": {"wall_time_s": 30}}).refusals
     assert refusal.place.line is None
-    assert refusal.place.advice.startswith("nothing of the policy: the session itself asks for no more")
+    assert refusal.place.advice.startswith("nothing in the policy: the session itself requests no more")
 
 
 def test_a_tenant_that_is_not_listed_is_told_of_the_missing_default() -> None:
@@ -278,10 +278,10 @@ def test_what_the_daemon_cannot_do_is_told_of_its_configuration(
     ("asked", "advice"),
     [
         ({"image": "nothing"}, "the configuration has no such image"),
-        ({"limits": {"wall_time_s": -1}}, "the request itself is wrong"),
-        ({"limits": {"operations": 10**400}}, "the request itself is wrong"),
-        ({"execution": {"memory_bytes": 10**9}}, "the request itself is wrong"),
-        ({"authorized_imports": ["a b"]}, "the request itself is wrong"),
+        ({"limits": {"wall_time_s": -1}}, "the request is invalid"),
+        ({"limits": {"operations": 10**400}}, "the request is invalid"),
+        ({"execution": {"memory_bytes": 10**9}}, "the request is invalid"),
+        ({"authorized_imports": ["a b"]}, "the request is invalid"),
     ],
 )
 def test_what_no_policy_could_grant_has_no_line(asked: dict[str, Any], advice: str) -> None:

@@ -117,19 +117,19 @@ def test_every_problem_is_listed_with_its_key() -> None:
         ),
         (
             '[profiles.a]\n[tenants.x]\nprofile = "b"',
-            "tenants.x.profile: there is no such profile; there are a (it is 'b')",
+            "tenants.x.profile: no such profile; available: a (it is 'b')",
         ),
         (
             'default = "a"\n[profiles.a]\n[tenants]\nx.uids = [5, 5]\ny.uids = [5]',
-            "tenants.y.uids: is tenant x's already (it is 5)",
+            "tenants.y.uids: belongs to tenant x already (it is 5)",
         ),
         (
             'default = "a"\n[profiles.a]\n[tenants]\nx.certificates = ["a.example"]\ny.certificates = ["a.example"]',
-            "tenants.y.certificates: is tenant x's already (it is 'a.example')",
+            "tenants.y.certificates: belongs to tenant x already (it is 'a.example')",
         ),
         (
             '[profiles.a]\nextends = "b"',
-            "profiles.a.extends: there is no profile 'b'; there are a",
+            "profiles.a.extends: no profile 'b'; available: a",
         ),
         (
             '[profiles.a]\nextends = "a"',
@@ -183,7 +183,7 @@ def test_an_inherited_problem_is_told_where_it_stands() -> None:
         'profiles.a.imports.allowed.0: must be a dotted module name ("numpy"), one followed by ".*" ("numpy.*"), or '
         "\"*\" (it is '1')",
         "profiles.a.limits.default.wall_time_s: must be at most 3600.0, which is limits.max.wall_time_s (it is 5000.0)",
-        "profiles.a.audit.coed: no such key; there are code, fail_closed",
+        "profiles.a.audit.coed: no such key; available: code, fail_closed",
         "profiles.c.limits.default.wall_time_s: must be at most 4000.0, which is limits.max.wall_time_s (it is 5000.0)",
     ]
 
@@ -246,9 +246,9 @@ def test_what_a_daemon_cannot_serve_is_told_of_the_profile_that_says_so() -> Non
         """
     )
     assert [str(problem) for problem in unserved(file, config())] == [
-        "profiles.a.sandbox.images: the configuration has no image 'dtaa'; it has base, data",
-        "profiles.a.sandbox.images: none is an image of the local backend, so no session can be served; it has base",
-        "profiles.c.sandbox.backends: the daemon's backend is 'local', so it can serve no session of these",
+        "profiles.a.sandbox.images: the configuration has no image 'dtaa'; available: base, data",
+        "profiles.a.sandbox.images: the local backend has none of these images, so no session can be served; available: base",
+        "profiles.c.sandbox.backends: the daemon's backend is 'local', so it can serve none of these sessions",
     ]
 
 
@@ -265,7 +265,7 @@ def test_a_policy_that_can_be_served_has_no_problem() -> None:
 def test_a_sentence_does_not_list_a_thousand_profiles() -> None:
     profiles = "".join(f"[profiles.p{number}]\n" for number in range(1000))
     (problem,) = problems(f"default = 'x'\n{profiles}")
-    assert problem.startswith("default: there is no such profile; there are p0, p1,")
+    assert problem.startswith("default: no such profile; available: p0, p1,")
     assert problem.endswith("p19 and 980 more (it is 'x')")
 
 

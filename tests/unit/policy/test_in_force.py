@@ -265,7 +265,7 @@ async def test_a_file_that_never_stands_still_is_given_up_and_looked_at_again(
     signatures = iter(range(10**9))
     monkeypatch.setattr(in_force, "_signature", lambda _: (next(signatures),))
     assert await watched.refuses()
-    assert "all the time" in watched.heard.refusals[0][1][0]
+    assert "keeps changing" in watched.heard.refusals[0][1][0]
     monkeypatch.undo()
     watched.replace(SECOND)
     assert await watched.comes_to_be("2")

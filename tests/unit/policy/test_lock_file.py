@@ -92,22 +92,22 @@ def test_a_lock_is_its_distributions_and_its_digest(write: Write) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (LOCK, "", "is no lock file of PEP 751: Missing required value in 'lock-version'"),
+        (LOCK, "", "is not a PEP 751 lock file: Missing required value in 'lock-version'"),
         (LOCK, "pandas==3.1.1", "can't be used: The lock file is not TOML"),
         (LOCK, "[" * 100_000, "can't be used: The lock file is "),
-        ('"1.0"', '"2.0"', "is no lock file of PEP 751: "),
+        ('"1.0"', '"2.0"', "is not a PEP 751 lock file: "),
         (PANDAS + NUMPY, "packages = []", "has no packages"),
-        (PANDAS + NUMPY, "packages = 3", "is no lock file of PEP 751: "),
+        (PANDAS + NUMPY, "packages = 3", "is not a PEP 751 lock file: "),
         ('version = "3.1.1"\n', "", "has pandas without a version"),
-        ('"pandas"', '"Pandas"', "is no lock file of PEP 751: Name 'Pandas' is not normalized"),
-        ('"pandas"', '"numpy"', "is no lock file of PEP 751: "),
+        ('"pandas"', '"Pandas"', "is not a PEP 751 lock file: Name 'Pandas' is not normalized"),
+        ('"pandas"', '"numpy"', "is not a PEP 751 lock file: "),
         ('sha256 = "ab', 'sha256 = "xy', "has a wheel of pandas without a SHA-256 hash"),
         ("sha256", "md5", "has a wheel of pandas without a SHA-256 hash"),
-        ("{ url = ", "{ path = ", "has a wheel of pandas that comes from no index"),
+        ("{ url = ", "{ path = ", "has a wheel of pandas that is not from an index"),
         (
             'wheels = [{ url = "https://packages.example.com/pandas-3.1.1-cp312-cp312-manylinux_2_28_x86_64.whl"',
             'sdist = { url = "https://packages.example.com/pandas-3.1.1.tar.gz"',
-            "is no lock file of PEP 751: ",
+            "is not a PEP 751 lock file: ",
         ),
         ("python_full_version < '3.12'", "'x' in extras", "has numpy for some extras or groups only"),
     ],
@@ -115,7 +115,10 @@ def test_a_lock_is_its_distributions_and_its_digest(write: Write) -> None:
 def test_what_is_no_lock_of_wheels_is_refused(write: Write, old: str, new: str, problem: str) -> None:
     text = LOCK.replace(old, new)
     if new.startswith("sdist"):
-        text, problem = text.replace("}]", "}", 1), "has no wheel of pandas, and a source runs its own code while"
+        text, problem = (
+            text.replace("}]", "}", 1),
+            "has no wheel of pandas; a source distribution would run its own code",
+        )
     found = problem_with(write(text))
     if problem.startswith("can't be used: The lock file is "):
         assert found.startswith("profiles.a.packages.lock: can't be used: The lock file ")
@@ -135,7 +138,7 @@ def test_what_is_no_lock_of_wheels_is_refused(write: Write, old: str, new: str, 
 def test_sources_are_refused(write: Write, source: str) -> None:
     text = f'lock-version = "1.0"\ncreated-by = "uv"\n[[packages]]\nname = "x"\nversion = "1"\n{source}\n'
     assert problem_with(write(text)).startswith(
-        "profiles.a.packages.lock: has no wheel of x, and a source runs its own"
+        "profiles.a.packages.lock: has no wheel of x; a source distribution would run its own"
     )
 
 
@@ -159,9 +162,7 @@ def test_a_lock_goes_with_no_list_of_packages(write: Write) -> None:
     with pytest.raises(ConfigError) as caught:
         file_of(write(LOCK), "allowed = ['pandas']")
     (problem,) = caught.value.problems
-    assert problem.startswith(
-        "profiles.a.packages.lock: goes with no `allowed`: what may be asked for is what the lock has"
-    )
+    assert problem.startswith("profiles.a.packages.lock: can't be combined with `allowed`: the lock already lists")
 
 
 def test_another_content_is_another_policy(write: Write) -> None:
@@ -220,7 +221,7 @@ def test_a_session_stays_while_the_lock_is_the_same(write: Write) -> None:
     assert isinstance(policy(path, "exclude_newer = '14d'\nauto = true").tightened(ALICE, spec, "local"), SessionSpec)
     write(LOCK + "#")
     for other in (policy(path), policy_of("packages.allowed = ['pandas', 'numpy']"), policy_of("")):
-        assert other.tightened(ALICE, spec, "local") == "its packages are not those of the lock that the policy has now"
+        assert other.tightened(ALICE, spec, "local") == "its packages are not from the policy's present lock"
 
 
 def policy_of(text: str) -> Policy:

@@ -175,8 +175,8 @@ def secret_problems(*secrets: dict[str, Any], **network: Any) -> list[str]:
         ("paths", ["*"], "does not begin with /"),
         ("paths", ["/a/*/b"], "a * before its end"),
         ("paths", ["/a*"], "a * before its end"),
-        ("paths", ["/a/../b"], "has segments that are empty, . or .."),
-        ("paths", ["/a//b"], "has segments that are empty"),
+        ("paths", ["/a/../b"], "has an empty segment, . or .."),
+        ("paths", ["/a//b"], "has an empty segment"),
         ("paths", ["/a%2fb"], "has characters that servers read in different ways"),
         ("paths", ["/a?b"], "has characters that servers read in different ways"),
         ("paths", ["/a;b"], "has characters that servers read in different ways"),
@@ -184,17 +184,17 @@ def secret_problems(*secrets: dict[str, Any], **network: Any) -> list[str]:
         ("paths", ["/é"], "has characters that servers read in different ways"),
         ("paths", ["/" + "a" * 1024], "or is too long"),
         ("paths", ["/a"] * 65, "at most 64 items"),
-        ("header", "", "is no name of a header"),
-        ("header", "X Key", "is no name of a header"),
-        ("header", "X-Key:", "is no name of a header"),
-        ("header", "X-Key\r\nX-Other", "is no name of a header"),
-        ("header", "X" * 65, "is no name of a header"),
-        ("header", "Host", "belongs to the connection or to the form of a message"),
-        ("header", "content-length", "belongs to the connection"),
-        ("header", "Transfer-Encoding", "belongs to the connection"),
-        ("header", "Proxy-Authorization", "belongs to the connection"),
-        ("header", "Connection", "belongs to the connection"),
-        ("value", "Bearer ghp_1234", "names no secret, and must not be one itself"),
+        ("header", "", "is not a header name"),
+        ("header", "X Key", "is not a header name"),
+        ("header", "X-Key:", "is not a header name"),
+        ("header", "X-Key\r\nX-Other", "is not a header name"),
+        ("header", "X" * 65, "is not a header name"),
+        ("header", "Host", "is a header of the connection or of message framing"),
+        ("header", "content-length", "is a header of the connection"),
+        ("header", "Transfer-Encoding", "is a header of the connection"),
+        ("header", "Proxy-Authorization", "is a header of the connection"),
+        ("header", "Connection", "is a header of the connection"),
+        ("value", "Bearer ghp_1234", "names no secret (and must not be one itself)"),
         ("value", "", "is not one line"),
         ("value", "${key}\r\nX-Other: 1", "is not one line"),
         ("value", " ${key}", "is not one line"),
@@ -414,7 +414,7 @@ def test_sandboxes_with_a_network_are_kept_ready_for_those_who_ask() -> None:
     assert plain == granted(text=asked).sandbox
     default = 'network.default = ["pypi.org"]'
     assert {each.spec for each in policy(default).warm_sandboxes(pool)} == {granted(text=default).sandbox}
-    with pytest.raises(ConfigError, match=r"pool\.warm\.0\.network: no session of the profile 'a' can have one"):
+    with pytest.raises(ConfigError, match=r"pool\.warm\.0\.network: the profile 'a' grants no hosts"):
         policy("").warm_sandboxes(pool)
 
 

@@ -86,34 +86,34 @@ def test_one_package_is_written_in_one_form_only() -> None:
     [
         (
             "allowed = ['x @ https://a.example/x.whl']",
-            "allowed.0: is an address, and packages come from the daemon's index",
+            "allowed.0: is a URL, but packages come from the daemon's index",
         ),
-        ("allowed = ['-r x']", "allowed.0: has an option"),
+        ("allowed = ['-r x']", "allowed.0: is an option"),
         ("allowed = ['./x']", "allowed.0: is a path"),
         ("allowed = ['']", "allowed.0: is empty"),
         ("allowed = ['x', '\u0440y']", "allowed.1: has the character U+0440"),
         ("allowed = ['x*']", "allowed.0: can't be read"),
         ("allowed = ['*>1']", "allowed.0: can't be read"),
         ("""allowed = ['x; python_version > "3"']""", "allowed.0: has a marker; bounds hold everywhere"),
-        ("allowed = ['x>2,<1']", "allowed.0: has bounds that no version is within"),
+        ("allowed = ['x>2,<1']", "allowed.0: has bounds that exclude every version"),
         ("allowed = ['x>1', 'X<3']", "allowed.1: allows x twice; write its bounds in one entry"),
         ("allowed = ['*', '*']", "allowed.1: allows * twice"),
         (f"allowed = {[f'x{number}' for number in range(513)]}", "allowed: Tuple should have at most 512 items"),
         ("auto = 1", "auto: "),
         ("wheels_only = false", "wheels_only: must be true: a source distribution runs its own code while it is built"),
-        ("exclude_newer = '14'", 'exclude_newer: is no age; it must be an age such as "36h", "14d" or "2w"'),
-        ("exclude_newer = '0d'", "exclude_newer: is no age"),
+        ("exclude_newer = '14'", 'exclude_newer: is not an age; it must be an age such as "36h", "14d" or "2w"'),
+        ("exclude_newer = '0d'", "exclude_newer: is not an age"),
         ("exclude_newer = 14", "exclude_newer: "),
         ("exclude_newer = '99999w'", "exclude_newer: is more than ten years"),
         ("max_requirements = 0", "max_requirements: "),
         ("max_requirements = 257", "max_requirements: "),
         ("max_environment_bytes = 1000", "max_environment_bytes: "),
         ("imports = { a = 'b>1' }", "imports.a: has more than a name"),
-        ("imports = { a = 'b @ file:///b' }", "imports.a: is an address"),
+        ("imports = { a = 'b @ file:///b' }", "imports.a: is a URL"),
         ("imports = { 'a-b' = 'c' }", "imports.a-b: must be the dotted name of a module"),
         ("imports = { 'a..b' = 'c' }", 'imports."a..b": must be the dotted name of a module'),
-        ("lock = 'relative.toml'", "lock: is no absolute path"),
-        ("lock = 3", "lock: is no text"),
+        ("lock = 'relative.toml'", "lock: is not an absolute path"),
+        ("lock = 3", "lock: is not text"),
         ("default = ['x']", "default: no such key"),
     ],
 )
@@ -195,12 +195,12 @@ def test_an_unreleased_version_below_a_bound_is_outside_of_it() -> None:
     [
         (
             ("pandas", "x @ file:///etc/passwd"),
-            "packages[1] is an address, and packages come from the daemon's index only; ",
+            "packages[1] is a URL, but packages come from the daemon's index only; ",
         ),
-        (("--index-url=https://a.example",), "packages[0] has an option, and neither pip's nor uv's can be given; "),
+        (("--index-url=https://a.example",), "packages[0] is an option; options of pip or uv can't be given; "),
         (("",), "packages[0] is empty; "),
         (("x" * 10_000,), "packages[0] is longer than 256 characters; "),
-        (("x; python_version < '0'",), "packages[0] has a marker that holds for no CPython 3 on Linux"),
+        (("x; python_version < '0'",), "packages[0] has a marker that excludes every CPython 3 on Linux"),
         (("x",) * (MAX_REQUESTED_PACKAGES + 1), "packages has more than 256 entries"),
         (
             tuple(f"x; python_version >= '3.{number}'" for number in range(1, 18)),
@@ -231,8 +231,7 @@ def test_the_owner_of_a_daemon_without_a_policy_file_reads_how_to_allow_packages
         NOT_ALLOWED,
         "polars",
         'none: the daemon has no policy file. Its owner can allow them by a file of three lines, `default = "default"`, '
-        '`[profiles.default.packages]` and `allowed = ["pandas", "polars"]`, which `executor-server serve --policy FILE` '
-        "reads",
+        '`[profiles.default.packages]` and `allowed = ["pandas", "polars"]`, given to `executor-server serve --policy FILE`',
         rule,
     )
     lines = [part for index, part in enumerate(last.allowed.split("`")) if index % 2][:3]
@@ -381,12 +380,12 @@ def test_a_session_keeps_packages_that_are_still_allowed(old: str, new: str) -> 
         (', "pyyaml"', "", "the policy does not allow the package pyyaml any more"),
         (">=2", ">=2.3", "the policy does not allow the package pandas[excel]==2.2,>=2 any more"),
         ("[Excel]", "", "the policy does not allow the package pandas[excel]==2.2,>=2 any more"),
-        ('"14d"', '"15d"', "its packages may be newer than the policy allows now"),
-        ("max_requirements = 3", "max_requirements = 1", "it has 2 packages, and the policy allows 1 now"),
+        ('"14d"', '"15d"', "its packages may be newer than the policy now allows"),
+        ("max_requirements = 3", "max_requirements = 1", "it has 2 packages, and the policy now allows 1"),
         (
             "1GiB",
             "1MiB",
-            "its packages may have 1,073,741,824 bytes, and the policy allows 1,048,576 now",
+            "its packages may take 1,073,741,824 bytes, and the policy now allows 1,048,576",
         ),
         ("allowed =", "imports.x = 'y' #", "the policy does not allow the package pandas[excel]==2.2,>=2 any more"),
     ],
@@ -437,7 +436,7 @@ def test_sandboxes_that_are_kept_ready_have_the_packages_that_a_session_would_ge
     ("packages", "problem"),
     [
         (["polars"], r"pool\.warm\.0: the policy refuses this: packages: asked for polars"),
-        (["x @ file:///x"], r"pool\.warm\.0: packages\[0\] is an address"),
+        (["x @ file:///x"], r"pool\.warm\.0: packages\[0\] is a URL"),
     ],
 )
 def test_sandboxes_that_are_kept_ready_have_no_packages_that_the_policy_refuses(

@@ -43,10 +43,10 @@ WORLD = [
     ("x; (python_version < '3.10' or (os_name == 'posix'))", 'x; python_version < "3.10" or os_name == "posix"'),
 ]
 
-ADDRESS = "is an address, and packages come from the daemon's index only"
-PATH = "is a path, and packages come from the daemon's index only"
-OPTION = "has an option, and neither pip's nor uv's can be given"
-NOTHING = "has a marker that holds for no CPython 3 on Linux, so it asks for nothing"
+ADDRESS = "is a URL, but packages come from the daemon's index only"
+PATH = "is a path, but packages come from the daemon's index only"
+OPTION = "is an option; options of pip or uv can't be given"
+NOTHING = "has a marker that excludes every CPython 3 on Linux"
 
 REFUSED = [
     ("", "is empty"),
@@ -120,14 +120,14 @@ REFUSED = [
     ("x; implementation_name == 'pypy'", NOTHING),
     ("x; platform_machine == 'm68k'", NOTHING),
     ("x; os_name == sys_platform", NOTHING),
-    ("x; extra == 'a'", "has a marker about extra, which is not known before the sandbox is made"),
+    ("x; extra == 'a'", "has a marker about extra, which is unknown before the sandbox is made"),
     ("x; 'a' in extras", "has a marker about extras"),
     ("x; 'a' in dependency_groups", "has a marker about dependency_groups"),
     ("x; platform_release >= '5'", "has a marker about platform_release"),
     ("x; platform_version == '1'", "has a marker about platform_version"),
     ("x; 'a' == 'a'", "has a marker that compares what can't be compared"),
     ("x; os_name ~= 'a'", "has a marker that compares what can't be compared"),
-    ("x; os_name != '${HOME}'", "has a marker with characters that no marker needs"),
+    ("x; os_name != '${HOME}'", "has a marker with invalid characters"),
     (f"x; {'(' * 9}os_name == 'posix'{')' * 9}", "has too many parentheses"),
 ]
 

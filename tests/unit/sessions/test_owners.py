@@ -270,7 +270,7 @@ async def test_a_full_quota_lists_the_callers_own_sessions_too(start: Any) -> No
     daemon = await start(admission)
     session = await daemon.create()
     admission.quotas.session_created(session.facts, 0.0)
-    with pytest.raises(ResourceExhausted, match="quota sessions: 1 at one time") as refused:
+    with pytest.raises(ResourceExhausted, match="quota sessions: 1 of 1 are in use") as refused:
         await daemon.create("more")
     assert refused.value.reason is Reason.QUOTA_EXCEEDED
     assert session.session_id in refused.value.message and "executor rm" in refused.value.message

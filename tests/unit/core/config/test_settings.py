@@ -118,7 +118,7 @@ def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
 )
 def test_an_unknown_key_is_told_which_there_are(tables: dict[str, object], path: str) -> None:
     known = "ranges, entries, maybe, place" if path == "rnges" else "low, high"
-    assert problems_of(tables) == [f"{path}: no such key; there are {known}"]
+    assert problems_of(tables) == [f"{path}: no such key; available: {known}"]
 
 
 def test_a_contradiction_is_found_beside_what_is_wrong_elsewhere() -> None:

@@ -96,7 +96,7 @@ def test_the_key_of_states_is_private_and_stays(tmp_path: Path) -> None:
 def test_a_shared_key_is_read_and_never_made(tmp_path: Path) -> None:
     shared = tmp_path / "key"
     with claim(tmp_path / "state") as state_dir:
-        with pytest.raises(StateDirError, match=r"key file .* is not there"):
+        with pytest.raises(StateDirError, match=r"key file .* does not exist"):
             read_or_make_state_key(state_dir, shared)
         shared.write_text("k" * 43 + "\n")
         shared.chmod(0o640)

@@ -279,7 +279,7 @@ def test_a_token_in_the_place_of_its_digest_is_not_told_to_the_log(file: TokenFi
 
 def test_two_tokens_of_one_id_are_refused(file: TokenFile) -> None:
     written(file, [entry(), entry(tenant="u")])
-    with pytest.raises(TokenFileError, match="two tokens of one id"):
+    with pytest.raises(TokenFileError, match="two tokens with one id"):
         file.read()
 
 
@@ -435,7 +435,7 @@ def test_a_file_that_cannot_be_used_is_told_in_a_sentence(run: Run, file: TokenF
     for command in (("new", "--tenant", "acme"), ("list",), ("revoke", "x")):
         refused = run(*command)
         assert refused.exit_code == EXIT_PLACE
-        assert refused.stderr.startswith("The file of tokens ")
+        assert refused.stderr.startswith("The token file ")
 
 
 def test_a_tenant_that_the_policy_does_not_know_is_told(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -130,6 +131,7 @@ def test_a_daemon_whose_log_can_not_be_opened_does_not_start_and_says_why(tmp_pa
     place.touch()
     config = tmp_path / "c.toml"
     config.write_text(f'[audit]\ndirectory = "{place}"\n')
-    started = server("serve", "--config", str(config), "--state-dir", str(tmp_path / "s"))
+    with tempfile.TemporaryDirectory(prefix="s-") as short:  # the socket's path has at most 107 bytes
+        started = server("serve", "--config", str(config), "--state-dir", short)
     assert started.returncode == EXIT_PLACE
     assert started.stderr.splitlines()[-1].startswith(f"The audit log in {place} can't be opened: File exists.")

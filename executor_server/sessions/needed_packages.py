@@ -22,7 +22,7 @@ _IMAGES_KNOWN_MAX = 64
 _MODULES_KNOWN_MAX = 4_096
 """Modules remembered for one image."""
 ASKED_MAX = 256
-"""Modules asked about for one session; a longer answer would not be read by a person or a model."""
+"""Modules looked up for one session; nobody would read a longer answer."""
 
 _SPECS_KNOWN_MAX = 256
 
@@ -31,12 +31,12 @@ Ask = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
 
 
 class NeededPackages:
-    """Decides for each session whether its image needs packages beside it."""
+    """Decides for each session whether its image needs additional packages."""
 
     def __init__(
         self, fingerprint: Callable[[SandboxSpec], Awaitable[str]], policy: Callable[[], Policy | None]
     ) -> None:
-        """`fingerprint` is the backend's, of what it would make of a spec now. `policy` returns the one in force."""
+        """`fingerprint` returns the backend's current fingerprint of a spec. `policy` returns the one in force."""
         self._fingerprint = fingerprint
         self._policy = policy
         self._modules = ImageModules()
@@ -53,16 +53,16 @@ class NeededPackages:
         try:
             is_same = await self._fingerprint(spec.sandbox) == recalled.fingerprint
         except SandboxFailure:
-            is_same = False  # a sandbox that is made will show it
+            is_same = False  # creating the sandbox reports the failure
         return added if is_same else spec
 
     async def missing(self, sandbox: Sandbox, spec: SessionSpec, modules: Sequence[str], ask: Ask) -> tuple[str, ...]:
-        """Returns which of the authorized modules, and of these, a new sandbox lacks, by their first names."""
+        """Returns the modules, authorized or in `modules`, that a new sandbox lacks, by their top-level names."""
         self._modules.note(spec.sandbox, sandbox.fingerprint)
         return await self._modules.missing(sandbox.fingerprint, (*spec.authorized_imports, *modules), ask)
 
     def added(self, spec: SessionSpec, missing: Sequence[str], modules: Sequence[str]) -> SessionSpec | None:
-        """Returns the spec with the packages that bring what is missing; None when the policy adds none by itself.
+        """Returns the spec with the packages that bring the missing modules; None if the policy adds none by itself.
 
         `modules` are as for `foreseen`.
         """
@@ -71,12 +71,12 @@ class NeededPackages:
         return None if added is None or added.sandbox == spec.sandbox else added
 
     def images_with(self, modules: Sequence[str]) -> tuple[str, ...]:
-        """Returns the images that have all these modules, as far as sessions have asked; none for no modules."""
+        """Returns the images known to have all these modules; none for no modules."""
         return self._modules.images_with(modules) if modules else ()
 
 
 def _in_full(missing: Sequence[str], modules: Sequence[str]) -> list[str]:
-    """Returns the full names of missing modules: "google" says little where "google.cloud.storage" is needed."""
+    """Returns the full names of missing modules: "google.cloud.storage" instead of "google"."""
     named: list[str] = []
     for name in missing:
         below = [each for each in modules if each.startswith(f"{name}.")]

@@ -1,29 +1,28 @@
-"""The network of a session: its listener at the egress proxy, what it uses, and what its programs learn about it.
+"""The network of a session: its listener at the egress proxy, its usage, and the notices for its programs.
 
-The proxy reports connections, refusals and bytes here, in the event loop. They are summed up for the session (the
-registry keeps the sums, so that limits hold over a restart) and for the execution during which they came (the journal
-keeps those). Both are written every `sweep_interval_s` while they change, and the journal with each connection, too; a
-killed daemon forgets at most the bytes of one interval.
+The proxy reports connections, refusals and bytes here, in the event loop. They are summed up for the session (in the
+registry, so that limits hold over a restart) and for the execution during which they came (in the journal). Both are
+written every `sweep_interval_s` while they change, the journal also with each connection; a killed daemon forgets at
+most the bytes of one interval.
 
-Attribution. A report counts for the first execution that has no result yet. Reports and frames of the guest travel
-separately, so a result waits until the proxy has reported all that it did by then (`settle`). What a program does in
-the background while no execution runs counts for the session alone, except for the bytes of the last fifth of a second
-before an execution begins: the proxy sums bytes up for that long.
+Attribution. A report counts for the first execution without a result. Reports and guest frames travel separately, so a
+result waits until the proxy has reported all it did (`settle`). Background traffic while no execution runs counts for
+the session alone, except for bytes of the last fifth of a second before an execution begins, since the proxy sums bytes
+up for that long.
 
-Notices. A refusal, or the end of a connection that the program could not guess, is a line in the log of the step: once
-for each host and port, and a limited number. The notice of a refusal is a frame to the guest, which prints it behind
-what the program has printed; it is sent before the proxy answers the program, so it comes before the step's end. A
-program may see the end of a connection before the daemon does. So the notice of that, and of whatever is reported while
-the step's result waits, does not go through the guest, where it could come too late for the step: it is written to the
-journal.
+Notices. A refusal, or an end of a connection that the program could not guess, is a line in the log of the step: once
+for each host and port, up to a limit. The notice of a refusal is a frame to the guest, which prints it after the
+program's output; it is sent before the proxy answers the program, so it precedes the end of the step. A program may see
+the end of a connection before the daemon does. So this notice, and any notice while a result waits, is written to the
+journal instead: through the guest it could come too late for the step.
 
-Quotas. A tenant's quota is for all its sessions together, and reports come late. So a session may only move a window of
-bytes beyond what it has reported, and asks admission for the next one when half of it is used up. Without a window left
-it is closed and refused; `renew_window` is called when that may have changed.
+Quotas. A tenant's quota covers all its sessions, and reports come late. So a session may move only a window of bytes
+beyond those reported, and asks admission for the next window when half of it is used. Without a window its connections
+are closed and refused; `renew_window` is called when that may have changed.
 
-Attack. A proxy that was taken over can report anything: its values were checked for their form by the egress service,
-and all that is kept here is bounded. Names of hosts and messages may hold what a program chose; they go back to this
-session's own log, to records and to administrators, never to other tenants.
+Attack. A proxy that was taken over can report anything. The egress service has checked the form of the values, and all
+that is kept here is bounded. Host names and messages may contain text that a program chose; they go to this session's
+log, to records and to administrators, never to other tenants.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ from executor_server.sessions.connection import GuestConnection
 from executor_server.sessions.journal import Journal, SessionRecord
 from executor_server.sessions.shared import SessionHooks, SessionServices
 
-# Seconds for the listener to be handed out and served; a proxy that died is started again meanwhile.
+# Seconds for the guest to hand the listener out and the proxy to serve it; a dead proxy is restarted meanwhile.
 _OPEN_TIME_S = 20.0
-# Seconds between two attempts to give a session of an earlier daemon its network back.
+# Seconds between two attempts to reopen the network of a recovered session.
 _REOPEN_INTERVAL_S = 5.0
 # Refusals and open connections that an administrator can see.
 _MAX_DENIALS = 32
@@ -66,9 +65,9 @@ _RETRY_S = 5.0
 # Different notices of one step, and characters of each.
 _MAX_NOTICES = 20
 _NOTICE_CHARS = 1024
-_MORE = "more was refused in this step, and is not listed"
+_MORE = "further refusals of this step are not listed"
 
-# The reasons for which connections are closed that a program could not guess.
+# Reasons for closing a connection that a program could not guess.
 _ENDS = {
     reasons.SENT_BYTES: "the session has sent as much as max_sent_bytes allows",
     reasons.RECEIVED_BYTES: "the session has received as much as max_received_bytes allows",
@@ -83,10 +82,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class OpenConnection:
-    """A connection that lasts; its bytes are counted with the session's until it ends."""
+    """An open connection; until it ends, its bytes are counted with the session's only."""
 
     connection: EgressConnection
-    execution_id: str  # during which it was made; empty when none ran
+    execution_id: str  # during which it was opened; empty if none ran
     open_time_s: float  # Unix time
 
 
@@ -101,7 +100,7 @@ class NetworkState:
 
 
 class SessionNetwork:
-    """The network of one session; the egress proxy's sink. In a sandbox without a listener its calls do nothing."""
+    """The network of one session; the egress proxy's sink. Without a listener in the sandbox, its calls do nothing."""
 
     def __init__(
         self,
@@ -137,10 +136,10 @@ class SessionNetwork:
     # -- beginning and end ---------------------------------------------------------------------------------------
 
     async def open_during(self, configuring: Coroutine[Any, Any, None]) -> None:
-        """Opens the network while the guest is configured: a prelude that connects early waits in the listener's queue.
+        """Opens the network while the guest is configured; a prelude that connects early waits in the listener's queue.
 
-        Raises what `configuring` raises, PreconditionFailed when the guest does not hand its listener out, which loses
-        the session, and Unavailable when the proxy can't serve it.
+        Raises what `configuring` raises, PreconditionFailed if the guest does not hand out its listener, which loses
+        the session, and Unavailable if the proxy can't serve it.
         """
         if self._egress is None:
             await configuring
@@ -148,8 +147,8 @@ class SessionNetwork:
         opening = asyncio.create_task(self._open_or_lose())
         opening.add_done_callback(lambda _: self._handed_out.set())
         try:
-            # The guest does one thing at a time. It hands its listener out quickly; while it is configured, which takes
-            # longer, the proxy takes the listener over.
+            # The guest does one thing at a time. It hands out its listener quickly; the configuration takes longer, and
+            # meanwhile the proxy takes the listener over.
             await self._handed_out.wait()
             await configuring
             await opening
@@ -166,7 +165,7 @@ class SessionNetwork:
             await self._session.give_up_guest(str(failure))
 
     async def open(self) -> None:
-        """Has the proxy serve the sandbox's listener. Raises SandboxFailure; Unavailable when the proxy can't."""
+        """Lets the proxy serve the sandbox's listener. Raises SandboxFailure; Unavailable if the proxy can't."""
         if self._egress is None:
             return
         try:
@@ -174,19 +173,19 @@ class SessionNetwork:
                 await self._bind()
         except (EgressError, TimeoutError) as error:
             self._log.error("network_not_opened", error=str(error) or f"not within {_OPEN_TIME_S:g} s")
-            message = "the network of the session can't be opened now: the egress proxy does not serve it"
+            message = "the network of the session could not be opened: the egress proxy does not respond; try again"
             raise Unavailable(Reason.BACKEND_UNAVAILABLE, message, _RETRY_S) from error
 
     def recall(self) -> None:
-        """Counts from what the journal knows, where it was written later than the registry."""
+        """Takes the larger of the registry's and the journal's counts, since either may have been written later."""
         executions = self._journal.network
         self.usage = _combined(lambda each: max(each[0], sum(each[1:])), self.usage, *executions)
 
     async def reopen(self) -> None:
-        """Gives a session of an earlier daemon its network back; where the proxy can't serve it yet, later.
+        """Reopens the network of a recovered session, and retries while the proxy can't serve it.
 
-        Its variables are worth more than its network: connections wait in the listener's queue meanwhile. The session
-        is lost when the guest does not hand the listener out.
+        Connections wait in the listener's queue meanwhile, so that the session keeps its variables. The session is lost
+        if the guest does not hand out the listener.
         """
         try:
             await self.open()
@@ -222,7 +221,7 @@ class SessionNetwork:
             raise
 
     async def close(self) -> None:
-        """Closes its connections; all reports have come when it returns. Idempotent."""
+        """Closes its connections, and waits for all reports. Idempotent."""
         self._closed = True
         if self._egress is not None and self._is_begun:
             await self._egress.release(self._session.session_id)
@@ -230,12 +229,12 @@ class SessionNetwork:
     # -- steering ------------------------------------------------------------------------------------------------
 
     def apply_rules(self) -> None:
-        """Applies the rules of the session's spec, which has changed; connections that they do not allow are closed."""
+        """Applies the changed rules of the session's spec; closes connections that they do not allow."""
         if self._egress is not None and self._is_bound:
             self._egress.change(self._session.session_id, self._session.spec.network)
 
     def renew_window(self) -> None:
-        """Asks admission how much may be moved from here on, and applies that."""
+        """Gets the next window from admission, and applies it."""
         if self._is_bound:
             self._set_window(self._admission.network_window(self._session.facts))
             self._apply_window()
@@ -275,7 +274,7 @@ class SessionNetwork:
         execution_id = self._current_step().execution_id
         self._add(denied=1)
         self._denials.append((time.time(), denial))
-        # Sent before anything else: the program's answer follows.
+        # Sent first: the proxy's answer to the program follows.
         self._notify(notice_of_denial(denial))
         self._observer.connection_denied(self._session.facts, execution_id, denial)
 
@@ -299,7 +298,7 @@ class SessionNetwork:
         return self.usage.sent_bytes + self.usage.received_bytes
 
     def listener_misused(self) -> None:
-        # Programs don't have the listener, the sandbox's first process does: it was taken over.
+        # Only the sandbox's first process has the listener, so it was taken over.
         self._observer.guest_misbehaved(self._session.facts, "it tried to block the egress proxy by its listener")
         if not self._closed:
             self._session.spawn(self._session.give_up_guest("the sandbox tried to block the egress proxy"))
@@ -307,7 +306,7 @@ class SessionNetwork:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _current_step(self) -> Step:
-        """Returns the step that a report counts for; to be called before the report is added to the totals."""
+        """Returns the step that a report counts for. Must be called before the report is added to the usage."""
         execution_id = next(iter(self._journal.running), "")
         step = self._step
         if step is None or step.execution_id != execution_id:
@@ -318,19 +317,19 @@ class SessionNetwork:
         return step
 
     def note_step(self) -> None:
-        """Writes what the execution that runs has used so far; to be called now and then, and before it ends."""
+        """Writes the usage of the running execution. Must be called regularly, and before its end."""
         step = self._step
         if step is not None and step.execution_id:
             self._journal.note_network(step.execution_id, step.usage(self.usage))
 
     async def settle(self) -> None:
-        """Waits for the reports of what the proxy has done so far, and writes them."""
+        """Waits until the proxy has reported all it did so far, and writes the usage."""
         if self._egress is not None and self._is_bound:
             await self._egress.settle(self._session.session_id)
         self.note_step()
 
     def unwritten(self) -> NetworkUsage | None:
-        """Returns the totals for the registry; None when it has them."""
+        """Returns the usage for the registry; None if the registry has it."""
         if self._step is None:  # no report has come
             return None
         self.note_step()
@@ -341,7 +340,7 @@ class SessionNetwork:
         self._written = usage
 
     def _notify(self, notice: Notice) -> None:
-        """Adds a line to the log of the current step, if it has room for one more."""
+        """Adds a line to the log of the current step, up to its limit."""
         step = self._current_step()
         if (text := step.line_of(notice)) is None:
             return
@@ -364,7 +363,7 @@ def _combined(combine: Callable[[tuple[int, ...]], int], *usages: NetworkUsage) 
 
 @dataclass(frozen=True)
 class Notice:
-    """A line for the log of a step; of several with the same subject the first one is printed."""
+    """A line for the log of a step; only the first one of a subject is printed."""
 
     subject: tuple[str, int, str]
     text: str
@@ -376,7 +375,7 @@ def notice_of_denial(denial: EgressDenial) -> Notice:
 
 
 def notice_of_end(connection: EgressConnection) -> Notice | None:
-    """Returns None for an end that the program could guess."""
+    """Returns the notice of an end; None if the program could guess it."""
     why = _ENDS.get(connection.reason)
     if why is None:
         return None
@@ -386,7 +385,7 @@ def notice_of_end(connection: EgressConnection) -> Notice | None:
 
 @dataclass
 class Step:
-    """The execution that reports count for, or the time between two."""
+    """The execution that reports count for, or the time between two executions."""
 
     execution_id: str  # empty when none runs
     before: NetworkUsage  # used by the session, at its beginning
@@ -398,7 +397,7 @@ class Step:
         return _combined(lambda each: each[0] + each[1] - each[2], self.used, now, self.before)
 
     def line_of(self, notice: Notice) -> str | None:
-        """Returns the line to print; None when its subject had one, or the step has had enough."""
+        """Returns the line to print; None if its subject had one, or the step has its maximum."""
         if notice.subject in self._noticed or len(self._noticed) > _MAX_NOTICES:
             return None
         self._noticed.add(notice.subject)

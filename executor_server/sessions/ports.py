@@ -1,8 +1,7 @@
 """Forwarded ports: connections from a client, through the daemon and the guest, to a TCP port inside the sandbox.
 
-The sandbox needs no network for it: the guest connects to its own loopback. Each direction has a window, so a reader
-that is behind stops its own connection and holds up no other. A connection ends with its call, with the session, or
-with the daemon; none is resumed.
+The sandbox needs no network for this: the guest connects to its own loopback. Each direction has a window, so a slow
+reader stops its own connection only. A connection ends with its call, the session or the daemon, and can't be resumed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from executor_server.policy import check_port
 from executor_server.sessions.guest_requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionServices
 
-# The part of the window that must be free before more is granted: a grant for each frame would be a message for each.
+# The room that must be free before more is granted; otherwise each frame would cause a grant message.
 _GRANT_STEP_BYTES = PORT_WINDOW_BYTES // 4
 
 
@@ -62,12 +61,12 @@ class PortConnection:
     # -- calls of the client's call --------------------------------------------------------------------------------
 
     async def opened(self) -> None:
-        """Waits until it is open. Raises PreconditionFailed when nothing listens there."""
+        """Waits until it is open. Raises PreconditionFailed if nothing listens there."""
         while self._may_send_bytes < 0:
             await self._changed()
 
     async def read(self) -> bytes:
-        """Returns data of the program; nothing after its last. Raises Unavailable when it was cut off."""
+        """Returns data of the program, empty at the end. Raises Unavailable if the connection was cut off."""
         while not (self._data or self._output_ended):
             await self._changed()
         if not self._data:
@@ -83,7 +82,7 @@ class PortConnection:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Gives the program data, as far as it takes it. Raises Unavailable when it was cut off."""
+        """Sends data to the program, at its pace. Raises Unavailable if the connection was cut off."""
         view = memoryview(data)
         while view:
             while not (room := min(self._may_send_bytes - self.received_bytes, CHUNK_BYTES)):
@@ -100,7 +99,7 @@ class PortConnection:
 
     @property
     def ended(self) -> bool:
-        """True when the guest has nothing more to say of it."""
+        """True after the guest's last frame for it."""
         return self._ended
 
     async def _changed(self) -> None:
@@ -111,7 +110,7 @@ class PortConnection:
         self._news.clear()
         await self._news.wait()
 
-    # -- what the guest sends --------------------------------------------------------------------------------------
+    # -- frames of the guest ---------------------------------------------------------------------------------------
 
     def take(self, frame: Frame) -> None:
         """Takes a frame of the guest. Raises FrameError."""
@@ -141,7 +140,7 @@ class PortConnection:
         self._data.append(frame.body)
 
     def fail(self, error: ExecutorError) -> None:
-        """Ends it: the session is lost, or has ended."""
+        """Ends it, since the session is lost or has ended."""
         if not self._ended:
             self._ended, self._error = True, error
             self._news.set()
@@ -167,10 +166,10 @@ class Ports:
 
     @asynccontextmanager
     async def open(self, port: int) -> AsyncIterator[PortConnection]:
-        """Opens a connection to a port; it is closed at the end of the block.
+        """Opens a connection to a port, and closes it at the end of the block.
 
         Raises PolicyViolation, ResourceExhausted (too many connections), PreconditionFailed (nothing listens there, or
-        the session is lost), and what admission refuses with.
+        the session is lost), and admission's refusals.
         """
         self._session.require_alive()
         check_port(self._session.spec, port)

@@ -1,4 +1,4 @@
-"""Makes sessions: takes a sandbox from the pool, configures its guest, and writes the session to the registry."""
+"""Creates sessions: takes a sandbox from the pool, configures its guest, and writes the session to the registry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from executor_server.sessions.teardown import close_session
 
-# Requests remembered that wait for an environment; the oldest is forgotten, and then admitted once more.
+# Remembered requests that wait for an environment. The oldest is forgotten, and needs admission again.
 _MAX_AWAITING = 1024
 
 _log = structlog.get_logger(__name__)
@@ -43,15 +43,15 @@ class SessionRequest:
 
     request_id: str
     spec: SessionSpec
-    lease_id: str | None = None  # the client that the session will belong to; None: detached
+    lease_id: str | None = None  # of the client that will hold the session; None: detached
     modules: tuple[str, ...] = ()  # modules of its tools, besides the authorized imports
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values are for the guest alone
 
 
 class SessionFactory:
-    """Makes sessions whose guests are configured. `in_set_up` are those that it is working on.
+    """Creates sessions with configured guests. `in_set_up` has the unfinished ones.
 
-    It remembers which requests wait for an environment, until they come again.
+    It remembers which requests wait for an environment until they are repeated.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class SessionFactory:
         self.in_set_up: set[Session] = set()
 
     async def make(self, principal: Principal, request: SessionRequest) -> Session:
-        """Makes a session. A kept sandbox that dies of the set-up is replaced by a new one, once.
+        """Creates a session. A warm sandbox that dies during the set-up is replaced by a new one.
 
-        Where the policy adds packages by itself, a sandbox whose image lacks modules is replaced by one that has them.
+        If the policy adds packages by itself, a sandbox whose image lacks modules is replaced by one that has them.
 
-        Raises ResourceExhausted, Unavailable, PreconditionFailed (the packages can't be had), and what the guest
-        refuses with (InvalidRequest: the prelude fails). Nothing is left behind then.
+        Raises ResourceExhausted, Unavailable, PreconditionFailed (the packages are not available), and the guest's
+        refusals (InvalidRequest: the prelude fails). Nothing is left behind then.
         """
         with requested_by(principal.tenant):
             spec = await self._needs.foreseen(request.spec, request.modules)
@@ -93,10 +93,10 @@ class SessionFactory:
                 spec = made
 
     async def require_environment(self, principal: Principal, request: SessionRequest) -> None:
-        """Raises as `make` when the environment that this request waits for is not there yet.
+        """Raises as `make` while the environment that this request waits for is not ready.
 
-        Must be called before admission: a request that only asks how far its environment is uses up no quota, and has
-        been recorded once.
+        Must be called before admission: a repeated request that waits for its environment must not use up quota or be
+        recorded again.
         """
         key = (principal.tenant, request.request_id)
         if key not in self._awaiting:
@@ -109,7 +109,7 @@ class SessionFactory:
     async def _set_up(
         self, principal: Principal, request: SessionRequest, ready: ReadySandbox, *, may_add: bool
     ) -> Session | SessionSpec:
-        """Makes a session in this sandbox; returns the spec of another sandbox to take when this one is of no use."""
+        """Creates a session in this sandbox; if it can't be used, returns the spec of another one to take."""
         record = _record(self._hooks.ids.new(), principal, request, ready)
         session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings, self._hooks)
         self.in_set_up.add(session)
@@ -119,19 +119,19 @@ class SessionFactory:
             if added is not None:
                 await self._discard(session, "its image lacks modules that packages bring")
                 return added
-            # Until this row is written, a later daemon destroys the sandbox as one that belongs to no session.
+            # Until this row is written, a later daemon destroys the sandbox, since it belongs to no session.
             self._registry.add(replace(record, connections=ready.channel.connections), request.lease_id)
             return session
         except PreconditionFailed as died:
             await self._discard(session, "its sandbox died")
             if not ready.warm:
-                message = "a new sandbox died at once; the daemon's log says why"
+                message = "a new sandbox died at once; the daemon's log has the reason"
                 raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from died
             return request.spec
         except RegistryError as failure:
             _log.error("session_not_written", error=str(failure))
             await self._discard(session, "it could not be written down")
-            message = "the daemon can't write a session down now; its log says why"
+            message = "the daemon could not store the session; its log has the reason"
             raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
         except BaseException:
             await self._discard(session, "it could not be set up")
@@ -142,7 +142,7 @@ class SessionFactory:
     async def _configure(
         self, session: Session, request: SessionRequest, ready: ReadySandbox, *, may_add: bool
     ) -> SessionSpec | None:
-        """Configures the guest, and notes what its image lacks; returns the spec with packages that bring it."""
+        """Configures the guest and notes missing modules; returns the spec with packages that bring them, if any."""
         refusal: InvalidRequest | None = None
         try:
             await session.configure(request.env)
@@ -175,10 +175,10 @@ class SessionFactory:
 
 
 async def prepare_environment(backend: Backend, tenant: str, spec: SandboxSpec) -> Environment:
-    """Returns the environment that a session with such a sandbox would have; makes neither.
+    """Returns the environment that a session with such a sandbox would have; does not create the sandbox.
 
-    Raises InvalidRequest (no packages are asked for), Unavailable (it is being made, with the progress, or can't be
-    made now), PreconditionFailed (it can't be made of these).
+    Raises InvalidRequest (no packages requested), Unavailable (it is being built, with the progress, or can't be built
+    now), PreconditionFailed (it can't be built from these packages).
     """
     try:
         with requested_by(tenant):
@@ -186,7 +186,7 @@ async def prepare_environment(backend: Backend, tenant: str, spec: SandboxSpec) 
     except SandboxFailure as failure:
         raise refusal_of(failure, spec) from failure
     if environment is None:
-        raise InvalidRequest(Reason.INVALID_FIELD, "packages: none are asked for", "packages")
+        raise InvalidRequest(Reason.INVALID_FIELD, "packages: none requested", "packages")
     return environment
 
 

@@ -1,14 +1,13 @@
-"""Archives of a session's state: the format, the signature, and the spool files in which they lie.
+"""Archives of a session's state: the format, the signature, and the spool files.
 
     magic | u32 length of the header | header (JSON) | variables | files | HMAC-SHA256 of all before it
 
-The variables are pickled, the files are a tar archive. Neither is looked into here: they are for sandboxes only, and
-count as hostile there. The header holds the lengths and digests of both, the tenant, and a manifest for people to read.
-Only the header is parsed, and it is bounded. An archive without the signature of this daemon, or of one with the same
-key, is refused unless the policy allows foreign states.
+The variables are pickled, the files are a tar archive. The daemon reads neither: they are for sandboxes only, and count
+as hostile there. The header has the lengths and digests of both, the tenant, and a manifest for people. Only the header
+is parsed, and it is bounded. An archive that was not signed with this daemon's key is refused unless the policy allows
+foreign states.
 
-An archive lies in a file without a name while it comes or goes, so memory stays small and nothing is left of it when
-the daemon dies.
+During a transfer, an archive is in an unnamed file, so memory stays small and nothing is left when the daemon dies.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_MANIFEST_BYTES = 1536 * 1024
 """JSON bytes that a guest may send about variables, and about files; two such parts fit into a header."""
 MAX_AT_A_TIME = 16
-"""Archives that come or go at one time; each takes space on the disk."""
+"""Concurrent transfers; each takes space on the disk."""
 
 MAX_OF_TENANT = 2
-"""Archives of one tenant that come or go at one time."""
+"""Concurrent transfers of one tenant."""
 
 _HASHED_BYTES = 4 * 1024 * 1024
 _LENGTH = struct.Struct("!I")
@@ -84,14 +83,14 @@ class StateArchives:
     """Owns the directory of the spool files, and the key that signs archives."""
 
     def __init__(self, directory: Path, key: bytes) -> None:
-        """`directory` is the daemon's own; created when it is missing."""
+        """`directory` is the daemon's own, and is created if it is missing."""
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
         self._open: Counter[str] = Counter()
         self.use_key(key)
 
     def use_key(self, key: bytes) -> None:
-        """Signs and checks with this key from here on."""
+        """Sets the key for signatures."""
         self._key = key
         self.key_id = hashlib.sha256(b"key of states:" + key).hexdigest()[:_KEY_ID_CHARS]
 
@@ -99,7 +98,7 @@ class StateArchives:
     def spool(self, tenant: str, max_bytes: int) -> Iterator[Spool]:
         """Opens a file for one archive. Raises ResourceExhausted when too many are open, or the disk is full."""
         if self._open[tenant] >= MAX_OF_TENANT or self._open.total() >= MAX_AT_A_TIME:
-            message = "as many states are being written down or restored as can be at one time"
+            message = "too many states are being exported or restored; try again later"
             raise ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=_RETRY_S)
         self._open[tenant] += 1
         try:
@@ -113,7 +112,7 @@ class StateArchives:
             self._open += Counter()  # drops tenants that have none
 
     async def signed(self, header: Header, parts: Spool) -> AsyncIterator[bytes]:
-        """Yields the archive of the two parts that lie in a spool one after the other."""
+        """Yields the archive of the two parts in a spool."""
         text = json.dumps(_header_values(header)).encode("ascii")
         assert len(text) <= MAX_HEADER_BYTES, f"a header of {len(text)} bytes"
         signature = hmac.new(self._key, digestmod="sha256")
@@ -128,24 +127,27 @@ class StateArchives:
         yield signature.digest()
 
     async def opened(self, archive: Spool, tenant: str, *, allow_foreign: bool) -> Opened:
-        """Checks an archive that has arrived whole.
+        """Checks a received archive.
 
-        Raises InvalidRequest for bytes that are no archive or a damaged one; Forbidden for an archive of another daemon
-        or tenant, unless those are allowed.
+        Raises InvalidRequest for a damaged archive or other bytes; Forbidden for an archive of another daemon or
+        tenant, unless those are allowed.
         """
         signed_bytes = archive.size_bytes - _SIGNATURE_BYTES
         text, begin = await asyncio.to_thread(_header_text, archive)
-        # The signature comes before the JSON: parsing costs more than hashing, and a signed header is one of ours.
+        # The signature is checked before the JSON is parsed: parsing costs more than hashing.
         is_ours = await asyncio.to_thread(self._is_signed, archive, signed_bytes)
         header = await asyncio.to_thread(_read_header, text)
         if begin + header.variables.size_bytes + header.files.size_bytes != signed_bytes:
-            raise _invalid("it has another size than it says")
+            raise _invalid("its size is not the one in its header")
         if not is_ours and header.key_id == self.key_id:
-            raise _invalid("it is harmed, or its signature is not of this daemon")
+            raise _invalid("it is damaged, or this daemon did not sign it")
         is_foreign = not is_ours or header.tenant != tenant
         if is_foreign and not allow_foreign:
             whose = "another daemon" if not is_ours else "another tenant"
-            raise Forbidden(Reason.STATE_FOREIGN, f"this state was written for {whose}, and the policy allows no such")
+            raise Forbidden(
+                Reason.STATE_FOREIGN,
+                f"this state was written for {whose}, and the policy does not allow foreign states",
+            )
         opened = Opened(archive, header, begin, is_foreign)
         if not is_ours:
             await asyncio.to_thread(_check_parts, opened)
@@ -153,7 +155,7 @@ class StateArchives:
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes that an archive may have around its parts."""
+        """Most bytes of an archive in addition to its parts."""
         return len(MAGIC) + _LENGTH.size + MAX_HEADER_BYTES + _SIGNATURE_BYTES
 
     def _is_signed(self, archive: Spool, signed_bytes: int) -> bool:
@@ -164,7 +166,7 @@ class StateArchives:
 
 
 class Spool:
-    """The bytes of one archive, in a file without a name."""
+    """The bytes of one archive, in an unnamed file."""
 
     def __init__(self, file: BinaryIO, max_bytes: int) -> None:
         self._file = file
@@ -176,7 +178,7 @@ class Spool:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of all that was written, in hexadecimal."""
+        """SHA-256 of all written bytes, in hexadecimal."""
         return self._sha256.hexdigest()
 
     @property
@@ -184,7 +186,7 @@ class Spool:
         return self._max_bytes - self.size_bytes
 
     async def write(self, data: bytes) -> None:
-        """Appends bytes. Raises ResourceExhausted when there are too many, or the disk is full."""
+        """Appends bytes. Raises ResourceExhausted if there are too many, or the disk is full."""
         if len(data) > self.left_bytes:
             raise ResourceExhausted(Reason.TOO_LARGE, f"a state has at most {self._max_bytes:,} bytes")
         self._sha256.update(data)
@@ -219,25 +221,25 @@ class Spool:
         data = self._file.read(size)
         self._file.seek(0, 2)
         if len(data) != size:
-            raise OSError("a spool is shorter than what was written to it")
+            raise OSError("a spool is shorter than the bytes written to it")
         return data
 
 
 @contextmanager
 def _refused_when_full() -> Iterator[None]:
-    """Turns a full disk into a refusal that may be retried: there may be space again in a moment."""
+    """Turns a full disk into a refusal that may be retried."""
     try:
         yield
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        message = "the daemon has no room on its disk for this state now"
+        message = "the daemon's disk has no room for this state; try again later"
         raise ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=_RETRY_S) from error
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An archive that was checked, and whose origin is known."""
+    """A checked archive, and whether it is foreign."""
 
     spool: Spool
     header: Header
@@ -256,7 +258,7 @@ class Opened:
 
 
 def header_of(tenant: str, session_id: str, key_id: str, parts: tuple[Part, Part], manifest: StateManifest) -> Header:
-    """Makes the header of an archive that is written now."""
+    """Returns the header of a new archive."""
     return Header(tenant, session_id, key_id, round(time.time(), 3), *parts, manifest)
 
 
@@ -268,12 +270,12 @@ def _check_parts(opened: Opened) -> None:
         for piece in opened.spool.pieces(begin, part.size_bytes, _HASHED_BYTES):
             digest.update(piece)
         if digest.hexdigest() != part.sha256:
-            raise _invalid("it is harmed")
+            raise _invalid("it is damaged")
         begin += part.size_bytes
 
 
 def _invalid(why: str) -> ExecutorError:
-    return InvalidRequest(Reason.STATE_INVALID, f"this is no state of a session that can be restored: {why}")
+    return InvalidRequest(Reason.STATE_INVALID, f"this state can't be restored: {why}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -285,16 +287,16 @@ def _header_values(header: Header) -> dict[str, Any]:
 
 
 def _header_text(archive: Spool) -> tuple[bytes, int]:
-    """Returns the bytes of the header, and the position where the parts begin. Raises InvalidRequest."""
+    """Returns the bytes of the header, and the position of the parts. Raises InvalidRequest."""
     start = len(MAGIC) + _LENGTH.size
     if archive.size_bytes < start + _SIGNATURE_BYTES:
         raise _invalid("it is too short")
     prefix = archive.at(0, start)
     (length,) = _LENGTH.unpack(prefix[len(MAGIC) :])
     if not prefix.startswith(MAGIC):
-        raise _invalid("it does not begin as one")
+        raise _invalid("it does not begin like one")
     if length > min(MAX_HEADER_BYTES, archive.size_bytes - start - _SIGNATURE_BYTES):
-        raise _invalid("its header is larger than it may be")
+        raise _invalid("its header is too large")
     return archive.at(start, length), start + length
 
 
@@ -303,7 +305,7 @@ def _read_header(text: bytes) -> Header:
     try:
         values = bounded_object(text, MAX_HEADER_BYTES)
         if values.get("version") != VERSION:
-            raise _invalid(f"it is of another version than {VERSION}")
+            raise _invalid(f"its version is not {VERSION}")
         return Header(
             tenant=_text(values, "tenant", 256),
             session_id=_text(values, "session_id", 64),
@@ -320,8 +322,8 @@ def _read_header(text: bytes) -> Header:
 def bounded_object(text: bytes, max_bytes: int) -> dict[str, Any]:
     """Parses a JSON object of hostile origin. Raises ValueError, RecursionError.
 
-    Counts brackets and commas before it parses: each byte of "[[],[],…" may become thirty bytes of objects. Those
-    inside of strings count too.
+    Counts brackets and commas before it parses, those in strings included: each byte of "[[],[],…" may become thirty
+    bytes of objects.
     """
     if len(text) > max_bytes:
         raise ValueError(f"{len(text)} bytes of JSON, over {max_bytes}")
@@ -329,13 +331,13 @@ def bounded_object(text: bytes, max_bytes: int) -> dict[str, Any]:
         raise ValueError("JSON of too many parts")
     values = json.loads(text)
     if not isinstance(values, dict):
-        raise ValueError("JSON that is no object")
+        raise ValueError("not a JSON object")
     return values
 
 
 MAX_PARTS = 448 * 1024
-"""Lists and objects, and as many values, in a header or a manifest. Enough for as many names and reasons as a guest may
-send, even if these consist of brackets and commas only."""
+"""Lists and objects, and separately values, in a header or a manifest. Enough for all names and reasons that a guest
+may send, even if these consist of brackets and commas only."""
 
 MAX_NAMES = 4096
 _MAX_NAME_CHARS = 256

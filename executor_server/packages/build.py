@@ -68,10 +68,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Built:
-    """An environment that was built and checked, and is not published yet."""
+    """An environment that was built and checked, but not published yet."""
 
-    modules: tuple[str, ...]  # top-level modules that it has, sorted
-    pins: tuple[str, ...]  # sorted; `name==version` of each distribution that it has
+    modules: tuple[str, ...]  # its top-level modules, sorted
+    pins: tuple[str, ...]  # `name==version` of its distributions, sorted
     size_bytes: int
 
 
@@ -93,8 +93,8 @@ class Builder(Protocol):
     ) -> Built:
         """Builds the environment of this lock in `staging`: its packages in `site` there, with their bytecode.
 
-        `staging` is an empty directory of the daemon's user that no build sandbox can write to. All that is left in it
-        becomes the environment. The caller removes it when this raises.
+        `staging` is an empty directory of the daemon's user that no build sandbox can write to. Its content becomes the
+        environment. The caller removes it if this raises.
         """
         ...
 
@@ -110,7 +110,7 @@ class UvBuilder:
         slot_of: Callable[[Target], BuildSlot],
         egress: Egress,
     ) -> None:
-        """`slot_of` returns the build sandboxes for a target, or raises SandboxFailure."""
+        """`slot_of` returns the build slot of a target, or raises SandboxFailure."""
         self._wheels = wheels
         self._settings = settings
         self._slot_of = slot_of
@@ -167,7 +167,7 @@ class UvBuilder:
         on_progress: OnProgress,
         known: Collection[str] | None = None,
     ) -> tuple[tuple[Wheel, ...], Python]:
-        """Resolves requirements, and has their wheels downloaded. Returns all of them, and the build sandbox's Python.
+        """Resolves requirements and downloads their wheels. Returns all wheels, and the build sandbox's Python.
 
         `known` are the hashes of a lock, whose requirements include all dependencies; no other file is accepted.
         """
@@ -226,7 +226,7 @@ class UvBuilder:
         python: Python,
         on_progress: OnProgress,
     ) -> int:
-        """Makes the bytecode; returns its bytes. A Python of another version makes none that is of use."""
+        """Makes the bytecode; returns its size. A Python of another version would make useless bytecode."""
         if lock.interpreter != python.interpreter:
             return 0
         order = Order(slot.maker, build_spec(slot.image, egress=False), BuildMounts(environment=staging))
@@ -246,7 +246,7 @@ class UvBuilder:
 
 
 def _take_over(installed: Path, staging: Path, limits: tuple[int, int], python: Python, walk: Walk) -> tree.Tree:
-    """Moves what was installed to `staging`, and checks it there. Its build sandbox has gone. Blocks.
+    """Moves the installed directory to `staging`, and checks it there. Its build sandbox is gone. Blocks.
 
     Raises EnvironmentFailed, Stopped, OSError.
     """
@@ -269,7 +269,7 @@ def _read_policy_lock(packages: PackagesSpec) -> tuple[Pin, ...]:
     with Path(packages.lock_file).open("rb") as file:
         content = file.read(MAX_LOCK_BYTES + 1)
     if hashlib.sha256(content).hexdigest() != packages.lock_sha256:
-        raise EnvironmentFailed("the lock file has changed since the policy was read: have the policy read again")
+        raise EnvironmentFailed("the lock file has changed since the policy was read: reload the policy")
     try:
         pins = read_lock_file(content.decode())
     except (LockError, UnicodeDecodeError) as error:

@@ -1,11 +1,11 @@
-"""The builds that are under way: one for each request, one for each environment, so many at a time, none for ever.
+"""The queue of builds: one for each request and each environment, a bounded number at a time, with a timeout.
 
-Theory of operation. A build is a task that belongs to a request; others that ask meanwhile get its progress. It waits
-for its turn, fairly among tenants, resolves the request unless its lock is known, and makes the lock's environment.
-Where another build is making that very environment, it waits for that one instead, whatever request it belongs to.
+Theory of operation. A build is a task for one request; repeated requests get its progress. It waits for its turn,
+fairly among tenants, resolves the request unless its lock is known, and builds the lock's environment. If another build
+is building the same environment, it waits for that one.
 
-How a build ended is remembered for a while when it failed, so that clients that ask again and again get an answer and
-no builds. What failed for the packages' sake is remembered longer than what may pass by itself.
+Failures are remembered for a while, so that clients that repeat a request get the failure and cause no build. A failure
+caused by the packages is remembered longer than a temporary one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from executor_server.packages.observer import BuildEnd, EnvironmentObserver, Env
 MAX_QUEUED = 64
 """Builds that wait for their turn."""
 FAILED_S = 60.0
-"""Seconds for which a failure that may pass is the answer."""
+"""Seconds for which a temporary failure is remembered."""
 REFUSED_S = 600.0
-"""The same where the packages are the reason. An index may get another version, and a policy's owner acts."""
+"""Seconds for which a failure caused by the packages is remembered; the index or the policy may change."""
 _MAX_FAILURES = 1024
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -46,9 +46,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """The limits within which environments are made and kept ([environments] of the configuration)."""
+    """The limits of builds and of the store ([environments] of the configuration)."""
 
-    max_bytes: int = 20 * 2**30  # on disk, of everything: environments, wheels, what is being made
+    max_bytes: int = 20 * 2**30  # on disk, of environments, wheels and running builds together
     build_timeout_s: float = 600.0
     concurrency: int = 2  # builds at a time
     lock_lifetime_s: float = 7 * DAY_S  # for which the same request gets the same versions
@@ -56,7 +56,7 @@ class EnvironmentSettings:
 
 @dataclass(eq=False)
 class Build:
-    """One build, and where it stands."""
+    """One build, and its progress."""
 
     request: Request
     use: EnvironmentUse
@@ -64,7 +64,7 @@ class Build:
     begun_at: float = field(default_factory=time.monotonic)
     has_turn: bool = False
     lock: Lock | None = None
-    following: Build | None = None  # the one that makes its environment
+    following: Build | None = None  # another build of the same environment, which it waits for
     task: asyncio.Task[None] | None = None
     _progress: Progress = _QUEUED
 
@@ -112,7 +112,7 @@ class Builds:
         self._failures: OrderedDict[tuple[Request, bool], _Failure] = OrderedDict()
         self._turns = FairSemaphore(settings.concurrency)
 
-    # -- what the service asks -----------------------------------------------------------------------------------------
+    # -- for the service -----------------------------------------------------------------------------------------------
 
     @property
     def under_way(self) -> list[Build]:
@@ -123,7 +123,7 @@ class Builds:
         return sum(not build.has_turn for build in self.under_way)
 
     def failure_of(self, request: Request) -> ImageNotReady | None:
-        """Returns the answer for a request whose build has failed a while ago."""
+        """Returns the remembered failure of a request."""
         failure = self._failure(request, is_refresh=False)
         return None if failure is None else failure.error()
 
@@ -141,13 +141,13 @@ class Builds:
         return build
 
     def refresh(self, request: Request, use: EnvironmentUse) -> None:
-        """Resolves a request again, in the background, unless that is under way or has failed a while ago."""
+        """Resolves a request again in the background, unless that is under way or failed recently."""
         may_begin = (request, True) not in self._builds and self._failure(request, is_refresh=True) is None
         if may_begin and self.queued < MAX_QUEUED:
             self._begin(Build(request, use, is_refresh=True))
 
     async def close(self) -> None:
-        """Cancels all, and waits until they have cleaned up."""
+        """Cancels all builds, and waits until they have cleaned up."""
         tasks = [build.task for build in self.under_way if build.task is not None]
         for task in tasks:
             task.cancel()
@@ -169,7 +169,7 @@ class Builds:
         return build
 
     async def _run(self, build: Build) -> None:
-        """Provides the environment of a request; notes why not. The border of a background task."""
+        """Provides the environment of a request, or notes the failure. The border of a background task."""
         started = time.monotonic()
         outcome: Outcome = "cancelled"
         error = ""
@@ -197,7 +197,7 @@ class Builds:
                 self._report(build, outcome, error, time.monotonic() - started)
 
     async def _is_answered(self, build: Build) -> bool:
-        """True when the index knows an environment of the request and it is ready, checked now if need be."""
+        """True if the request has a ready environment; checks it first if necessary."""
         answer = self._catalog.index.find(build.request)
         if answer is None:
             return False
@@ -222,7 +222,7 @@ class Builds:
         resolved_s = catalog.now()
         answer = catalog.index.find(request)
         if answer is not None and not build.is_refresh and not self.is_due(answer.resolved_s):
-            # The environment was evicted or damaged: the same lock makes the same one.
+            # The environment was evicted or damaged; the same lock gives the same environment.
             build.lock, resolved_s = answer.lock, answer.resolved_s
         if build.lock is None:
             build.lock = await self._builder.resolve(request.packages, request.target, build.note)
@@ -243,7 +243,7 @@ class Builds:
         return outcome
 
     async def _follow_others(self, build: Build, environment_id: str) -> None:
-        """Waits until no other build makes the environment, however that one ends."""
+        """Waits until no other build of the environment runs, however it ends."""
         while (other := self._making.get(environment_id)) is not None and other.task is not None:
             build.following = other
             try:
@@ -252,7 +252,7 @@ class Builds:
                 build.following = None
 
     def is_due(self, resolved_s: float) -> bool:
-        """True when a lock that was made then is to be made again."""
+        """True when a lock of this age must be resolved again."""
         return not 0 <= self._catalog.now() - resolved_s < self._settings.lock_lifetime_s
 
     # -- how it ended --------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class Builds:
 
 
 class _TooSlow(ImageNotReady):
-    """A build took longer than it may."""
+    """A build exceeded its time limit."""
 
 
 def _outcome_of(refusal: ImageNotReady) -> Outcome:

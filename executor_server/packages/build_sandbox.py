@@ -44,13 +44,13 @@ from executor_server.guest.wire.session_rules import ExecutionMax, SessionRules
 from executor_server.network.egress import Egress, EgressError
 
 MAX_OUTPUT_BYTES = 2 * 2**20
-"""Bytes that one program may print. What it says is progress and errors."""
+"""Bytes that one program may print: progress and errors."""
 _MAX_LINE_CHARS = 16_384
 _OPERATIONS = 10**9
 _CONFIGURE_TIME_S = 30.0
 _BIND_TIME_S = 30.0
 _PING_INTERVAL_S = 5.0
-# Seconds beyond the program's own limit until a guest that reports no end is given up.
+# Seconds after the program's own limit until a guest that reports no end is given up.
 _REPORT_TIME_S = 15.0
 
 _log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ OnLine = Callable[[dict[str, Any]], None]
 
 
 class BuildSandboxFailed(SandboxFailure):
-    """The program did not end as it should. The message is for the log."""
+    """The program failed. The message is for the log."""
 
 
 class BuildTimeout(BuildSandboxFailed):
@@ -71,7 +71,7 @@ class BuildTimeout(BuildSandboxFailed):
 
 @dataclass(frozen=True)
 class Network:
-    """The way out of a build sandbox."""
+    """The network of a build sandbox."""
 
     egress: Egress
     rules: NetworkRules
@@ -79,7 +79,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Order:
-    """A build sandbox as it is to be made."""
+    """The description of a build sandbox."""
 
     maker: BuildSandboxes
     spec: SandboxSpec
@@ -104,7 +104,7 @@ class BuildSandbox:
         channel.on_lost = self._on_lost
 
     async def configure(self, spec: SandboxSpec) -> None:
-        """Sends the rules: everything is allowed that the sandbox allows. Raises SandboxFailure."""
+        """Sends rules that allow everything that the sandbox allows. Raises SandboxFailure."""
         most = ExecutionMax(wall_time_s=86_400.0, cpu_time_s=86_400.0, operations=_OPERATIONS, output_bytes=2**40)
         rules = SessionRules(
             authorized=["*"],
@@ -119,7 +119,7 @@ class BuildSandbox:
             await self._ask(nothing, lambda op: Configure(op=op, settings=len(body), env=0), body)
 
     async def run(self, program: str, *, time_s: float, on_line: OnLine) -> None:
-        """Runs a program to its end. Raises BuildSandboxFailed when it fails, BuildTimeout when it does not end."""
+        """Runs a program to its end. Raises BuildSandboxFailed if it fails, BuildTimeout if it does not end."""
         self._require_alive()
         self._ended = asyncio.get_running_loop().create_future()
         self._output = _Lines(on_line)
@@ -145,7 +145,7 @@ class BuildSandbox:
             raise BuildSandboxFailed(f"the program ended as {result.outcome.value}: {why}")
 
     async def _end_of(self, ended: asyncio.Future[Result], within_s: float) -> Result:
-        """Waits, and pings meanwhile: a guest that hears nothing for long takes its daemon for dead."""
+        """Waits, and pings meanwhile, since a guest without messages assumes that its daemon is dead."""
         async with asyncio.timeout(within_s):
             while not ended.done():
                 await asyncio.wait([ended], timeout=_PING_INTERVAL_S)
@@ -153,7 +153,7 @@ class BuildSandbox:
         return ended.result()
 
     async def take_file(self, path: str, max_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yields a file of the workspace in pieces. Raises SandboxFailure when it is longer, or is not there."""
+        """Yields a file of the workspace in pieces. Raises SandboxFailure if it is missing or longer."""
         left = max_bytes
         request: Request[FileInfo | bytes] = Request(file_part, self._hold)
         with self._asking(request) as op:
@@ -173,7 +173,7 @@ class BuildSandbox:
 
     @contextmanager
     def _asking(self, request: Request[Any]) -> Iterator[int]:
-        """A request that waits for its answer, as long as the block lasts."""
+        """Opens a request for the duration of the block."""
         self._require_alive()
         self._ops += 1
         self._requests[op := self._ops] = request
@@ -192,7 +192,7 @@ class BuildSandbox:
         if self._lost is not None:
             raise BuildSandboxFailed(f"the build sandbox is lost: {self._lost}")
 
-    # -- what comes from the guest -------------------------------------------------------------------------------
+    # -- frames of the guest -------------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
         message = message_of(frame)
@@ -240,7 +240,7 @@ class BuildSandbox:
 
 
 async def _next(request: Request[T]) -> T | None:
-    """Returns the next part of an answer. Raises BuildSandboxFailed when the guest refuses, or is lost."""
+    """Returns the next part of an answer. Raises BuildSandboxFailed if the guest refuses or is lost."""
     try:
         return await request.next()
     except ExecutorError as error:
@@ -248,7 +248,7 @@ async def _next(request: Request[T]) -> T | None:
 
 
 class _Lines:
-    """Cuts what a program printed into lines of JSON objects; drops lines that are none, or too long."""
+    """Splits a program's output into lines of JSON objects; drops other lines, and lines that are too long."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
@@ -256,7 +256,7 @@ class _Lines:
         self._taken_bytes = 0
 
     def take(self, data: bytes) -> None:
-        """Takes the next bytes. Raises FrameError when a guest sends more than it was to let through."""
+        """Takes the next bytes. Raises FrameError if the guest sends more than the limit for its program."""
         self._taken_bytes += len(data)
         if self._taken_bytes > 2 * MAX_OUTPUT_BYTES:
             raise FrameError("more output than was allowed")
@@ -278,9 +278,9 @@ class _Lines:
 
 @asynccontextmanager
 async def open_build_sandbox(order: Order) -> AsyncIterator[BuildSandbox]:
-    """Makes a build sandbox, and destroys it at the end of the block, whatever happens there.
+    """Creates a build sandbox, and destroys it at the end of the block.
 
-    Raises SandboxFailure; EgressError when its network can't be opened.
+    Raises SandboxFailure; EgressError if its network can't be opened.
     """
     sandbox = await order.maker.create_build_sandbox(order.spec, order.mounts)
     async with AsyncExitStack() as stack:

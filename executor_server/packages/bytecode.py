@@ -1,11 +1,10 @@
-"""Takes the bytecode that a first import made out of its sandbox, and writes it beside the sources.
+"""Reads the bytecode of a first import from its sandbox, and writes it next to the sources.
 
-Code of the packages ran in that sandbox, so everything about the bytecode is hostile. It can't be checked for what it
-does, and need not be: a program that imports these packages runs their code anyway, and the environment is theirs
-alone. It is checked that it stays there: each piece belongs to a source that the environment has, is written to a new
-file, and no link is followed.
+Code of the packages ran in that sandbox, so the bytecode is hostile. What it does can't be checked, and need not be: a
+program that imports these packages runs their code anyway. But it must stay inside the environment: each piece must
+belong to an existing source, is written to a new file, and no link is followed.
 
-The stream: for each piece, the lengths of its name (2 bytes) and of its content (4 bytes), big-endian, then both.
+The stream has, for each piece, the lengths of its name (2 bytes) and content (4 bytes), big-endian, then both.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ _FILE_NAME = re.compile(r"(?P<module>[^/.]+)\.(?P<tag>cpython-[0-9]{2,4})\.pyc")
 
 
 class BytecodeRefused(SandboxFailure):
-    """The stream is not what an honest first import makes. The message is for the log."""
+    """The stream is not that of an honest first import. The message is for the log."""
 
 
 @dataclass
 class Written:
-    """The outcome of a stream."""
+    """The result of a stream."""
 
     files: int = 0
     size_bytes: int = 0
-    skipped: int = 0  # pieces of no source that is there
+    skipped: int = 0  # pieces without a source
 
 
 class BytecodeWriter:
@@ -72,7 +71,7 @@ class BytecodeWriter:
             self._write(name, content)
 
     def end(self) -> Written:
-        """Ends the stream. Raises BytecodeRefused when it stops in the middle of a piece."""
+        """Ends the stream. Raises BytecodeRefused if it stops in the middle of a piece."""
         if self._buffer:
             raise BytecodeRefused("the bytecode ends in the middle of a piece")
         return self.written
@@ -127,7 +126,7 @@ class BytecodeWriter:
         return parts, match["module"]
 
     def _belongs(self, content: bytes, source: os.stat_result) -> bool:
-        """True when the head says that it was compiled from this source, by the same interpreter as the others."""
+        """True if its header names this source, and the same interpreter as the other pieces."""
         if len(content) < _PYC_HEADER.size:
             return False
         magic, flags, modified_s, size_bytes = _PYC_HEADER.unpack_from(content)

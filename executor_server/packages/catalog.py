@@ -1,9 +1,9 @@
-"""The environments that there are, with all that is known of them: their requests, their users, their last uses.
+"""The existing environments, with their requests, users and last uses.
 
-An environment counts as ready when this daemon made it or has checked every byte of it. From then on a request for it
-costs a look into a few dictionaries, and one `stat` since a person may have removed the directory.
+An environment is ready when this daemon has built it or checked each byte of it. Then a request for it costs a few
+dictionary look-ups, and one `stat`, since a person may have removed the directory.
 
-Belongs to the event loop, except where a method says that it blocks.
+For the event loop, except for methods that block.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from executor_server.packages.observer import current_requester
 from executor_server.packages.store import TREE, Damaged, Manifest, Store, digest_of
 from executor_server.packages.wheels import Wheels
 
-# Seconds after an answer in which its sandbox is made: only then does it hold the environment itself.
+# Seconds after an answer for which the environment is kept: its sandbox holds it only when it is created.
 _ANSWER_S = 120.0
-# Seconds after which another use of an environment is written down.
+# Seconds after which a further use of an environment is recorded.
 _USE_INTERVAL_S = 60.0
 _CONCURRENT_CHECKS = 2  # each reads as fast as the disk can
 _FULL_BELOW_BYTES = 4 * 2**20
@@ -60,14 +60,14 @@ class Catalog:
     """Owns store, index and holds."""
 
     def __init__(self, store: Store, wheels: Wheels, on_removed: OnRemoved, now: Callable[[], float]) -> None:
-        """Takes an open store, which is closed in every case. `now` gives seconds since the epoch.
+        """Takes an open store, and closes it in every case. `now` returns seconds since the epoch.
 
         Raises OSError, sqlite3.Error.
         """
         self.now = now
         self.store = store
         self.total_bytes = 0
-        """Bytes on disk when they were measured last."""
+        """Bytes on disk at the last measurement."""
         self._wheels = wheels
         self._on_removed = on_removed
         try:
@@ -99,7 +99,7 @@ class Catalog:
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def find(self, request: Request) -> Environment | None:
-        """Returns the environment of a request when it is ready, and keeps it from being evicted for a while."""
+        """Returns the environment of a request if it is ready, and protects it from eviction for a while."""
         answer = self.index.find(request)
         environment = None if answer is None else self._ready.get(answer.environment_id)
         if environment is None:
@@ -118,7 +118,7 @@ class Catalog:
             self.index.note_use(environment_id, requester, now)
 
     async def make(self, builder: Builder, lock: Lock, request: Request, on_progress: OnProgress) -> None:
-        """Makes the environment of a lock, and publishes it. Leaves nothing half-made. Raises what the builder does."""
+        """Builds the environment of a lock and publishes it, or leaves nothing. Raises what the builder raises."""
         staging, walk = self.store.stage(), Walk()
         try:
             built = await builder.make(lock, request.packages, request.target, staging / TREE, on_progress)
@@ -145,9 +145,9 @@ class Catalog:
         return environment_id in self._ready and self.store.is_there(environment_id)
 
     async def check(self, environment_id: str) -> bool:
-        """Returns True when the environment is ready: this daemon has checked it, or does so now.
+        """Returns True if the environment is ready; checks it now if this daemon has not checked it yet.
 
-        One that does not fit its manifest is put aside, and removed as soon as no sandbox has it mounted.
+        If it does not match its manifest, it is put aside, and removed when no sandbox has it mounted.
         """
         if self._is_ready(environment_id):
             return True
@@ -184,7 +184,7 @@ class Catalog:
     # -- in use ------------------------------------------------------------------------------------------------------
 
     def _in_use(self, environment_id: str) -> bool:
-        """True while a sandbox has it, or is about to: a request was answered with it moments ago."""
+        """True while a sandbox has it, or may get it: a request was answered with it recently."""
         answered_at = self._answered_at.get(environment_id)
         is_new = answered_at is not None and time.monotonic() - answered_at < _ANSWER_S
         return is_new or environment_id in self._checks or self.holds.count(environment_id) > 0
@@ -196,7 +196,7 @@ class Catalog:
         self.holds.add(environment_id, backend, sandbox_id)
 
     def used_s(self, environment_id: str) -> float:
-        """Returns when it was used last, in seconds since the epoch."""
+        """Returns the time of its last use, in seconds since the epoch."""
         return max(self.index.used_s(environment_id), self.store.manifests[environment_id].created_s)
 
     # -- removing ----------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class Catalog:
     async def collect(self, max_bytes: int, reason: str) -> Collected:
         """Removes unused environments and wheels, the least recently used first, until `max_bytes` are left.
 
-        Damaged environments that no sandbox has any more go in any case. Raises OSError.
+        Also removes damaged environments that no sandbox has. Raises OSError.
         """
         async with self._collecting:
             before = await asyncio.to_thread(self._remove_damaged)
@@ -217,7 +217,7 @@ class Catalog:
                 freed_bytes = await asyncio.to_thread(_bytes_of, what)
                 if self._wheels.is_in_use(what) if is_wheel else self._in_use(what.name):  # since the list was made
                     continue
-                # From the look to the rename the loop does nothing else, so that no request can get it in between.
+                # There is no await between the check and the rename, so no request can get it in between.
                 removed = self._wheels.take_out(what) if is_wheel else self._take_out(what.name)
                 await asyncio.to_thread(remove, removed)
                 self.total_bytes -= freed_bytes
@@ -230,20 +230,20 @@ class Catalog:
             return Collected(tuple(evicted), before - self.total_bytes, self.total_bytes)
 
     async def _unused(self) -> list[tuple[float, Path]]:
-        """Returns what may be evicted, each with its last use. Raises OSError."""
+        """Returns the evictable directories, each with its last use. Raises OSError."""
         ready = self.store.places.ready
         unused = [(self.used_s(each), ready / each) for each in self.store.manifests if not self._in_use(each)]
         return unused + await asyncio.to_thread(self._wheels.unused)
 
     def _remove_damaged(self) -> int:
-        """Removes the damaged environments that no sandbox has; returns the bytes of all that is left. Blocks."""
+        """Removes damaged environments that no sandbox has; returns the bytes that are left. Blocks."""
         for environment_id, path in self.store.damaged():
             if not self.holds.count(environment_id):
                 remove(path)
         return _bytes_of(self.store.places.root)
 
     def _take_out(self, environment_id: str) -> Path:
-        """Ends an environment, whose requests keep their lock. Returns what is to be removed. Raises OSError."""
+        """Ends an environment; its requests keep their lock. Returns the directory to remove. Raises OSError."""
         self._forget(environment_id)
         return self.store.take_out(environment_id)
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import structlog
 
 MAX_DEPTH = 128
-"""Directories below one another that are measured. A deeper tree counts as endless, as nothing may have one."""
+"""Depth to which trees are measured. A deeper tree counts as endless."""
 
 _BLOCK_BYTES = 512  # the unit of st_blocks
 
@@ -25,33 +25,34 @@ T = TypeVar("T")
 
 
 class Places:
-    """Only the daemon's user can enter the root, so no other user of the host reaches any of them by a path.
+    """The directories below the root, all on one file system, so that things move between them by rename.
 
-    Inside a sandbox one of them is a mount of its own, which the sandbox's user can enter by its own mode.
+    Only the daemon's user can enter the root, so no other user of the host can reach them. Inside a sandbox, one of
+    them is a separate mount, which the sandbox's user can enter.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.ready = root / "ready"
-        """The environments, each complete, checked and never changed."""
+        """The environments: complete, checked, never changed."""
         self.staging = root / "staging"
-        """Directories that are being made or removed. A start of the daemon empties it."""
+        """Directories that are being built or removed. Emptied at the daemon's start."""
         self.damaged = root / "damaged"
-        """Environments that could not be verified. Each is removed when no sandbox has it."""
+        """Damaged environments. Each is removed when no sandbox has it."""
         self.work = root / "work"
-        """A writable directory for each build sandbox that runs uv. A start of the daemon empties it."""
+        """A writable directory for each build sandbox that runs uv. Emptied at the daemon's start."""
         self.programs = root / "programs"
         """The read-only directory of build sandboxes: uv, and the wheels."""
         self.wheels = self.programs / "wheels"
-        """The files that the index sent (wheels.py)."""
+        """The downloaded wheel files (wheels.py)."""
         self.holds = root / "holds"
         """A file for each sandbox that has an environment."""
         self.index = root / "index.db"
-        """The requests with the locks that answer them, and the last uses."""
+        """The requests with their locks, and the last uses."""
 
 
 class Stopped(Exception):
-    """The walk was ended from outside."""
+    """The walk was stopped."""
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Walk:
 
 
 async def to_its_end(walk: Walk, function: Callable[[], T]) -> T:
-    """Runs a function in a thread. When the caller is cancelled, the walk is stopped and the thread waited for."""
+    """Runs a function in a thread. If the caller is cancelled, stops the walk and waits for the thread."""
     running = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(running)
@@ -89,7 +90,7 @@ class Volume:
 
 
 def volume_of(top: Path) -> Volume:
-    """Measures what is below a directory, which may change meanwhile. Follows no link. Blocks."""
+    """Measures a directory, which may change meanwhile. Follows no link. Blocks."""
     entries = size_bytes = 0.0
     for path, directories, files, fd in os.fwalk(top) if top.is_dir() else ():
         entries += len(directories)
@@ -105,7 +106,7 @@ def volume_of(top: Path) -> Volume:
 
 
 def remove(path: Path) -> None:
-    """Removes a directory with all that is in it. Follows no link. Blocks. What can't be removed is logged."""
+    """Removes a directory with its content. Follows no link. Blocks. Logs a failure."""
     if not os.path.lexists(path):
         return
     try:

@@ -1,8 +1,8 @@
-"""The sandboxes that have an environment: an empty file each, whose name is all that is known.
+"""The sandboxes that have an environment: one empty file each, whose name has all the facts.
 
-A file is made before the environment is mounted and removed after the sandbox has gone, so that a daemon that is killed
-in between leaves one hold too many, never one too few; the next daemon's backends say which sandboxes they adopted.
-Files and not rows of a database: nothing can be damaged but a whole name.
+The file is created before the environment is mounted and removed after the sandbox is gone. So a killed daemon may
+leave one hold too many, never one too few; the next daemon's backends report the sandboxes that they adopted. Files
+instead of database rows, since a damaged file can only lose its whole name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Hold(NamedTuple):
 
 
 class Holds:
-    """Belongs to the event loop; each change is one system call."""
+    """For the event loop; each change is one system call."""
 
     def __init__(self, directory: Path) -> None:
         """Reads those of earlier daemons. Raises OSError."""
@@ -53,16 +53,16 @@ class Holds:
         return self._counts[environment_id]
 
     def of(self, sandbox_id: str) -> str:
-        """Returns the environment that a sandbox has; empty without one."""
+        """Returns the environment of a sandbox; empty without one."""
         return min((hold.environment_id for hold in self._of_sandbox.get(sandbox_id, ())), default="")
 
     def add(self, environment_id: str, backend: str, sandbox_id: str) -> None:
-        """Idempotent. Raises SandboxFailure when it can't be written."""
+        """Adds a hold. Idempotent. Raises SandboxFailure if it can't be written."""
         hold = _Hold(backend, sandbox_id, environment_id)
         if hold in self._of_sandbox.get(sandbox_id, ()):
             return
         if not all(_PART.fullmatch(part) for part in hold):
-            raise SandboxFailure(f"{sandbox_id!r} of backend {backend!r} is no id of a sandbox that can hold anything")
+            raise SandboxFailure(f"{sandbox_id!r} of backend {backend!r} is not a valid sandbox id")
         try:
             (self._directory / hold.file_name).touch(mode=0o600)
         except OSError as error:
@@ -70,7 +70,7 @@ class Holds:
         self._note(hold)
 
     def release(self, sandbox_id: str) -> list[str]:
-        """Returns the environments that the sandbox had; none for an unknown one."""
+        """Removes a sandbox's holds, and returns their environments; none for an unknown sandbox."""
         holds = self._of_sandbox.pop(sandbox_id, set())
         for hold in holds:
             self._counts[hold.environment_id] -= 1
@@ -81,7 +81,7 @@ class Holds:
         return [hold.environment_id for hold in holds]
 
     def keep_only(self, backend: str, sandbox_ids: Collection[str]) -> list[str]:
-        """Releases every other sandbox of a backend. Returns the environments that these had."""
+        """Releases all other sandboxes of a backend, and returns their environments."""
         kept = set(sandbox_ids)
         others = [
             sandbox_id

@@ -1,7 +1,7 @@
-"""The requests with the locks that answer them, and the last uses of environments.
+"""The requests with their locks, and the last uses of environments.
 
-All of it can be made again, so a file that is damaged is moved aside, and an empty one takes its place. A row that does
-not fit its checksum is not believed, and its request is resolved again.
+All of it can be recreated, so a damaged file is moved aside and replaced by an empty one. A row that does not fit its
+checksum is dropped, and its request is resolved again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from executor_server.core import OtherVersionError, PackagesSpec, keep_checksums
 from executor_server.packages.lock import Lock
 
 MAX_REQUESTS = 2_000
-MAX_REQUESTERS = 64  # the tenants that are remembered of one environment
+MAX_REQUESTERS = 64  # remembered tenants of one environment
 _DROPPED_AT_ONCE = 100
 
 _VERSION = 2
@@ -44,14 +44,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """The packages that are asked for, and the image. One environment answers equal ones, until its lock is due."""
+    """The requested packages, and the image. Equal requests share one environment until their lock is due."""
 
     packages: PackagesSpec
     target: Target
 
     @property
     def name(self) -> str:
-        """The request as JSON, under which it is found again."""
+        """The request as JSON, its key in the index."""
         return _name_of(self)
 
 
@@ -62,7 +62,7 @@ def _name_of(request: Request) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as an administrator reads it."""
+    """A request for an administrator's list."""
 
     requirements: tuple[str, ...]
     image: str  # "backend/image"
@@ -77,10 +77,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """The lock that answers a request."""
+    """The lock of a request."""
 
     lock: Lock
-    resolved_s: float  # seconds since the epoch at which it was made
+    resolved_s: float  # when it was resolved, in seconds since the epoch
 
     @cached_property
     def environment_id(self) -> str:
@@ -88,10 +88,10 @@ class Answer:
 
 
 class Index:
-    """Belongs to the event loop: each call is one small transaction, or a look into memory."""
+    """For the event loop: each call is one small transaction or a look-up in memory."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file. Blocks. Raises OSError, sqlite3.Error when not even a new one can be made."""
+        """Opens the file. Blocks. Raises OSError, sqlite3.Error if not even a new one can be created."""
         self._path = path
         try:
             self._database = _opened(path)
@@ -126,7 +126,7 @@ class Index:
             self._drop_oldest()
 
     def used_s(self, environment_id: str) -> float:
-        """Returns when an environment was used last, in seconds since the epoch; 0 when that is not known."""
+        """Returns the time of an environment's last use, in seconds since the epoch; 0 if unknown."""
         return max(self._uses.get(environment_id, {}).values(), default=0.0)
 
     def used_s_by(self, environment_id: str, requester: str) -> float:
@@ -134,7 +134,7 @@ class Index:
         return self._uses.get(environment_id, {}).get(requester, 0.0)
 
     def requesters_of(self, environment_id: str) -> list[str]:
-        """Returns the tenants that used it, the last one first."""
+        """Returns the tenants that used it, the most recent first."""
         uses = self._uses.get(environment_id, {})
         return [requester for requester in sorted(uses, key=uses.__getitem__, reverse=True) if requester]
 
@@ -148,7 +148,7 @@ class Index:
         self._write("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, 0)", environment_id, requester, used_s)
 
     def forget_uses(self, environment_id: str) -> None:
-        """Forgets who used an environment that was removed. Its requests keep their lock."""
+        """Forgets the users of a removed environment. Its requests keep their lock."""
         if self._uses.pop(environment_id, None) is not None:
             self._write("DELETE FROM uses WHERE environment_id = ?", environment_id)
 
@@ -167,7 +167,7 @@ class Index:
             self._uses.setdefault(environment_id, {})[requester] = float(used_s)
 
     def _rows(self, table: str) -> list[tuple[Any, ...]]:
-        """Returns the rows that fit; removes the others."""
+        """Returns the valid rows; removes the others."""
         columns, _ = _COLUMNS[table]
         rows = self._database.execute(f"SELECT rowid, {', '.join(columns)}, checksum FROM {table}").fetchall()
         fitting = []
@@ -186,7 +186,7 @@ class Index:
             self._write("DELETE FROM requests WHERE request = ?", name)
 
     def _write(self, statement: str, *values: object) -> None:
-        """Executes it. What can't be written is logged: a later daemon then resolves again."""
+        """Executes a statement. A failure is logged; a later daemon then resolves again."""
         try:
             self._database.execute(statement, values)
         except sqlite3.Error as error:

@@ -1,8 +1,8 @@
-"""Locks, and the form in which they are read: PEP 751, from a policy's lock file and from uv.
+"""Locks, and how they are read: PEP 751, from a policy's lock file and from uv.
 
-uv runs in a sandbox and reads what an index sends, so its output is hostile: nothing that could make the second uv
-install something else, such as an option or a path, must pass. So each value is matched with its own form, and the
-lines for uv are written from what was read.
+uv runs in a sandbox and reads an index's data, so its output is hostile: nothing may pass that makes the second uv
+install something else, such as an option or a path. So each value is matched with its pattern, and the lines for uv are
+written from the parsed values.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{1,240}\.whl")
 
 
 class LockError(ValueError):
-    """A text is no lock that we take. The message is a clause for a client: "pandas has no wheel with a SHA-256"."""
+    """A text is not an acceptable lock. The message is a clause for a client: "pandas has no wheel with a SHA-256"."""
 
 
 @dataclass(frozen=True, order=True)
 class Pin:
-    """One version of one distribution, by the hashes of files of which one is installed."""
+    """One version of one distribution, with the hashes of its files, of which one is installed."""
 
     name: str  # normalized
     version: str
@@ -49,7 +49,7 @@ class Pin:
 
     @property
     def requirement(self) -> str:
-        """What uv resolves."""
+        """The requirement for uv."""
         return f"{self}{f' ; {self.marker}' if self.marker else ''}"
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Pin:
 
 @dataclass(frozen=True, order=True)
 class Wheel:
-    """The file that an index has for one version of a distribution."""
+    """A file of an index for one version of a distribution."""
 
     name: str  # normalized
     version: str
@@ -72,7 +72,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Lock:
-    """All that decides an environment's content, in a canonical form: equal requests give equal locks."""
+    """Everything that determines an environment's content, in canonical form: equal requests give equal locks."""
 
     text: str  # requirements, one a line, sorted: `name==version` with the hash of one wheel
     interpreter: str  # its tag, such as "cpython-3.12.4"
@@ -100,7 +100,7 @@ class Lock:
 
     @property
     def environment_id(self) -> str:
-        """The name of the environment that is made of it."""
+        """The id of the environment that is built from it."""
         made_of = [self.interpreter, self.platform, self.uv_version, self.text]
         return "env-" + hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:_ID_CHARS]
 
@@ -125,10 +125,7 @@ def canonical(wheels: Iterable[Wheel]) -> str:
 
 
 def read_lock_file(text: str) -> tuple[Pin, ...]:
-    """Reads a pylock.toml: only versions that have wheels with hashes; where it says to get them from is ignored.
-
-    Raises LockError.
-    """
+    """Reads a pylock.toml: versions whose wheels have hashes. Its download addresses are ignored. Raises LockError."""
     return _checked(map(_read_package, _packages(text)))
 
 
@@ -219,7 +216,7 @@ def _pin(name: str, version: str, marker: str, hashes: Sequence[str]) -> Pin:
 
 
 def _checked(pins: Iterable[Pin]) -> tuple[Pin, ...]:
-    """Returns the pins, sorted. A name may come twice only where markers say which of them counts."""
+    """Returns the pins, sorted. A name may occur twice only with markers that choose between them."""
     listed: dict[str, list[Pin]] = {}
     for count, pin in enumerate(pins, 1):
         if count > MAX_PINS:
@@ -232,7 +229,7 @@ def _checked(pins: Iterable[Pin]) -> tuple[Pin, ...]:
 
 
 def names_of(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Returns the normalized names of requirements that the policy approved, which are canonical PEP 508."""
+    """Returns the normalized names of approved requirements, which are canonical PEP 508."""
     found: Mapping[str, None] = dict.fromkeys(
         canonicalize_name(match[0]) for each in requirements if (match := re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", each))
     )

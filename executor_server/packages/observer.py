@@ -1,7 +1,7 @@
-"""The observer of environments: notified of what was asked for, built and removed (metrics, audit).
+"""The observer of environments: notified of requests, builds and removals (metrics, audit).
 
-The tenant who asks is no part of the approved spec: equal specs share a sandbox, whichever tenant asked. So the tenant
-is passed in a context variable, which the tasks that make a sandbox inherit.
+The tenant is not part of the approved spec, since equal specs share a sandbox. So it is passed in a context variable,
+which the tasks that create a sandbox inherit.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from executor_server.packages.lock import Lock
 _requester: ContextVar[str] = ContextVar("environment_requester", default="")
 
 Outcome = Literal["made", "reused", "refused", "failed", "timed out", "cancelled"]
-"""The end of a build. "reused": the lock's environment was there. "refused": by EnvironmentFailed. "failed": another
-attempt may do better."""
+"""The end of a build. "reused": the lock's environment existed. "refused": EnvironmentFailed. "failed": another attempt
+may succeed."""
 
 
 @dataclass(frozen=True)
 class EnvironmentUse:
-    """The packages that are built or used, and for whom."""
+    """The packages that are built or used, and the requesting tenant."""
 
-    requester: str  # tenant that asked first; empty when the daemon itself did, for its pool
+    requester: str  # the first tenant; empty for the daemon's own pool
     backend: str
     image: str
     requirements: tuple[str, ...]
@@ -45,7 +45,7 @@ class BuildEnd:
 
     @property
     def label(self) -> str:
-        """The outcome in one word, for records and metrics."""
+        """The outcome as one word, for records and metrics."""
         return self.outcome.replace(" ", "_")
 
 
@@ -53,7 +53,7 @@ class EnvironmentObserver:
     """Notified in the event loop, right after something has happened. Must neither block nor raise."""
 
     def environment_hit(self, use: EnvironmentUse, environment_id: str) -> None:
-        """A request found its environment ready. A pool asks often: this is no count of sessions."""
+        """A request found its environment ready. Not a count of sessions, since the pool requests often."""
 
     def environment_missed(self, use: EnvironmentUse) -> None:
         """A request found no environment, and a build began or was queued for it."""
@@ -65,7 +65,7 @@ class EnvironmentObserver:
         """A build has ended."""
 
     def environment_evicted(self, environment_id: str, freed_bytes: int, reason: str) -> None:
-        """An environment was removed to make room, at an administrator's wish, or since it was damaged."""
+        """An environment was removed: to make room, by an administrator, or because it was damaged."""
 
 
 class EnvironmentObservers(EnvironmentObserver):
@@ -80,13 +80,13 @@ class EnvironmentObservers(EnvironmentObserver):
 
 
 def current_requester() -> str:
-    """Returns the tenant for whom this task runs; empty where it is the daemon itself."""
+    """Returns the tenant for whom this task runs; empty for the daemon itself."""
     return _requester.get()
 
 
 @contextmanager
 def requested_by(tenant: str) -> Iterator[None]:
-    """Lets everything in the block, and in tasks that it starts, ask for environments on behalf of a tenant."""
+    """Sets the tenant for environment requests of the block and of tasks that it starts."""
     token = _requester.set(tenant)
     try:
         yield

@@ -1,6 +1,6 @@
-"""The answers to a request whose environment is not there: written for the model or person who waits for it.
+"""The answers to requests for environments that are not ready, for a waiting person or model.
 
-They name packages, and neither hosts nor paths of the daemon.
+They name packages, but no hosts or paths of the daemon.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from executor_server.core import EnvironmentFailed, ImageNotReady, Progress
 
 RETRY_S = 1.0
-"""Seconds until a request for what is being made should come again: many environments take a few."""
+"""Seconds until a request for an environment that is being built should be repeated."""
 QUEUE_RETRY_S = 5.0
 
-SEE_THE_LOG = "the daemon's log says why"
+SEE_THE_LOG = "the daemon's log has the reason"
 NO_SPACE = (
     "the daemon's disk is full; its administrator can make room, or remove unused environments "
     "(`executor-server env gc`)"

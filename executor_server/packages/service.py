@@ -1,8 +1,8 @@
-"""The service of environments: what backends ask for, and what an administrator sees.
+"""The service of environments, for backends and administrators.
 
-It opens its directory when the first request comes, or at the start where an earlier daemon has left one: a daemon of
-which no client wants packages has none of it. The builder is given later than the rest, since it works in sandboxes of
-the backends, which are given the service.
+It opens its directory at the first request, or at the start if an earlier daemon has left one. If no client asks for
+packages, only this object exists. The builder is set later than the rest, since it needs the backends' sandboxes and
+the backends need the service.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from executor_server.packages.observer import (
 from executor_server.packages.store import Store
 from executor_server.packages.wheels import Wheels
 
-# Seconds for which a request waits itself: the check of an environment is often done by then, and a build has begun.
+# Seconds for which a request waits: often, the check of an environment is done by then.
 _ANSWER_WAIT_S = 0.5
 _NOT_OPEN = "the environments are not open"
 
@@ -43,16 +43,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class EnvironmentInfo:
-    """One environment that there is."""
+    """One environment."""
 
     environment_id: str
     size_bytes: int
     created_s: float  # seconds since the epoch
     used_s: float  # the last use, in seconds since the epoch
-    sandboxes: int  # so many have it
-    requesters: tuple[str, ...]  # tenants that used it, the last one first
-    requests: tuple[tuple[str, ...], ...]  # requirements that it answers
-    images: tuple[str, ...]  # the ones that it answers for, as "backend/image"
+    sandboxes: int  # the number of sandboxes that have it
+    requesters: tuple[str, ...]  # tenants that used it, the most recent first
+    requests: tuple[tuple[str, ...], ...]  # the requirements of its requests
+    images: tuple[str, ...]  # of its requests, as "backend/image"
     pins: tuple[str, ...]
     modules: tuple[str, ...]
     lock: Lock
@@ -60,7 +60,7 @@ class EnvironmentInfo:
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """One environment that is being made, or waits for its turn."""
+    """One running or queued build."""
 
     requirements: tuple[str, ...]
     backend: str
@@ -73,7 +73,7 @@ class BuildInfo:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Numbers of the moment."""
+    """Current numbers."""
 
     environments: int = 0
     in_use: int = 0
@@ -113,12 +113,12 @@ class EnvironmentService:
         self._observers.add(observer)
 
     async def start(self) -> None:
-        """Opens what an earlier daemon has left, before backends adopt its sandboxes. Raises SandboxFailure."""
+        """Opens the directory of an earlier daemon, before backends adopt its sandboxes. Raises SandboxFailure."""
         if self.places.root.is_dir():
             await self._opened()
 
     async def close(self) -> None:
-        """Ends what is under way. Idempotent."""
+        """Ends running builds and closes the store. Idempotent."""
         self._closed = True
         if self._collecting is not None:
             self._collecting.cancel()
@@ -170,7 +170,7 @@ class EnvironmentService:
     # -- for administrators ------------------------------------------------------------------------------------------
 
     def list(self) -> Sequence[EnvironmentInfo]:
-        """Returns all that are there, the last used first."""
+        """Returns all environments, the most recently used first."""
         if self._parts is None:
             return []
         catalog = self._parts.catalog
@@ -183,7 +183,7 @@ class EnvironmentService:
         return _info(self._parts.catalog, environment_id)
 
     def builds(self) -> Sequence[BuildInfo]:
-        """Returns what is being made or waits for that."""
+        """Returns the running and queued builds."""
         return [] if self._parts is None else [_build_info(each) for each in self._parts.builds.under_way]
 
     def statistics(self) -> Statistics:
@@ -201,9 +201,9 @@ class EnvironmentService:
         )
 
     async def collect(self, max_bytes: int = 0) -> Collected:
-        """Removes what no sandbox has, the least recently used first, until `max_bytes` are left on disk.
+        """Removes unused environments and wheels, the least recently used first, until `max_bytes` are left on disk.
 
-        It also lets every request be tried again whose build has failed. Raises SandboxFailure.
+        Also forgets failed builds, so that they may be tried again. Raises SandboxFailure.
         """
         if self._parts is None:
             return Collected((), 0, 0)
@@ -246,7 +246,7 @@ class EnvironmentService:
             self._collect_soon()
 
     def _collect_soon(self) -> None:
-        """Makes room in the background, when there is too little: after each build, and after a damaged one is free."""
+        """Makes room in the background if necessary: after each build, and when a damaged environment is unused."""
         self._is_collection_due = True
         if not self._closed and (self._collecting is None or self._collecting.done()):
             self._collecting = asyncio.get_running_loop().create_task(self._collect())

@@ -1,12 +1,12 @@
 """The environments on disk: each is published whole, verified before it is used, and removed whole.
 
 Theory of operation. An environment is a directory in `ready`, named by its id: a manifest, and the `tree` that
-sandboxes mount. It is made in `staging` and renamed when it is complete, so a name in `ready` never stands for half of
-one; a start removes what a killed daemon left in `staging`. The manifest has one digest of the whole tree. The content
-of files is not forced to the disk: after a crash of the host a file may be empty, and the check before the first use in
-a daemon's life finds that as it finds any other damage. Removal is the reverse: a rename, and then the slow part.
+sandboxes mount. It is built in `staging` and renamed when it is complete, so `ready` never has half of one; the daemon
+empties `staging` at its start. The manifest has one digest of the whole tree. Files are not synced: after a crash of
+the host a file may be empty, and the check before the first use finds this like any other damage. Removal is the
+reverse: a rename, then the slow part.
 
-Everything that walks a tree blocks and is for a thread; the rest is a few system calls.
+Functions that walk a tree block and need a thread; the others are a few system calls.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _log = structlog.get_logger(__name__)
 
 
 class Damaged(Exception):
-    """An environment is not what was published. The message is for the log."""
+    """An environment differs from the published one. The message is for the log."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The facts of a published environment. It is beside the tree, where no sandbox sees it."""
+    """The facts of a published environment. It is next to the tree, where no sandbox sees it."""
 
     lock: Lock
     modules: tuple[str, ...]
@@ -131,7 +131,7 @@ def _entries(tree: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 class Store:
-    """Owns the directories. One daemon has them at a time, wherever they are: it holds a lock on the root."""
+    """Owns the directories, for one daemon at a time: it locks the root."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
@@ -139,9 +139,9 @@ class Store:
         self._lock = -1
 
     def open(self) -> None:
-        """Makes the directories, removes what a killed daemon left, and reads the manifests. Blocks.
+        """Creates the directories, removes leftovers of a killed daemon, and reads the manifests. Blocks.
 
-        Raises OSError, and SandboxFailure when another user could write there or another daemon has them.
+        Raises OSError, and SandboxFailure if another user could write there or another daemon uses them.
         """
         _make_closed(self.places.root)
         self._lock = _locked(self.places.root)
@@ -152,7 +152,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Gives the directories to the next daemon. Idempotent."""
+        """Releases the lock. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
@@ -163,7 +163,7 @@ class Store:
             _make_closed(directory)
         for directory in (places.programs, places.wheels):
             directory.mkdir(exist_ok=True)
-            directory.chmod(_OPEN)  # the umask may say less, and the user of build sandboxes has to enter it
+            directory.chmod(_OPEN)  # despite the umask: the user of build sandboxes must enter it
         for leftover in (*places.staging.iterdir(), *places.work.iterdir()):
             remove(leftover)
         for directory in places.ready.iterdir():
@@ -175,7 +175,7 @@ class Store:
 
     @property
     def manifests(self) -> Mapping[str, Manifest]:
-        """The environments that there are, by id."""
+        """The existing environments, by id."""
         return self._manifests
 
     def tree_of(self, environment_id: str) -> Path:
@@ -183,11 +183,11 @@ class Store:
         return self.places.ready / environment_id / TREE
 
     def is_there(self, environment_id: str) -> bool:
-        """True when it was published and not removed since, not even by hand."""
+        """True if it was published, and not removed since, not even by hand."""
         return environment_id in self._manifests and self.tree_of(environment_id).is_dir()
 
     def stage(self) -> Path:
-        """Makes a place in which an environment is made: its `TREE` is the directory for sandboxes. Raises OSError."""
+        """Creates a directory for a build; `TREE` in it is the part for sandboxes. Raises OSError."""
         staging = self.places.staging / f"new-{secrets.token_hex(_NAME_BYTES)}"
         staging.mkdir(mode=_CLOSED)
         (staging / TREE).mkdir()
@@ -195,13 +195,13 @@ class Store:
         return staging
 
     def publish(self, staging: Path, manifest: Manifest) -> None:
-        """Makes the environment one that is there. Raises OSError."""
+        """Moves a built environment to `ready`. Raises OSError."""
         staging.rename(self.places.ready / manifest.environment_id)  # fails when there is one
         _sync(self.places.ready)
         self._manifests[manifest.environment_id] = manifest
 
     def check(self, environment_id: str, walk: Walk) -> None:
-        """Reads every byte. Blocks. Raises Damaged, Stopped."""
+        """Reads and verifies each byte. Blocks. Raises Damaged, Stopped."""
         directory = self.places.ready / environment_id
         try:
             if digest_of(directory / TREE, walk) != Manifest.read(directory).tree_sha256:
@@ -210,7 +210,7 @@ class Store:
             raise Damaged(f"it can't be read: {error}") from error
 
     def take_out(self, environment_id: str) -> Path:
-        """Ends an environment: from here on it is not there. Returns what is to be removed. Raises OSError."""
+        """Ends an environment. Returns the directory to remove. Raises OSError."""
         return self._moved(environment_id, self.places.staging / f"old-{secrets.token_hex(_NAME_BYTES)}")
 
     def put_aside(self, environment_id: str) -> None:
@@ -224,16 +224,16 @@ class Store:
         return where
 
     def damaged(self) -> list[tuple[str, Path]]:
-        """Returns the ids and directories of those that were put aside. Raises OSError."""
+        """Returns the ids and directories of damaged environments. Raises OSError."""
         return [(path.name.partition(".")[0], path) for path in self.places.damaged.iterdir()]
 
 
 def _make_closed(directory: Path) -> None:
-    """Makes a directory that only the daemon's user can enter. Raises OSError, SandboxFailure."""
+    """Creates a directory that only the daemon's user can enter. Raises OSError, SandboxFailure."""
     directory.mkdir(mode=_CLOSED, parents=True, exist_ok=True)
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise SandboxFailure(f"{directory} is no directory of the daemon's own user")
+        raise SandboxFailure(f"{directory} is not a directory of the daemon's own user")
     if stat.S_IMODE(status.st_mode) != _CLOSED:
         directory.chmod(_CLOSED)
 
@@ -245,7 +245,7 @@ def _locked(directory: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise SandboxFailure(f"another daemon has the environments in {directory}") from None
+        raise SandboxFailure(f"another daemon uses the environments in {directory}") from None
     return lock
 
 

@@ -135,14 +135,14 @@ async def test_failure_of_ours_says_nothing_of_the_host(bench: Bench) -> None:
     service = await bench.service()
     bench.builder.fail_make = lambda: SandboxFailure("/secret/path is broken")
     failure = await refused(service, NUMPY)
-    assert str(failure) == "the environment of numpy could not be made: the daemon's log says why"
+    assert str(failure) == "the environment of numpy could not be made: the daemon's log has the reason"
     assert failure.retry_after_s is not None and staged(bench) == []
 
 
 async def test_bug_in_the_builder_is_a_failure_too(bench: Bench) -> None:
     service = await bench.service()
     bench.builder.fail_make = lambda: ZeroDivisionError("a bug")
-    assert "the daemon's log says why" in str(await refused(service, NUMPY))
+    assert "the daemon's log has the reason" in str(await refused(service, NUMPY))
     assert staged(bench) == [] and bench.observer.outcomes == ["failed"]
 
 

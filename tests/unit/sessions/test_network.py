@@ -318,7 +318,7 @@ async def test_notices_of_a_step_are_bounded(daemon: Daemon) -> None:
     for number in range(1000):
         daemon.egress.connect(session.session_id, f"{number}.example" + "x" * 5000)
     await daemon.guest.got(Kind.NOTE, 21)
-    assert "is not listed" in daemon.notices()[-1]
+    assert "are not listed" in daemon.notices()[-1]
     assert len(daemon.notices()) == 21
     assert max(map(len, daemon.notices())) < 2000
 

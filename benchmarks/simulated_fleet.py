@@ -18,8 +18,7 @@ from tempfile import TemporaryDirectory
 
 from executor_server.fleet.membership import NodeBackend, NodeHello, NodeReport, NodeSession, TenantUse, WarmKind
 from executor_server.fleet.membership.ids import new_session_id
-from executor_server.fleet.membership.member import Link
-from executor_server.fleet.membership.members import Members
+from executor_server.fleet.membership.members import Link, Members
 from executor_server.fleet.membership.placement import Placement, Wanted
 from executor_server.fleet.membership.reservations import Reservations
 from executor_server.fleet.membership.session_index import Creation

@@ -23,6 +23,7 @@ from executor_server.api.service import ExecutorService
 from executor_server.core import ExecutorError, NotFound, Principal, Reason, TcpAddress
 from executor_server.core.fairness import FairSemaphore
 from executor_server.fleet.api.dialing import Dialers
+from executor_server.fleet.api.fleet_news import FleetNews
 from executor_server.fleet.api.front_admin import FrontAdmin
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_service import BY_HAND, FrontService
@@ -33,7 +34,6 @@ from executor_server.fleet.api.node_link import FleetService
 from executor_server.fleet.api.node_server import FrontServices, NodeServer
 from executor_server.fleet.api.proxy import proxy_handlers
 from executor_server.fleet.api.session_creator import SessionCreator
-from executor_server.fleet.daemons.fleet_news import FleetNews
 from executor_server.fleet.membership import (
     Control,
     FleetStore,

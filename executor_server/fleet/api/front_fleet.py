@@ -11,9 +11,8 @@ import contextlib
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Protocol
 
 import structlog
 
@@ -29,6 +28,7 @@ from executor_server.core import (
     Unavailable,
 )
 from executor_server.fleet.api.dialing import Dialer
+from executor_server.fleet.api.fleet_news import FleetNews
 from executor_server.fleet.api.front_link import REFUSED_TEXT, FrontLink, LinkBroken
 from executor_server.fleet.api.node_calls import RETRY_S, ask
 from executor_server.fleet.membership import (
@@ -39,7 +39,6 @@ from executor_server.fleet.membership import (
     FrontHello,
     KnownNode,
     Link,
-    Lost,
     Members,
     MemberState,
     NodeHello,
@@ -57,18 +56,6 @@ FRONT_PRINCIPAL = Principal("local", "front", is_admin=True)
 _log = structlog.get_logger(__name__)
 
 
-class FleetWatcher(Protocol):
-    """Hears what happens to nodes, for the metrics and the audit log."""
-
-    def node_linked(self, node: str, address: str, epoch: int) -> None: ...
-
-    def node_unlinked(self, node: str) -> None: ...
-
-    def node_lost(self, lost: Lost) -> None: ...
-
-    def fleet_seen(self, states: Sequence[str]) -> None: ...
-
-
 class FrontFleet:
     """Owns the links, and answers who has a session."""
 
@@ -78,7 +65,7 @@ class FrontFleet:
         usage: FleetUsage,
         dialer: Callable[[], Dialer],
         control: Callable[[], Control],
-        watcher: FleetWatcher,
+        news: FleetNews,
         *,
         version: str,
         wrong_retry_s: float,
@@ -88,7 +75,7 @@ class FrontFleet:
         self.usage = usage
         self._dialer = dialer
         self._control = control
-        self._watcher = watcher
+        self._news = news
         self._version = version
         self._links: dict[str, FrontLink] = {}  # by address
         self._by_node: dict[str, FrontLink] = {}  # those that are up
@@ -176,10 +163,10 @@ class FrontFleet:
         for lost in self.members.tick(now_s):
             self.usage.lost(lost.node, now_s)
             _log.error("fleet_node_lost", node=lost.node, epoch=lost.epoch, sessions=len(lost.tombstones))
-            self._watcher.node_lost(lost)
+            self._news.node_lost(lost)
         self._note_superseded(now_s)
         self._drop_unwanted()
-        self._watcher.fleet_seen([self.state_of(member) for member in self.members])
+        self._news.fleet_seen([self.state_of(member) for member in self.members])
 
     def _note_superseded(self, now_s: float) -> None:
         """A single node may lie, and does not end a front that has others."""
@@ -208,7 +195,7 @@ class FrontFleet:
             raise LinkBroken(f"the front can't store its epoch: {error}") from error
         self._begun[link] = begun
         self._by_node[hello.node] = link
-        self._watcher.node_linked(hello.node, str(link.address), hello.epoch)
+        self._news.node_linked(hello.node, str(link.address), hello.epoch)
 
     def reported(self, link: FrontLink, report: NodeReport) -> Renewal | None:
         """Raises NodeRefused."""
@@ -231,7 +218,7 @@ class FrontFleet:
         begun = self._begun.pop(link, None)
         if self._by_node.get(link.node) is link:
             del self._by_node[link.node]
-            self._watcher.node_unlinked(link.node)
+            self._news.node_unlinked(link.node)
         if begun is not None:
             self.members.unlinked(begun)
 

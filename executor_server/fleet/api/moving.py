@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import structlog
 
@@ -20,6 +20,7 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api.errors import PassedOn
 from executor_server.core import ExecutorError, Principal
+from executor_server.fleet.api.fleet_news import FleetNews
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.api.front_sessions import SessionNames, of_node
@@ -39,12 +40,6 @@ _EXPORT, _RESTORE = "/executor_api.v1.ExecutorService/ExportState", "/executor_a
 _log = structlog.get_logger(__name__)
 
 
-class MoveWatcher(Protocol):
-    """Hears of each session that was to be moved; `new_session_id` is empty where it was not."""
-
-    def session_moved(self, tenant: str, session_id: str, new_session_id: str, problem: str) -> None: ...
-
-
 class Mover:
     """Moves the sessions of nodes that are drained."""
 
@@ -54,13 +49,13 @@ class Mover:
         creations: SessionCreator,
         names: SessionNames,
         policy: Callable[[], Policy],
-        watcher: MoveWatcher,
+        news: FleetNews,
     ) -> None:
         self._fleet = fleet
         self._creations = creations
         self._names = names
         self._policy = policy
-        self._watcher = watcher
+        self._news = news
         self._places = asyncio.Semaphore(AT_A_TIME)
 
     async def move_all(self, link: FrontLink, admin: Principal) -> list[admin_pb.MovedSession]:
@@ -82,7 +77,7 @@ class Mover:
             except (ExecutorError, PassedOn) as error:
                 new_id, problem = "", error.message[:MAX_PROBLEM_CHARS]
         _log.info("fleet_session_moved", session_id=session_id, new_session_id=new_id, problem=problem)
-        self._watcher.session_moved(owned.tenant, session_id, new_id, problem)
+        self._news.session_moved(owned.tenant, session_id, new_id, problem)
         return admin_pb.MovedSession(session_id=session_id, new_session_id=new_id, problem=problem)
 
     async def _move(self, link: FrontLink, owned: admin_pb.OwnedSession) -> tuple[str, str]:

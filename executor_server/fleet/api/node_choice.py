@@ -139,8 +139,7 @@ class NodeChoice:
         """Returns the node on which a place was reserved. Raises `refusal` when there was none in time."""
         if not self._park_s:
             raise refusal()
-        now_s = lease_clock()
-        parked = self._parking.add(tenant, _kind(waiting), waiting, now_s + self._park_s, now_s)
+        parked = self._parking.add(tenant, _kind(waiting), waiting, lease_clock())
         try:
             self._serve()
             await asyncio.wait({waiting.node}, timeout=self._park_s)

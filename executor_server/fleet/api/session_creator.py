@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import structlog
 
@@ -23,6 +22,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_server.api import checks, from_wire
 from executor_server.core import NotFound, Principal, Reason, SessionSpec
 from executor_server.fleet.api import wire
+from executor_server.fleet.api.fleet_news import FleetNews
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_sessions import lost_session
 from executor_server.fleet.api.node_calls import NodeSilent, RefusedByNode, ask
@@ -62,19 +62,6 @@ class _Making:
         return self.creation.request
 
 
-class CreationWatcher(Protocol):
-    """Hears what becomes of requests, for the metrics and the audit log."""
-
-    def session_placed(
-        self, principal: Principal, request_id: str, session_id: str, node: str, took_s: float
-    ) -> None: ...
-
-    def session_refused(self, *, withdrawn: bool) -> None: ...
-
-    def node_asked(self, result: str) -> None:
-        """`result`: `made`, `refused` or `unanswered`."""
-
-
 class SessionCreator:
     """Owns the tasks that make sessions on nodes."""
 
@@ -85,7 +72,7 @@ class SessionCreator:
         reservations: Reservations,
         choice: NodeChoice,
         admission: Admission,
-        watcher: CreationWatcher,
+        news: FleetNews,
     ) -> None:
         """`policy` returns the one in force."""
         self._policy = policy
@@ -93,7 +80,7 @@ class SessionCreator:
         self._reservations = reservations
         self._choice = choice
         self._admission = admission
-        self._watcher = watcher
+        self._news = news
         self._making: dict[RequestKey, _Making] = {}
         self._withdrawn: OrderedDict[RequestKey, None] = OrderedDict()
         self._undoing: set[asyncio.Task[None]] = set()
@@ -183,7 +170,7 @@ class SessionCreator:
         if self._making.get(making.key) is making:
             del self._making[making.key]
         if task.cancelled() or task.exception() is not None:
-            self._watcher.session_refused(withdrawn=task.cancelled())
+            self._news.session_refused(withdrawn=task.cancelled())
 
     # -- making it ---------------------------------------------------------------------------------------------------
 
@@ -204,7 +191,7 @@ class SessionCreator:
                         attempt.made_at(node)
                         took_s = time.monotonic() - making.began_s
                         request_id, session_id = creation.request_id, outcome.session_id
-                        self._watcher.session_placed(making.principal, request_id, session_id, node, took_s)
+                        self._news.session_placed(making.principal, request_id, session_id, node, took_s)
                         return outcome
         except asyncio.CancelledError:
             if making.is_withdrawn and creation.node:
@@ -226,17 +213,17 @@ class SessionCreator:
                 try:
                     answer = await ask(link, "CreateSession", making.request, making.principal, None)
                     session: pb.Session = answer.session
-                    self._watcher.node_asked("made")
+                    self._news.node_asked("made")
                     is_there = self._reservations.answered(creation, session.session_id, lease_clock())
                     return session if is_there else None
                 except RefusedByNode as refused:
-                    self._watcher.node_asked("refused")
+                    self._news.node_asked("refused")
                     if await self._is_final(making, node, refused, unanswered=unanswered):
                         self._reservations.refused(creation, is_full=refuses_for_now(refused))
                         return refused
                 except NodeSilent as silent:
                     unanswered = True
-                    self._watcher.node_asked("unanswered")
+                    self._news.node_asked("unanswered")
                     _log.warning("fleet_creation_unanswered", node=node, problem=silent.problem)
             await asyncio.sleep(AGAIN_S)
         return None

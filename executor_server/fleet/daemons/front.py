@@ -29,6 +29,7 @@ from executor_server.core.lifecycle import Observers
 from executor_server.core.lifecycle.announcement import announce
 from executor_server.core.lifecycle.signals import Signals, handled_signals
 from executor_server.fleet.api.dialing import Dialers
+from executor_server.fleet.api.fleet_news import FleetNews
 from executor_server.fleet.api.front_admin import FrontAdmin
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_service import BY_HAND, FrontService
@@ -38,7 +39,6 @@ from executor_server.fleet.api.node_choice import NodeChoice
 from executor_server.fleet.api.proxy import proxy_handlers
 from executor_server.fleet.api.session_creator import SessionCreator
 from executor_server.fleet.daemons.fleet_control import FleetControl, check_locks
-from executor_server.fleet.daemons.fleet_news import FleetNews
 from executor_server.fleet.membership import (
     CertificateError,
     Discovery,

@@ -15,27 +15,31 @@ from executor_server.fleet.membership.certificates import (
     Credentials,
     Issued,
     Member,
+    SignedCertificate,
+    accept_certificate,
     authority_expire_time,
+    is_certified,
     issue_front,
     issue_node,
     member_in,
     member_of,
     read_credentials,
-)
-from executor_server.fleet.membership.discovery import Discovery, node_address
-from executor_server.fleet.membership.enrolment import (
-    SignedCertificate,
-    accept_certificate,
-    is_certified,
     renew_front,
     request_certificate,
     sign_request,
 )
+from executor_server.fleet.membership.discovery import Discovery, node_address
 from executor_server.fleet.membership.heartbeat import Heartbeat, NodeRecord
 from executor_server.fleet.membership.ids import MAX_EPOCH, epoch_of, is_node_name, new_session_id, node_of
-from executor_server.fleet.membership.member import Link, Lost, MemberState, Whereabouts
-from executor_server.fleet.membership.member import Member as KnownNode
-from executor_server.fleet.membership.members import TICK_S, Members
+from executor_server.fleet.membership.members import (
+    TICK_S,
+    KnownNode,
+    Link,
+    Lost,
+    Members,
+    MemberState,
+    Whereabouts,
+)
 from executor_server.fleet.membership.messages import (
     MAX_BACKENDS,
     MAX_IMAGES,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -39,6 +39,10 @@ AUTHORITY_KEY_NAME = "ca.key"
 DAYS = 365
 MAX_DAYS = 3650
 """Days for which an authority is valid, and a member's certificate at most."""
+
+MAX_REQUEST_BYTES = 16 * 1024
+RENEW_BEFORE = datetime.timedelta(days=30)
+"""The rest of a certificate's time in which its member asks for another."""
 
 _ORGANIZATION = "remote-executor fleet"
 _CLOCK_ERROR = datetime.timedelta(hours=1)
@@ -119,7 +123,7 @@ def member_in(certificate: x509.Certificate) -> Member | None:
 
 def issue_front(directory: Path, days: int = DAYS) -> Issued:
     """Makes the authority where there is none, and the front's certificate. Raises CertificateError."""
-    with held(directory, make=True):
+    with _held(directory, make=True):
         if not (directory / AUTHORITY_KEY_NAME).exists():
             _make_authority(directory)
         return _issue(directory, FRONT, directory / "front", days)
@@ -131,7 +135,7 @@ def issue_node(directory: Path, node: str, days: int = DAYS) -> Issued:
         raise CertificateError(
             f"A node can't be called {node!r}: a name is 1 to 24 of a-z 0-9 -, with no - at its ends."
         )
-    with held(directory, make=False):
+    with _held(directory, make=False):
         return _issue(directory, Member("node", node), directory / "nodes" / node, days)
 
 
@@ -165,8 +169,8 @@ def _make_authority(directory: Path) -> None:
     )
     # The key goes last: where this is interrupted there is no authority that could sign, and the certificate goes.
     try:
-        private_files.write_private(directory / AUTHORITY_NAME, pem(certificate))
-        private_files.write_private(directory / AUTHORITY_KEY_NAME, private_pem(key))
+        private_files.write_private(directory / AUTHORITY_NAME, _pem(certificate))
+        private_files.write_private(directory / AUTHORITY_KEY_NAME, _private_pem(key))
     except BaseException:
         (directory / AUTHORITY_NAME).unlink(missing_ok=True)
         raise
@@ -175,22 +179,22 @@ def _make_authority(directory: Path) -> None:
 def _issue(directory: Path, member: Member, folder: Path, days: int) -> Issued:
     if not 1 <= days <= MAX_DAYS:
         raise CertificateError(f"A certificate can be valid for 1 to {MAX_DAYS:,} days, not for {days:,}.")
-    authority, authority_key = read_authority(directory)
+    authority, authority_key = _read_authority(directory)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        key = read_key(folder / KEY_NAME)
+        key = _read_key(folder / KEY_NAME)
     except FileNotFoundError:
         key = ec.generate_private_key(ec.SECP256R1())
         (folder / CERTIFICATE_NAME).unlink(missing_ok=True)  # it is of another key
-        private_files.write_private(folder / KEY_NAME, private_pem(key))
-    certificate = signed(member, key.public_key(), authority, authority_key, days)
-    private_files.write_private(folder / AUTHORITY_NAME, pem(authority))
-    private_files.write_private(folder / CERTIFICATE_NAME, pem(certificate))
+        private_files.write_private(folder / KEY_NAME, _private_pem(key))
+    certificate = _signed(member, key.public_key(), authority, authority_key, days)
+    private_files.write_private(folder / AUTHORITY_NAME, _pem(authority))
+    private_files.write_private(folder / CERTIFICATE_NAME, _pem(certificate))
     return Issued(member, folder, certificate.not_valid_after_utc)
 
 
-def signed(
+def _signed(
     member: Member,
     key: ec.EllipticCurvePublicKey,
     authority: x509.Certificate,
@@ -239,7 +243,7 @@ def read_credentials(folder: Path, role: Role) -> Credentials:
     certificate = _read_certificate(folder / CERTIFICATE_NAME)
     path = folder / CERTIFICATE_NAME
     try:
-        key = read_key(folder / KEY_NAME)
+        key = _read_key(folder / KEY_NAME)
     except FileNotFoundError:
         raise CertificateError(f"The folder {folder} has no {KEY_NAME}.") from None
     try:
@@ -257,7 +261,7 @@ def read_credentials(folder: Path, role: Role) -> Credentials:
     for what, each in (("certificate", certificate), ("authority", authority)):
         _check_time(what, path, each)
     expire_time = min(certificate.not_valid_after_utc, authority.not_valid_after_utc)
-    return Credentials(member, pem(authority), pem(certificate), private_pem(key), expire_time)
+    return Credentials(member, _pem(authority), _pem(certificate), _private_pem(key), expire_time)
 
 
 def _check_time(what: str, path: Path, certificate: x509.Certificate) -> None:
@@ -274,11 +278,11 @@ def _check_time(what: str, path: Path, certificate: x509.Certificate) -> None:
         )
 
 
-def read_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _read_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     path = directory / AUTHORITY_NAME
     certificate = _read_certificate(path)
     try:
-        key = read_key(directory / AUTHORITY_KEY_NAME)
+        key = _read_key(directory / AUTHORITY_KEY_NAME)
     except FileNotFoundError:
         raise CertificateError(f"The directory {directory} has no {AUTHORITY_KEY_NAME}.") from None
     if key.public_key() != certificate.public_key():
@@ -296,7 +300,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
         raise CertificateError(f"The file {path} is no certificate in PEM form.") from error
 
 
-def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Raises CertificateError, FileNotFoundError."""
     try:
         key = serialization.load_pem_private_key(_read_file(path, private=True), password=None)
@@ -330,11 +334,98 @@ def _read_file(path: Path, *, private: bool) -> bytes:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Requests of nodes whose keys never leave them
+
+
+@dataclass(frozen=True)
+class SignedCertificate:
+    """The answer to a request, in PEM form; nothing of it is secret."""
+
+    authority: bytes
+    certificate: bytes
+
+
+def is_certified(folder: Path, node: str, authority: bytes) -> bool:
+    """True when the node's folder has a certificate of its name, of this authority, that is good for a while yet."""
+    try:
+        credentials = read_credentials(folder, "node")
+    except CertificateError:
+        return False
+    is_own = credentials.member.node == node and credentials.authority.strip() == authority.strip()
+    return is_own and not _ends_soon(credentials)
+
+
+def renew_front(directory: Path) -> bool:
+    """Issues the front's certificate again when it ends soon; True when it did. Raises CertificateError."""
+    try:
+        if not _ends_soon(read_credentials(directory / "front", "front")):
+            return False
+    except CertificateError:  # it has ended, or its folder is not whole
+        pass
+    issue_front(directory)
+    return True
+
+
+def _ends_soon(credentials: Credentials) -> bool:
+    return credentials.expire_time <= datetime.datetime.now(datetime.UTC) + RENEW_BEFORE
+
+
+def request_certificate(folder: Path, node: str) -> bytes:
+    """Returns the request of a node for its certificate, with the key in its folder, made on first use.
+
+    Raises CertificateError.
+    """
+    with _held(folder, make=True):
+        try:
+            key = _read_key(folder / KEY_NAME)
+        except FileNotFoundError:
+            key = ec.generate_private_key(ec.SECP256R1())
+            private_files.write_private(folder / KEY_NAME, _private_pem(key))
+    # The authority takes the name from elsewhere; the request only proves that the asker has the key.
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, Member("node", node).name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+    return _pem(request)
+
+
+def sign_request(directory: Path, node: str, request: bytes, days: int = DAYS) -> SignedCertificate:
+    """Signs a node's request with the authority in `directory`. Raises CertificateError."""
+    if not is_node_name(node):
+        raise CertificateError(f"A node can't be called {node!r}.")
+    key = _key_in(request)
+    with _held(directory, make=False):
+        authority, authority_key = _read_authority(directory)
+        certificate = _signed(Member("node", node), key, authority, authority_key, days)
+    return SignedCertificate(_pem(authority), _pem(certificate))
+
+
+def accept_certificate(folder: Path, answer: SignedCertificate) -> None:
+    """Writes the answer into the node's folder. Raises CertificateError where it does not fit the node's key."""
+    with _held(folder, make=False):
+        private_files.write_private(folder / AUTHORITY_NAME, answer.authority)
+        private_files.write_private(folder / CERTIFICATE_NAME, answer.certificate)
+    read_credentials(folder, "node")
+
+
+def _key_in(request: bytes) -> ec.EllipticCurvePublicKey:
+    if len(request) > MAX_REQUEST_BYTES:
+        raise CertificateError(f"A request for a certificate has at most {MAX_REQUEST_BYTES:,} bytes.")
+    try:
+        parsed = x509.load_pem_x509_csr(request)
+        key = parsed.public_key()
+        is_signed = parsed.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
+        raise CertificateError("This is no request for a certificate in PEM form.") from error
+    if not is_signed or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise CertificateError("The request for a certificate is not signed with a key on the curve P-256.")
+    return key
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Writing
 
 
 @contextmanager
-def held(directory: Path, *, make: bool) -> Iterator[None]:
+def _held(directory: Path, *, make: bool) -> Iterator[None]:
     """Holds the directory: two commands at one time would make two authorities."""
     try:
         if make:
@@ -353,11 +444,11 @@ def held(directory: Path, *, make: bool) -> Iterator[None]:
         os.close(lock)
 
 
-def pem(certificate: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
+def _pem(certificate: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

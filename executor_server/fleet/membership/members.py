@@ -26,15 +26,15 @@ A front that was stopped itself finds its nodes' reports unread: `tick` notices 
 
 from __future__ import annotations
 
+import enum
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from executor_server.fleet.membership.ids import epoch_of, node_of
-from executor_server.fleet.membership.member import Link, Lost, Member, MemberState, Whereabouts
 from executor_server.fleet.membership.messages import MAX_NODE_SESSIONS, PROTOCOL, FrontHello, NodeHello, NodeReport
-from executor_server.fleet.membership.session_index import KnownSession, SessionIndex
-from executor_server.fleet.membership.store import TOMBSTONE_TIME_S, FleetStore, Tombstone
+from executor_server.fleet.membership.session_index import KnownSession, Request, SessionIndex
+from executor_server.fleet.membership.store import TOMBSTONE_TIME_S, FleetStore, StoredNode, Tombstone
 from executor_server.fleet.membership.timing import MARGIN_S, NodeRefused, Timing
 
 MAX_NODES = 4096
@@ -50,6 +50,78 @@ HOLD_S = 2.0
 _MAX_CLOSED_EARLY = 1024
 
 
+class MemberState(enum.Enum):
+    UNSEEN = "unseen"  # an earlier start of the front knew it; it has not linked since
+    LINKED = "linked"
+    ABSENT = "absent"  # its link broke; its lease may hold
+    LOST = "lost"
+
+
+@dataclass(eq=False)
+class Link:
+    """A link with a node, for `Members.reported` and `Members.unlinked`."""
+
+    node: str
+    began_s: float
+    sequence: int = 0  # the last report's
+
+
+@dataclass(eq=False)
+class KnownNode:
+    """A node as its front knows it. Only `Members` changes it."""
+
+    name: str
+    instance: str
+    epoch: int
+    lost_epoch: int
+    state: MemberState
+    renewed_s: float  # the time at which its last renewal was computed
+    hello: NodeHello | None = None
+    link: Link | None = None
+    report: NodeReport | None = None  # the last one in this epoch, without its lists of sessions and tenants
+    sessions: set[str] = field(default_factory=set)
+    unreported: dict[str, float] = field(default_factory=dict)  # sessions known by their answer alone, and since when
+    creating: set[Request] = field(default_factory=set)  # by this front, without a session yet
+    foreign: frozenset[Request] = frozenset()  # creations that an earlier front has begun
+    has_reported: bool = False  # since the front's start
+    is_taken: bool = False  # it obeys a later start of this front, or a copy of it
+    is_full: bool = False  # it has refused a creation since its last report
+    closed_early: set[str] = field(default_factory=set)  # sessions that ended before their creation was answered
+    # Sessions whose request another node has answered, and the times from which on they are to be ended.
+    surplus: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def stored(self) -> StoredNode:
+        return StoredNode(self.name, self.instance, self.epoch, self.lost_epoch)
+
+    @property
+    def used(self) -> int:
+        """The number of sessions and creations."""
+        return len(self.sessions) + len(self.creating) + len(self.foreign)
+
+    @property
+    def is_ready(self) -> bool:
+        """True when it has reported on its present link."""
+        return self.state is MemberState.LINKED and self.link is not None and self.link.sequence > 0
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The sessions of a node that were lost together."""
+
+    node: str
+    epoch: int
+    reason: str
+    tombstones: tuple[Tombstone, ...]
+
+
+class Whereabouts(enum.Enum):
+    NODE = "node"  # ask its node; only that knows whether the session exists
+    WAIT = "wait"  # its node is not linked at the moment
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
 class Members:
     """The nodes of one front. Times are of one clock that never stops; `unix_s` is the date at `now_s`."""
 
@@ -58,7 +130,7 @@ class Members:
         timing.check()
         self.timing = timing
         self.sessions = SessionIndex()
-        self.on_change: list[Callable[[Member], None]] = []
+        self.on_change: list[Callable[[KnownNode], None]] = []
         self.on_first_report: list[Callable[[NodeReport, float], None]] = []
         self._store = store
         self._instance = secrets.token_hex(16)
@@ -68,10 +140,10 @@ class Members:
         self._not_before_s = now_s + timing.lease_s + MARGIN_S
         self._unseen_until_s = self._not_before_s + timing.fence_s
         self._losses: list[Lost] = []
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, KnownNode] = {}
         for each in store.nodes():
             state = MemberState.LOST if each.epoch <= each.lost_epoch else MemberState.UNSEEN
-            self._members[each.node] = Member(each.node, each.instance, each.epoch, each.lost_epoch, state, now_s)
+            self._members[each.node] = KnownNode(each.node, each.instance, each.epoch, each.lost_epoch, state, now_s)
         self.sessions.bury(store.tombstones())
         self.sessions.prune(unix_s - TOMBSTONE_TIME_S)
 
@@ -83,10 +155,10 @@ class Members:
     def term(self) -> int:
         return self._start.term
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[KnownNode]:
         return iter(self._members.values())
 
-    def get(self, node: str) -> Member | None:
+    def get(self, node: str) -> KnownNode | None:
         return self._members.get(node)
 
     def is_settled(self, now_s: float) -> bool:
@@ -154,14 +226,14 @@ class Members:
             member.is_taken = True
             self.changed(member)
 
-    def _new_member(self, hello: NodeHello, now_s: float) -> Member:
+    def _new_member(self, hello: NodeHello, now_s: float) -> KnownNode:
         self._make_room()
-        member = Member(hello.node, hello.instance, hello.epoch, hello.epoch - 1, MemberState.LINKED, now_s)
+        member = KnownNode(hello.node, hello.instance, hello.epoch, hello.epoch - 1, MemberState.LINKED, now_s)
         self._store.write_nodes([member.stored])
         self._members[hello.node] = member
         return member
 
-    def _check_known(self, member: Member, hello: NodeHello, now_s: float) -> None:
+    def _check_known(self, member: KnownNode, hello: NodeHello, now_s: float) -> None:
         if hello.instance != member.instance and member.state is not MemberState.LOST:
             raise NodeRefused(f"another node {hello.node} is a member, with another state directory; give this a name")
         if hello.epoch <= member.lost_epoch:
@@ -173,7 +245,7 @@ class Members:
         if link is not None and now_s < max(link.began_s, member.renewed_s) + 2 * self.timing.report_interval_s:
             raise NodeRefused(f"node {hello.node} is linked already")
 
-    def _enter_epoch(self, member: Member, hello: NodeHello, now_s: float) -> None:
+    def _enter_epoch(self, member: KnownNode, hello: NodeHello, now_s: float) -> None:
         """A node that comes with a higher epoch has ended what it had, so that is lost."""
         if (hello.epoch, hello.instance) != (member.epoch, member.instance):
             old = replace(member.stored, instance=hello.instance, epoch=hello.epoch, lost_epoch=hello.epoch - 1)
@@ -225,7 +297,7 @@ class Members:
         self.changed(member)
         return True
 
-    def _check(self, member: Member, link: Link, report: NodeReport) -> None:
+    def _check(self, member: KnownNode, link: Link, report: NodeReport) -> None:
         if report.epoch != member.epoch:
             raise NodeRefused(f"a report of epoch {report.epoch} on a link of epoch {member.epoch}")
         if not link.sequence and not report.full:
@@ -243,7 +315,7 @@ class Members:
         if len(member.sessions) + fresh > MAX_NODE_SESSIONS:
             raise NodeRefused(f"more than {MAX_NODE_SESSIONS} sessions")
 
-    def _apply(self, member: Member, link: Link, report: NodeReport, now_s: float) -> None:
+    def _apply(self, member: KnownNode, link: Link, report: NodeReport, now_s: float) -> None:
         for each in report.opened:
             self.add_session(
                 member,
@@ -275,7 +347,7 @@ class Members:
             self._remove(member, session_id)
         member.foreign = self.sessions.set_foreign(member.name, member.foreign, report.creating)
 
-    def add_session(self, member: Member, session: KnownSession) -> None:
+    def add_session(self, member: KnownNode, session: KnownSession) -> None:
         """Adds a session that its node has reported, or has made for a creation."""
         if self.sessions.add(session) is not None:
             member.surplus.setdefault(session.session_id, 0.0)
@@ -288,7 +360,7 @@ class Members:
         if creation is not None and creation.node == member.name:
             member.creating.discard(session.request)
 
-    def _remove(self, member: Member, session_id: str) -> None:
+    def _remove(self, member: KnownNode, session_id: str) -> None:
         member.sessions.discard(session_id)
         member.surplus.pop(session_id, None)
         member.unreported.pop(session_id, None)
@@ -311,7 +383,7 @@ class Members:
         losses, self._losses = self._losses, []
         return losses
 
-    def _is_over(self, member: Member, now_s: float) -> bool:
+    def _is_over(self, member: KnownNode, now_s: float) -> bool:
         if member.state is MemberState.LOST or member.is_taken:
             return False
         if member.state is MemberState.UNSEEN:
@@ -319,7 +391,7 @@ class Members:
             return now_s >= self._unseen_until_s
         return now_s >= member.renewed_s + self.timing.lease_s + MARGIN_S
 
-    def _lose(self, member: Member, now_s: float) -> Lost:
+    def _lose(self, member: KnownNode, now_s: float) -> Lost:
         reason = f"node {member.name} could not be reached for {now_s - member.renewed_s:.1f} s"
         tombstones = self._tombstones_of(member, reason, now_s)
         self._store.write_nodes([replace(member.stored, lost_epoch=member.epoch)], tombstones)
@@ -330,12 +402,12 @@ class Members:
         self.changed(member)
         return Lost(member.name, member.epoch, reason, tombstones)
 
-    def _tombstones_of(self, member: Member, reason: str, now_s: float) -> tuple[Tombstone, ...]:
+    def _tombstones_of(self, member: KnownNode, reason: str, now_s: float) -> tuple[Tombstone, ...]:
         found = [each for each in map(self.sessions.find, sorted(member.sessions)) if each is not None]
         lost_unix_s = self._ahead_s + now_s
         return tuple(Tombstone(each.session_id, *each.request, reason, lost_unix_s) for each in found)
 
-    def _forget_sessions(self, member: Member, tombstones: tuple[Tombstone, ...]) -> None:
+    def _forget_sessions(self, member: KnownNode, tombstones: tuple[Tombstone, ...]) -> None:
         self.sessions.bury(tombstones)
         member.sessions.clear()
         member.surplus.clear()
@@ -347,7 +419,7 @@ class Members:
 
     # -- finding ---------------------------------------------------------------------------------------------------
 
-    def where(self, session_id: str, now_s: float) -> tuple[Whereabouts, Member | None, Tombstone | None]:
+    def where(self, session_id: str, now_s: float) -> tuple[Whereabouts, KnownNode | None, Tombstone | None]:
         """Returns what a call for a session needs: its node when that is linked, the tombstone when it is lost.
 
         A lost session has no tombstone when this front never knew it, or has forgotten it: then its node is returned.
@@ -393,6 +465,6 @@ class Members:
         self._store.remove_tombstone(session_id)
         self.sessions.unearth(session_id)
 
-    def changed(self, member: Member) -> None:
+    def changed(self, member: KnownNode) -> None:
         for notify in self.on_change:
             notify(member)

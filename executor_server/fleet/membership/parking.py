@@ -1,4 +1,4 @@
-"""Requests that wait for a place on some node, fair among tenants, bounded, each until its deadline.
+"""Requests that wait for a place on some node, fair among tenants, bounded in number.
 
 When a place may be free, the tenants are asked in rotation, one request of each, so that a tenant with a hundred
 waiting requests gets one place for each that another tenant gets. Within a tenant, requests for the same kind of place
@@ -7,8 +7,6 @@ are served in order; one that can't be placed does not delay those of another ki
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -32,7 +30,6 @@ class Parked(Generic[T]):
     tenant: str
     kind: Hashable
     request: T
-    until_s: float
     is_waiting: bool = field(default=True, init=False)
 
 
@@ -43,14 +40,12 @@ class Parking(Generic[T]):
         # The tenant that is served next comes first; of each, the requests by kind, oldest first.
         self._tenants: OrderedDict[str, dict[Hashable, OrderedDict[Parked[T], None]]] = OrderedDict()
         self._counts: dict[str, int] = {}
-        self._by_end: list[tuple[float, int, Parked[T]]] = []
-        self._numbers = itertools.count()
         self._retry_at_s: dict[str, float] = {}  # by node, as full nodes have said
 
     def __len__(self) -> int:
         return sum(self._counts.values())
 
-    def add(self, tenant: str, kind: Hashable, request: T, until_s: float, now_s: float) -> Parked[T]:
+    def add(self, tenant: str, kind: Hashable, request: T, now_s: float) -> Parked[T]:
         """Parks a request. Raises ResourceExhausted when too many wait."""
         of_tenant = self._counts.get(tenant, 0)
         if len(self) >= MAX_WAITING or of_tenant >= MAX_WAITING_OF_TENANT:
@@ -59,10 +54,9 @@ class Parking(Generic[T]):
                 "all nodes are full, and too many requests wait for a place already",
                 retry_after_s=self.retry_after_s(now_s),
             )
-        parked = Parked(tenant, kind, request, until_s)
+        parked = Parked(tenant, kind, request)
         self._tenants.setdefault(tenant, {}).setdefault(kind, OrderedDict())[parked] = None
         self._counts[tenant] = of_tenant + 1
-        heapq.heappush(self._by_end, (until_s, next(self._numbers), parked))
         return parked
 
     def remove(self, parked: Parked[T]) -> None:
@@ -79,19 +73,6 @@ class Parking(Generic[T]):
         self._counts[parked.tenant] -= 1
         if not self._counts[parked.tenant]:
             del self._counts[parked.tenant]
-        if len(self._by_end) > 2 * len(self) + MAX_WAITING:
-            self._by_end = [entry for entry in self._by_end if entry[2].is_waiting]
-            heapq.heapify(self._by_end)
-
-    def expire(self, now_s: float) -> list[Parked[T]]:
-        """Removes and returns the requests whose time is over."""
-        over = []
-        while self._by_end and self._by_end[0][0] <= now_s:
-            _, _, parked = heapq.heappop(self._by_end)
-            if parked.is_waiting:
-                self.remove(parked)
-                over.append(parked)
-        return over
 
     def serve(self, place: Callable[[Parked[T]], bool]) -> list[Parked[T]]:
         """Offers places: `place` takes one for a request, or returns False. Returns the requests that have one.

@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from executor_server.fleet.membership.member import Member
-from executor_server.fleet.membership.members import Members
+from executor_server.fleet.membership.members import KnownNode, Members
 from executor_server.fleet.membership.messages import NodeBackend, WarmKind
 
 DRAWN = 3
@@ -58,21 +57,21 @@ class Drawable:
     """A set from which a random element is drawn in constant time."""
 
     def __init__(self) -> None:
-        self._items: list[Member] = []
-        self._places: dict[Member, int] = {}
+        self._items: list[KnownNode] = []
+        self._places: dict[KnownNode, int] = {}
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __contains__(self, item: Member) -> bool:
+    def __contains__(self, item: KnownNode) -> bool:
         return item in self._places
 
-    def add(self, item: Member) -> None:
+    def add(self, item: KnownNode) -> None:
         if item not in self._places:
             self._places[item] = len(self._items)
             self._items.append(item)
 
-    def discard(self, item: Member) -> None:
+    def discard(self, item: KnownNode) -> None:
         index = self._places.pop(item, None)
         if index is None:
             return
@@ -81,10 +80,10 @@ class Drawable:
             self._items[index] = last
             self._places[last] = index
 
-    def draw(self, draws: random.Random) -> Member:
+    def draw(self, draws: random.Random) -> KnownNode:
         return self._items[int(draws.random() * len(self._items))]
 
-    def all(self) -> list[Member]:
+    def all(self) -> list[KnownNode]:
         return self._items
 
 
@@ -101,7 +100,7 @@ class Placement:
         self._fingerprint: str | None = None
         self._candidates: dict[Key, Drawable] = {}  # by backend and image; image "": nodes that report none
         self._warm: dict[WarmKind, Drawable] = {}
-        self._keys: dict[Member, tuple[tuple[Key, ...], tuple[WarmKind, ...]]] = {}
+        self._keys: dict[KnownNode, tuple[tuple[Key, ...], tuple[WarmKind, ...]]] = {}
         members.on_change.append(self.update)
 
     def set_fingerprint(self, fingerprint: str) -> None:
@@ -110,7 +109,7 @@ class Placement:
         for member in self._members:
             self.update(member)
 
-    def update(self, member: Member) -> None:
+    def update(self, member: KnownNode) -> None:
         """Takes over what has changed about a node."""
         keys, kinds = self._entries(member)
         old_keys, old_kinds = self._keys.pop(member, ((), ()))
@@ -121,7 +120,7 @@ class Placement:
         if keys or kinds:
             self._keys[member] = keys, kinds
 
-    def choose(self, wanted: Wanted, tried: Collection[str] = ()) -> Member | None:
+    def choose(self, wanted: Wanted, tried: Collection[str] = ()) -> KnownNode | None:
         """Returns the node to ask, but none of those that were tried; None when there is none (`explain`)."""
         for backend in wanted.backends or self._backends():
             if wanted.kind is not None and wanted.kind.backend == backend:
@@ -133,7 +132,7 @@ class Placement:
                 return found
         return None
 
-    def has_room(self, member: Member, wanted: Wanted) -> bool:
+    def has_room(self, member: KnownNode, wanted: Wanted) -> bool:
         """Returns True for a candidate that has all that is wanted."""
         keys, _ = self._keys.get(member, ((), ()))
         return bool(keys) and _fits(member, wanted)
@@ -153,7 +152,7 @@ class Placement:
             ),
         )
 
-    def _entries(self, member: Member) -> tuple[tuple[Key, ...], tuple[WarmKind, ...]]:
+    def _entries(self, member: KnownNode) -> tuple[tuple[Key, ...], tuple[WarmKind, ...]]:
         report = member.report
         if report is None or not member.is_ready or report.draining or member.is_full:
             return (), ()
@@ -175,12 +174,12 @@ class Placement:
             return [(backend, wanted.image), (backend, "")]
         return [key for key in self._candidates if key[0] == backend]
 
-    def _best(self, sets: Iterable[Drawable | None], wanted: Wanted, tried: Collection[str]) -> Member | None:
+    def _best(self, sets: Iterable[Drawable | None], wanted: Wanted, tried: Collection[str]) -> KnownNode | None:
         candidates = [each for each in sets if each is not None]
         total = sum(len(each) for each in candidates)
         if not total:
             return None
-        drawn: list[Member] = []
+        drawn: list[KnownNode] = []
         if total > _MAX_DRAWS:
             for _ in range(_MAX_DRAWS):
                 chosen = self._one_of(candidates, total)
@@ -210,7 +209,7 @@ class Placement:
         return candidates[-1]
 
 
-def score(member: Member) -> float:
+def score(member: KnownNode) -> float:
     """Returns how busy a node is: the part of its places that is taken, the creations under way, and its load."""
     report = member.report
     assert report is not None
@@ -218,7 +217,7 @@ def score(member: Member) -> float:
     return taken + CREATION_WEIGHT * len(member.creating) + LOAD_WEIGHT * min(report.load, MAX_LOAD) / MAX_LOAD
 
 
-def _move(sets: dict[K, Drawable], member: Member, old: Iterable[K], new: Iterable[K]) -> None:
+def _move(sets: dict[K, Drawable], member: KnownNode, old: Iterable[K], new: Iterable[K]) -> None:
     for key in set(old).difference(new):
         sets[key].discard(member)
         if not sets[key]:
@@ -227,12 +226,12 @@ def _move(sets: dict[K, Drawable], member: Member, old: Iterable[K], new: Iterab
         sets.setdefault(key, Drawable()).add(member)
 
 
-def _has_labels(member: Member, labels: Mapping[str, str]) -> bool:
+def _has_labels(member: KnownNode, labels: Mapping[str, str]) -> bool:
     has = member.hello.labels if member.hello is not None else {}
     return all(has.get(key) == value for key, value in labels.items())
 
 
-def _fits(member: Member, wanted: Wanted) -> bool:
+def _fits(member: KnownNode, wanted: Wanted) -> bool:
     report = member.report
     assert report is not None
     return _has_labels(member, wanted.labels) and any(_makes(backend, wanted) for backend in report.backends)

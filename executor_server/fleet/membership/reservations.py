@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from executor_server.core import TooManySessions
 from executor_server.fleet.membership.ids import epoch_of, node_of
-from executor_server.fleet.membership.member import Member, MemberState
-from executor_server.fleet.membership.members import Members
+from executor_server.fleet.membership.members import KnownNode, Members, MemberState
 from executor_server.fleet.membership.messages import NodeReport
 from executor_server.fleet.membership.session_index import Creation, KnownSession
 from executor_server.fleet.membership.store import Tombstone
@@ -163,5 +162,5 @@ class Reservations:
         return window
 
 
-def _is_of(member: Member, session_id: str) -> bool:
+def _is_of(member: KnownNode, session_id: str) -> bool:
     return node_of(session_id) == member.name and epoch_of(session_id) == member.epoch

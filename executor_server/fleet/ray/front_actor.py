@@ -22,7 +22,6 @@ from executor_server.fleet.ray.engine import Engine, EngineError, RayNode
 from executor_server.fleet.ray.layout import FrontFiles
 from executor_server.fleet.ray.node_actor import NodeActor, NodeSettings
 from executor_server.fleet.ray.roster import Roster
-from executor_server.fleet.ray.scaling import Scaling
 from executor_server.fleet.ray.watcher import DaemonWatcher
 
 STEP_S = 0.5
@@ -34,6 +33,12 @@ ASK_INTERVAL_S = 2.0
 EMPTY_LOOKS = 2
 """Looks in a row at which a node must be drained and empty before it is released."""
 DEFAULT_PLACES = 64
+
+MAX_MORE_NODES = 8
+"""Nodes to ask for at a time beyond those that there are."""
+HOLD_S = 120.0
+"""Seconds for which the request stands after nothing waited any more. A parked request waits for seconds, and a machine
+takes a minute or two to come: withdrawn at once, the request would never be met."""
 
 _SERVED = ("NODE_STATE_SERVING", "NODE_STATE_DRAINING", "NODE_STATE_WAITING", "NODE_STATE_SILENT")
 
@@ -49,6 +54,23 @@ class FrontSettings:
     front_directory: str
     config: str
     selector: Mapping[str, str]
+
+
+@dataclass
+class Scaling:
+    """Takes the time as an argument. Its answer is a total: Ray's autoscaler counts the nodes that are there too."""
+
+    wanted: int = 0
+    until_s: float = 0.0
+
+    def decide(self, now_s: float, *, parked: int, nodes: int, places: int) -> int:
+        """Returns the number of nodes to ask for; 0: none. `places` are the sessions that one node may have."""
+        if parked > 0:
+            more = min(-(-parked // max(1, places)), MAX_MORE_NODES)
+            self.wanted, self.until_s = max(self.wanted, nodes + more), now_s + HOLD_S
+        elif now_s >= self.until_s or nodes >= self.wanted:
+            self.wanted = 0
+        return self.wanted
 
 
 class FrontActor:

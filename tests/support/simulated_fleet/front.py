@@ -12,8 +12,7 @@ from pathlib import Path
 
 from executor_server.core import ResourceExhausted
 from executor_server.fleet.membership.ids import epoch_of, node_of
-from executor_server.fleet.membership.member import Link, Whereabouts
-from executor_server.fleet.membership.members import TICK_S, Members
+from executor_server.fleet.membership.members import TICK_S, Link, Members, Whereabouts
 from executor_server.fleet.membership.messages import FrontHello, NodeHello, NodeReport, Renewal
 from executor_server.fleet.membership.placement import Placement, Wanted
 from executor_server.fleet.membership.reservations import Reservations

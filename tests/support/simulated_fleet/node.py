@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from executor_server.fleet.membership.heartbeat import Heartbeat, NodeRecord
 from executor_server.fleet.membership.ids import epoch_of
-from executor_server.fleet.membership.member import MemberState
+from executor_server.fleet.membership.members import MemberState
 from executor_server.fleet.membership.messages import (
     FrontHello,
     NodeBackend,

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.fleet.membership.ids import new_session_id
-from executor_server.fleet.membership.member import Link, MemberState, Whereabouts
-from executor_server.fleet.membership.members import Members
+from executor_server.fleet.membership.members import Link, Members, MemberState, Whereabouts
 from executor_server.fleet.membership.messages import NodeHello, NodeReport, NodeSession
 from executor_server.fleet.membership.store import FleetStore
 from executor_server.fleet.membership.timing import NodeRefused, Timing

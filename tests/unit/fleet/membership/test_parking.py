@@ -16,8 +16,8 @@ from executor_server.fleet.membership.parking import (
 )
 
 
-def park(parking: Parking[str], tenant: str, kind: str = "base", until_s: float = 10.0) -> Parked[str]:
-    return parking.add(tenant, kind, "request", until_s, 0.0)
+def park(parking: Parking[str], tenant: str, kind: str = "base") -> Parked[str]:
+    return parking.add(tenant, kind, "request", 0.0)
 
 
 def serve(parking: Parking[str], places: int, kinds: tuple[str, ...] = ("base",)) -> list[Parked[str]]:
@@ -71,19 +71,12 @@ def test_a_kind_without_a_place_is_tried_once_in_a_call() -> None:
     assert len(tried) == 1
 
 
-def test_requests_expire_and_are_removed_once() -> None:
+def test_a_request_is_removed_once() -> None:
     parking: Parking[str] = Parking()
-    early, late, gone = (
-        park(parking, "a", until_s=1.0),
-        park(parking, "a", until_s=5.0),
-        park(parking, "b", until_s=1.0),
-    )
+    gone, other = park(parking, "b"), park(parking, "a")
     parking.remove(gone)
     parking.remove(gone)
-    assert parking.expire(0.9) == []
-    assert parking.expire(1.0) == [early]
-    assert serve(parking, 5) == [late]
-    assert parking.expire(10.0) == []
+    assert serve(parking, 5) == [other]
     assert len(parking) == 0
 
 
@@ -98,13 +91,6 @@ def test_waiting_requests_are_bounded_for_each_tenant_and_in_all() -> None:
     with pytest.raises(ResourceExhausted) as refused:
         park(parking, "another")
     assert refused.value.retry_after_s == DEFAULT_RETRY_S
-
-
-def test_requests_that_come_and_go_leave_nothing_behind() -> None:
-    parking: Parking[str] = Parking()
-    for _ in range(10 * MAX_WAITING):
-        parking.remove(park(parking, "a", until_s=1e9))
-    assert len(parking._by_end) <= 2 * MAX_WAITING
 
 
 def test_the_shortest_wait_that_is_still_ahead_is_named() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from executor_server.core import ResourceExhausted, TooManySessions
 from executor_server.fleet.membership.ids import new_session_id
-from executor_server.fleet.membership.member import MemberState, Whereabouts
+from executor_server.fleet.membership.members import MemberState, Whereabouts
 from executor_server.fleet.membership.messages import NodeSession, TenantUse
 from executor_server.fleet.membership.reservations import Reservations
 from executor_server.fleet.membership.session_index import Creation

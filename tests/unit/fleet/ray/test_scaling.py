@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor_server.fleet.ray.scaling import HOLD_S, MAX_MORE_NODES, Scaling
+from executor_server.fleet.ray.front_actor import HOLD_S, MAX_MORE_NODES, Scaling
 
 
 def test_a_fleet_in_which_nothing_waits_asks_for_nothing() -> None:

@@ -11,7 +11,7 @@ from executor_server.telemetry import Metrics
 
 
 class FleetNews:
-    """None stands for what is switched off. `parked` returns the requests that wait."""
+    """None stands for what is switched off. `parked` returns the number of waiting requests."""
 
     def __init__(self, trail: FleetTrail | None, metrics: Metrics | None) -> None:
         self._trail = trail
@@ -51,10 +51,12 @@ class FleetNews:
             self._metrics.session_refused(withdrawn=withdrawn)
 
     def node_asked(self, result: str) -> None:
+        """`result`: `made`, `refused` or `unanswered`."""
         if self._metrics is not None:
             self._metrics.node_asked(result)
 
     def session_moved(self, tenant: str, session_id: str, new_session_id: str, problem: str) -> None:
+        """`new_session_id` is empty for a session that was not moved."""
         if self._trail is not None:
             self._trail.session_moved(tenant, session_id, new_session_id, problem)
         if self._metrics is not None:

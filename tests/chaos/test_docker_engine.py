@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from executor_client import Outcome, PreconditionError, SessionState, UnavailableError
 from tests.chaos.conftest import StartDaemon
-from tests.chaos.observe import WAIT_S, executing, memory_bytes, open_files, works
+from tests.chaos.observe import WAIT_S, executing, works
 from tests.support.backends import require
 from tests.support.daemon import Daemon
 from tests.support.engine import OwnEngine, engine_client, own_engine
@@ -276,22 +275,6 @@ def test_executions_under_an_engine_that_is_restarted_are_lost_with_a_reason(
     assert eventually(lambda: nothing_is_left(engine, daemon))
 
 
-def test_with_live_restore_executions_survive_a_restart_of_the_engine(
-    engine: OwnEngine, restart: Callable[..., Daemon]
-) -> None:
-    engine.end(signal.SIGTERM)
-    engine.start("--live-restore")
-    daemon = restart()
-    for how in (signal.SIGKILL, signal.SIGTERM):
-        with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
-            with executing(session, TICKS) as result:
-                engine.end(how)
-                engine.start("--live-restore")
-            assert (result.result().outcome, result.result().output) == (Outcome.SUCCEEDED, "ticked")
-            assert works(daemon)
-        assert eventually(lambda: nothing_is_left(engine, daemon))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The daemon dies as well
 
@@ -349,24 +332,6 @@ CYCLES = rounds(50, 20)
 GROWTH_BYTES = 12 * 2**20
 # Connections to the Engine and threads for them are kept, as many as have been needed at once (CONCURRENCY of docker/check.py).
 KEPT_AT_MOST = 8
-
-
-def test_of_many_sessions_nothing_stays_in_the_daemon_or_on_the_engine(engine: OwnEngine, daemon: Daemon) -> None:
-    process = psutil.Process(daemon.process.pid)
-
-    def holdings() -> int:
-        return open_files(daemon) + process.num_threads()
-
-    for _ in range(5):
-        assert works(daemon)
-    before, memory_before, mounts_before = holdings(), memory_bytes(daemon), engine.mounts
-    for _ in range(CYCLES):
-        assert works(daemon)
-    assert eventually(lambda: holdings() <= before + 2 * KEPT_AT_MOST), (holdings(), before)
-    assert not process.children()
-    assert memory_bytes(daemon) - memory_before < GROWTH_BYTES
-    assert engine.mounts == mounts_before
-    assert nothing_is_left(engine, daemon)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -98,22 +98,6 @@ def test_a_front_that_stood_still_has_lost_nothing(machines: Fleet) -> None:
             assert there == {each.session_id for each in sessions.values()}
 
 
-def test_a_node_that_dies_together_with_the_front_is_lost_after_the_fronts_return(machines: Fleet) -> None:
-    """The front that made the session is dead, and no other has heard of it: no report of its node has named it."""
-    node = machines.nodes["n1"]
-    with machines.client(reconnect_timeout_s=WAIT_S) as client, ExitStack() as stack:
-        session = session_on(client, "n1")
-        machines.front.kill()
-        node.kill()
-        machines.front.start()
-        witness = stack.enter_context(Witness(machines.front.address, machines.token, session.session_id))
-        assert eventually(lambda: witness.lost_at_s is not None, timeout_s=WAIT_S), witness.answers
-        assert set(witness.answers) <= {"LOST", "UNAVAILABLE"}, "not lost, and then lost"
-        node.start()
-        machines.wait_serving(*NODES)
-        assert set(witness.answers) <= {"LOST", "UNAVAILABLE"}, witness.answers
-
-
 def test_a_partition_between_the_front_and_half_of_its_nodes(machines: Fleet) -> None:
     cut_off = machines.nodes["n1"]
     with machines.client() as client, ExitStack() as stack:
@@ -139,27 +123,6 @@ def test_a_second_front_on_the_same_state_directory_is_refused(machines: Fleet) 
     assert second.process.wait(WAIT_S) != 0
     assert "Another executor-server is running with the state directory" in machines.front.log
     assert set(machines.states().values()) == {"SERVING"}
-
-
-def test_two_fronts_from_one_state_directory_never_lose_what_the_other_serves() -> None:
-    """A copy has the id of the first and its next term. Nodes obey one of the two, and the other one loses nothing."""
-    require("local")
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="d-", ignore_cleanup_errors=True)))
-        machines = stack.enter_context(fleet(directory, *NODES))
-        client = stack.enter_context(machines.client())
-        sessions = {node: session_on(client, node) for node in NODES}
-        copy = stack.enter_context(copied_front(machines, directory / "copy"))
-        assert eventually(lambda: serving(machines, copy) == set(NODES), timeout_s=WAIT_S), copy.log
-        fronts = (machines.front, copy)
-        pairs = [
-            [stack.enter_context(Witness(front.address, machines.token, session.session_id)) for front in fronts]
-            for session in sessions.values()
-        ]
-        both = [(one, other) for pair in pairs for one, other in (pair, pair[::-1])]
-        assert not eventually(lambda: any(lied(*pair) for pair in both), timeout_s=2 * A_LONG_STOP_S)
-        assert all(any(each.served_at_s > 0 for each in pair) for pair in pairs)
-        assert serving(machines, copy) | serving(machines, machines.front) == set(NODES)
 
 
 def test_a_front_whose_nodes_obey_its_copy_ends_so_that_its_clients_do_not_wait_for_it(machines: Fleet) -> None:

@@ -24,7 +24,7 @@ from tests.support.eager_daemon import EAGER_SERVER
 from tests.support.polling import eventually
 from tests.support.rounds import rounds
 
-CYCLES = rounds(50, 10)
+CYCLES = rounds(50, 4)
 ROUNDS = rounds(3, 1)
 SESSIONS = 8
 ATTEMPTS = 4

@@ -20,7 +20,7 @@ from tests.support.daemon import Daemon
 from tests.support.polling import eventually
 from tests.support.rounds import rounds
 
-RELOADS = rounds(50, 20)
+RELOADS = rounds(50, 6)
 SESSIONS = 8
 CONFIG = 'pool.size = 2\npolicy.file = "{path}"'
 POLICY = """\

@@ -64,8 +64,20 @@ def belongs(item: pytest.Function) -> bool:
 OF_THE_GUEST = frozenset(
     f"test_{name}.py"
     for name in (
-        *("background", "branches", "budgets", "executions", "files", "fitness", "imports", "language_rules"),
-        *("offline", "ports", "processes", "sandbox_tools", "savepoints", "state", "tools", "variables", "watches"),
+        *("background", "branches", "budgets", "displays", "drawing", "executions", "files", "fitness", "imports"),
+        *(
+            "language_rules",
+            "notebooks",
+            "offline",
+            "ports",
+            "processes",
+            "sandbox_tools",
+            "savepoints",
+            "state",
+            "tools",
+            "variables",
+            "watches",
+        ),
     )
 )
 # Those of them that meet what is the backend's: its signals, its memory, its number of processes, its transport.

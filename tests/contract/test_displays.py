@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from executor_api.displays import DISPLAY_TYPE, unpack
 from executor_api.limits import DISPLAY_BYTES_MAX
 from executor_api.values import OpaqueValue
@@ -59,22 +57,19 @@ Failing()"""
 
 
 @promise("stream-images")
-@pytest.mark.parametrize(
-    "value",
-    [
+async def test_a_figure_as_a_value_is_an_image(harness: Harness) -> None:
+    session = await harness.session(memory_bytes=1024 * MIB, wall_time_s=60)
+    for value in (
         "fig",
         "[fig]",
         "ax",
         "__import__('seaborn').displot([1, 2, 3])",
         "import seaborn.objects as so\nso.Plot(x=[1, 2], y=[1, 2]).add(so.Line())",
-    ],
-)
-async def test_a_figure_as_a_value_is_an_image(harness: Harness, value: str) -> None:
-    session = await harness.session(memory_bytes=1024 * MIB, wall_time_s=60)
-    run = await harness.run(session, f"import matplotlib.pyplot as plt\nfig, ax = plt.subplots()\n{value}")
-    shown = run.output[0] if isinstance(run.output, list) else run.output
-    assert not isinstance(shown, OpaqueValue) and shown is not None, run.stderr + run.message
-    assert shown.width > 100
+    ):
+        run = await harness.run(session, f"import matplotlib.pyplot as plt\nfig, ax = plt.subplots()\n{value}")
+        shown = run.output[0] if isinstance(run.output, list) else run.output
+        assert not isinstance(shown, OpaqueValue) and shown is not None, (value, run.stderr + run.message)
+        assert shown.width > 100
 
 
 @promise("stream-images")

@@ -19,9 +19,10 @@ from executor_server.policy.audit.verification import verify
 from tests.support.audit import paths, records
 from tests.support.backends import require
 from tests.support.daemon import STOP_TIMEOUT_S, Daemon, running_daemon
+from tests.support.rounds import rounds
 
 SESSIONS = 8
-EXECUTIONS = 100
+EXECUTIONS = rounds(100, 25)
 
 
 class Follower:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 
 from executor_server.backends.docker import DockerBackend
 from executor_server.core.config.backend_config import DockerImage, DockerSection
-from executor_server.core.errors import SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.contract.harness import Harness
 from tests.support.backends import require
@@ -63,20 +60,3 @@ async def test_sessions_run_under_another_runtime(directory: Path, engine: OwnEn
             (container,) = client.containers()
             assert client.inspect_container(container["Id"])["HostConfig"]["Runtime"] == "crun"
         assert (await harness.run(session, "40 + 2")).output == 42
-
-
-async def test_an_engine_that_ends_and_restarts_is_used_again(backend: DockerBackend, engine: OwnEngine) -> None:
-    for how in (signal.SIGKILL, signal.SIGTERM):
-        kept, destroyed = await backend.create(SPEC), await backend.create(SPEC)
-        await asyncio.to_thread(engine.end, how)
-        with pytest.raises(SandboxFailure, match="does not answer"):
-            await backend.create(SPEC)
-        with pytest.raises(SandboxFailure, match="does not answer"):
-            await destroyed.destroy()
-        assert await kept.cause_of_death() == "its guest is gone, and the Engine does not answer"
-
-        await asyncio.to_thread(engine.start)
-        assert await kept.cause_of_death() == "its container was killed (exit code 137)"
-        await (await backend.create(SPEC)).destroy()
-        await backend.sweep()
-        assert not destroyed.directory.exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -142,20 +141,6 @@ def test_who_names_a_backend_gets_that_one_or_a_refusal(start: Callable[..., Dae
         line.up()
 
 
-def test_a_daemon_starts_with_the_backends_that_there_are_and_takes_in_the_late_one(
-    start: Callable[..., Daemon], line: Line
-) -> None:
-    line.down()
-    daemon = start()
-    with daemon.client() as client:
-        assert place_of_a_new_one(client) == "local"
-        line.up()
-        assert eventually(lambda: place_of_a_new_one(client) == "docker")
-    log = daemon.log.read_text()
-    assert log.count("backend_not_started") == 1, "it says it once"
-    assert log.count("backend_started") == 1
-
-
 def test_sessions_on_both_outlive_a_daemon_that_was_killed(start: Callable[..., Daemon]) -> None:
     killed = start()
     with killed.client() as client:
@@ -166,27 +151,6 @@ def test_sessions_on_both_outlive_a_daemon_that_was_killed(start: Callable[..., 
     with start().client() as client:
         for session in sessions:
             assert client.get_session(session.session_id).execute("x").output == "kept"
-
-
-def test_a_backend_that_sessions_are_on_is_waited_for_at_start(start: Callable[..., Daemon], line: Line) -> None:
-    killed = start()
-    with killed.client() as client:
-        session = client.create_session(backend="docker")
-        session.execute("x = 'kept'")
-        killed.kill()
-    line.down()
-
-    def come_back() -> None:
-        assert eventually(lambda: "backend_not_started" in killed.log.read_text())
-        line.up()
-
-    killed.log.write_text("")
-    with ThreadPoolExecutor(1) as thread:
-        back = thread.submit(come_back)
-        daemon = start()
-        back.result()
-    with daemon.client() as client:
-        assert client.get_session(session.session_id).execute("x").output == "kept"
 
 
 def test_sessions_of_a_backend_that_does_not_come_back_are_lost_and_their_sandboxes_end_when_it_does(
@@ -207,21 +171,6 @@ def test_sessions_of_a_backend_that_does_not_come_back_are_lost_and_their_sandbo
         line.up()
         assert eventually(lambda: containers(daemon) == [])
         assert eventually(lambda: place_of_a_new_one(client) == "docker")
-
-
-def test_the_pool_keeps_those_of_the_first_that_works(start: Callable[..., Daemon], line: Line) -> None:
-    line.down()
-    daemon = start("pool.warm = [{image = 'base', size = 1}]\n")
-
-    def warm(client: ExecutorClient) -> str:
-        with client.create_session() as session:
-            info = session.info
-            return str(info.backend) if info.warm else ""
-
-    with daemon.client() as client:
-        assert eventually(lambda: warm(client) == "local")
-        line.up()
-        assert eventually(lambda: warm(client) == "docker")
 
 
 # -- with a cloud
@@ -265,21 +214,6 @@ def test_who_finds_the_account_full_goes_to_the_next_unless_it_wants_no_other(re
             client.create_session(backend="e2b")
         assert refused.value.reason == "BACKEND_FULL"
         assert refused.value.retry_after_s
-
-
-def test_a_client_waits_for_a_place_as_for_a_session(rented: Daemon) -> None:
-    with rented.client(busy_timeout_s=60.0) as client, ThreadPoolExecutor(1) as thread:
-        first, waits = client.create_session(), Event()
-
-        def make() -> str:
-            waiting = rented.client(busy_timeout_s=60.0, on_wait=lambda wait: noted(wait, waits))
-            with waiting as other, other.create_session(backend="e2b") as session:
-                return str(session.info.backend)
-
-        second = thread.submit(make)
-        assert waits.wait(WAIT_S)
-        first.close()
-        assert second.result(WAIT_S) == "e2b"
 
 
 def noted(wait: Wait, waits: Event) -> None:

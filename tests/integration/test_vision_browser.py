@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,29 +155,6 @@ def test_an_open_alert_is_told_and_left_to_the_agent(browser: RemoteExecutor) ->
     assert shot(browser).observations_images is not None
 
 
-def test_a_browser_that_the_agent_killed_is_told(fresh: RemoteExecutor) -> None:
-    fresh("go_to(first)\nget_driver().quit()")
-    step = shot(fresh)
-    assert step.observations_images is None and "There is no screenshot: " in step.observations
-    assert "Stacktrace" not in step.observations
-
-
-def test_a_session_that_is_gone_is_told_and_the_next_one_has_a_browser(
-    docker_daemon: Daemon, fresh: RemoteExecutor
-) -> None:
-    fresh("go_to(first)")
-    with docker_daemon.client() as client:
-        for info in client.list_sessions():
-            if info.session_id == fresh._lease.session().session_id:
-                client.get_session(info.session_id).close()
-    step = shot(fresh)
-    assert step.observations_images is None and "the session cannot evaluate it" in step.observations
-    with pytest.raises(CodeExecutionError, match="session of the steps before is gone"):
-        fresh("1")
-    fresh("go_to(first)")
-    assert shot(fresh).observations_images is not None
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Tools, which are of no use here: only the sandbox has helium and a driver
 
@@ -246,28 +221,5 @@ def test_a_page_that_never_loads_costs_time_and_nothing_else(browser: RemoteExec
         browser("get_driver().set_page_load_timeout(0.5)\ngo_to(hanging)")
 
 
-def test_a_new_interpreter_has_a_new_browser_and_no_old_one(fresh: RemoteExecutor) -> None:
-    before = fresh("go_to(first)\nprocesses('chromium') + processes('chromedriver')").output
-    assert run_out_of_time(fresh, DEAF).generation == 2
-    assert fresh.page() is None
-    result = fresh("go_to(first)\nprocesses('chromium') + processes('chromedriver')")
-    assert result.logs.startswith("Note: The interpreter had to be restarted")
-    assert "The code that prepares the session has run again" in result.logs
-    assert len(before) == len(result.output) == 2 and not set(before) & set(result.output)
-    assert shot(fresh).observations_images is not None
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The example
-
-
-def test_the_example_finds_its_way_and_leaves_what_it_saw() -> None:
-    """In the project's folder: the screenshots are for a person, too."""
-    require_image("browser")
-    example = [sys.executable, "examples/vision_browser.py"]
-    done = subprocess.run(example, cwd=ROOT, capture_output=True, text=True, timeout=EXAMPLE_TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "The agent found its way through the shop." in done.stdout
-    for number in range(1, 9):
-        with PIL.Image.open(ROOT / f"demo-output/browser-step-{number}.png") as picture:
-            assert picture.width == 1000

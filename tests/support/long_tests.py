@@ -1,7 +1,7 @@
 """Tests that only `make test-all` runs: the long ones whose claim a cheaper test of `make test` makes, too.
 
 Each entry names a test and the parameters that are left to `make test-all`, and says what `make test` still runs of the
-same claim. An entry that names no test fails tests/unit/test_long_tests.py.
+same claim.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ _LOCAL_AND_SOME = "all cases on the local backend, and those on the others that 
 _RESTARTS = "tests/chaos/test_daemon_restarts.py"
 _ENGINE = "tests/chaos/test_docker_engine.py"
 _KILLS = "tests/chaos/test_network_kills.py"
-_FAIL_OVER = "tests/integration/test_fail_over.py"
-_BROWSER = "tests/integration/test_vision_browser.py"
 _CPU = "tests/contract/test_cpu_accounting.py"
 _SECRETS = "tests/integration/test_network_secrets.py"
 _OUTCOMES = "tests/contract/test_outcomes.py"
@@ -50,19 +48,14 @@ _WHEELS = "tests/security/test_hostile_wheels.py"
 _BUILDER = "tests/integration/test_environment_builder.py"
 _PIP = "tests/integration/test_pip_inside.py"
 _AGENT = "tests/integration/test_packages_agent.py"
-_FRONTS = "tests/chaos/test_fleet_fronts.py"
-_RAY = "tests/integration/fleet_ray/test_ray_fleet.py"
-_ADOPTS = "tests/integration/fleet_ray/test_own_daemons.py, without Ray"
 
 
 LONG = (
-    Long(_RAY, "test_the_status", "test_a_session_of_a_fleet_on_ray, which waits for all nodes"),
     Long(
-        _RAY, "test_ray_knows_no_secret", "tests/unit/fleet/membership/test_enrolment.py: keys stay where they are made"
+        "tests/integration/test_fail_over.py",
+        "test_sessions_of_a_backend_that_does_not_come_back",
+        "test_sessions_on_both_outlive",
     ),
-    Long(_RAY, "test_the_next_actor", _ADOPTS),
-    Long(_RAY, "test_the_end_of_a_raylet", _ADOPTS),
-    Long(_RAY, "test_the_end_of_rays_head", _ADOPTS),
     Long(
         "tests/features/test_features.py",
         "test_the_feature",
@@ -162,8 +155,6 @@ LONG = (
         "the same test, with what is raised at once",
         ("later",),
     ),
-    Long(_FRONTS, "test_two_fronts", "tests/unit/fleet/membership/test_simulation.py, and test_a_second_front"),
-    Long(_FRONTS, "test_a_node_that_dies_together", "tests/chaos/test_fleet_deaths.py, and the simulation"),
     Long(_AGENT, "test_an_authorized_module", _LOCAL_TOO, _OTHERS),
     Long(_AGENT, "test_packages_that_are_asked_for_are", _LOCAL_TOO, _OTHERS),
     Long(_AGENT, "test_packages_that_contradict", _LOCAL_TOO, _OTHERS),
@@ -172,17 +163,6 @@ LONG = (
     Long(_ENGINE, "test_executions_under_an_engine_that_is_restarted", "the other signal", ("9",)),
     Long(_ENGINE, "test_a_daemon_that_is_told_to_stop_without_its_engine", "the other signal", ("19",)),
     Long(_ENGINE, "test_sessions_whose_engine_was_restarted", "the other signal", ("15",)),
-    Long(_ENGINE, "test_of_many_sessions", "test_leaks.py on the local backend"),
-    Long(_ENGINE, "test_with_live_restore", "the tests of engines that restart"),
-    Long(_FAIL_OVER, "test_a_backend_that_sessions_are_on", "test_a_cloud_that_is_away"),
-    Long(_FAIL_OVER, "test_sessions_of_a_backend_that_does_not_come_back", "test_sessions_on_both_outlive"),
-    Long(_FAIL_OVER, "test_a_client_waits_for_a_place", "test_who_finds_the_account_full"),
-    Long(_FAIL_OVER, "test_a_daemon_starts_with_the_backends", "test_a_cloud_that_is_away"),
-    Long(_FAIL_OVER, "test_the_pool_keeps", "tests/unit/sessions/pool"),
-    Long(_BROWSER, "test_the_example", "its tools one by one, on pages like the example's"),
-    Long(_BROWSER, "test_a_new_interpreter", "the pages"),
-    Long(_BROWSER, "test_a_session_that_is_gone", "the pages"),
-    Long(_BROWSER, "test_a_browser_that_the_agent_killed", "the pages"),
     Long(_KILLS, "test_names_whose_server", _LOCAL_TOO, _DOCKER),
     Long(_KILLS, "test_a_full_disk", _LOCAL_TOO, _DOCKER),
     Long(_KILLS, "test_a_connection_that_is_begun", _LOCAL_TOO, _DOCKER),
@@ -238,13 +218,19 @@ LONG = (
         ("3.10", "3.11", "3.12"),
     ),
     Long(
+        "tests/contract/test_import_corpus.py",
+        "test_",
+        "CPython 3.9, 3.13 and the daemon's own",
+        ("3.10", "3.11", "3.12"),
+    ),
+    Long("tests/contract/test_pythons.py", "test_", "CPython 3.9 and 3.13", ("3.10", "3.11", "3.12")),
+    Long("tests/unit/guest/checks/test_instrumentation.py", "test_", "CPython 3.9 and 3.13", ("3.10", "3.11", "3.12")),
+    Long(
         "tests/integration/test_state_pythons.py",
         "test_a_state_goes",
         "to CPython 3.9 and 3.13",
         ("3.10", "3.12"),
     ),
-    Long("tests/integration/test_browser_e2b.py", "test_", "tests/integration/test_browser_network.py, on Docker"),
-    Long("tests/integration/test_docker_engines.py", "test_an_engine_that_ends", "tests/chaos/test_docker_engine.py"),
 )
 
 

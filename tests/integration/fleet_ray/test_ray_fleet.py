@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,15 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from executor_client import ExecutorClient
 from executor_server.fleet.ray.layout import FleetFiles
 from executor_server.fleet.ray.local_cluster import LocalCluster, read_cluster
-from executor_server.fleet.ray.processes import read_pid_file
 from tests.support.backends import require
-from tests.support.polling import eventually
 
 NODES = 2
 COMMAND_TIMEOUT_S = 230.0
@@ -107,82 +102,7 @@ def test_a_session_of_a_fleet_on_ray_is_placed_on_each_of_its_nodes(fleet: Fleet
                 assert session.info.node == f"local-{number}"
 
 
-def test_the_status_names_each_node_and_the_front(fleet: Fleet) -> None:
-    status = fleet.status()
-    assert sorted(node["name"] for node in status["nodes"]) == ["local-1", "local-2"]
-    assert {node["state"] for node in status["fleet"]["nodes"]} == {"NODE_STATE_SERVING"}
-    assert status["requested_nodes"] == 0
-    shown = fleet.command("status").stdout
-    assert "local-1" in shown
-    assert "serving" in shown
-
-
 def test_a_second_up_is_refused(fleet: Fleet) -> None:
     again = fleet.command("up")
     assert again.returncode == 1
     assert "already" in again.stderr
-
-
-def test_ray_knows_no_secret_of_the_fleet(fleet: Fleet) -> None:
-    """All files of Ray are searched: its logs, and the store in which arguments of calls lie."""
-    secrets = [path.read_bytes() for path in fleet.files.root.rglob("key.pem")]
-    secrets += [(fleet.files.front.daemon.state_dir / "token").read_bytes().strip()]
-    secrets += [(fleet.files.front.authority / "ca.key").read_bytes()]
-    assert len(secrets) == NODES + 3
-    lines = [line for secret in secrets for line in secret.splitlines() if len(line) > 40]
-    for path in fleet.cluster().temporary.rglob("*"):
-        if path.is_file():
-            content = path.read_bytes()
-            assert not [line for line in lines if line in content], path
-
-
-def test_the_next_actor_of_a_node_adopts_its_daemon_and_a_session_notices_nothing(fleet: Fleet) -> None:
-    cluster = fleet.cluster()
-    with fleet.client() as client, client.create_session() as session:
-        session.execute("x = 41")
-        for actor in [f"executor-node:{node['ray_node']}" for node in fleet.status()["nodes"]] + ["executor-front"]:
-            done = subprocess.run(
-                [sys.executable, "-c", KILL_ACTOR, cluster.address, actor],
-                env={**os.environ, **cluster.environment},
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_TIMEOUT_S,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            before, after, adopted = json.loads(done.stdout)
-            assert (after, adopted) == (before, True)
-        assert session.execute("x + 1").output == 42
-
-
-def test_the_end_of_a_raylet_ends_no_session(fleet: Fleet) -> None:
-    with (
-        fleet.client() as client,
-        client.create_session(node_labels={"remote-executor/node": "local-2"}) as session,
-    ):
-        session.execute("x = 41")
-        before = fleet.daemon_pid("local-2")
-        leader = read_pid_file(fleet.cluster().temporary / "local-2.pid")
-        assert leader is not None
-        for process in [*psutil.Process(leader.pid).children(recursive=True), psutil.Process(leader.pid)]:
-            process.kill()
-        assert eventually(lambda: not leader.is_alive)
-        assert session.execute("x + 1").output == 42
-        assert fleet.daemon_pid("local-2") == before
-        assert eventually(lambda: [n for n in fleet.status()["nodes"] if n["name"] == "local-2" and not n["ray_node"]])
-        assert session.execute("x + 2").output == 43
-
-
-def test_the_end_of_rays_head_ends_no_session_and_down_needs_no_ray(fleet: Fleet) -> None:
-    """The last of the file: nothing of Ray is left after it, and the fixture's `down` must do without."""
-    with fleet.client() as client, client.create_session() as session:
-        session.execute("x = 41")
-        for process in fleet.cluster().processes():
-            process.send(signal.SIGKILL)
-        assert eventually(lambda: not fleet.cluster().processes())
-        assert session.execute("x + 1").output == 42
-        with client.create_session() as another:
-            assert another.execute("1 + 1").output == 2
-    shown = fleet.command("status")
-    assert shown.returncode == 1
-    assert "go on without it" in shown.stderr

@@ -138,11 +138,6 @@ def serving(machines: Fleet, front: Machine) -> set[str]:
     return {each.node for each in machines.seen(front) if each.state == admin_pb.NODE_STATE_SERVING}
 
 
-def lied(serving_front: Witness, front: Witness) -> bool:
-    """True when a front has lost a session that the other one has served since."""
-    return front.lost_at_s is not None and serving_front.served_at_s > front.lost_at_s
-
-
 @contextmanager
 def copied_front(machines: Fleet, directory: Path) -> Iterator[Machine]:
     """A front that runs on a copy of the state directory of another one, which runs as well."""

@@ -42,8 +42,6 @@ _LOG_CHARS = CHUNK_BYTES // 4
 
 # Reads of one pipe in a turn of the loop, so that a program that prints without end cannot starve the rest.
 _READS_PER_EVENT = 8
-# Bytes up to which what was read in a turn is little. A program that prints more must not wait for its full pipe.
-_LITTLE_BYTES = READ_BYTES // 4
 # Reads before an event, so that a background process that prints without end cannot hold up a result.
 _READS_PER_DRAIN = 64
 
@@ -138,12 +136,6 @@ class LogRelay:
 class ProgramOutput:
     """Reads the pipes of the current run into its `LogRelay`, a bounded amount in each turn of the loop.
 
-    Rest: a program that prints line by line would have each line read by itself, and this process would take the
-    processor from the program and from those who are to get the first line. So when a pipe was read empty and little
-    was in it, that is sent, and the pipe is read again only when the next frame may be sent. One pipe rests at a time,
-    the one that was read last: what comes from the other one wakes this process, and is read after what rests, so both
-    keep their order.
-
     Backpressure: while the daemon does not take events, the pipes are not read. They fill, and the program waits in its
     own write; its clock stands still meanwhile (`Run.hold`). So a slow daemon costs neither memory here nor the
     program's time. `on_flood` is called once when a run prints far past its limit.
@@ -152,89 +144,39 @@ class ProgramOutput:
     def __init__(self, loop: Loop, on_flood: Callable[[Run], None]) -> None:
         self._loop = loop
         self._on_flood = on_flood
-        self._resting: Optional[tuple[Run, Pipe]] = None
-        self._busy_until = 0.0  # a program that has just printed much gets no rest: its pipe would soon be full
-        self.due = float("inf")  # when `on_time` should be called: the end of the rest
         self.paused = False
 
     def watch(self, run: Run) -> None:
         """Has the pipes read, unless it is `paused`."""
-        self._end_rest()
         for pipe in run.pipes:
             handler = None if self.paused or pipe.ended else self._reader_of(run, pipe)
             self._loop.watch(pipe.read_fd, READ, handler, last=True)
 
     def forget(self, run: Run) -> None:
         """Reads the pipes no more."""
-        if self._resting is not None and self._resting[0] is run:
-            self._end_rest()
         for pipe in run.pipes:
             self._loop.watch(pipe.read_fd, 0, None)
 
-    def on_time(self, now: float) -> None:
-        """Reads the resting pipe when it is time; watches it again when nothing has come."""
-        if now >= self.due and self._resting is not None and not self._read_and_rest(*self._resting):
-            self._wake()
-
     def drain(self, run: Run) -> None:
         """Reads all that was written before the message at hand, and sends it, so that events keep their order."""
-        pipes = run.pipes if self._resting is None else sorted(run.pipes, key=self._is_watched)
-        for pipe in pipes:
+        for pipe in run.pipes:
             for _ in range(_READS_PER_DRAIN):
                 if pipe.ended or not self._read(run, pipe):
                     break
         run.logs.flush()
 
-    def _is_watched(self, pipe: Pipe) -> bool:
-        return self._resting is None or self._resting[1] is not pipe
-
     def _reader_of(self, run: Run, pipe: Pipe) -> Callable[[int], None]:
         def on_readable(_events: int) -> None:
-            if self._resting is not None:
-                if self._is_watched(pipe):
-                    self._read_pieces(run, self._resting[1])
-                self._wake()
-            if not self._read_and_rest(run, pipe) and pipe.ended:
+            for _ in range(_READS_PER_EVENT):
+                if self._read(run, pipe) < READ_BYTES:
+                    break
+            if pipe.ended:
                 self._loop.watch(pipe.read_fd, 0, None)
                 pipe.close()
+            else:
+                pipe.make_large()
 
         return on_readable
-
-    def _read_and_rest(self, run: Run, pipe: Pipe) -> bool:
-        """Reads a pipe and sends what may be sent now; true when the pipe rests then."""
-        is_little = self._read_pieces(run, pipe)
-        if pipe.ended:
-            return False
-        now, logs = time.monotonic(), run.logs
-        if not is_little:
-            self._busy_until = now + _COALESCE_S
-        if not pipe.make_large() or now < self._busy_until:
-            return False
-        if logs.due is not None and logs.due <= now:
-            logs.flush()
-        self.due = now + _COALESCE_S if logs.due is None else logs.due
-        if self._is_watched(pipe):
-            self._resting = run, pipe
-            self._loop.watch(pipe.read_fd, 0, self._reader_of(run, pipe), last=True)  # its end is still noticed
-        return True
-
-    def _wake(self) -> None:
-        """Watches the resting pipe again."""
-        if self._resting is not None:
-            run, pipe = self._resting
-            self._end_rest()
-            self._loop.watch(pipe.read_fd, READ, None if pipe.ended else self._reader_of(run, pipe), last=True)
-
-    def _end_rest(self) -> None:
-        self._resting, self.due = None, float("inf")
-
-    def _read_pieces(self, run: Run, pipe: Pipe) -> bool:
-        """Reads as much as one turn may; true when that was something, all that was there, and little."""
-        for number in range(_READS_PER_EVENT):
-            size = self._read(run, pipe)
-            if size < READ_BYTES:
-                return number == 0 and 0 < size <= _LITTLE_BYTES
-        return False
 
     def _read(self, run: Run, pipe: Pipe) -> int:
         data = pipe.read()

@@ -294,7 +294,7 @@ class Runner:
         else:
             look_at = self._checking.deadline if run.phase == Phase.CHECKING else self._next_watch
             ends_at = min(run.wall_deadline, look_at)
-        soonest = min(ends_at, self._leftover.due, self._output.due)
+        soonest = min(ends_at, self._leftover.due)
         return soonest if run.logs.due is None else min(soonest, run.logs.due)
 
     def on_time(self, now: float) -> bool:
@@ -303,7 +303,6 @@ class Runner:
         run = self.run
         if run is None:
             return False
-        self._output.on_time(now)
         if run.logs.due is not None and now >= run.logs.due:
             run.logs.flush()
         if run.phase == Phase.CHECKING:

@@ -1,4 +1,4 @@
-"""Reading the pipes of a run: the first piece at once, further ones when a frame may be sent, in the order of writing."""
+"""Reading the pipes of a run: the first piece is sent at once, further ones together, in the order of writing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from executor_server.guest.wire.loop import Loop
 from tests.support.clock import Clock
 from tests.support.descriptors import none_left_open
 
-REST_S = output._COALESCE_S
+JOIN_S = output._COALESCE_S
 
 
 class Program:
@@ -55,7 +55,6 @@ class Program:
     def turn(self) -> None:
         while self.loop.turn(0.0):
             pass
-        self.output.on_time(self.clock.now_s)
         if self.logs.due is not None and self.logs.due <= self.clock.now_s:
             self.logs.flush()
 
@@ -86,19 +85,18 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
         made.end()
 
 
-def test_the_first_line_is_sent_at_once_and_the_lines_after_it_are_read_together(program: Program) -> None:
+def test_the_first_line_is_sent_at_once_and_the_lines_after_it_together(program: Program) -> None:
     for number in range(100):
         program.write("stdout", b"%d\n" % number)
-    assert (program.sent, program.reads) == ([("stdout", b"0\n")], 1)
-    program.later(REST_S)
+    assert program.sent == [("stdout", b"0\n")]
+    program.later(JOIN_S)
     assert program.sent[1:] == [("stdout", b"".join(b"%d\n" % number for number in range(1, 100)))]
-    assert program.reads == 2
 
 
-def test_a_line_after_a_rest_without_one_is_sent_at_once(program: Program) -> None:
+def test_a_line_after_a_time_without_one_is_sent_at_once(program: Program) -> None:
     program.write("stdout", b"a")
-    program.later(REST_S)
-    program.later(10 * REST_S)
+    program.later(JOIN_S)
+    program.later(10 * JOIN_S)
     program.write("stdout", b"b")
     assert program.sent == [("stdout", b"a"), ("stdout", b"b")]
 
@@ -106,40 +104,8 @@ def test_a_line_after_a_rest_without_one_is_sent_at_once(program: Program) -> No
 def test_streams_that_alternate_keep_their_order(program: Program) -> None:
     for number in range(10):
         program.write("stdout" if number % 2 else "stderr", b"%d" % number)
-    program.later(REST_S)
+    program.later(JOIN_S)
     assert program.sent == [("stdout" if number % 2 else "stderr", b"%d" % number) for number in range(10)]
-
-
-def test_what_rests_is_read_before_what_came_after_it_from_the_other_stream(program: Program) -> None:
-    for stream, data in (("stdout", b"a"), ("stdout", b"b"), ("stderr", b"c"), ("stdout", b"d")):
-        program.write(stream, data)
-    program.later(REST_S)
-    assert program.sent == [("stdout", b"a"), ("stdout", b"b"), ("stderr", b"c"), ("stdout", b"d")]
-
-
-def test_much_output_is_read_without_a_rest(program: Program) -> None:
-    for _ in range(40):
-        program.write("stdout", bytes(100_000))
-    assert program.logs.total_bytes == 4_000_000
-    assert program.output.due == float("inf")
-
-
-def test_a_small_pipe_is_read_without_a_rest(program: Program) -> None:
-    """The program would wait for its reader most of the time."""
-    program.pipes["stdout"]._is_large = False
-    for _ in range(40):
-        program.write("stdout", b"line\n")
-    assert program.logs.total_bytes == 200
-
-
-def test_the_end_of_a_resting_stream_is_noticed(program: Program) -> None:
-    program.write("stdout", b"a")
-    os.write(program.pipes["stdout"].write_fd, b"b")
-    program.close("stdout")
-    program.later(0.0)
-    assert program.pipes["stdout"].ended
-    assert program.logs.total_bytes == 2
-    assert program.output.due == float("inf")
 
 
 def test_before_an_event_all_that_was_printed_is_sent(program: Program) -> None:
@@ -149,12 +115,12 @@ def test_before_an_event_all_that_was_printed_is_sent(program: Program) -> None:
     assert program.sent == [("stdout", b"ab"), ("stderr", b"c")]
 
 
-def test_a_pause_ends_the_rest_and_nothing_is_read_in_it(program: Program) -> None:
+def test_nothing_is_read_in_a_pause(program: Program) -> None:
     program.write("stdout", b"a")
     program.output.paused = True
     program.output.watch(program.run)
     program.write("stdout", b"b")
-    program.later(10 * REST_S)
+    program.later(10 * JOIN_S)
     assert program.reads == 1
     program.output.paused = False
     program.output.watch(program.run)

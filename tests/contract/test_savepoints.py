@@ -175,7 +175,7 @@ async def test_the_oldest_savepoints_are_dropped_and_the_later_ones_by_a_rollbac
         await harness.run(session, f"x = {number}")
         taken = await session.savepoints.take()
         assert (taken.taken, taken.dropped) == (number, int(number > 3))
-    with pytest.raises(NotFound, match="savepoint 2 is not there; those that are: 3, 4, 5") as refused:
+    with pytest.raises(NotFound, match="no savepoint 2; available: 3, 4, 5") as refused:
         await session.savepoints.roll_back(2)
     assert refused.value.reason is Reason.SAVEPOINT_NOT_FOUND
     back = await session.savepoints.roll_back(4)
@@ -292,7 +292,7 @@ async def test_savepoints_are_dropped_when_memory_is_short(harness: Harness) -> 
         try:
             dropped += (await session.savepoints.take()).dropped
         except PreconditionFailed as refused:
-            assert "the memory of the sandbox does not suffice" in refused.message
+            assert "the sandbox has too little memory left" in refused.message
     left = (await session.savepoints.listed()).savepoints
     assert len(left) < 7, "seven copies of 40 MiB do not fit into 256 MiB"
     assert (await harness.run(session, "x[0], len(x)")).output == (7, 40 * MIB)

@@ -5,10 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Optional
-
 F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1024 * 1024
 READ_BYTES = 65536
@@ -20,28 +16,24 @@ class Pipe:
     def __init__(self, stream: str) -> None:
         self.stream = stream
         self.ended = False
-        self._is_large: Optional[bool] = None
+        self._is_large = False
         self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.read_fd, False)
 
-    def make_large(self) -> bool:
-        """Has room made for some milliseconds of output, once; false when the kernel gives the user no more of it.
+    def make_large(self) -> None:
+        """Makes room for some milliseconds of output, once, unless the user's pipes have used up the kernel's limit.
 
-        The kernel bounds the room of all pipes of a user, so one that nothing is printed into takes none of it.
+        The limit counts all pipes of a user, so a pipe without output takes no room.
         """
-        if self._is_large is None:
+        if not self._is_large:
+            self._is_large = True
             try:
                 fcntl.fcntl(self.read_fd, F_SETPIPE_SZ, _PIPE_BYTES)
-                self._is_large = True
             except OSError:
-                self._is_large = False  # only slower
-        return self._is_large
+                pass  # only slower
 
     def read(self) -> bytes:
-        """Reads at most READ_BYTES without waiting; fewer when that is all.
-
-        Returns nothing when nothing is there yet, or (`ended`) when nothing will come.
-        """
+        """Reads at most READ_BYTES without waiting. Returns nothing if the pipe is empty, or (`ended`) closed."""
         try:
             data = os.read(self.read_fd, READ_BYTES)
         except BlockingIOError:

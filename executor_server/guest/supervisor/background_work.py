@@ -30,7 +30,7 @@ _NO_LEADERS: frozenset[int] = frozenset()
 
 
 class BackgroundWork:
-    """Passes frames on to those of the three that exist. `leftover` takes the output of ended processes."""
+    """Passes frames on to the three. `leftover` takes the pipes that are still open after a process has ended."""
 
     def __init__(self, config: Config, channel: Channel, loop: Loop, leftover: LeftoverOutput) -> None:
         self._config = config
@@ -96,7 +96,7 @@ class BackgroundWork:
         assert isinstance(request, watches.REQUESTS)
         self._watches.take(request)
 
-    # -- the supervisor's turns ----------------------------------------------------------------------------------
+    # -- the supervisor's loop -----------------------------------------------------------------------------------
 
     @property
     def due(self) -> float:
@@ -111,20 +111,20 @@ class BackgroundWork:
             self._watches.on_time(now)
 
     def pause(self, paused: bool) -> None:
-        """Stops reading while the daemon does not take it, or starts again."""
+        """Stops reading while the daemon takes no events, or starts again."""
         if self._processes is not None:
             self._processes.pause(paused)
         if self._ports is not None:
             self._ports.pause(paused)
 
     def on_new_daemon(self) -> None:
-        """Ends what belongs to the last daemon; processes go on."""
+        """Ends connections and watches of the last daemon; processes continue."""
         if self._ports is not None:
             self._ports.reset_all()
         if self._watches is not None:
             self._watches.end_all()
 
-    # -- processes, as the parts that count and end others know them ----------------------------------------------
+    # -- processes, for those parts that measure and kill ----------------------------------------------------------
 
     @property
     def leaders(self) -> frozenset[int]:
@@ -141,5 +141,5 @@ class BackgroundWork:
         return 0.0 if self._processes is None else self._processes.cpu_s()
 
     def note_exit(self, pid: int, status: int, usage: Any) -> bool:
-        """Notes that a process of the sandbox was reaped; true when it is one of these."""
+        """Notes that a process of the sandbox was reaped; true if a call had started it."""
         return self._processes is not None and self._processes.note_exit(pid, status, usage)

@@ -1,18 +1,18 @@
 """Branches: executions that run in a copy of the interpreter, and leave the session as it was.
 
-Theory of operation. The interpreter takes a savepoint; its process goes on at once, beside the interpreter, and takes
-the execution. So all that holds for an execution holds for a branch: it is checked, counted, limited, interrupted, and
-its tools are answered. Meanwhile the interpreter waits, with its sockets and its children, and no other job begins.
+Theory of operation. The interpreter takes a savepoint, whose process starts at once in the place of the interpreter and
+runs the execution. So a branch is an execution like any other: it is checked, counted, limited, interrupted, and its
+tools are answered. Meanwhile the interpreter waits, with its sockets and its children, and no other job begins.
 
-When the program has ended, the branch says what has changed. If the program has succeeded, a savepoint of the branch is
-taken, by which the session can go on from there later. Then the branch and all that it has started are killed, the
-interpreter puts the files of the workspace back, and only then the result is sent.
+When the program has ended, the branch reports its changes. If the program succeeded, a savepoint of the branch is
+taken, from which the session can continue later. Then the branch and all processes that it started are killed, the
+interpreter restores the files of the workspace, and only then the result is sent.
 
 A branch that ends early, or has to be killed, takes the same path without the first steps. Branches run one after the
-other, since they share the workspace.
+other, because they share the workspace.
 
-Trust. A branch is agent code as the interpreter is, of the same user: it can kill the interpreter, and then the session
-has lost its variables, which is said. It gains nothing.
+Trust. A branch is agent code with the same uid as the interpreter, and can kill it. Then the session loses its
+variables, and says so. The branch gains nothing.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 _DIED = "its process has ended"
 _TRUNK_DIED = "the interpreter, which has ended, and with it the copy of the workspace"
-# Seconds for a branch to note its variables, to compare them, and to copy itself with its files. Honest looks at values
-# take 2 s at most; code of agent values can hold up each of these, and then the branch is killed.
+# Seconds for a branch to record its variables, to compare them, and to copy itself with its files. Comparing honest
+# values takes 2 s at most. Methods of agent values can delay each step; then the branch is killed.
 _ANSWER_TIME_S = 8.0
 
 
 class _EndedRun:
-    """A run that has ended, and what its result will say."""
+    """A run that has ended, and the contents of its result."""
 
     def __init__(self, run: Run, outcome: str, detail: Optional[ErrorDetail], left_out: list[str]) -> None:
         self.run = run
@@ -88,12 +88,12 @@ class Branches:
     # -- beginning -----------------------------------------------------------------------------------------------
 
     def begin(self, request: Execute, job: Job) -> None:
-        """Makes a branch for a job, which is put back until it is there."""
+        """Makes a branch for a job, which is put back until the branch exists."""
         self._jobs.put_back(job)
         self._request = request
 
         def on_forked(taken: Optional[Taken], why_not: str) -> None:
-            branch = self._savepoints.go_on_beside(taken) if taken is not None else None
+            branch = self._savepoints.start_branch(taken) if taken is not None else None
             if taken is None or branch is None:
                 self._refuse(request, why_not or _DIED)
                 return
@@ -106,7 +106,7 @@ class Branches:
                 self._leave()
                 self._refuse(request, answer.message or _DIED)
             elif job not in self._jobs:
-                self._leave()  # it was cancelled meanwhile, and its result is sent
+                self._leave()  # it was cancelled meanwhile, and its result has been sent
 
         self._savepoints.fork(request.savepoint_file_bytes or 0, on_forked)
 
@@ -115,7 +115,7 @@ class Branches:
             self._replacement.replace(None)
 
     def _refuse(self, request: Execute, why_not: str) -> None:
-        """Ends the execution, of which nothing has run."""
+        """Ends the execution before any of it has run."""
         if self._jobs.cancel(request.id) is None:
             return
         run = Run(request, "", 0, self._channel)
@@ -126,7 +126,7 @@ class Branches:
     # -- ending --------------------------------------------------------------------------------------------------
 
     def on_run_end(self, run: Run, outcome: str, detail: Optional[ErrorDetail], unfit: str) -> None:
-        """Ends the branch of this run, and sends its result then. `unfit`: the branch can't run anything more."""
+        """Ends the branch of this run, then sends the result. `unfit`: why the branch can't run anything more."""
         self._ending = ending = _EndedRun(run, outcome, detail, self._left_out)
         if not self._children.on_branch:
             ending.why_not_kept = _DIED
@@ -171,7 +171,7 @@ class Branches:
 
         def on_restored(answer: Answered, _body: bytes) -> None:
             if self._results.generation != generation:
-                ending.left_out.append(_TRUNK_DIED)  # it was killed before, and its end is seen only now
+                ending.left_out.append(_TRUNK_DIED)  # it was killed before, and is reaped only now
             elif not answer.ok:
                 ending.left_out.append(answer.message[:MAX_LEFT_OUT_CHARS] or "files of the workspace")
             self._finish(ending)

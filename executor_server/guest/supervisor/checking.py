@@ -1,11 +1,10 @@
 """Checking a source in the checker's process, against interference by the session's own earlier processes.
 
-The race: the checker is a child of the same uid as agent code. A process that an earlier step left behind can kill the
-checker, stop it, or take its processor time while a later source is checked. If any failed check counted as the fault
-of its source, such a process could have every source refused; if none did, a source that is a parser bomb would be
-tried for ever. So a check that fails for a reason that may be interference is repeated once, alone: a fresh checker
-runs while every other process of the sandbox is stopped. What fails then is the source's own doing, and only that is
-reported.
+The race: the checker has the same uid as agent code. A process left over from an earlier step can kill the checker,
+stop it, or take its processor time while a later source is checked. If every failed check counted as the fault of its
+source, such a process could have every source refused; if none did, a parser bomb would be tried for ever. So a check
+that may have failed because of interference is repeated once, alone: a fresh checker runs while every other process of
+the sandbox is stopped. A second failure is the fault of the source, and only that is reported.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ if TYPE_CHECKING:
     from .run import Run
 
     Refusal = tuple[str, Optional[ErrorDetail]]
-    """An outcome and an error, with which the run ends."""
+    """The outcome and the error of a run that ends."""
 
 # Seconds to parse, check and instrument one source.
 CHECK_TIME_S = 10.0
-# Seconds without a source after which a checker ends, used or not; starting another takes a millisecond or two.
+# Seconds without a source after which a checker ends, used or not. Starting another takes a millisecond or two.
 CHECKER_REST_S = 10.0
-# Seconds from a session's beginning until it has a checker, unless a source comes before: the fork takes as long as all
-# the rest of a warm session's beginning, and the client is to have its answer first.
+# Seconds from a session's start until it has a checker, unless a source comes earlier. The fork takes as long as the
+# rest of a warm session's start, so the client gets its answer first.
 CHECKER_START_S = 0.02
 
 
 class Checking:
-    """The check of the current run's source. Its methods return how the run ends, or None while it goes on."""
+    """The check of the current run's source. Its methods return how the run ends, or None while it continues."""
 
     def __init__(self, child_processes: ChildProcesses) -> None:
         self._child_processes = child_processes
@@ -69,8 +68,8 @@ class Checking:
         return self._began + CHECK_TIME_S
 
     def on_time(self, run: Run, now: float) -> Optional[Refusal]:
-        """To be called when the check's time or the run's is up."""
-        # A checker that had half of a processor and is not done has a hard source; with less, others may have taken it.
+        """Called when the time of the check or of the run is over."""
+        # With half of a processor and no verdict, the source is hard; with less, other processes may have interfered.
         if self._alone or self._child_processes.check_cpu_s() >= (now - self._began) / 2:
             self._child_processes.renew_checker()
             return "exception", _syntax_error("the source takes too long to parse")
@@ -82,7 +81,7 @@ class Checking:
         return None
 
     def on_exit(self, run: Run, status: int) -> Optional[Refusal]:
-        """The checker has ended without a verdict, with this wait status."""
+        """Called when the checker has ended without a verdict, with its wait status."""
         if not self._alone:
             self._repeat_alone(run)
             return None

@@ -1,6 +1,6 @@
-"""The supervisor's end of a copy of the interpreter, which waits until it is to go on (interpreter/savepoint.py).
+"""Copies of the interpreter, which wait until the session goes back to them (interpreter/savepoint.py).
 
-A copy is agent code's: what it says is checked, and waited for until a deadline.
+A copy is under the control of agent code: its messages are checked, and awaited until a deadline only.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .results import Results
 
 FORK_TIME_S = 2.0
-"""Seconds for a fork: from the request for a copy until the copy says that it is there, and for a branch, which writes
-no files, to go on. A copy that has to wait for longer than this gives up by itself."""
+"""Seconds for a fork: from the request for a copy until the copy reports, and for a branch, which writes no files, to
+continue. A copy that has to wait for longer gives up by itself."""
 
 # The part of the sandbox's memory above which the oldest savepoints are dropped.
 _MEMORY_PART = 0.7
@@ -44,11 +44,11 @@ class Copy:
         sock.setblocking(False)
         self.pid = 0
         self.sock = sock
-        self.due = time.monotonic() + FORK_TIME_S  # it has said by then that it is there
+        self.due = time.monotonic() + FORK_TIME_S  # it has to report by then
         self.left_out: list[str] = []  # by its resumption
 
     def is_there(self, others: Set[int], *, waits: bool = True) -> bool:
-        """True when the process has said that it is there, and may be a copy; `waits` until that is due."""
+        """True once the process has reported its pid, and may be a copy; `waits` for the report until it is due."""
         if self.pid:
             return True
         try:
@@ -60,15 +60,15 @@ class Copy:
         return self.pid > 0
 
     def has_ended(self, pid: int) -> bool:
-        """True when it was this copy that has ended: with this pid, or before it has said its own."""
+        """True if this copy has ended: with this pid, or before it has reported one."""
         if self.pid:
             return self.pid == pid
         waiting = select.poll()
-        waiting.register(self.sock, 0)  # the end of the other side is always reported
+        waiting.register(self.sock, 0)  # poll always reports that the other end is closed
         return bool(waiting.poll(0))
 
     def fork(self) -> Optional[Copy]:
-        """Has it fork another one; None when it has ended."""
+        """Makes it fork another copy; None if it has ended."""
         ours, theirs = link.make_pair()
         try:
             link.send(self.sock, MakeSuccessor(), fds=(theirs.fileno(),))
@@ -80,7 +80,7 @@ class Copy:
         return Copy(ours)
 
     def start(self, ends_s: float, *, is_branch: bool = False) -> Optional[Child]:
-        """Has it, as it is there, go on as an interpreter with its link; None when it has not by then."""
+        """Makes it continue as an interpreter with its link; None if it has not done so by `ends_s`."""
         try:
             link.send(self.sock, Resume(branch=is_branch))
             message = self._receive(ends_s)
@@ -92,9 +92,9 @@ class Copy:
         return Child(self.pid, self.sock)
 
     def end(self, wait_s: float = 0.0) -> None:
-        """Kills it; one that has not said that it is there ends with its link.
+        """Kills it; one that has not reported its pid ends with its link.
 
-        Waits for its end so long, if it has said so: its memory is free by then.
+        Waits at most `wait_s` for the kernel to free its memory.
         """
         if self.pid:
             try:
@@ -103,14 +103,14 @@ class Copy:
                 pass  # it has ended, and its exit is about to be reaped
             if wait_s:
                 waiting = select.poll()
-                waiting.register(self.sock, 0)  # the kernel closes it after it has freed the memory
+                waiting.register(self.sock, 0)  # the kernel frees the memory before it closes this
                 waiting.poll(wait_s * 1000)
         self.sock.close()
 
     def _receive(self, until_s: float) -> LinkMessage:
         """Raises OSError, LinkClosed, FrameError."""
         waiting = select.poll()
-        waiting.register(self.sock, select.POLLIN)  # ready also when the copy has ended, and with it the other end
+        waiting.register(self.sock, select.POLLIN)  # ready also when the copy has ended
         if not waiting.poll(max(0.0, until_s - time.monotonic()) * 1000):
             raise FrameError("no answer")
         packet = link.receive(self.sock, link.INLINE_BYTES)

@@ -1,18 +1,18 @@
-"""The time after which a sandbox without a daemon ends itself, and the pauses that do not count.
+"""Ends a sandbox that has had no daemon for a time. Pauses of the whole sandbox do not count.
 
 The race: a sandbox can be frozen as a whole (a suspended laptop, a paused container or cloud machine) while its clock
-goes on. When it thaws, its last word from the daemon seems to be hours old, although the daemon could not reach it. So
-a turn of the loop that took far longer than it could have is taken for a thaw, and the daemon gets its whole time
+goes on. After the thaw the daemon's last message seems to be hours old, although the daemon could not reach the
+sandbox. So a turn of the loop that took far longer than possible counts as a thaw, and the daemon gets the whole time
 again.
 
-The attack: a program that can hold the supervisor up (it uses all processors) could look like a freeze again and again,
-and keep a sandbox alive that no daemon knows. So the time starts again only once until the daemon is heard.
+The attack: a program that uses all processors can delay the supervisor, which looks like a freeze, and so keep alive a
+sandbox that no daemon knows. So the time starts again only once until the next message from the daemon.
 
-The other race: this process can be late by less than that, with the daemon's word in its socket. So it reads what is
-there before it ends.
+The other race: this process can be late by less than that while the daemon's message waits in its socket. So it reads
+the socket before it ends.
 
-A sandbox that was made ahead belongs to no session yet, and no later daemon wants it. So it ends at once when the
-socket is closed over which the daemon that made it will say who has it.
+A prewarmed sandbox belongs to no session yet, and no later daemon uses it. Its daemon will send the session's memory
+limit over a socket; if that socket closes first, the sandbox ends at once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from ..wire.guest_channel import Channel
     from ..wire.lean import socket
 
-# Bytes of a number.
-_WORD_BYTES = 32
+# Bytes of a number, as text.
+_NUMBER_BYTES = 32
 
-# Seconds by which a turn of the loop is late when the sandbox was frozen; a loaded machine delays it by less.
+# Seconds by which a turn of the loop must be late to count as a thaw. A loaded machine delays it by less.
 FROZEN_TIME_S = 5.0
 
 
 class OrphanTime:
-    """Watches when the daemon was heard last; a living one sends a ping far more often than every `limit_s`."""
+    """Watches the time of the daemon's last message. A live daemon sends pings far more often than every `limit_s`."""
 
     def __init__(self, channel: Channel, loop: Loop, limit_s: float) -> None:
         self._channel = channel
@@ -43,30 +43,30 @@ class OrphanTime:
         self._dropped = False
         self.limit_s = limit_s
 
-    def await_session(self, word: socket.socket, on_memory: Callable[[int], None]) -> None:
-        """Waits for the bytes of memory that the session will have which takes this sandbox."""
+    def await_session(self, wakeup: socket.socket, on_memory: Callable[[int], None]) -> None:
+        """Waits for the session that gets this sandbox; `on_memory` gets its memory limit in bytes."""
 
-        def on_word(_events: int) -> None:
-            data = word.recv(_WORD_BYTES)
+        def on_session(_events: int) -> None:
+            data = wakeup.recv(_NUMBER_BYTES)
             if data:
                 on_memory(int(data))
             self._dropped = not data
-            self._loop.watch(word.fileno(), 0, None)
-            word.close()
+            self._loop.watch(wakeup.fileno(), 0, None)
+            wakeup.close()
 
-        self._loop.watch(word.fileno(), READ, on_word)
+        self._loop.watch(wakeup.fileno(), READ, on_session)
 
     @property
     def ends_at(self) -> float:
         return 0.0 if self._dropped else self._channel.last_heard + self.limit_s
 
     def is_over(self, now: float) -> bool:
-        """True when the daemon was not heard for so long, what waits to be read included."""
+        """True if nothing arrived from the daemon within the limit, counting unread data."""
         if now >= self.ends_at:
             self._loop.turn(0.0)
         return now >= self.ends_at
 
     def note_turn(self, due: float, now: float) -> None:
-        """A turn of the loop has ended that was due to end at the time `due`."""
+        """Notes that a turn of the loop ended at `now`; it should have ended at `due`."""
         if now - due > FROZEN_TIME_S and self._channel.last_heard > self._thawed_at:
             self._thawed_at = self._channel.last_heard = now

@@ -1,7 +1,7 @@
-"""The errors of runs whose end the supervisor found: it interrupted or killed them, or their interpreter died.
+"""The errors of runs that the supervisor interrupted or killed, or whose interpreter died.
 
-A program may report any error of its own. Where the supervisor ended the run, its reason is the error, and of the
-program's report only the place is used.
+A program may report any error. If the supervisor ended the run, its reason becomes the error, and only the place is
+taken from the program's report.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..wire.messages import Execute
 
 
-# Last words of libraries, and of our interpreter, that end the process when no memory is left (OpenBLAS interrupts it).
+# Output of libraries, and of our interpreter, that end the process for lack of memory (OpenBLAS interrupts it).
 OUT_OF_MEMORY = b"the interpreter has no memory left\n"
 _NO_MEMORY = (
     OUT_OF_MEMORY,
@@ -32,7 +32,7 @@ MAX_ERROR_BYTES = 1024 * 1024
 
 
 def limit_error(ended_by: str, request: Execute, reported: Optional[ErrorDetail]) -> ErrorDetail:
-    """Returns the error of a run that the supervisor ended, with the program's place if it reported that."""
+    """Returns the error of a run that the supervisor ended, with the place that the program reported, if any."""
     said = {
         "timeout": ("TimeoutError", f"the execution took longer than wall_time_s = {request.wall_time_s:g}"),
         "cpu_limit": ("TimeoutError", f"the execution used more than cpu_time_s = {request.cpu_time_s:g}"),
@@ -40,34 +40,34 @@ def limit_error(ended_by: str, request: Execute, reported: Optional[ErrorDetail]
         "out_of_memory": ("MemoryError", "the program used more memory than memory_bytes allows"),
         "cancelled": ("Cancelled", "the execution was cancelled"),
     }
-    if ended_by not in said:  # the program was stopped from within: what it reports is the reason
-        return reported or ErrorDetail(type="Stopped", message=f"{ended_by}: the program went on, and was ended")
+    if ended_by not in said:  # the interpreter stopped the program, and reports the reason
+        return reported or ErrorDetail(type="Stopped", message=f"{ended_by}: the program did not stop, and was killed")
     type_name, message = said[ended_by]
     if reported is None:
         return ErrorDetail(type=type_name, message=message)
     traceback = reported.traceback
     if traceback:
-        # All lines but the last are the program's place. The last one names the interrupt: this error replaces it.
+        # The last line names the interrupt, and is replaced. The lines before it are the program's place.
         traceback = "\n".join([*traceback.rstrip().split("\n")[:-1], f"{type_name}: {message}\n"])
     return reported.but(type=type_name, message=message, traceback=traceback, exit_code=None)
 
 
 def says_no_memory(data: bytes) -> bool:
-    """True for output of a process that ends for lack of memory, not of its own will."""
+    """True for output of a process that ends for lack of memory."""
     return any(text in data for text in _NO_MEMORY)
 
 
 def memory_error(memory_bytes: int) -> ErrorDetail:
-    """Returns the error of a run whose process said so."""
+    """Returns the error of a run whose process printed such output."""
     message = (
-        f"a library could not get the memory that it needs, and gave up (stderr has its words): memory_bytes = "
-        f"{memory_bytes:,} is too little for it; ask for more: limits={{'memory_bytes': ...}}"
+        f"a library could not get the memory that it needs (its message is on stderr): memory_bytes = "
+        f"{memory_bytes:,} is too little; ask for more: limits={{'memory_bytes': ...}}"
     )
     return ErrorDetail(type="MemoryError", message=message)
 
 
 def exit_error(status: int) -> tuple[str, ErrorDetail]:
-    """Returns the outcome and the error of a run whose interpreter ended by itself, with this wait status."""
+    """Returns the outcome and the error of a run whose interpreter ended by itself, from its wait status."""
     code, signum = describe_exit(status)
     if code is None:
         return "crashed", ErrorDetail(type="Crash", message=f"the interpreter was ended by {_signal_name(signum)}")

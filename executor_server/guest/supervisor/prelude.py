@@ -1,7 +1,7 @@
 """The session's prelude: code that runs in each new interpreter before the session's own.
 
-It is a run without an id: nothing of it becomes an event. Its end answers CONFIGURE or, in an interpreter that replaced
-another, becomes a notice of the next result if it failed.
+It is a run without an id, and sends no events. Its end answers CONFIGURE. In a replaced interpreter, a failed prelude
+becomes a notice in the next result.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ REQUEST = Execute(
 
 
 class Prelude:
-    """Knows the source, and whether it is `due` to run again in a new interpreter."""
+    """Keeps the source; `due` while it has to run again in a new interpreter."""
 
     def __init__(self, channel: Channel, runner: Runner, results: Results) -> None:
         self._channel = channel
         self._runner = runner
         self._results = results
         self._request = REQUEST
-        self._configuring: Optional[int] = None  # the request that waits for its end
-        self._booting: Optional[tuple[int, str]] = None  # the request that waits for the interpreter, and its source
+        self._configuring: Optional[int] = None  # the request that waits for the prelude's end
+        self._booting: Optional[tuple[int, str]] = None  # the request that waits for the interpreter, and its prelude
         self.source = ""
         self.due = False
 
@@ -58,7 +58,7 @@ class Prelude:
             self._channel.done(op)
 
     def configure_booted(self, op: int, source: str) -> None:
-        """As `configure`, once the interpreter has booted: Python does not start with each value of its variables."""
+        """As `configure`, once the interpreter has booted: some environment variables keep Python from starting."""
         self._booting = op, source
 
     def note_booted(self) -> None:
@@ -67,12 +67,12 @@ class Prelude:
             self.configure(*booting)
 
     def refuse_variables(self, variables: dict[str, str]) -> bool:
-        """Answers the request that waits for an interpreter, which did not start; False if none waits."""
+        """Refuses the request that waits for an interpreter, which did not start; False if none waits."""
         if self._booting is None:
             return False
         (op, _), self._booting = self._booting, None
         problem = f"env: Python does not start with these variables: {', '.join(sorted(variables))}"
-        self._channel.fail(op, "variable_refused", f"{problem}; correct or omit the one that it refuses")
+        self._channel.fail(op, "variable_refused", f"{problem}; correct or remove the one that stops it")
         return True
 
     def begin(self) -> None:
@@ -92,7 +92,7 @@ class Prelude:
 
 
 def _failure(outcome: str, detail: Optional[ErrorDetail]) -> str:
-    """Returns one line, since neither the prelude's traceback nor its output is reported."""
+    """Returns one line: the prelude's traceback and output are not reported."""
     if detail is None:
         return f"the prelude ended as {outcome}: "
     statement = detail.statement.split("\n", 1)[0][:_STATEMENT_CHARS]

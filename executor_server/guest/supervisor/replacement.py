@@ -1,12 +1,12 @@
 """Starts the interpreter, and replaces it when it dies, has to be killed, or can't run another program.
 
-Everything in the sandbox is killed with it: a process that survived could hold the old link, ports, and files, and act
-in the new generation. The generation rises, tools and prelude are put in place again, and the next result says that
-variables were reset. Two races are handled here:
+Everything in the sandbox is killed with it: a surviving process could hold the old link, ports and files, and act in
+the new generation. The generation rises, tools and prelude are restored, and the next result says that variables were
+reset. Two races are handled here:
 
-- A job must not start between the new interpreter's fork and its prelude, or it would run without it. The queue of jobs
-  is held until the prelude is due.
-- What is put in place may itself kill the interpreter, at once or after it has answered. It is tried again only while
+- A job must not start between the new interpreter's fork and its prelude, or it would run without the prelude. The
+  queue of jobs is held until the prelude is due.
+- A restored tool or prelude may itself kill the interpreter, at once or after its answer. It is tried again only while
   something else may have been the cause; otherwise the sandbox would replace interpreters for ever.
 """
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from .savepoints import Savepoints
 
-# Interpreters that die before they have started, after which none is tried again: the next would die, too.
+# Interpreters that may die in a row before they have started; then no other is tried.
 _MAX_BOOT_FAILURES = 3
 
 
 class Replacement:
-    """Knows which interpreter has started and what has used it."""
+    """Knows whether the interpreter has started, and what has used it."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class Replacement:
         self._savepoints = savepoints
         self._boot_failures = 0
         self._booted = False
-        self._resumed = False  # this interpreter goes on from a savepoint
-        self.restored = False  # prelude or tools were put into this interpreter, and no job has used it since
+        self._resumed = False  # this interpreter continues from a savepoint
+        self.restored = False  # prelude or tools were restored in this interpreter, and no job has used it since
         self.failed = False  # no interpreter starts any more
 
     def start(self) -> None:
-        """Starts the children, and gives the interpreter the rules and tools of now."""
+        """Starts the children, and gives the interpreter the current rules and tools."""
         self._child_processes.start()
         self._equip()
 
@@ -70,21 +70,21 @@ class Replacement:
         self._prelude.note_booted()
 
     def replace(self, status: Optional[int], why: str = "") -> None:
-        """Starts another interpreter in place of one that died (with this wait status) or is to be killed (None).
+        """Starts another interpreter in place of one that died (with this wait status) or has to be killed (None).
 
-        Ends what ran in the old one. `why` is the old one's own reason, if it could not go on.
+        Ends what ran in the old one. `why` is the reason that the old one gave, if it could not continue.
         """
         cpu_time_s = self._runner.cpu_time_s()
         run = self._runner.run
         if self._child_processes.on_branch and self._child_processes.leave_branch():
-            # It was a branch that died; the interpreter is there, and has not changed.
+            # A branch died; the interpreter still exists, unchanged.
             if run is not None:
                 self._runner.finish_dead(status, cpu_time_s, why)
             else:
                 self._requests.refuse_current()
             return
         over_prelude = run is not None and not run.visible and run.phase == Phase.RUNNING
-        # Prelude and tools did not kill it at once. But no job has used it, so one of them did: neither is tried again.
+        # Prelude and tools did not kill it at once, but no job has used it since: one of them did. Try neither again.
         over_both = self.restored and run is None and not self._requests.busy
         if not self._renew():
             return
@@ -95,16 +95,16 @@ class Replacement:
         self._jobs.held = False
         if over_both:
             if self._prelude.source:
-                self._results.notify("the interpreter died when the prelude had run; it is left out in this one\n")
+                self._results.notify("the interpreter died after the prelude; the new one runs without it\n")
             self._requests.give_up_tools()
         self._prelude.due = self._needs_prelude and not (over_prelude or over_both)
 
     def replace_unfit(self, run: Run, why: str) -> None:
-        """Replaces an interpreter in which no other run is possible after this one, whose result will say so."""
+        """Replaces an interpreter that can't run anything after this run, whose result will say so."""
         if run.visible:
             self._results.notify_reset(why)
         else:
-            self._results.notify(f"the prelude is left out, since the interpreter can't be used after it: {why}\n")
+            self._results.notify(f"the prelude is skipped, because the interpreter can't be used after it: {why}\n")
         if self._renew():
             self._requests.on_interpreter_replaced()
             self._prelude.due = self._needs_prelude and run.visible
@@ -118,7 +118,7 @@ class Replacement:
         self._requests.on_interpreter_replaced()
         self._prelude.due = self._needs_prelude
         if self._resumed:
-            self._results.note_asked_back()
+            self._results.note_rollback_requested()
         return self._resumed
 
     @property
@@ -128,7 +128,7 @@ class Replacement:
     def _renew(self, *, between_runs: bool = False) -> bool:
         """Kills everything in the sandbox and starts another interpreter; false when none starts any more.
 
-        After a savepoint was taken for the run at hand, the new one goes on from there.
+        If a savepoint was taken before the current run, the new one continues from there.
         """
         self._child_processes.stop(between_runs=between_runs)
         self._results.note_replaced()
@@ -152,7 +152,7 @@ class Replacement:
         if run is not None and (run.phase == Phase.RUNNING or run.is_branch):
             self._runner.finish_dead(status, cpu_time_s, why)
         elif run is not None:
-            # A process of an earlier execution killed the interpreter while this source was checked: it has not begun.
+            # A process of an earlier execution killed the interpreter during the check: this run has not begun.
             self._runner.withdraw()
             if run.visible:
                 job = Job(run.request, run.source.encode("utf-8", "replace"))

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-# Notices between two results; a session may be refused connections for hours while it executes nothing.
+# Notices between two results. An idle session may be refused connections for hours.
 _MAX_NOTICES = 64
 
 
 class Results:
-    """Sends results. It keeps what the next one has to report, so that nothing that happened in between is lost."""
+    """Sends results, and collects what happens between two of them for the next one to report."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -31,29 +31,29 @@ class Results:
         self.generation = 1
 
     def notify(self, notice: str) -> None:
-        """Adds a line to the stderr of the next result, which has room for a limited number."""
+        """Adds a line to the stderr of the next result, up to a limit."""
         if len(self._notices) < _MAX_NOTICES:
             self._notices.append(notice)
 
     def notify_reset(self, why: str) -> None:
-        """Says with the next result that variables were reset, and the reason."""
+        """Has the next result say that variables were reset, and why."""
         self.notify(f"the interpreter was replaced, and variables were reset: {why}\n")
 
     def note_replaced(self) -> None:
-        """The interpreter was replaced: the next result says that variables were reset."""
+        """Notes that the interpreter was replaced: the next result reports reset variables."""
         self.generation += 1
         self._variables = "reset"
 
     def note_rolled_back(self) -> None:
-        """The interpreter that replaced another has the variables of a savepoint."""
+        """Notes that the new interpreter has the variables of a savepoint."""
         self._variables = "rolled_back"
 
-    def note_asked_back(self) -> None:
-        """The session went back to a savepoint because its client asked for it."""
+    def note_rollback_requested(self) -> None:
+        """Notes that the session went back to a savepoint at its client's request."""
         self._variables = "kept"
 
     def send(self, run: Run, outcome: str, detail: Optional[ErrorDetail], branch: Optional[BranchEnded] = None) -> None:
-        wall_time_s = run.wall_time_s()  # first: looking for artifacts and sending the value can take long
+        wall_time_s = run.wall_time_s()  # first: finding artifacts and sending the value can take long
         for notice in self._notices:
             run.logs.say("stderr", notice)
         self._notices = []
@@ -87,7 +87,7 @@ class Results:
         self._channel.send(result, error_body + listed + branched + output)
 
     def _output_of(self, run: Run) -> tuple[dict[str, Any], bytes]:
-        """Takes the run's value: returns the fields that describe it, and its bytes if they fit into the frame."""
+        """Takes the run's value. Returns the fields that describe it, and its bytes if they fit into the frame."""
         output, run.output = run.output, None
         if output is None:
             return {}, b""

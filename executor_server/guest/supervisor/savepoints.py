@@ -1,19 +1,19 @@
-"""Keeps the savepoints of a session: processes that wait, copies of the interpreter (interpreter/savepoint.py).
+"""Takes savepoints of a session, and goes back to them. A savepoint is a waiting copy of the interpreter (copies.py).
 
-Theory of operation. The process of a savepoint goes on as the interpreter when it has forked a successor, which is the
-savepoint's own from then on. So the savepoint stays as it was, and a session goes back to it any number of times. A
-successor is made ahead for the savepoint that was taken or gone back to last, a moment later, while the client's next
-program runs or the client thinks; for all others, or where it is not there, when the session goes back. Where no
-process is left for one, the savepoint is dropped. The older of the two goes on because the kernel keeps, for each
-mapping, the processes that it comes from, as long as forks of theirs live, and each fork copies that list: it would
-grow by one more with each way back.
+Theory of operation. To go back, the process of the savepoint forks a successor and then continues as the interpreter;
+the successor is the savepoint from then on. So the savepoint stays as it was, and a session can go back to it any
+number of times. The latest savepoint (taken or gone back to) gets its successor in advance, a moment later, while the
+client's next program runs or the client thinks. All others get it when the session goes back. If no process is
+available for a successor, the savepoint is dropped. The older of the two processes continues because the kernel keeps,
+for each mapping, the list of processes that it comes from, while their forks live, and each fork copies that list. It
+would grow by one entry each time.
 
-A savepoint costs what has changed since it was taken. Its memory counts against the sandbox's limit, so the oldest are
-dropped when there are more than the policy allows, or when memory is short.
+A savepoint costs the memory that has changed since it was taken. It counts against the sandbox's limit, so the oldest
+are dropped when there are more than the policy allows, or when memory is short.
 
-Trust. The pid of a copy comes from itself, so it is agent code's: it is taken only for a process of this
-sandbox that is no one else's, a child of process 1 that leads a session of its own. A program can put any process of
-its own in that place; then it goes back to that, and has gained nothing.
+Trust. A copy reports its own pid, so agent code chooses it. It is accepted only for an unused process of this sandbox:
+a child of process 1 that leads its kernel session. A program can offer any of its own processes there; then it goes
+back to that process, and has gained nothing.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
     OnTaken = Callable[[Optional[int], str], None]
     OnMade = Callable[[Optional[Taken], str], None]
 
-# Seconds for a session to go back, with all files of the workspace written; a few milliseconds are usual. The loop
-# stands still meanwhile: what runs beside waits, and the daemon gives a silent guest 20 s at least. With less time, a
-# busy host would cost a session its variables.
+# Seconds for a session to go back, with all files of the workspace written; it usually takes a few milliseconds. The
+# loop stands still meanwhile: background work waits, and the daemon tolerates a silent guest for at least 20 s. With
+# less time, a session on a busy host would lose its variables.
 _RESUME_TIME_S = 5.0
-# Seconds from a savepoint, or a rollback, until its successor is made: a short program that comes next has run by then,
-# and is not slowed down by the fork.
+# Seconds from a savepoint, or a rollback, until its successor is made: a short program has ended by then, and the fork
+# does not slow it down.
 _SUCCESSOR_DELAY_S = 0.02
 
 
 class Savepoints:
-    """Takes savepoints, and goes on from them."""
+    """Takes savepoints, and continues from them."""
 
     def __init__(
         self, channel: Channel, results: Results, children: ChildProcesses, requests: Requests, copies: KeptCopies
@@ -66,11 +66,11 @@ class Savepoints:
         self._results = results
         self._copies = copies
         self._count = 0
-        self.before_run: Optional[int] = None  # the savepoint that the run at hand goes back to when it is killed
-        self.why_not = ""  # the reason why the last one that was wanted before a run is not there
-        self._last: Optional[Taken] = None  # taken or gone back to last; it has a successor, or gets one
+        self.before_run: Optional[int] = None  # the savepoint to continue from if the current run is killed
+        self.why_not = ""  # why the last savepoint before a run could not be taken
+        self._last: Optional[Taken] = None  # the latest; it has a successor, or gets one
         self.successor_due = float("inf")
-        self._left_out: list[str] = []  # by the last resumption
+        self._left_out: list[str] = []  # what the last rollback could not restore
 
     def _is_there(self, copy: Copy, *, waits: bool = True) -> bool:
         return self._copies.is_there(copy, self._children.interpreter.pid, waits=waits)
@@ -89,11 +89,11 @@ class Savepoints:
         self._take(request.kept, request.file_bytes, on_kept)
 
     def take_before(self, request: Execute) -> None:
-        """Takes the one that an execution asks for, to which the session goes back if the interpreter dies."""
+        """Takes the one for an execution; the session goes back to it if the interpreter dies."""
 
         def on_kept(number: Optional[int], why_not: str) -> None:
             self.before_run = number
-            if number is None and why_not != self.why_not:  # the same reason holds for many steps, and is said once
+            if number is None and why_not != self.why_not:  # a reason that holds for many steps is reported once
                 self._results.notify(f"no savepoint before this step: {why_not}; steps can't be undone now\n")
             self.why_not = why_not
 
@@ -101,11 +101,11 @@ class Savepoints:
 
     def _take(self, kept: int, file_bytes: int, on_kept: OnTaken) -> None:
         if self._last is not None:
-            self._last.end_successor()  # now, and its memory is not counted when the savepoint is there
+            self._last.end_successor()  # now, so that its memory is not counted against the new one
         self._keep(kept, file_bytes, on_kept, is_branch=False)
 
     def keep_branch(self, kept: int, file_bytes: int, on_kept: OnTaken, time_s: float) -> None:
-        """Has the branch that is in the place of the interpreter make one of itself; keeps at most `kept`."""
+        """Makes the branch in the place of the interpreter take one of itself; at most `kept` branches stay."""
         self._keep(kept, file_bytes, on_kept, is_branch=True, time_s=time_s)
 
     def _keep(
@@ -120,19 +120,19 @@ class Savepoints:
                     self._expect(taken)
                 self._copies.add(taken, min(kept, SAVEPOINTS_MAX))
                 if taken not in self._copies.taken:
-                    why_not = "the memory of the sandbox does not suffice"
+                    why_not = "the sandbox has too little memory left"
             on_kept(None if why_not else number, why_not)
 
         self._make(number, file_bytes, on_made, is_branch=is_branch, time_s=time_s)
 
     def fork(self, file_bytes: int, on_forked: OnMade) -> None:
-        """Has the interpreter make a copy that is not kept, with all files of the workspace."""
+        """Makes the interpreter copy itself, with all files of the workspace; the copy is not kept."""
         self._make(self._count + 1, file_bytes, on_forked, is_branch=True)
 
     def _make(
         self, number: int, file_bytes: int, on_made: OnMade, *, is_branch: bool, time_s: float = REQUEST_TIME_S
     ) -> None:
-        """`on_made` gets the copy, or the reason why there is none."""
+        """`on_made` gets the copy, or the reason for its failure."""
         ours, theirs = link.make_pair()
 
         def on_answer(answer: Answered, body: bytes) -> None:
@@ -157,11 +157,11 @@ class Savepoints:
     # -- going back ----------------------------------------------------------------------------------------------
 
     def roll_back(self, request: RollBack, go_back: Callable[[int], bool]) -> None:
-        """Goes back, and answers the request. `go_back` has the interpreter replaced from the savepoint."""
+        """Goes back, and answers the request. `go_back` replaces the interpreter by the savepoint's process."""
         target = self._copies.find(request.savepoint)
         if target is None:
             numbers = ", ".join(str(each.number) for each in self._copies.taken) or "none"
-            message = f"savepoint {request.savepoint} is not there; those that are: {numbers}"
+            message = f"no savepoint {request.savepoint}; available: {numbers}"
             self._channel.fail(request.op, "savepoint_not_found", message)
         elif go_back(request.savepoint):
             for later in [each for each in self._copies.taken if each.number > request.savepoint]:
@@ -170,13 +170,13 @@ class Savepoints:
             self.answer(request.op)
             self._children.have_checker()  # the client has its answer, and may send a source next
         else:
-            message = f"savepoint {request.savepoint} did not answer: a new interpreter was started, without variables"
+            message = f"savepoint {request.savepoint} did not answer; a new interpreter was started, without variables"
             self._channel.fail(request.op, "savepoint_lost", message)
 
     def resume(self, number: Optional[int]) -> bool:
-        """Makes this savepoint's process, or a copy of it, the interpreter; false when there is none or that failed.
+        """Makes this savepoint's process, or a copy of it, the interpreter; false if there is none or it fails.
 
-        Waits for it, at most `_RESUME_TIME_S`, since nothing else can be done without an interpreter.
+        Waits for it, at most `_RESUME_TIME_S`: nothing else can be done without an interpreter.
         """
         taken = self._copies.find(number) if number is not None else None
         if taken is None:
@@ -184,12 +184,12 @@ class Savepoints:
         ends_s = time.monotonic() + _RESUME_TIME_S
         made_ahead = taken.successor is not None
         child = self._start_successor(taken, ends_s)
-        if child is None and made_ahead:  # the program may have killed that one just now
+        if child is None and made_ahead:  # the program may have killed the successor just now
             child = self._start_successor(taken, ends_s)
         if child is not None:
-            if not taken.entry.branch:  # other branches are gone on from as likely
+            if not taken.entry.branch:  # the session is as likely to go back to another branch next
                 self._expect(taken)
-        else:  # no process was left for it
+        else:  # no process was available for a successor
             self._copies.forget(taken)
             child = self._start(taken, ends_s)
         if child is not None:
@@ -198,19 +198,19 @@ class Savepoints:
 
     def _start_successor(self, taken: Taken, ends_s: float) -> Optional[Child]:
         if taken.successor is None:
-            self._children.await_end()  # else what has not ended yet may leave no place for another process
+            self._children.await_end()  # processes that have not ended yet count against the limit
             self._make_successor(taken)
         copy, taken.successor = taken.successor, None
         if copy is not None and self._is_there(copy) and self._is_there(taken):
             taken.trade(copy)
         return self._start(copy, ends_s) if copy is not None else None
 
-    def go_on_beside(self, copy: Copy) -> Optional[Child]:
-        """Starts the copy beside the interpreter; None when that failed."""
+    def start_branch(self, copy: Copy) -> Optional[Child]:
+        """Starts the copy next to the interpreter; None if that fails."""
         return self._start(copy, time.monotonic() + FORK_TIME_S, is_branch=True)
 
     def _start(self, copy: Copy, ends_s: float, *, is_branch: bool = False) -> Optional[Child]:
-        """Has a copy go on as an interpreter; ends it when that failed."""
+        """Makes a copy continue as an interpreter; ends it if that fails."""
         child = copy.start(ends_s, is_branch=is_branch) if self._is_there(copy) else None
         if child is None:
             copy.end()
@@ -220,19 +220,19 @@ class Savepoints:
     # -- successors ----------------------------------------------------------------------------------------------------
 
     def _expect(self, taken: Taken) -> None:
-        """Has a successor of this savepoint made soon: the session is likely to go back to this one next."""
+        """Schedules a successor of this savepoint, to which the session is likely to go back next."""
         if self._last is not None and self._last is not taken:
             self._last.end_successor()
         self._last, self.successor_due = taken, time.monotonic() + _SUCCESSOR_DELAY_S
 
     def on_successor_due(self) -> None:
-        """Makes the successor that was put off."""
+        """Makes the scheduled successor."""
         self.successor_due = float("inf")
         if self._last is not None and self._last in self._copies.taken:
             self._make_successor(self._last, waits=False)
 
     def _make_successor(self, taken: Taken, *, waits: bool = True) -> None:
-        """Does it later where the savepoint has not said yet that it is there, unless this `waits` for that."""
+        """Tries again later if the savepoint has not reported yet, unless this `waits` for it."""
         if taken.successor is not None:
             return
         if self._is_there(taken, waits=waits):
@@ -243,7 +243,7 @@ class Savepoints:
     # -- answering -------------------------------------------------------------------------------------------------
 
     def answer(self, op: int, taken: Optional[int] = None) -> None:
-        """Answers a request with all savepoints that are there."""
+        """Answers a request with the list of savepoints."""
         answer = SavepointList(
             savepoints=[taken.entry for taken in self._copies.taken],
             dropped=self._copies.dropped,

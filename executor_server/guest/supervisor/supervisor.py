@@ -2,18 +2,18 @@
 
 Theory of operation. One thread, one event loop, and nothing in it blocks. The daemon sends jobs (configure, execute,
 register tools, set and get variables), which are done one after the other, in order of arrival. Files and blobs are
-served at any time, so a program that hangs does not lock its files away. For an execution the checker parses, checks
-and instruments the source (a child, so that a parser bomb costs no more than one execution); then the interpreter runs
-the code object.
+served at any time, so a hanging program does not block access to its files. For an execution the checker parses, checks
+and instruments the source, in a child process, so that a parser bomb costs no more than one execution. Then the
+interpreter runs the code object.
 
-Trust. Three parties speak here. The daemon has proved that it knows the channel's token; a frame that makes no sense
-ends the sandbox. Agent code speaks through the interpreter's link, since it has the interpreter's memory: each message
+Trust. Messages come from three parties. The daemon has proved that it knows the channel's token; an invalid frame ends
+the sandbox. Agent code has the interpreter's memory, so it can send anything over the interpreter's link: each message
 is bounded before it is read, is accepted only in the state that expects it, and can end at most its own run. Other
-processes of the sandbox have the same uid: they can kill, stop and starve both children, and neither trace nor signal
-this process, which is undumpable and, as pid 1, ignores what it does not handle.
+processes of the sandbox have the same uid: they can kill, stop and starve both children. They can neither trace nor
+signal this process, which is undumpable and, as pid 1, ignores signals that it does not handle.
 
-Therefore this process never runs agent code, never parses it and never unpickles or unmarshals anything. It never holds
-the daemon's token, a host path, or anything of another session: each child is forked from it and inherits its memory.
+Therefore this process never runs or parses agent code, and never unpickles or unmarshals anything. It never holds the
+daemon's token, a host path, or data of another session, because each child is forked from it and inherits its memory.
 
 Ending. An interpreter that dies is replaced (replacement.py). wire/exit_codes.py has the reasons for which the loop
 ends. Then everything in the sandbox is killed, and with the exit of pid 1 the kernel ends the namespace.
@@ -63,14 +63,14 @@ if TYPE_CHECKING:
 
 # Seconds of the loop's longest wait.
 _POLL_TIME_S = 60.0
-# Seconds without a word from the daemon after which the children are started, before and after it connects, as long as
-# no session needs them: the fork delays no answer that is due.
+# Seconds without a message from the daemon after which the children are started, before and after it connects, while no
+# session needs them: so the fork delays no answer.
 _CONNECT_TIME_S = 0.05
 _START_TIME_S = 0.002
 
 
 class Supervisor:
-    """Owns the parts, and decides what is next."""
+    """Makes the parts, runs the loop, and decides which job is next."""
 
     def __init__(self, config: Config, listener: socket.socket, programs: Programs) -> None:
         self._loop = Loop()
@@ -102,13 +102,13 @@ class Supervisor:
         self._config = config
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._full = False  # the daemon does not take events
-        self._unfit = ""  # the reason when the interpreter that just ended a run can't take another
-        self._exit_code: Optional[int] = None  # once the daemon, or the lack of one, ends it
+        self._unfit = ""  # why the interpreter can't run another program after the one that just ended
+        self._exit_code: Optional[int] = None  # set when the daemon ends the sandbox, or is gone for too long
 
-    def await_session(self, word: socket.socket) -> None:
-        """Gets ready for the session that will have this sandbox, which was made ahead of it."""
+    def await_session(self, wakeup: socket.socket) -> None:
+        """Prepares this prewarmed sandbox for its session, whose memory limit comes over `wakeup`."""
         self._child_processes.serves = True
-        self._orphan_time.await_session(word, self._child_processes.set_memory)
+        self._orphan_time.await_session(wakeup, self._child_processes.set_memory)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -119,13 +119,13 @@ class Supervisor:
         self._loop.watch(self._wakeup_read, READ, self._on_wakeup)
         while (exit_code := self._end) is None:
             due, began = self._due, time.monotonic()
-            asked_s = self._turn_time_s(due - began)
-            busy, now = self._loop.turn(asked_s), time.monotonic()
-            self._orphan_time.note_turn(began + asked_s, now)
+            wait_s = self._turn_time_s(due - began)
+            busy, now = self._loop.turn(wait_s), time.monotonic()
+            self._orphan_time.note_turn(began + wait_s, now)
             self._transfers.expire_blobs(now)
             if not busy and not self._child_processes.started:
-                self._replacement.start()  # no answer is due, so the fork delays none
-            if now >= due:  # else the next turn does not wait, and it is done then
+                self._replacement.start()  # no answer is due that the fork could delay
+            if now >= due:
                 self._on_time(now)
             if (self._prelude.due or self._requests.tools_due) and not self._child_processes.imports_ahead:
                 self._next_job()
@@ -139,13 +139,13 @@ class Supervisor:
 
     @property
     def _end(self) -> Optional[int]:
-        """The exit code when it is to end, else None."""
+        """The exit code once the sandbox has to end, else None."""
         if self._channel.broken:
             return exit_codes.BROKEN
         return exit_codes.NO_INTERPRETER if self._replacement.failed else self._exit_code
 
     def _turn_time_s(self, left_s: float) -> float:
-        """Returns the seconds that a turn may wait for events, when something is due after so many."""
+        """Returns the seconds that a turn may wait for events; the next deadline is `left_s` away."""
         if not (self._child_processes.started or self._child_processes.serves):
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         if self._transfers.busy or not self._child_processes.started:
@@ -165,7 +165,7 @@ class Supervisor:
         self._child_processes.reap()
 
     def _hold_back(self, full: bool) -> None:
-        """While the daemon does not take events, the program waits."""
+        """Makes the program wait while the daemon takes no events."""
         self._full = full
         if full:
             self._requests.postpone()
@@ -250,7 +250,7 @@ class Supervisor:
     def _next_job(self) -> None:
         if not (self._jobs.ready or self._prelude.due or self._requests.tools_due):
             return
-        # Prelude and tools wait while a warm interpreter may take this one's place, unless a job waits for them.
+        # Prelude and tools wait while a warm interpreter may replace this one, unless a job waits for them.
         settled = self._jobs.ready or not self._child_processes.imports_ahead
         if self._prelude.due and settled and not (self._runner.busy or self._end is not None):
             self._replacement.restored = True
@@ -265,7 +265,9 @@ class Supervisor:
             if job.needs_interpreter:
                 if not self._child_processes.started:
                     self._replacement.start()
-                if not isinstance(job.request, messages.FindModules):  # comes before the session's own first request
+                if not isinstance(
+                    job.request, messages.FindModules
+                ):  # the daemon's own, before the session's first request
                     self._background_cpu.begin()
             request = job.request
             if isinstance(request, Execute):
@@ -290,7 +292,7 @@ class Supervisor:
                 self._requests.begin(request, job.body)
 
     def _is_prepared(self, request: Execute, job: Job) -> bool:
-        """False when a savepoint or a branch is made for the execution first; the job is put back until then."""
+        """False if the execution needs a savepoint or a branch first: the job is put back until that is made."""
         if request.branches or not (request.savepoints and job.saved):
             self._savepoints.before_run = None
         if job.saved or not (request.branches or request.savepoints):
@@ -319,11 +321,11 @@ class Supervisor:
             self._child_processes.set_variables(variables)
         else:
             self._prelude.configure(request.op, prelude)
-        self._runner.post_rules()  # behind the answer; the prelude's code comes later, when it was checked
+        self._runner.post_rules()  # after the answer; the prelude's code follows once it is checked
         self._child_processes.serve_session()
 
     def _hold_to(self, settings: bytes) -> None:
-        """Applies the session's rules to all that starts from now on, in this interpreter and in later ones."""
+        """Applies the session's rules to everything that starts from now on, in this interpreter and later ones."""
         rules = read_object(SessionRules, settings, "rules")
         self._runner.rules = Rules.of(rules)
         self._runner.budget.of_session = rules.session_operations
@@ -333,8 +335,8 @@ class Supervisor:
     # -- messages and exits of the children ------------------------------------------------------------------------
 
     def on_message(self, packet: link.Packet) -> None:
-        """Handles a message of the interpreter, which agent code may have sent. Raises FrameError."""
-        packet.close_fds()  # no message has any: a program could use up all that this process may have open
+        """Handles a message from the interpreter, which agent code may have sent. Raises FrameError."""
+        packet.close_fds()  # no message carries any; kept, they would use up this process's limit of open files
         message = link_messages.message_of(packet)
         if isinstance(message, link_messages.ProgramEnded):
             self._unfit = message.unfit

@@ -1,9 +1,9 @@
-"""The warm interpreter: a second interpreter, which imports the modules that are to be imported ahead.
+"""The warm interpreter: a second interpreter, which preloads modules.
 
-It is forked when the first one has booted, and takes its place if that is still unused when the imports are done.
-Rules, tools, and the question which modules there are do not count as use: the warm one gets them, too. As soon as the
-first one is used, a warm one that is not done is ended. So no execution waits for an import that it did not ask for or
-has one measured as its own, and a module that hangs or kills its process harms nothing.
+It is forked when the first one has booted, and replaces it if that is still unused when the imports are done. Rules,
+tools, and a search for modules do not count as use: the warm one gets them, too. As soon as the first one is used, an
+unfinished warm one is ended. So no execution waits for the import of a module that it does not use, or is charged for
+it, and a module that hangs or kills its process does no harm.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _MAX_NAME_CHARS = 100
 
 
 class WarmInterpreter:
-    """Owns the process while there is one, and knows which modules are worth another attempt.
+    """Owns the process while there is one, and the list of modules worth another attempt.
 
-    `program` runs in it; `receive` reads a message of it; `on_ready` gets the process when it is done, with its last
-    message.
+    `program` runs in it; `receive` reads a message from it; `on_ready` gets the finished process with its last message.
     """
 
     def __init__(
@@ -72,13 +71,13 @@ class WarmInterpreter:
             self._loop.watch(self.child.sock.fileno(), READ, self._on_readable)
 
     def end(self) -> None:
-        """Ends the warm interpreter, which would come too late."""
+        """Ends the warm interpreter, which has come too late."""
         child = self.forget()
         if child is not None:
             end_child(child)
 
     def forget(self) -> Optional[Child]:
-        """Reads no more from the warm interpreter, which is dead or about to be killed."""
+        """Stops reading from the warm interpreter, which is dead or about to be killed."""
         child, self.child = self.child, None
         if child is not None:
             self._loop.watch(child.sock.fileno(), 0, None)
@@ -86,7 +85,7 @@ class WarmInterpreter:
         return child
 
     def note_exit(self, pid: int) -> bool:
-        """Returns true if it was the warm interpreter that ended; leaves out the module that ended it."""
+        """Returns true if the warm interpreter ended; drops the module that ended it."""
         if self.child is None or pid != self.child.pid:
             return False
         self._read_rest(self.child)
@@ -98,9 +97,9 @@ class WarmInterpreter:
         return True
 
     def _read_rest(self, child: Child) -> None:
-        """Reads the last messages of a warm interpreter that has ended, which may name the module that ended it.
+        """Reads the last messages of an ended warm interpreter, which may name the module that ended it.
 
-        Its exit is often reaped before they are read. A message that it was done is ignored.
+        It is often reaped before they are read. Its message that it is done is ignored.
         """
         for _ in range(2 * len(self._modules)):
             try:
@@ -132,11 +131,11 @@ class WarmInterpreter:
             assert child is not None
             self._on_ready(child, packet)
         else:
-            raise FrameError(f"a message {message.kind!r} of an interpreter that imports ahead")
+            raise FrameError(f"a message {message.kind!r} from a warm interpreter")
 
     def _leave_out(self, name: str, why: str) -> None:
-        """Imports a module ahead no more, and says so once on standard error."""
+        """Removes a module from the list, and logs that once on standard error."""
         if name in self._modules:
             self._modules.remove(name)
-            sys.stderr.write(f"module {name[:_MAX_NAME_CHARS]} was not imported ahead: {why}\n")
+            sys.stderr.write(f"module {name[:_MAX_NAME_CHARS]} could not be preloaded: {why}\n")
             sys.stderr.flush()

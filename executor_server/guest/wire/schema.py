@@ -41,7 +41,7 @@ _SCALARS = frozenset((str, int, float, bool))  # written as they are
 
 
 class Field:
-    """One field: the function that checks its value, its bounds, and its default."""
+    """One field: the function that reads and checks its value, its bounds, and its default."""
 
     __slots__ = ("bounds", "default", "kind", "reader")
 
@@ -58,7 +58,7 @@ def text(max_chars: int, *, default: Any = _REQUIRED) -> Any:
 
 
 def identifier(*, may_be_empty: bool = False, default: Any = _REQUIRED) -> Any:
-    """An id that is sent to a client and comes back from it, in the form that clients' requests must have."""
+    """An id for clients, in the form that the API accepts in requests."""
     return Field(default, _read_id, may_be_empty)
 
 
@@ -83,22 +83,22 @@ def boolean(*, default: Any = _REQUIRED) -> Any:
 
 
 def texts(max_items: int, max_chars: int, *, default: Any = _REQUIRED) -> Any:
-    """A list of at most so many texts, which have at most so many characters each."""
+    """A list of at most `max_items` texts of at most `max_chars` characters each."""
     return Field(default, Fields.texts, max_items, max_chars)
 
 
 def record(cls: type[Record], *, default: Any = _REQUIRED) -> Any:
-    """An object with fields of its own."""
+    """A nested record."""
     return Field(default, _read_record, cls)
 
 
 def records(cls: type[Record], max_items: int, *, default: Any = _REQUIRED) -> Any:
-    """A list of at most so many objects with fields of their own."""
+    """A list of at most `max_items` nested records."""
     return Field(default, _read_records, cls, max_items)
 
 
 def scalars(max_items: int, *, default: Any = _REQUIRED) -> Any:
-    """An object of at most so many texts and numbers, under names of the sender's."""
+    """An object of at most `max_items` texts and numbers; the sender chooses the names."""
     return Field(default, _read_scalars, max_items)
 
 
@@ -116,7 +116,7 @@ def _read_one_of(fields: Fields, name: str, allowed: frozenset[str]) -> str:
     return value
 
 
-# Readers whose check `Record.read` makes by itself, and the type of their values.
+# Readers whose check `Record.read` repeats inline, and the type of their values.
 _KINDS = {Fields.text: str, Fields.integer: int, Fields.number: float, Fields.boolean: bool, _read_one_of: frozenset}
 
 
@@ -151,10 +151,10 @@ class Record:
     fields: dict[str, Field] = {}  # noqa: RUF012 - each class has its own
     _blank: dict[str, Any] = {}  # noqa: RUF012 - the fields in their order, with their defaults
     _required: set[str] = set()  # noqa: RUF012
-    _is_flat = True  # no record is in it, and no field that may be left out
+    _is_flat = True  # it has no nested record and no optional field
 
     def __init_subclass__(cls) -> None:
-        """Collects the fields. They stay in the class: an instance's values hide them, and removing them takes time."""
+        """Collects the fields. They stay attributes of the class; an instance's values hide them."""
         own = [(name, field) for name, field in vars(cls).items() if type(field) is Field]
         if not own:
             return
@@ -168,7 +168,7 @@ class Record:
         cls.fields, cls._blank, cls._required = fields, blank, required
 
     def __init__(self, **values: Any) -> None:
-        """Raises TypeError for a missing or unknown field, which is a bug of ours."""
+        """Raises TypeError for a missing or unknown field, which is our bug."""
         own = self.__dict__
         own.update(self._blank)
         own.update(values)
@@ -190,7 +190,7 @@ class Record:
     __hash__ = None  # type: ignore[assignment]  # a list may be in it
 
     def head(self) -> dict[str, Any]:
-        """Returns the fields as they are written, in the order of the class; those that are None are left out."""
+        """Returns the fields as they are written, in the order of the class, without those that are None."""
         if self._is_flat:
             return dict(self.__dict__)
         return {
@@ -200,18 +200,18 @@ class Record:
         }
 
     def but(self: R, **changes: Any) -> R:
-        """Returns a copy with other values in these fields."""
+        """Returns a copy with these fields changed."""
         return type(self)(**{**self.__dict__, **changes})
 
     @classmethod
     def read(cls: type[R], fields: Fields) -> R:
-        """Reads a record. Raises FrameError unless every field fits its description."""
+        """Reads a record. Raises FrameError if a field is missing or does not fit its type and bounds."""
         new, values = cls.__new__(cls), fields.values
         own = new.__dict__
         for name, field in cls.fields.items():
             if name in values:
                 value, bounds, fits = values[name], field.bounds, False
-                # Scalars, which nearly all fields are, are checked here in a third of the time of a reader.
+                # Nearly all fields are scalars. This inline check takes a third of the time of their reader.
                 kind = field.kind
                 if kind is str:
                     fits = type(value) is str and len(value) <= bounds[0]
@@ -258,7 +258,7 @@ class Request(Message):
 
 
 def message_of(frame: Frame) -> Message:
-    """Returns the message in a frame's head, which is read once. Raises FrameError."""
+    """Returns the message in a frame's head. Reads it once only. Raises FrameError."""
     if frame.message is None:
         cls = Message.by_kind.get(frame.kind)
         if cls is None:

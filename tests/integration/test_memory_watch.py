@@ -190,7 +190,7 @@ async def test_a_process_that_hides_its_files_is_ended(unshared: Harness) -> Non
     session = await unshared.session(memory_bytes=128 * MIB, wall_time_s=20.0)
     ran = await unshared.run(session, f"import time\nMiB = 2**20\n{CLOSED}")
     assert (ran.outcome, ran.output) == ("succeeded", -9), ran.message
-    assert "it had hidden its memory" in ran.stderr
+    assert "it hid its memory" in ran.stderr
 
 
 async def test_the_peak_has_what_no_process_has(unshared: Harness) -> None:

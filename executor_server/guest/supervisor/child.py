@@ -1,8 +1,8 @@
-"""The supervisor's children: forked, sent messages over links, killed and reaped as a whole.
+"""Forks the supervisor's children, sends them messages, and kills and reaps all processes of the sandbox.
 
-Killing needs no list of processes, which a program that forks without end would always be ahead of. The supervisor is
-pid 1 of its namespace, so `kill(-1, SIGKILL)` reaches every process in it but itself, and a fork in flight fails
-because its parent has the signal pending.
+Killing everything needs no list of processes, which a fork bomb would outrun. The supervisor is pid 1 of its namespace,
+so `kill(-1, SIGKILL)` reaches every other process in it, and a fork in flight fails because its parent has the signal
+pending.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from ..wire.link_messages import LinkMessage
 
-# Messages that may wait for a child that does not read; one that lets more pile up is broken or hostile.
+# Messages that may wait for a child. One that does not read so many is broken or hostile.
 MAX_WAITING = 4096
-# The host lacks what passing a message takes: memory, or room for its descriptors, which other sandboxes of the same
-# user can use up. The child is as well as before.
+# The host lacks memory, or room for descriptors in flight, which other sandboxes of the same user can use up. The child
+# is fine.
 _LACKING = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _RETRY_TIME_S = 0.02
 # Seconds for all processes to end after they were killed.
@@ -40,7 +40,7 @@ _END_STEP_S = 0.0005
 
 
 class ChildStuck(Exception):
-    """The child does not read what it is sent, or cannot be sent it."""
+    """The child does not read its messages, or can't be sent any."""
 
 
 class _Waiting:
@@ -60,7 +60,7 @@ class Child:
         self.pid = pid
         self.sock = sock
         self.given_up = False
-        self.retry_at = float("inf")  # when `flush` is to be called again: the host lacked something
+        self.retry_at = float("inf")  # when to call `flush` again: the host lacked something
         self._waiting: deque[_Waiting] = deque()
 
     @property
@@ -88,7 +88,7 @@ class Child:
         return len(self._waiting) < before
 
     def flush(self) -> None:
-        """Sends what waits, as much as the link takes. How long the rest may wait is for the sender to say."""
+        """Sends waiting messages, as many as the link takes. The sender decides how long the rest may wait."""
         self.retry_at = float("inf")
         while self._waiting:
             first = self._waiting[0]
@@ -110,7 +110,7 @@ class Child:
             _close(first)
 
     def lower_memory(self, memory_bytes: int) -> bool:
-        """Limits its data for good; false when its limit is lower already."""
+        """Limits its data for good; false if its limit is lower already."""
         try:
             resource.prlimit(self.pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
         except (ValueError, PermissionError):
@@ -134,9 +134,9 @@ def _close(waiting: _Waiting) -> None:
 def spawn(target: Callable[[socket.socket], None]) -> Child:
     """Forks a child that runs `target` with its end of a link, and with no other descriptor but the standard ones.
 
-    The supervisor's are closed by number, the channel to the daemon above all, before `target` can run agent code.
-    Their owners do not learn it: they are never used in the child, and would copy a hundred pages to close their own.
-    Raises OSError when no process is left for it.
+    The supervisor's descriptors, above all the channel to the daemon, are closed by number before `target` can run
+    agent code. Their Python objects are not closed: the child never uses them, and closing would copy a hundred pages.
+    Raises OSError if the process limit has no room.
     """
     ours, theirs = link.make_pair()
     try:
@@ -163,8 +163,8 @@ def spawn(target: Callable[[socket.socket], None]) -> Child:
 
 
 def end_child(child: Child) -> None:
-    """Kills a child and waits for it, so that none of its time is counted against a run that begins."""
-    for kill in (os.kill, os.killpg):  # processes that an imported module started are in the child's group
+    """Kills a child and waits for it, so that none of its CPU time is charged to the run that begins."""
+    for kill in (os.kill, os.killpg):  # processes started by an imported module are in the child's group
         try:
             kill(child.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -180,7 +180,7 @@ def end_child(child: Child) -> None:
 
 
 def reap(*, stopped: bool = True) -> list[tuple[int, int, Any]]:
-    """Returns (pid, status, resource usage) of every child that has ended since the last call, or was stopped."""
+    """Returns (pid, status, resource usage) of every child that has ended or was stopped since the last call."""
     changed: list[tuple[int, int, Any]] = []
     while True:
         try:
@@ -198,7 +198,7 @@ def stop_everything() -> None:
 
 
 def continue_everything() -> None:
-    """Continues every other process, those that the program had stopped itself included."""
+    """Continues every other process, including those that the program had stopped itself."""
     _signal_everything(signal.SIGCONT)
 
 
@@ -211,10 +211,10 @@ def _signal_everything(number: int) -> None:
 
 
 def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object], *, wait: bool = True) -> bool:
-    """Ends every other process of the sandbox but those in the kernel sessions of `leaders`, and waits for it.
+    """Kills every other process of the sandbox but those in the kernel sessions of `leaders`, and waits for the ends.
 
-    Without `wait`, only until they run no more; the kernel may still be releasing what they had. `on_exit` gets what
-    was reaped meanwhile. A program that can't be ended costs those sessions their lives, too; then the answer is False.
+    Without `wait`, waits only until they don't run; the kernel may still be freeing their resources. `on_exit` gets the
+    children reaped meanwhile. Returns False if a program could not be killed this way: then all sessions were killed.
     """
     from ..processes import sessions
 
@@ -227,16 +227,16 @@ def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object], *, w
 
 
 def await_end(leaders: Set[int]) -> bool:
-    """Waits for the end of what `kill_but` has killed; false when that takes too long."""
+    """Waits until the processes that `kill_but` killed have ended; false if that takes too long."""
     from ..processes import sessions
 
     return sessions.await_end(leaders)
 
 
 def kill_everything(on_exit: Callable[[int, int, Any], object] = lambda *_: None) -> None:
-    """Ends every other process of the sandbox and waits for it, at most `_REAP_TIME_S`.
+    """Kills every other process of the sandbox and waits for their ends, at most `_REAP_TIME_S`.
 
-    A process that takes longer is stuck in the kernel; it runs no more code of its own.
+    A process that takes longer is stuck in the kernel and runs no code.
     """
     assert os.getpid() == 1, "kill(-1) by a process that is not the first of its namespace"
     deadline = time.monotonic() + _REAP_TIME_S
@@ -244,7 +244,7 @@ def kill_everything(on_exit: Callable[[int, int, Any], object] = lambda *_: None
         try:
             os.kill(-1, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # no process is left, or only dead ones that wait to be reaped
+            pass  # no process is left, or only zombies
         try:
             while (child := os.wait4(-1, os.WNOHANG))[0]:
                 on_exit(*child)

@@ -1,16 +1,16 @@
-"""The interpreter and the checker: started, sent messages, replaced.
+"""Starts the interpreter and the checker, sends them messages, and replaces them.
 
-Both are forked from the supervisor. Agent code has their uid, so it can kill or stop either, and speak on the
+Both are forked from the supervisor. Agent code has their uid, so it can kill or stop either, and send messages over the
 interpreter's link. Three rules follow:
 
-- A child whose link is closed or abused is killed, and every end of a child, of any cause, takes one path: the exit is
-  reported to the supervisor where children are reaped. No second path could report an end twice or not at all.
-- After the kill nothing more is read from its link: messages that were in it may be forged, and one that says a run has
-  ended would be charged to the run after it.
-- A checker that is stopped (SIGSTOP is the attack: it costs nothing, and the source would wait for its deadline) is
-  killed at once, and the source is checked again, alone (checking.py).
+- A child whose link is closed or abused is killed. Whatever ends a child, its exit is reported to the supervisor in one
+  place, where children are reaped. A second path could report an exit twice or not at all.
+- After the kill nothing more is read from its link. Messages in it may be forged, and one that ends a run would be
+  taken for the end of the next run.
+- A stopped checker is killed at once, and the source is checked again, alone (checking.py). The attack is SIGSTOP: it
+  costs nothing, and the source would wait for its deadline.
 
-Until the interpreter is used, a warm one that has imported modules ahead can take its place (warm_interpreter.py).
+Until the interpreter is used, a warm one with preloaded modules can replace it (warm_interpreter.py).
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
         def on_checker_exit(self, status: int) -> None: ...
 
 
-# Sources after which the checker is replaced, with whatever hostile ones have left in its memory.
+# Sources after which the checker is replaced, with whatever a hostile one has left in its memory.
 _CHECKER_USES = 200
-# Messages that do not use an interpreter. The last of each kind is sent to a warm one that takes its place, too;
+# Messages that do not count as use of an interpreter. A warm one that replaces it gets the last of each kind, too;
 # FindModules only until it is answered.
 _SET_UP = (link_messages.SetMemory, SetRules, PlaceTools, FindModules)
 
@@ -71,7 +71,7 @@ _SET_UP = (link_messages.SetMemory, SetRules, PlaceTools, FindModules)
 class ChildProcesses:
     """Owns both children, and reports their messages and exits to the supervisor.
 
-    What calls have started (`background`) and savepoints (`copies`) outlive an interpreter.
+    Processes that calls have started (`background`) and savepoints (`copies`) outlive an interpreter.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class ChildProcesses:
         self._checker_uses = 0
         self._checker_cpu_s = 0.0  # when it got its last source
         self._held = False  # everything but the checker is stopped
-        self.due = float("inf")  # when the idle checker is to be ended, or one to be started: `on_due`
+        self.due = float("inf")  # when to call `on_due`, which ends the idle checker or starts one
         self.serves = False  # a session has this sandbox, so a source may come
         self._measured: Optional[Process] = None
         self._trunk: Optional[tuple[Child, Process]] = None  # the interpreter that waits while a branch is in its place
         self._before_branch: frozenset[int] = frozenset()  # kernel sessions that outlive the branch
         self.trunk_ended = False  # the interpreter that waits, or waited last, has ended
         self._paused = False
-        self._ending = False  # true while something that `stop` has killed may still end
-        self._booted = False  # true once the interpreter has said so
-        self._used = False  # true once the interpreter has got a message that uses it
+        self._ending = False  # true while processes that `stop` has killed may not have ended
+        self._booted = False  # true once the interpreter has reported it
+        self._used = False  # true once a message that uses the interpreter was sent
         self._set_up: dict[type[LinkMessage], tuple[LinkMessage, bytes]] = {}  # the last of each kind in _SET_UP
         self._warm = WarmInterpreter(
             *(loop, config.preload, lambda sock, modules: programs.interpreter(sock, config, modules)),
@@ -112,7 +112,7 @@ class ChildProcesses:
 
     @property
     def interpreter(self) -> Process:
-        """The interpreter's process, to be measured; between two interpreters, the last one."""
+        """The interpreter's process, for measuring; between two interpreters, the last one."""
         assert self._measured is not None
         return self._measured
 
@@ -122,13 +122,13 @@ class ChildProcesses:
 
     @property
     def closed(self) -> frozenset[int]:
-        """Those that agent code can't read: the checker, and interpreters that have not settled yet."""
+        """Processes that are not readable to others: the checker, and interpreters that have not booted."""
         starting = (self._checker, self._warm.child, None if self._booted else self._interpreter)
         return frozenset(child.pid for child in starting if child is not None)
 
     @property
     def imports_ahead(self) -> bool:
-        """True while a warm interpreter may still take the place of this one, which is unused."""
+        """True while a warm interpreter may still replace this one, which is unused."""
         return self.started and not self._used and self._warm.useful
 
     def start(self) -> None:
@@ -140,32 +140,32 @@ class ChildProcesses:
             self.have_checker()
 
     def serve_session(self) -> None:
-        """A session has got the sandbox, and has a checker soon. Before, none holds memory."""
+        """Schedules a checker: a session has got the sandbox. Before that a checker would only use memory."""
         self.serves = True
         if self.started and self._checker is None:
             self.due = time.monotonic() + CHECKER_START_S
 
     def set_variables(self, variables: dict[str, str]) -> None:
-        """Gives this interpreter and later ones the session's variables; one that is there was not used."""
+        """Gives later interpreters the session's environment variables, and replaces this one, which is unused."""
         self._config.variables = variables
         if self._interpreter is not None:
             self._warm.end()
             self._forget(self._interpreter)
-            end_child(self._interpreter)  # a process applies many variables at its start only
+            end_child(self._interpreter)  # a process reads many variables at its start only
         self.start()
 
     def set_memory(self, memory_bytes: int) -> None:
-        """Gives the sandbox another memory than it was made with, before a session uses it."""
+        """Changes the sandbox's memory limit, before a session uses it."""
         self._config.memory_bytes = memory_bytes
         if self.started:
             self.post(link_messages.SetMemory(memory_bytes=memory_bytes))
         if self._checker is not None and not self._checker.lower_memory(self._config.checker_memory_bytes):
-            self.rest()  # it was made for less
+            self.rest()  # its limit is lower, for good
 
     def stop(self, *, between_runs: bool = False) -> None:
-        """Kills everything in the sandbox but what calls have started; between two runs, but the idle checker, too.
+        """Kills everything in the sandbox but processes of calls and savepoints.
 
-        Then it does not wait for the end of what it has killed, which the next use of an interpreter does.
+        `between_runs`: spares the idle checker, too, and does not wait; the next use of an interpreter does.
         """
         if self._interpreter is not None:
             self._forget(self._interpreter)
@@ -177,9 +177,9 @@ class ChildProcesses:
         kill_but(self._spared_leaders, self._note_exit, wait=not between_runs)
 
     def await_end(self) -> None:
-        """Waits for the end of what `stop` has killed: then its ports are free, and its places for processes."""
+        """Waits until the processes that `stop` has killed are gone: then their ports are free."""
         if self._ending and not await_end(self._spared_leaders) and self._interpreter is not None:
-            self._kill(self._interpreter)  # then all is killed again, more thoroughly
+            self._kill(self._interpreter)  # its replacement kills all again, more thoroughly
         self._ending = False
 
     @property
@@ -190,7 +190,7 @@ class ChildProcesses:
         return children | copies | self._background.leaders | self._before_branch
 
     def adopt(self, child: Child) -> None:
-        """Makes a process the interpreter that a savepoint has started; after `stop`."""
+        """Makes the process of a savepoint the interpreter; after `stop`."""
         self._used = self._booted = True
         self._set_interpreter(child)
 
@@ -202,7 +202,7 @@ class ChildProcesses:
         return self._trunk is not None
 
     def enter_branch(self, branch: Child) -> None:
-        """Puts a branch in the place of the interpreter, which waits and is not read."""
+        """Puts a branch in the place of the interpreter, which waits unread."""
         from ..processes import sessions
 
         trunk, measured = self._interpreter, self._measured
@@ -214,7 +214,7 @@ class ChildProcesses:
         self._watch_interpreter()
 
     def leave_branch(self) -> bool:
-        """Kills the branch and all that it has started; the interpreter is back. False when that has ended."""
+        """Kills the branch and all that it started, and puts the interpreter back. False if that has ended."""
         assert self._trunk is not None and self._measured is not None
         if self._interpreter is not None:
             self._forget(self._interpreter)
@@ -227,7 +227,7 @@ class ChildProcesses:
         return survived and not self.trunk_ended
 
     def pause(self, paused: bool) -> None:
-        """Stops reading the interpreter's link, so that it waits once the link is full, or starts again."""
+        """Stops reading the interpreter's link, so that it blocks once the link is full, or starts again."""
         if paused != self._paused:
             self._paused = paused
             self._watch_interpreter()
@@ -254,7 +254,7 @@ class ChildProcesses:
         return min((child.retry_at for child in (self._interpreter, self._checker) if child), default=float("inf"))
 
     def retry(self, now: float) -> None:
-        """Sends again what could not be sent for want of something."""
+        """Sends again what the host had no room for."""
         for child in (self._interpreter, self._checker):
             if child is not None and now >= child.retry_at:
                 self._unless_stuck(child, Child.flush)
@@ -262,11 +262,11 @@ class ChildProcesses:
                 self._watch_checker()
 
     def take_back(self, kind: type[LinkMessage]) -> bool:
-        """Withdraws a message that the interpreter has not got yet; false if it has."""
+        """Withdraws a message that the interpreter has not received; false if it has."""
         return self._interpreter is not None and self._interpreter.take_back(kind)
 
     def interrupt(self, *, with_children: bool = False) -> None:
-        """Interrupts the interpreter; with its children, too, as it may wait for one in C (os.system)."""
+        """Interrupts the interpreter. `with_children`: it may wait for one in C code (os.system)."""
         if self._interpreter is not None:
             pid = self._interpreter.pid
             try:
@@ -276,7 +276,7 @@ class ChildProcesses:
 
     def check(self, message: Check, body: bytes) -> None:
         """Sends the checker a source."""
-        self._claim()  # first, so that ending a warm interpreter is not measured with this source
+        self._claim()  # first: the end of a warm interpreter must not be measured with this source
         self.have_checker()
         assert self._checker is not None
         self._checker_uses += 1
@@ -286,12 +286,12 @@ class ChildProcesses:
         self._watch_checker()
 
     def have_checker(self) -> None:
-        """Starts a checker where there is none, before a source waits for it."""
+        """Starts a checker if there is none, before a source needs it."""
         if self._checker is None:
             self._start_checker()
 
     def renew_checker(self, *, only_if_worn: bool = False) -> None:
-        """Ends the checker, whatever it does, and starts another."""
+        """Ends the checker, whatever it is doing, and starts another."""
         if only_if_worn and self._checker_uses < _CHECKER_USES:
             return
         if self._checker is not None:
@@ -300,13 +300,13 @@ class ChildProcesses:
         self._start_checker()
 
     def check_cpu_s(self) -> float:
-        """Processor time that the checker has spent on the source at hand."""
+        """Returns the CPU seconds that the checker has spent on the current source."""
         return process_cpu_s(self._checker.pid) - self._checker_cpu_s if self._checker is not None else 0.0
 
     def hold(self) -> None:
         """Stops everything in the sandbox until `release`, and starts a new checker.
 
-        In this order: the new checker is forked after the stop, so nothing that runs could have reached it.
+        The new checker is forked after the stop, so no running process can have reached it.
         """
         self.rest()
         self._held = True
@@ -319,17 +319,17 @@ class ChildProcesses:
             continue_everything()
 
     def on_due(self) -> None:
-        """Ends the checker that was not used for long; starts the one that a session may want, if there is room."""
+        """Ends a checker that has been idle for long; starts one for a session if the process limit has room."""
         if self._checker is not None:
             self.rest()
             return
         try:
             self._start_checker(makes_room=False)
         except OSError:
-            self.due = float("inf")  # no process is left: a source that comes makes room
+            self.due = float("inf")  # no room: the next source makes some
 
     def rest(self) -> None:
-        """Ends the idle checker, which holds a third of an idle sandbox's memory."""
+        """Ends the idle checker, which uses a third of an idle sandbox's memory."""
         if self._checker is not None:
             end_child(self._checker)
             self._forget_checker()
@@ -337,7 +337,7 @@ class ChildProcesses:
     # -- receiving -----------------------------------------------------------------------------------------------
 
     def reap(self) -> None:
-        """Reports every child that has ended, and kills a checker that was stopped, as only agent code does."""
+        """Reports ended children, and kills a stopped checker: only agent code stops one."""
         for pid, status, usage in reap():
             if os.WIFSTOPPED(status):
                 if self._checker is not None and pid == self._checker.pid:
@@ -353,7 +353,7 @@ class ChildProcesses:
                 self._owner.on_checker_exit(status)
 
     def _note_exit(self, pid: int, status: int, usage: Any) -> bool:
-        """Notes the end of any process but the interpreters; true when it was the checker."""
+        """Notes the end of any process but the interpreters; true if it was the checker."""
         if self._checker is not None and pid == self._checker.pid:
             self._forget_checker()
             return True
@@ -381,7 +381,7 @@ class ChildProcesses:
             self._start_warm()
 
     def _on_last_message(self, packet: link.Packet) -> None:
-        """Takes what was not read before the exit, if it says that the interpreter had started."""
+        """Handles an unread message of an ended interpreter, if it reports that the interpreter had started."""
         if isinstance(message_of(packet), Booted):
             self._owner.on_message(packet)
 
@@ -417,8 +417,8 @@ class ChildProcesses:
             self._kill(child)
 
     def _claim(self) -> None:
-        """Keeps the interpreter that is there, since it is about to be used."""
-        if not self._used:  # no other one is warmed after that
+        """Keeps this interpreter, which is about to be used."""
+        if not self._used:  # no other one is preloaded after that
             self._used = True
             self._warm.end()
 
@@ -427,7 +427,7 @@ class ChildProcesses:
             self._warm.start()
 
     def _take_warm(self, warm: Child, booted: link.Packet) -> None:
-        """Puts the warm interpreter in the place of the unused one."""
+        """Replaces the unused interpreter by the warm one."""
         assert self._interpreter is not None
         self._forget(self._interpreter)
         end_child(self._interpreter)
@@ -440,7 +440,7 @@ class ChildProcesses:
     # -- the children --------------------------------------------------------------------------------------------
 
     def _fork(self, main: Callable[[socket.socket, Config], None], *, makes_room: bool = True) -> Child:
-        """Forks a child. Where no process is left, kills everything in the sandbox first if `makes_room` says so."""
+        """Forks a child. If the process limit has no room and `makes_room`, kills everything in the sandbox first."""
         try:
             return spawn(lambda sock: main(sock, self._config))
         except OSError:
@@ -483,7 +483,7 @@ class ChildProcesses:
         child.close()
 
     def _kill(self, child: Child) -> None:
-        """Kills a child, and reads no more from it: what is left in its link may be forged."""
+        """Kills a child, and stops reading from it: messages left in its link may be forged."""
         child.given_up, child.retry_at = True, float("inf")
         self._loop.watch(child.sock.fileno(), 0, None)
         try:

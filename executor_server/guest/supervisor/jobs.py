@@ -20,22 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional, Union
 
-    JobRequest = Union[
-        Configure,
-        Restrict,
-        Execute,
-        RegisterTools,
-        SetVariables,
-        GetVariables,
-        ExportState,
-        RestoreState,
-        FindModules,
-        TakeSavepoint,
-        RollBack,
-        ListSavepoints,
-    ]
+    from ..wire.schema import Request
 
-# Jobs that may wait, besides executions, which the daemon sends one at a time.
+    JobRequest = Union[Execute, Request]
+
+# Jobs that may wait. Executions don't count: the daemon sends one at a time.
 MAX_JOBS = 64
 KINDS = (
     *(Execute, Configure, Restrict, RegisterTools, SetVariables, GetVariables),
@@ -49,18 +38,18 @@ class Job:
     def __init__(self, request: JobRequest, body: bytes) -> None:
         self.request = request
         self.body = body
-        self.saved = False  # the savepoint before it was taken, or refused
+        self.saved = False  # its savepoint was taken or refused, or its branch made
 
     @property
     def needs_interpreter(self) -> bool:
-        """False for what the supervisor does by itself: RESTRICT, CONFIGURE without a prelude, going back, a list."""
+        """False for what the supervisor does by itself: RESTRICT, CONFIGURE without a prelude, rollbacks, lists."""
         if isinstance(self.request, Configure):
             return self.request.settings + self.request.env < len(self.body)
         return not isinstance(self.request, (Restrict, RollBack, ListSavepoints))
 
 
 class JobQueue:
-    """The jobs that wait. While it is `held`, none is to be started."""
+    """The jobs that wait. While it is `held`, none is started."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
@@ -73,9 +62,9 @@ class JobQueue:
 
     @property
     def full(self) -> bool:
-        """True when no request but an execution may wait any more.
+        """True when no request but an execution may be added.
 
-        The daemon bounds the requests that its callers wait for; those that a caller has given up are here, too.
+        The daemon limits the requests that callers wait for, but requests of callers that gave up are here, too.
         """
         return len(self._jobs) >= MAX_JOBS
 
@@ -83,18 +72,18 @@ class JobQueue:
         self._jobs.append(job)
 
     def put_back(self, job: Job) -> None:
-        """Adds a job that was begun and has to be begun again, before all others."""
+        """Puts a job that has to begin again before all others."""
         self._jobs.appendleft(job)
 
     def take(self) -> Job:
-        """Returns the next job; only when one is `ready`."""
+        """Removes and returns the next job; call it only if one is `ready`."""
         return self._jobs.popleft()
 
     def __contains__(self, job: Job) -> bool:
         return job in self._jobs
 
     def cancel(self, execution_id: str) -> Optional[Execute]:
-        """Removes an execution that waits, and returns it."""
+        """Removes a waiting execution, and returns it."""
         for job in self._jobs:
             if isinstance(job.request, Execute) and job.request.id == execution_id:
                 self._jobs.remove(job)

@@ -1,8 +1,8 @@
-"""One run of code in the interpreter, as the supervisor sees it: deadlines, output, tool calls, how it ended.
+"""The state of one run of code in the interpreter: deadlines, output, tool calls, its end.
 
-A run is an execution of the daemon's, or the session's prelude, whose request has no id and which sends no events. All
-that decides an outcome is measured here, outside the interpreter. The interpreter's own report is believed only where a
-false one does no harm: that it finished, and with which error.
+A run is an execution of the daemon's, or the session's prelude, whose request has no id and which sends no events.
+Everything that decides an outcome is measured here, outside the interpreter. The interpreter's own report is trusted
+only where a false one does no harm: that the program finished, and with which error.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 # Seconds from the interrupt to the kill: time for `finally` blocks and a traceback.
 GRACE_S = 1.5
-# Within them, the program is interrupted again where it still waits: first after half of them, then each time after:
+# Within them, a program that still waits is interrupted again: first after half of them, then at this interval.
 INTERRUPT_AGAIN_S = 0.1
 
-# The part of a budget that is spent when a warning is due.
+# The spent part of a budget at which a warning is due.
 _WARN_NUMERATOR, _WARN_DENOMINATOR = 4, 5
-# Above what any machine executes in a second, and above the error of the kernel's clocks.
+# More than any machine executes in a second, and more than the error of the kernel's clocks.
 _MAX_OPERATIONS_PER_S = 2 * 10**8
 _CPU_ERROR_S = 0.05
 
 
 WHOLE_EXPRESSION = "whole_expression"
-"""The mode of an execution whose output is its whole value, or else an error."""
+"""The mode of an execution whose value must be sent whole, or the execution fails."""
 
 
 class Phase:
@@ -62,12 +62,12 @@ def lowered(request: Execute, ceilings: Optional[ExecutionMax]) -> Execute:
 
 
 class Warning:
-    """A warning that is due when a run has spent `mark` operations; 0 is its start."""
+    """A warning that is due when a run has spent `mark` operations; 0: at its start."""
 
     __slots__ = ("budget", "mark", "used")
 
     def __init__(self, budget: int, spent: int = 0) -> None:
-        """`spent` is the part of the budget that earlier runs have spent."""
+        """`spent`: operations of the budget that earlier runs have spent."""
         nearly = -(-budget * _WARN_NUMERATOR // _WARN_DENOMINATOR)
         self.budget = budget
         self.mark = max(0, nearly - spent)
@@ -75,7 +75,7 @@ class Warning:
 
 
 class Call:
-    """A tool call: the tool, the id under which the interpreter waits, and the bytes of the arguments."""
+    """A tool call: the tool, the id that the interpreter waits for, and the size of the arguments."""
 
     __slots__ = ("name", "size", "waiting_id")
 
@@ -96,18 +96,18 @@ class Run:
         self.phase = Phase.CHECKING
         self.started = time.monotonic()
         self.deadline = self.started + request.wall_time_s
-        self.interrupted_at: Optional[float] = None  # less the seconds spent drawing by then
+        self.interrupted_at: Optional[float] = None  # minus the seconds spent drawing until then
         self.interrupt_after_s = GRACE_S / 2
-        self.ended_by: Optional[str] = None  # the outcome, once the supervisor has decided on one
+        self.ended_by: Optional[str] = None  # the outcome, once the supervisor has decided it
         self.logs = LogRelay(channel, request.id, request.output_bytes)
         self.pipes: list[Pipe] = []
-        self.write_fds: tuple[int, ...] = ()  # ends of the pipes that the interpreter does not have yet
+        self.write_fds: tuple[int, ...] = ()  # the pipes' other ends, until the interpreter has them
         self.calls: dict[str, Call] = {}  # open tool calls, by the id in the client's answer
         self.calls_made = 0
         self.final_call_id = ""
         self.images = self.displays = 0
         self.images_bytes = 0
-        self.output: Union[bytes, int, None] = None  # packed, or a sealed memory file
+        self.output: Union[bytes, int, None] = None  # packed value, inline or in a sealed memory file
         self.output_size = 0
         self.operations = 0
         self.budget = 0  # operations that this run may spend
@@ -117,11 +117,11 @@ class Run:
         self.cpu_time_s = 0.0
         self.peak_memory_bytes = 0
         self.oom_suspect = False
-        self.savepoint: Optional[int] = None  # number of the one that was taken before it
-        self.savepoint_refused = ""  # the reason why there is none, if one was wanted
+        self.savepoint: Optional[int] = None  # number of the savepoint before it
+        self.savepoint_refused = ""  # why there is none although one was requested
         self.artifacts: Optional[Artifacts] = None  # from when its code starts; None for the prelude
         self._held = False  # its output is not read for now
-        self._paused_at: Optional[float] = None  # start of the part of a pause that is not settled yet
+        self._paused_at: Optional[float] = None  # start of the unsettled part of a pause
         self._paused_cpu_s = 0.0  # CPU seconds spent by then
         self._paused_s = 0.0
         self._drawn_s = 0.0
@@ -137,12 +137,12 @@ class Run:
         return bool(self.request.branches)
 
     def mark_of(self, limit: str) -> Optional[int]:
-        """Returns the operations at which the interpreter warns; None when it does not."""
+        """Returns the operations at which the interpreter warns; None if it does not."""
         warning = self.warnings.get(limit)
         return warning.mark if warning is not None and 0 < warning.mark <= self.budget else None
 
     def take_image(self, size: int, mime: str) -> str:
-        """Counts an image or display data to be sent; returns the reason when it must be left out instead."""
+        """Counts an image or display data; returns the reason if it must be left out."""
         if mime == DISPLAY_TYPE:
             if self.displays >= DISPLAYS_MAX:
                 return f"an execution shows at most {DISPLAYS_MAX} objects by display data"
@@ -158,7 +158,7 @@ class Run:
         return ""
 
     def why_no_call(self, size: int) -> str:
-        """Returns the reason when a call with so many bytes of arguments can't be opened now."""
+        """Returns the reason if a call with arguments of this size can't be opened now."""
         if len(self.calls) >= TOOL_CALLS_OPEN_MAX:
             return f"at most {TOOL_CALLS_OPEN_MAX} tool calls can be open at a time"
         if sum(each.size for each in self.calls.values()) + size > TOOL_ARGUMENTS_BYTES_MAX:
@@ -166,9 +166,9 @@ class Run:
         return ""
 
     def open_call(self, call: Call) -> str:
-        """Records a call. Returns an id made here: the program chose the other one, which may not be unique.
+        """Records a call. Returns an id made here: the program chose the other id, which may not be unique.
 
-        `set_clock` is to follow, here and when a call is closed, once what another process waits for is sent.
+        Call `set_clock` next, here and when a call is closed, once the message that another process waits for is sent.
         """
         self.calls_made += 1
         call_id = f"c{self.calls_made}"
@@ -176,7 +176,7 @@ class Run:
         return call_id
 
     def hold(self, held: bool) -> None:
-        """Stops the clock while the program's output is not read, since it may be waiting for that."""
+        """Stops the clock while the program's output is not read: the program may wait for that."""
         self._held = held
         self.set_clock()
 
@@ -190,10 +190,10 @@ class Run:
             self._paused_at = None
 
     def settle_pause(self) -> None:
-        """Moves the deadline by the time waited since the last call. To be called now and then during a pause.
+        """Moves the deadline by the time waited since the last call. Called now and then during a pause.
 
-        A program with an open tool call need not be waiting: another thread may compute. Otherwise a program could
-        escape its wall time with one call that is never answered. So CPU time spent meanwhile counts as run time.
+        A program with an open tool call need not be waiting: another thread may compute. So CPU time spent meanwhile
+        counts as run time. Otherwise a program could escape its wall time by one call that is never answered.
         """
         if self._paused_at is not None:
             now, spent_s = time.monotonic(), self._spent_s()
@@ -206,7 +206,7 @@ class Run:
         return self.cpu.spent_s() if self.cpu is not None else 0.0
 
     def set_drawing(self, *, begins: bool) -> None:
-        """Notes that figures are drawn from now on, or no more. Agent code may say so: it gains DRAWING_TIME_S once."""
+        """Notes that drawing of figures begins or ends. Agent code can claim this: it gains DRAWING_TIME_S once."""
         now = time.monotonic()
         if self._drawing_since is not None:
             self._drawn_s = min(DRAWING_TIME_S, self._drawn_s + now - self._drawing_since)
@@ -214,12 +214,12 @@ class Run:
 
     @property
     def extra_s(self) -> float:
-        """Seconds beyond its limits: those that drawing has taken, or may take in all while something is drawn."""
+        """Seconds beyond its limits: the time spent drawing, or while something is drawn, all that drawing may take."""
         return self._drawn_s if self._drawing_since is None else DRAWING_TIME_S
 
     @property
     def wall_deadline(self) -> float:
-        """End of its time; infinity during a pause, unless it was reached before."""
+        """End of its time; infinity during a pause that began before that end."""
         deadline = self.deadline + self.extra_s
         return deadline if self._paused_at is None or deadline <= self._paused_at else float("inf")
 
@@ -233,7 +233,7 @@ class Run:
 
     @property
     def interrupt_at(self) -> float:
-        """The time to interrupt a program once more; infinity for one that was not interrupted."""
+        """The time to interrupt a program again; infinity if it was not interrupted."""
         started = self.interrupted_at
         return float("inf") if started is None else started + self.interrupt_after_s + self.extra_s
 
@@ -244,7 +244,7 @@ class Run:
         return now - self.started - paused
 
     def close_pipes(self) -> None:
-        """Closes the ends of the run's pipes that are here."""
+        """Closes the supervisor's ends of the run's pipes."""
         for pipe in self.pipes:
             pipe.close()
         for fd in self.write_fds:
@@ -260,16 +260,16 @@ class Run:
 
 
 class Budget:
-    """The operations that a session may spend, over all of its runs: `of_session` in all.
+    """The operations that all runs of a session may spend together: `of_session`.
 
-    Invariant: a run is charged with its whole budget before its code starts, and gets back what it did not spend when
-    it has ended. An interpreter that dies takes its count with it; without the charge in advance, a program could spend
-    for nothing by killing its own interpreter at the end.
+    Invariant: a run is charged with its whole budget before its code starts, and is refunded the rest at its end. An
+    interpreter that dies takes its count with it: without the charge in advance, a program could spend for free by
+    killing its own interpreter at the end.
     """
 
     def __init__(self) -> None:
         self.of_session = 2**63 - 1
-        self._spent = 0  # by runs that have ended, and all that the current one may spend
+        self._spent = 0  # by ended runs, plus the whole budget of the current one
 
     @property
     def is_spent(self) -> bool:
@@ -293,9 +293,9 @@ class Budget:
         )
 
     def settle(self, run: Run) -> None:
-        """The run has ended, and its interpreter has counted: takes back what is left."""
+        """Refunds the rest of the budget of a run that has ended and whose interpreter has counted."""
         self._spent -= run.budget - run.operations
 
     def settle_dead(self, run: Run, cpu_time_s: float) -> None:
-        """The count died with the interpreter: the charge is all that fits into the CPU time that it took."""
+        """Charges a run whose interpreter died, and the count with it: all that fits into its CPU time."""
         self._spent -= run.budget - min(run.budget, int((cpu_time_s + _CPU_ERROR_S) * _MAX_OPERATIONS_PER_S))

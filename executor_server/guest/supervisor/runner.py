@@ -63,19 +63,19 @@ if TYPE_CHECKING:
     from .leftover_output import LeftoverOutput
 
 _NOT_HANDED_OVER = (
-    "the code did not start: this host is short of descriptors or memory, which other sandboxes hold; the variables "
-    "are unchanged, so run it again later\n"
+    "the code did not start: other sandboxes use up this host's descriptors or memory; the variables are unchanged, so "
+    "run it again later\n"
 )
 _CLOSED = (
-    "a process was ended because it had hidden its memory (PR_SET_DUMPABLE, or an unreadable program file): without "
-    "control groups this host can't count it\n"
+    "a process was killed because it hid its memory (PR_SET_DUMPABLE, or an unreadable program file): this host has no "
+    "control groups to measure it\n"
 )
-# Seconds between two looks at CPU time and memory, which cost as much as a short run.
+# Seconds between two measurements of CPU time and memory. One costs as much as a short run.
 _WATCH_INTERVAL_S = 0.1
 
 
 class Runner:
-    """Owns the current run, if any. `on_end` is called with its outcome and error."""
+    """Owns the current run, if any. `on_end` gets it with its outcome and error."""
 
     def __init__(
         self,
@@ -98,11 +98,11 @@ class Runner:
         self._count = 0
         self._memory = MemoryWatch()
         self._next_watch = 0.0
-        # The meter of a run that is checked, and the message that starts it, with the source.
+        # For the run whose source is being checked: its meter, the message that starts it, and the source.
         self._prepared: Optional[tuple[usage.CpuMeter, RunProgram, bytes]] = None
         self._output = ProgramOutput(loop, self._on_flood)
         self._leftover = leftover
-        self._idle_of: Optional[usage.Process] = None  # the interpreter whose pipes for the time between runs are open
+        self._idle_of: Optional[usage.Process] = None  # the interpreter that has pipes for output between runs
         self.run: Optional[Run] = None
         self.rules = Rules()
         self.budget = Budget()
@@ -116,7 +116,7 @@ class Runner:
 
     @property
     def has_run(self) -> bool:
-        """True when this session has executed anything besides its prelude."""
+        """True if this session has executed anything but its prelude."""
         return self._count > 0
 
     def post_rules(self) -> None:
@@ -148,8 +148,8 @@ class Runner:
     def _prepare(self, run: Run) -> None:
         """Does what does not depend on the verdict, while the checker works: looks at the workspace and the clocks.
 
-        The pipes are new ones for each run: a process that an earlier run left behind still holds that run's pipes, and
-        what it prints must not be taken for output of this one (leftover_output.py).
+        Each run has new pipes: a process left over from an earlier run still has that run's pipes, and its output must
+        not be taken for output of this run (leftover_output.py).
         """
         run.pipes = [Pipe("stdout"), Pipe("stderr")]
         run.write_fds = tuple(pipe.write_fd for pipe in run.pipes)
@@ -161,7 +161,7 @@ class Runner:
         self._prepared = cpu, self.budget.charge(run, len(source)), source
 
     def on_verdict(self, packet: link.Packet) -> None:
-        """Starts the code, or ends the run: the checker has decided on the source. Raises FrameError."""
+        """Starts the code, or ends the run, by the checker's verdict. Raises FrameError."""
         run = self.run
         if run is None or run.phase != Phase.CHECKING:
             return
@@ -186,7 +186,7 @@ class Runner:
             self.finish(run, *refusal)
 
     def _start_code(self, run: Run, code: bytes) -> None:
-        """Hands the checked code to the interpreter, with pipes of its own as its stdout and stderr."""
+        """Hands the checked code to the interpreter, with the run's pipes as its stdout and stderr."""
         run.phase = Phase.RUNNING
         assert self._prepared is not None
         run.cpu, message, source = self._prepared
@@ -203,7 +203,7 @@ class Runner:
     # -- what the program reports ------------------------------------------------------------------------------------
 
     def on_output(self, packet: link.Packet) -> None:
-        """Keeps the program's value, which comes by itself when it is large. Raises FrameError."""
+        """Keeps the program's value, which has a message of its own if it is large. Raises FrameError."""
         run = self.run
         if run is None or run.output is not None:
             raise FrameError("a value that was not asked for")
@@ -218,7 +218,7 @@ class Runner:
             self._output.drain(run)
             image = Image(id=run.request.id, mime=shown.mime, source=shown.source)
             self._channel.send_payload(image, _data(packet), packet.size)
-        # The reply lets the program go on; what it prints from here on belongs after the image.
+        # The reply lets the program continue: what it prints next belongs after the image.
         self._child_processes.post(ImageReply(call=shown.call, left_out=left_out))
 
     def on_tool_call(self, called: CalledTool, packet: link.Packet) -> None:
@@ -232,7 +232,7 @@ class Runner:
             run.set_clock()
 
     def on_limit(self, near: NearLimit) -> None:
-        """Warns: the program has spent nearly all of a budget. Raises FrameError."""
+        """Warns that the program has spent nearly all of a budget. Raises FrameError."""
         run = self.run
         if run is None or run.phase != Phase.RUNNING or near.limit not in run.warnings:
             raise FrameError(f"a warning of {near.limit!r} that was not asked for")
@@ -240,14 +240,14 @@ class Runner:
         self._send_warning(run, near.limit)
 
     def on_stopped(self, stopped: ProgramStopped) -> None:
-        """Counts nothing of the program from now on, and ends it soon if something has swallowed its stop."""
+        """Counts nothing more of the program, and kills it soon if it has swallowed its stop."""
         run = self.run
         if run is not None and run.phase == Phase.RUNNING and run.ended_by is None:
             run.ended_by = stopped.outcome
             run.note_interrupted()
 
     def _warn(self, run: Run, spent: int) -> None:
-        """Sends the warnings that are due at so many operations and were not sent yet."""
+        """Sends the unsent warnings that are due after `spent` operations."""
         for limit in [limit for limit, warning in run.warnings.items() if warning.mark <= spent]:
             self._send_warning(run, limit)
 
@@ -257,14 +257,14 @@ class Runner:
 
     @property
     def max_end_bytes(self) -> int:
-        """Largest body of the message that ends a program: its error, and a value if it is small."""
+        """Largest body of the message that ends a program: its error and a small value."""
         runs = self.run is not None and self.run.phase == Phase.RUNNING
         return MAX_ERROR_BYTES + link.INLINE_BYTES if runs else 0
 
     def on_done(self, ended: ProgramEnded, body: bytes) -> None:
-        """Ends the run: the program has ended, and the interpreter lives. Raises FrameError."""
+        """Ends the run of a program that has ended, with its interpreter alive. Raises FrameError."""
         run = self.run
-        # The name distinguishes this run's end from the late end of one that agent code has declared ended before.
+        # The name tells this run's end from the late end of an earlier run that agent code had declared ended.
         if run is None or run.phase != Phase.RUNNING or ended.filename != run.filename:
             raise FrameError("the end of a run that does not run")
         if ended.operations > run.budget or ended.error > len(body):
@@ -298,7 +298,7 @@ class Runner:
         return soonest if run.logs.due is None else min(soonest, run.logs.due)
 
     def on_time(self, now: float) -> bool:
-        """Does what is due; true when the interpreter has to be killed."""
+        """Does what is due; true if the interpreter has to be killed."""
         self._leftover.on_time(now)
         run = self.run
         if run is None:
@@ -319,8 +319,8 @@ class Runner:
         elif now >= self._next_watch:
             began_s = time.process_time()
             exceeds = self._watch_usage(run)
-            # Half of the time at most: a look at many processes that share their memory takes some. Counted in its own
-            # processor time: on a loaded machine the next look must not be as late again as this one was.
+            # Measuring many processes that share memory takes long, so it may use half of the time at most. That is
+            # counted in CPU time: on a loaded machine, the next look must not be late because this one was.
             rest_s = time.process_time() - began_s
             interval_s = 0.0 if self._memory.busy else _WATCH_INTERVAL_S
             self._next_watch = max(now + interval_s, time.monotonic() + rest_s)
@@ -338,7 +338,7 @@ class Runner:
         return False
 
     def _lacks_memory(self) -> bool:
-        """True when the sandbox has more than its limit, and no savepoint that can be dropped before the next look."""
+        """True if the sandbox uses more than its limit, and has no savepoint to drop before the next look."""
         limit = self._config.memory_bytes
         exceeds = self._memory.exceeds(limit)
         if self.run is not None:
@@ -349,7 +349,7 @@ class Runner:
         return exceeds and not self._copies.make_room()
 
     def _end_closed(self, pid: int) -> None:
-        """Ends a process that hides what it holds: no other limit of this sandbox would count it."""
+        """Kills a process that hides its memory: no other limit of this sandbox would count it."""
         self._memory.closed.discard(pid)
         try:
             os.kill(pid, signal.SIGKILL)
@@ -359,9 +359,9 @@ class Runner:
             self.run.logs.say_notice(_CLOSED)
 
     def interrupt(self, run: Run, outcome: str) -> None:
-        """Interrupts the program; `on_time` demands the kill if it has not ended after GRACE_S."""
+        """Interrupts the program; `on_time` asks for its kill if it has not ended after GRACE_S."""
         run.ended_by = outcome
-        if self._child_processes.take_back(RunProgram):  # the interpreter is as it was before
+        if self._child_processes.take_back(RunProgram):  # the interpreter is unchanged
             run.logs.say_notice(_NOT_HANDED_OVER)
             self._idle_of = None  # its pipes were in the message
             self.budget.settle(run)
@@ -374,7 +374,7 @@ class Runner:
         self.interrupt(run, "output_limit")
 
     def cancel(self, execution_id: str) -> bool:
-        """Ends the current run if it has this id; returns whether it has."""
+        """Ends the current run if it has this id, and returns true then."""
         run = self.run
         if run is None or run.request.id != execution_id:
             return False
@@ -397,7 +397,7 @@ class Runner:
                 self._output.watch(self.run)
 
     def note(self, notice: str, otherwise: Callable[[str], None]) -> None:
-        """Prints a notice behind what the program has printed; gives it to `otherwise` when none is running."""
+        """Adds a notice to the output of the running program; `otherwise` gets it if none is running."""
         run = self.run
         if run is not None and run.visible and run.phase == Phase.RUNNING:
             self._output.drain(run)
@@ -406,16 +406,16 @@ class Runner:
             otherwise(notice)
 
     def note_file_put(self, path: str, status: os.stat_result) -> None:
-        """Records that a client has put a file, which is no artifact of the program."""
+        """Records that a client has put a file: it is not an artifact of the program."""
         if self.run is not None and self.run.artifacts is not None:
             self.run.artifacts.put_by_client(path, status)
 
     # -- ending --------------------------------------------------------------------------------------------------
 
     def finish_dead(self, status: Optional[int], cpu_time_s: float, why: str = "") -> None:
-        """Ends the run of a dead interpreter, with its wait status, or None when it was killed from here.
+        """Ends the run of a dead interpreter, given its wait status, or None if it is killed from here.
 
-        `why` is its own reason, if it could not go on.
+        `why` is the reason that it gave, if it could not continue.
         """
         run = self.run
         assert run is not None
@@ -435,11 +435,11 @@ class Runner:
         self.finish(run, outcome, detail, oom_suspect=suspect, cpu_time_s=cpu_time_s)
 
     def cpu_time_s(self) -> float:
-        """Returns the CPU seconds that the current run has spent, which is over."""
+        """Returns the CPU seconds of the current run, which is over."""
         return self.run.cpu.settled_s() if self.run is not None and self.run.cpu is not None else 0.0
 
     def charged_cpu_s(self) -> float:
-        """Returns the CPU seconds that all runs have spent so far."""
+        """Returns the CPU seconds of all runs so far."""
         return self._charged_cpu_s + self.cpu_time_s()
 
     def finish(
@@ -451,7 +451,7 @@ class Runner:
         oom_suspect: bool = False,
         cpu_time_s: Optional[float] = None,
     ) -> None:
-        """Ends a run. The supervisor's decision, if there is one, overrides the program's own outcome."""
+        """Ends a run. The supervisor's decision, if any, overrides the program's own outcome."""
         if run.ended_by is not None:
             outcome, detail = run.ended_by, limit_error(run.ended_by, run.request, detail)
         elif run.logs.no_memory and detail is not None and detail.type == "KeyboardInterrupt":
@@ -479,10 +479,10 @@ class Runner:
             run.pipes = [pipe for pipe in run.pipes if pipe not in held]
         self.run = None
         self._on_end(run, outcome, detail)
-        self._drop(run)  # last: the result waits for nothing that it does not need
+        self._drop(run)  # last, so that the result does not wait for it
 
     def withdraw(self) -> None:
-        """Forgets the current run, whose code has not begun: it is to begin again."""
+        """Forgets the current run, whose code has not begun, so that it can begin again."""
         run, self.run = self.run, None
         assert run is not None and run.phase == Phase.CHECKING
         self.budget.settle(run)
@@ -494,6 +494,6 @@ class Runner:
 
 
 def _data(packet: link.Packet) -> Union[bytes, int]:
-    """Returns the body, or the memory file that holds it, which is the caller's from here on."""
+    """Returns the body, or the memory file that holds it, which the caller then owns."""
     memfd = packet.take_memfd()
     return packet.body if memfd is None else memfd

@@ -265,9 +265,7 @@ class Supervisor:
             if job.needs_interpreter:
                 if not self._child_processes.started:
                     self._replacement.start()
-                if not isinstance(
-                    job.request, messages.FindModules
-                ):  # the daemon's own, before the session's first request
+                if not isinstance(job.request, messages.FindModules):  # comes from the daemon itself
                     self._background_cpu.begin()
             request = job.request
             if isinstance(request, Execute):

@@ -57,7 +57,7 @@ async def test_a_program_that_goes_around_the_proxy_learns_what_leads_out(harnes
     session = await harness.session_under(f"network.allowed = {list(hosts)}", network=hosts)
     run = await harness.run(session, RAISED["an address"])
     listed = ", ".join([*hosts[:16], "and 4 more"])
-    assert run.message.endswith(f"and by name; allowed: {listed}]") and NO_NETWORK not in run.message
+    assert run.message.endswith(f"that http_proxy names; allowed: {listed}]") and NO_NETWORK not in run.message
     child = "import socket; socket.getaddrinfo('a.test', 1)"
     run = await harness.run(session, f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
     assert run.stderr.endswith(f"allowed: {listed}]\n") and "gaierror" in run.stderr

@@ -1,8 +1,8 @@
 """Checks a source before it runs: parses it, checks its imports, and returns instrumented code or a refusal.
 
-The source is hostile. `check` returns a verdict for any text: where CPython's parser or compiler raises another error
-than SyntaxError, the verdict has a SyntaxError. A text that makes them crash or never end costs only the process that
-this runs in (checker_process.py).
+The source is hostile. `check` returns a verdict for any text. If CPython's parser or compiler raises something other
+than a SyntaxError, the verdict has a SyntaxError. A text that crashes or hangs them costs only this process
+(checker_process.py).
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def check(
 ) -> Verdict:
     """Never raises. The error of a verdict has type, message, line, traceback and statement, all bounded.
 
-    `directories` are those in which modules of the program's own can be.
+    The program's own modules can be in `directories`.
     """
     collecting = gc.isenabled()
-    gc.disable()  # a tree is no garbage; collecting while one grows doubles the time for a large one
+    gc.disable()  # collecting while a large tree grows doubles the time
     try:
         return _check(source, filename, rules, output_mode, sentinels, FoundFiles(directories, source))
     finally:
@@ -178,7 +178,7 @@ def _narrow(error: SyntaxError) -> None:
 def _first_refusal(
     imports: Imports, uses: Sequence[tuple[int, str, str]], rules: Rules
 ) -> Optional[tuple[int, Refusal]]:
-    """Returns the first refusal of the source with its line: an import or a use, whichever stands first."""
+    """Returns the first refused import or use in the source, with its line."""
     if imports.denied and not (uses and uses[0][0] < imports.denied[0][0]):
         line, module = imports.denied[0]
         return line, ImportDenied(module, rules)

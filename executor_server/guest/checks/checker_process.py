@@ -1,7 +1,7 @@
-"""The checker's process: reads one source after the other from the supervisor and answers with a verdict.
+"""The checker's process: reads sources from the supervisor, one after the other, and answers each with a verdict.
 
-Only parsing and compiling happens here, under limits of its own, so this process is all that a hostile source can
-break: the supervisor notices, starts another, and refuses that one execution.
+It parses and compiles, under limits of its own. A hostile source can break this process and nothing else: the
+supervisor notices, starts another one, and refuses that one execution.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ for n in total:
 def double(x): return x + x
 double(1)
 """
-"""Uses most of what a check does."""
+"""A program whose check uses most of the checker."""
 _is_prepared = False
 
 
 def prepare(source: str = "0", times: int = 1) -> None:
-    """Has Python make its lazy preparations, unless it has in this process or in the one that it was forked from.
+    """Makes Python's lazy preparations, once in this process or in the one that it was forked from.
 
-    With a program that uses most of a check, some times over, Python specializes the code, too, in place: a fork after
-    that copies fewer pages. In a process that forks no checker that would only take memory.
+    After several checks of PROGRAM, Python has specialized the code in place, and later forks copy fewer pages. In a
+    process that forks no checker this would only take memory.
     """
     global _is_prepared
     for _ in range(0 if _is_prepared else times):
@@ -60,7 +60,7 @@ def checker_main(sock: socket.socket, config: Any) -> None:
     memory = config.checker_memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     sentinels = Sentinels(config.mark)
-    sent, rules = b"", Rules()  # kept, as nearly all requests have the same
+    sent, rules = b"", Rules()  # kept: nearly all requests have the same rules
     while True:
         try:
             packet = link.receive(sock, _MAX_REQUEST_BYTES)
@@ -68,7 +68,7 @@ def checker_main(sock: socket.socket, config: Any) -> None:
             return
         request, body = message_of(packet), link.read_body(packet)
         if not isinstance(request, Check) or request.rules > len(body):
-            raise FrameError("not a source to check")  # a bug of ours: the supervisor's end is not agent code's
+            raise FrameError("not a source to check")  # our own bug: agent code has no access to the supervisor's end
         if body[: request.rules] != sent:
             sent = body[: request.rules]
             rules = Rules.of(read_object(CodeRules, sent, "rules"))

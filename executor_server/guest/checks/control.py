@@ -21,30 +21,30 @@ _GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # CPython 3.11 and l
 
 
 class ControlException(BaseException):
-    """Ends the execution; not an Exception, so that `except Exception` lets it pass."""
+    """Ends the execution. It is no Exception, so `except Exception` lets it pass."""
 
     __module__ = "builtins"  # so that a traceback shows its plain name
 
 
 class ExecutionInterrupted(ControlException, KeyboardInterrupt):
-    """The supervisor asked the program to stop: its time is up, it printed too much, or the client cancelled it."""
+    """The supervisor stops the program: its time is up, it printed too much, or the client cancelled it."""
 
     __module__ = "builtins"
 
 
 class Refusal(ControlException):
-    """The policy does not let the program do this; `outcome` is how the execution ends."""
+    """The policy forbids what the program did; `outcome` is how the execution ends."""
 
     __module__ = "builtins"
     outcome = ""
 
 
 class FinalAnswerGiven(ControlException):
-    """The client has the final answer; nothing is left to do."""
+    """The client has the final answer, so the program ends."""
 
 
 class Guard:
-    """Raises the control exception that is being handled again; the program handles any other."""
+    """Raises a control exception again when it is being handled; the program handles any other exception."""
 
     def __call__(self) -> None:
         handled = sys.exc_info()[1]
@@ -63,7 +63,7 @@ guard = Guard()
 
 
 def find_control(exception: BaseException | None) -> ControlException | None:
-    """Returns the control exception that this is, or that the exception group holds."""
+    """Returns the control exception itself, or one inside the exception group."""
     if isinstance(exception, ControlException):
         return exception
     if not isinstance(exception, _GROUPS):

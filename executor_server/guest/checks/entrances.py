@@ -1,8 +1,8 @@
 """Replaces attributes that lead to modules (namespaces, classes, functions) by forms that agent code may have.
 
-The program's own objects, and those of authorized modules, work as ever. A namespace of a library is shown through
-`Namespace`, which refuses a module that is not authorized when it is taken. Among many, as in a list of values, a
-placeholder stands for such a module and is refused when it is used. So a program that only looks around goes on.
+The program's own objects, and those of authorized modules, work as always. A library's namespace is shown through
+`Namespace`, which refuses an unauthorized module when it is taken out. In a list of values, a placeholder stands for
+such a module and is refused when it is used. So a program that only looks around goes on.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Entrances:
         return value
 
     def item(self, value: Any, path: str) -> Any:
-        """Returns the form of one value that is taken out of a namespace."""
+        """Returns the form of one value taken out of a namespace."""
         kind = type(value)
         if issubclass(kind, ModuleType):
             self._check.check(value, path)
@@ -81,7 +81,7 @@ class Entrances:
         return value
 
     def held(self, value: Any, path: str) -> Any:
-        """Returns the form of one value among many: a placeholder for a module that is not authorized."""
+        """Returns the form of one value among many: a placeholder for an unauthorized module."""
         if is_module(value) and type(value) is not Unauthorized:
             if not self._check.is_allowed(value):
                 return Unauthorized(name_of(value), self._check, path)
@@ -89,7 +89,7 @@ class Entrances:
         return value
 
     def loaded(self, key: Any, value: Any, path: str) -> Any:
-        """Returns the form of one value that is taken out of sys.modules. It need not be a module."""
+        """Returns the form of one value taken out of sys.modules. It need not be a module."""
         if not is_module(value) and not self._check.is_entry_allowed(key, value):
             self._check.refuse(str(key), path)
         return self.item(value, path)
@@ -223,7 +223,7 @@ _SHOWN_OF_CLASSES = frozenset(("__class__", "__doc__", "__hash__", "__eq__", "__
 
 
 class _Unreachable(type):
-    """Stands in a list of classes for one of a module that is not authorized; refused when it is used."""
+    """Stands in a list of classes for one of an unauthorized module; refused when it is used."""
 
     def __getattribute__(cls, name: str) -> Any:
         if name not in _SHOWN_OF_CLASSES:
@@ -237,8 +237,8 @@ class _Unreachable(type):
 class Namespace(dict):  # type: ignore[type-arg]  # a plain class at run time on 3.9
     """The names of a module, or sys.modules, as agent code sees and changes them.
 
-    It stores a copy, which loops and C functions see. Lookups read the real namespace, and changes go to both. Only
-    `__builtins__` stays in the copy: code that runs in this namespace must not make a library's code the program's.
+    It stores a copy for loops and C functions. Lookups read the real namespace, and changes go to both. Only
+    `__builtins__` stays in the copy: code that runs in this namespace must not make library code the program's.
     """
 
     __slots__ = ("_entrances", "_path", "_real")

@@ -1,4 +1,4 @@
-"""Describes an exception of the program for the caller: the program's own lines, bounded, and none of the guest."""
+"""Describes an exception of the program for the caller: bounded, with the program's own lines and none of ours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def describe(
     network: Sequence[str] = (),
     owns: Callable[[str], bool] = lambda path: False,
 ) -> ErrorDetail:
-    """Returns the type, message, traceback, line and statement of an exception, of the program's own frames.
+    """Returns the type, message, traceback, line and statement of an exception, from the program's own frames.
 
     `network` names the hosts that the program may reach; `owns` is true for the files of its own modules.
     """
@@ -101,8 +101,8 @@ def _format(error: BaseException, trace: Optional[types.TracebackType], owns: Ca
 
 
 def _fold(captured: traceback.TracebackException, owns: Callable[[str], bool]) -> None:
-    """Keeps the program's own frames and the innermost of each exception, and drops exceptions of libraries that say
-    nothing new. A missing key of pandas comes as two exceptions in 25 lines, a failure to connect as five in sixty."""
+    """Keeps the program's own frames and the innermost one of each exception. Drops exceptions of libraries that repeat
+    a message: a missing key in pandas is two exceptions in 25 lines, a failed connection five in sixty."""
     pending = [captured]
     for _ in range(_MAX_CHAIN):
         if not pending:

@@ -1,8 +1,8 @@
 """The hooks that rewritten code calls in place of its accesses (accesses.py), and the checked getattr, setattr, ….
 
-A module is useful through its attributes only, so modules that are not authorized are refused there, however the
-program got hold of one. `load`, `verify` and `special` are called all the time: a value whose type is in `_plain`, the
-types that are known not to be modules, passes at once.
+A module is useful only through its attributes, so unauthorized modules are refused there, however the program reached
+one. `load`, `verify` and `special` are called all the time: a value passes at once if its type is in `_plain`, the
+types known not to be modules.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Hooks:
         self.given: dict[int, tuple[Any, Any]] = {}
 
     def on_rules(self, given: list[tuple[Any, Any]]) -> None:
-        """Applies other rules; `given` has pairs of an object and the one that agent code gets in its place."""
+        """Applies other rules; `given` has pairs of an object and its replacement for agent code."""
         self._check.on_rules()
         self.given = {id(real): (real, ours) for real, ours in (*given, *self._substitutes(bool(given)))}
 
@@ -59,7 +59,7 @@ class Hooks:
         return (elsewhere, ())
 
     def members(self, module: Any, names: Any) -> Any:
-        """Returns the object that `from module import names` reads: the module, or the part of it that is allowed."""
+        """Returns the object that `from module import names` reads: the module, or its allowed part."""
         if not self.given:
             return module
         taken = SimpleNamespace()
@@ -131,7 +131,7 @@ class Hooks:
         return self.enter(value, f"….{name}") if name in ENTRANCES else value
 
     def match(self, cls: Any) -> bool:
-        """Checks the attributes of a class that a pattern is about to take apart. Never true."""
+        """Checks the attributes of a class before a pattern takes it apart. Never true."""
         for name in _getattr(cls, "__match_args__", ()):
             self.check_name(name)
         return False
@@ -168,7 +168,7 @@ class Hooks:
         return vars
 
     def check_name(self, name: Any) -> Any:
-        """Returns the name of an attribute as text that can't change any more. Refuses it if a rule does."""
+        """Returns the name of an attribute as plain text, or refuses it."""
         if not _isinstance(name, str):
             return name  # its user raises the TypeError
         if _type(name) is not str:
@@ -294,7 +294,7 @@ class Hooks:
         return value if kind in self._plain else self._inspected(value, path)
 
     def _learn(self, kind: type) -> None:
-        if len(self._plain) >= _MAX_PLAIN_TYPES:  # a program may make types without end
+        if len(self._plain) >= _MAX_PLAIN_TYPES:  # bounded: a program may make types without end
             self._plain.clear()
             self._plain.update(_SURELY_PLAIN)
         self._plain.add(kind)

@@ -1,10 +1,10 @@
 """Checks the imports of agent code, in its source and again when they happen.
 
-A library's own imports are free. Both checks come to the same verdict. The first also sees imports that would never
-run, in a branch that is not taken: such a program is refused as a whole. A refusal is no ImportError: a program that
-handled it as one would go on as if the module were merely missing.
+A library's own imports are free. Both checks reach the same verdict. The first also sees imports in branches that are
+never taken; such a program is refused as a whole. A refusal is no ImportError, because a program that handled one would
+go on as if the module were merely missing.
 
-Using a module that is loaded already is no import: to authorize `sys` is to authorize `sys.modules`, and only the rules
+Using a loaded module is no import. Authorizing `sys` authorizes `sys.modules`; only the rules
 language.module_attributes and language.foreign_modules check attributes (hooks.py).
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     Given = Callable[[Any, str, Any], Any]
 
-# The key under which the builtins of agent code keep the `__import__` that it calls by name. No source can spell it.
+# Key, in the builtins of agent code, of the `__import__` that it calls by name. No source can spell it.
 CALLED_IMPORT = "import()"
-# The key under which they keep the module that `import builtins` returns.
+# Key of the module that `import builtins` returns.
 AGENT_BUILTINS = "builtins()"
 
 # Bytes of the names of imported modules in a result.
@@ -39,7 +39,7 @@ _MAX_LISTED_CHARS = 4000
 
 
 class ImportDenied(Refusal):
-    """Agent code imported a module that is not authorized."""
+    """Agent code imported an unauthorized module."""
 
     __module__ = "builtins"  # so that a traceback shows its plain name
     outcome = "import_denied"
@@ -50,7 +50,7 @@ class ImportDenied(Refusal):
 
 
 def refusal(module: str, rules: Rules, why: str = "") -> str:
-    """Returns the message of a refusal. A name that begins with a dot is a relative import of the program itself."""
+    """Returns the message of a refusal. A leading dot marks a relative import of the program itself."""
     if module.startswith("."):
         why = ": relative imports need a package, and the program is in none"
     elif rules.denies(module):
@@ -75,7 +75,7 @@ def listed(patterns: Sequence[str]) -> str:
 
 
 def refused_module(module: str, names: Iterable[str], rules: Rules, own: NoModules) -> str:
-    """Returns the module that `[from] module import [names]` may not import; empty when it may import all.
+    """Returns the refused module of `[from] module import [names]`; empty when all are allowed.
 
     `own` knows the modules of the program's own.
     """
@@ -92,7 +92,7 @@ def refused_module(module: str, names: Iterable[str], rules: Rules, own: NoModul
 
 
 class Imports:
-    """The imports of a syntax tree. `denied` are (line, module) of those refused, by line.
+    """The imports of a syntax tree. `denied` has (line, module) of each refused one, by line.
 
     `package` is the one that relative imports refer to; empty in a module outside of packages, None in the program.
     """
@@ -126,7 +126,7 @@ class Imports:
 
     @property
     def reported(self) -> list[str]:
-        """Returns the modules, sorted, as far as a result has room for them."""
+        """Returns the modules, sorted, as many as fit into a result."""
         names: list[str] = []
         left_bytes = _MAX_REPORTED_BYTES
         for name in sorted(self._modules):
@@ -138,9 +138,9 @@ class Imports:
 
 
 def absolute(module: str, package: Any) -> str:
-    """Returns the absolute name of a module that is relative to the package; empty when it leads out of it.
+    """Returns the absolute name of a module relative to the package; empty when it leads out of the package.
 
-    What is no package's stays relative: the program has no relative imports.
+    Without a package the name stays relative: the program has no relative imports.
     """
     name = module.lstrip(".")
     level = len(module) - len(name)
@@ -194,9 +194,9 @@ def make_statement_import(
 
     `members` turns a module into the object that `from module import names` reads.
 
-    C code imports (PyImport_Import) through the builtins of the Python frame that called it, so the own imports of
-    numpy or time come here as if they were the agent's. They always pass a new list and the same namespace twice, which
-    no statement does; code that calls `__import__` by name gets the other function.
+    C code imports (PyImport_Import) through the builtins of the Python frame that called it, so imports by numpy or
+    time arrive here as if they were the agent's. They always pass a new list, and the same namespace twice, which no
+    statement does. Code that calls `__import__` by name gets the other function.
     """
 
     def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
@@ -209,7 +209,7 @@ def make_statement_import(
 
 
 def check_import(enforcer: RuleEnforcer, name: Any, names: Any = (), level: int = 0, package: Any = None) -> None:
-    """Refuses an import that agent code asks for, unless it is authorized or loads a module of its own."""
+    """Refuses an import by agent code, unless it is authorized or loads a module of its own."""
     if not isinstance(name, str) or not isinstance(level, int):
         return  # the real import raises the TypeError
     if type(name) is not str:

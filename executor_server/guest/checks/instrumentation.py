@@ -1,4 +1,4 @@
-"""Rewrites a syntax tree so that the program counts its operations, can be ended, and yields its last value.
+"""Rewrites a syntax tree so that the program counts its operations, can be stopped, and yields its last value.
 
 Promises
 - The head of every loop body, every element of a comprehension and every entry of a function (lambdas and generators
@@ -8,11 +8,11 @@ Promises
 - Under rules of the language, accesses go through hooks (accesses.py).
 - Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
 
-Two kinds of tick. The cheapest costs no bytecode: the loop runs over `compress(iterable, ticks)`, which takes an
-element and then a tick, asks for its iterator when and as often as the loop would, and never looks ahead. To make it
-costs as much as ten to twenty ticks. So it serves loops that are in no other loop, the first clause of a comprehension,
-and loops within others unless they surely have few turns. It ticks before the element is assigned, so an element that
-does not fit the target of such a loop is counted, too. Every other tick is a call of `next(ticks)`.
+There are two kinds of tick. The cheapest costs no bytecode: the loop runs over `compress(iterable, ticks)`, which
+takes an element and then a tick, asks for its iterator when and as often as the loop would, and never looks ahead.
+Making it costs as much as ten to twenty ticks. So it serves loops that are in no other loop, the first clause of a
+comprehension, and inner loops unless they surely have few turns. It ticks before the element is assigned, so an element
+that does not fit the target of such a loop is counted, too. Every other tick is a call of `next(ticks)`.
 """
 
 from __future__ import annotations

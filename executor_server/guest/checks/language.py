@@ -1,10 +1,10 @@
 """The language rules that a policy can set, and the check of a source against them.
 
-Names and attributes are in the source, so they are refused there, also where they would never run. Builtins are refused
-when they are used: only then is it known whether `compile` is the builtin or the program's own function.
+Names and attributes are refused in the source, even where they would never run. Builtins are refused when they are
+used: only then is it known whether `compile` is the builtin or the program's own function.
 
-This is a guard-rail: it keeps an honest program, or a careless model, from what the policy does not want. A program
-written to evade it may succeed; the sandbox is the wall.
+This is a guard-rail for honest programs and careless models. A program written to evade it may succeed; the sandbox is
+the wall.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FRAME_ATTRIBUTES = frozenset(
         *("gi_code", "gi_frame", "gi_yieldfrom", "tb_frame"),
     )
 )
-# Builtins of smolagents' local executor (BASE_PYTHON_TOOLS), and those that it treats as syntax.
+# Builtins of smolagents' local executor (BASE_PYTHON_TOOLS), and its syntax.
 LISTED_BUILTINS = frozenset(
     (
         *("abs", "all", "any", "bool", "callable", "chr", "classmethod", "complex", "dict", "divmod", "enumerate"),
@@ -93,7 +93,7 @@ def starts_processes(module: str, name: str) -> bool:
 
 
 def find_refused(tree: ast.AST, rules: Rules) -> list[tuple[int, str, str]]:
-    """Returns (line, rule, what) of each use in the tree that a rule refuses, by line."""
+    """Returns (line, rule, what) of each refused use in the tree, by line."""
     found: list[tuple[int, str, str]] = []
     names = bool(rules.refused & {"dunder_access", "namespaces"})
     starters = "dangerous_functions" in rules.refused
@@ -113,7 +113,7 @@ def find_refused(tree: ast.AST, rules: Rules) -> list[tuple[int, str, str]]:
 
 
 def _names_of(node: Any, in_class: bool) -> Iterator[str]:
-    """Yields the names that a node reads or binds, except those that a class body defines, as __len__."""
+    """Yields the names that a node reads or binds, except those defined by a class body, such as __len__."""
     if isinstance(node, ast.Attribute):
         yield node.attr
     elif isinstance(node, ast.Name):
@@ -145,7 +145,7 @@ _CLASS_PATTERNS: Any = (ast.MatchClass,) if hasattr(ast, "MatchClass") else ()
 
 
 def _imported_modules(tree: ast.AST) -> dict[str, str]:
-    """Returns the modules that names of the source stand for."""
+    """Returns the imported modules by the names that they have in the source."""
     modules: dict[str, str] = {}
     for node, _ in _walk(tree):
         if isinstance(node, ast.Import):

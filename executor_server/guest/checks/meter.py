@@ -1,4 +1,4 @@
-"""Counts the operations of agent code, and ends it when its budget is spent.
+"""Counts the operations of agent code, and ends the code when its budget is spent.
 
 The instrumented code calls `next(meter.ticks)` at the head of every loop body, comprehension element and function. Both
 `next` and the iterator are constants of the code, so one operation costs one call of a C function.
@@ -6,7 +6,7 @@ The instrumented code calls `next(meter.ticks)` at the head of every loop body, 
 Promises
 - A budget of N allows exactly N ticks; tick N+1 raises, and so does every tick after it until `start` or `finish`.
 - The same program spends the same count.
-- `start` takes functions to call at certain ticks: at the same tick each time, which counts as any other.
+- `start` takes functions to call at certain ticks. Such a tick counts like any other.
 - `ticks` is one object for the life of the interpreter: a function defined by an earlier execution counts against the
   current one. Between executions (background threads) ticks are free.
 

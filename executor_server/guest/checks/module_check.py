@@ -1,8 +1,8 @@
 """Decides which modules agent code may use, however it got hold of one.
 
 Two rules decide. `module_attributes` works like an import: `numpy` alone does not authorize `numpy.random`.
-`foreign_modules` lets a program use a whole package of which a part is authorized, as Python itself does.
-A module that the program made itself is its own.
+`foreign_modules` allows a whole package when a part of it is authorized, as Python itself does. A module that the
+program made itself is its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ModuleCheck:
-    """Decides on modules and refuses them. Only the modules that it allowed are cached."""
+    """Decides on modules and refuses them. Only allowed modules are cached."""
 
     def __init__(self, enforcer: RuleEnforcer) -> None:
         self._enforcer = enforcer
@@ -35,7 +35,7 @@ class ModuleCheck:
         self._allowed = {}
 
     def check(self, module: ModuleType, path: str = "") -> None:
-        """Refuses a module that is not authorized; `path` is how the program reached it."""
+        """Refuses an unauthorized module; `path` is how the program reached it."""
         if id(module) not in self._allowed:
             if type(module) is Unauthorized:
                 ModuleType.__getattribute__(module, "refuse")()
@@ -64,8 +64,8 @@ class ModuleCheck:
     def is_entry_allowed(self, key: object, value: object) -> bool:
         """Decides on an entry of sys.modules. It need not be a module: libraries put other objects there.
 
-        For such an object the names under which it is loaded decide, not the key of the lookup: a key of the program's
-        own class can claim to equal any other.
+        The names under which it is loaded decide, not the key of the lookup: a key of the program's own class can
+        claim to equal any other.
         """
         if value is None:
             return True  # None marks a module that does not exist
@@ -91,7 +91,7 @@ class ModuleCheck:
         return {name for name in self._index.get(id(module), ()) if sys.modules.get(name) is module}
 
     def allows(self, names: set[str]) -> bool:
-        """True when a module with these names, of which one is enough, is part of what is authorized."""
+        """True when one of these names of a module belongs to an authorized package."""
         if "foreign_modules" not in self._enforcer.rules.refused:
             return True
         rules = self._enforcer.rules
@@ -120,7 +120,7 @@ class ModuleCheck:
 
 
 class Unauthorized(ModuleType):
-    """Stands for a module that is not authorized, among others; refused when the program uses it."""
+    """Stands for an unauthorized module among others; refused when the program uses it."""
 
     def __init__(self, name: str, check: ModuleCheck, path: str) -> None:
         super().__init__(name)

@@ -1,8 +1,7 @@
-"""Recognizes failures of programs that tried to reach a host directly, or to install a package, so that a note can say
-to the model what works.
+"""Recognizes programs that failed to reach a host directly, or to install a package, and tells the model what works.
 
-Libraries only name the system call that failed. A sandbox has nothing but its own loopback: what is outside is reached
-through the egress proxy, by programs that heed it, or not at all.
+Libraries only name the system call that failed. A sandbox has only its own loopback. Everything else is reached through
+the egress proxy, by programs that use it, or not at all.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def note(network: Sequence[str]) -> str:
 
 
 def is_offline(error: BaseException) -> bool:
-    """True when an attempt to reach an address outside of the sandbox led to this exception, maybe through others."""
+    """True when an attempt to reach an address outside the sandbox caused this exception, perhaps through others."""
     pending: list[Optional[BaseException]] = [error]
     for _ in range(_MAX_EXCEPTIONS):
         one = pending.pop() if pending else None
@@ -100,17 +99,17 @@ def _is_cause(error: BaseException) -> bool:
 
 
 def says_offline(output: bytes) -> bool:
-    """True when output has such a message: of a program that caught the exception, or of a child process."""
+    """True when output has such a message, from a program that caught the exception or from a child process."""
     return any(text in output for text in _MESSAGES)
 
 
 def says_not_installed(output: bytes) -> bool:
-    """True when output has a message of an installer that could not get a package, or that is not there."""
+    """True when output has a message of an installer that found no package, or of a missing installer."""
     return any(text in output for text in _INSTALLERS_MESSAGES)
 
 
 def missing_package(error: BaseException) -> str:
-    """Returns the package that a library's error says to install; empty for any other error."""
+    """Returns the package that an error of a library advises to install; empty for any other error."""
     if not isinstance(error, ImportError):
         return ""
     import re
@@ -120,7 +119,7 @@ def missing_package(error: BaseException) -> str:
 
 
 def is_install(error: BaseException) -> bool:
-    """True for the failure of a child process that was to install a package: its output may have been caught."""
+    """True when a child process failed to install a package. Its output may have been captured."""
     if type(error).__name__ != "CalledProcessError":
         return False
     command = getattr(error, "cmd", "")

@@ -1,8 +1,7 @@
 """The rules for agent code: modules that it may import, and parts of the language that it may not use.
 
-They come from the policy, through the daemon, and are the same for a source that is checked, for the interpreter, and
-for text that a program runs. They are a guard-rail whose messages teach a model what it can use; the sandbox is the
-wall.
+They come from the policy, through the daemon. The checker, the interpreter, and `exec` in a program use the same ones.
+They are a guard-rail, and their messages tell a model what it can use. The sandbox is the wall.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ LANGUAGE_RULES = (
     "file_writing",
     "unlisted_builtins",
 )
-"""The features of Python that a policy can refuse agent code, besides imports; docs/policy.md explains each."""
-assert len(LANGUAGE_RULES) <= LANGUAGE_RULES_MAX, "a session that is refused all of them could not begin"
+"""The features of Python that a policy can forbid, besides imports; docs/policy.md explains each."""
+assert len(LANGUAGE_RULES) <= LANGUAGE_RULES_MAX, "a session under all rules could not begin"
 
 
 class Rules:
@@ -58,7 +57,7 @@ class Rules:
         self.network = tuple(network)
         self.workspace = workspace
         if "*" in self.authorized and not self.denied:
-            self.refused -= {"foreign_modules"}  # no module is foreign, and what looks for one would cost something
+            self.refused -= {"foreign_modules"}  # no module is foreign, so a search would cost time for nothing
         self._authorized_tree = _tree(self.authorized)
         self._denied_tree = _tree(self.denied)
 
@@ -73,20 +72,20 @@ class Rules:
         return _leads_on(self._authorized_tree, module.split(".")) and not self.denies(module)
 
     def authorizes_own(self, module: str) -> bool:
-        """True when the module may be imported if it is the program's own, as a part of a package that may be."""
+        """True when the module may be imported if it is the program's own; its package decides."""
         return (self.workspace or self.authorizes(module.partition(".")[0])) and not self.denies(module)
 
     @property
     def permit_all(self) -> bool:
-        """True when there is nothing that they could refuse."""
+        """True when the rules can refuse nothing."""
         return "*" in self.authorized and not self.denied and not self.refused
 
     def denies(self, module: str) -> bool:
-        """True when the module is denied, whatever authorizes it."""
+        """True when the module is denied, even if it is authorized, too."""
         return _ends_in(self._denied_tree, module.split("."))
 
     def denied_below(self, module: str) -> str:
-        """Returns a module below this one that is denied; empty when there is none."""
+        """Returns a denied module below this one; empty when there is none."""
         prefix = f"{module}."
         return next((pattern for pattern in self.denied if pattern.startswith(prefix)), "")
 
@@ -103,14 +102,14 @@ class Rules:
 
     @classmethod
     def of(cls, rules: CodeRules) -> Rules:
-        """Takes rules as they were sent. Raises FrameError for a rule that this version can't enforce."""
+        """Reads rules as they were sent. Raises FrameError for a rule that this version can't enforce."""
         if not set(rules.refused).issubset(LANGUAGE_RULES):
             raise FrameError("a language rule that does not exist")
         return cls(rules.authorized, rules.denied, rules.refused, rules.network or (), workspace=rules.workspace)
 
 
 class RuleEnforcer:
-    """Ends executions that break a rule, and keeps the first refusal of each.
+    """Ends executions that break a rule, and keeps the first refusal of each execution.
 
     A refusal ends the execution even when it is swallowed: the guard raises it again in the program's own handlers,
     the next tick raises it again after a library's handler, and one in a thread decides how the whole execution ends.
@@ -130,7 +129,7 @@ class RuleEnforcer:
         self._watches = True
 
     def end(self) -> None:
-        """Ends the execution: a refusal in a thread that outlives it counts for no other one."""
+        """Ends the execution. A thread that outlives it can't end a later one by a refusal."""
         self._watches = False
 
     def refuse(self, refusal: Refusal) -> NoReturn:

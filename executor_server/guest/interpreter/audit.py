@@ -1,7 +1,7 @@
-"""An audit hook that refuses agent code, or a library that acts for it, files and processes that the rules refuse.
+"""An audit hook that holds agent code, and libraries that act for it, to the rules on files and processes.
 
-CPython calls the hook for each such operation, however the program came to it. A call costs a little, so the hook is
-added when a rule first needs it. It can't be removed then; with other rules in force it has other handlers.
+CPython calls the hook for each such operation, however the program reaches it. A call costs a little, so the hook is
+added when a rule first needs it. It can't be removed again; other rules give it other handlers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Audit:
         self._added = False
 
     def on_rules(self) -> None:
-        """Puts the handlers in place that the rules in force need."""
+        """Installs the handlers that the rules in force need."""
         refused = self._enforcer.rules.refused
         handlers: dict[str, Handler] = {}
         if "dangerous_functions" in refused:
@@ -62,7 +62,7 @@ class Audit:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Handles nothing in this context, which is for operations of the guest itself."""
+        """Handles nothing in this context, for operations of the guest itself."""
         handlers, self._handlers = self._handlers, {}
         try:
             yield
@@ -89,7 +89,7 @@ class Audit:
         return on_start
 
     def _is_import(self, frame: Optional[FrameType]) -> bool:
-        """True for a module of a library that does it while it is imported."""
+        """True when a library does it while it is being imported."""
         while frame is not None and not self._is_agents(frame):
             if frame.f_code.co_filename.startswith("<frozen importlib"):
                 return True

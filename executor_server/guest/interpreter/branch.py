@@ -1,10 +1,10 @@
-"""Finds what a program has changed, in the branch in which it ran: a copy of the interpreter (savepoint.py).
+"""Finds what a program changed, in the branch in which it ran: a copy of the interpreter (savepoint.py).
 
-A variable has changed when its name is bound to another value, or when the digest of its value is another one. Both
-digests are made in the same process, so what has no content that can be read (a function, a class, a generator, an
-object of C without attributes) is compared by identity. What takes too long, or is too large, is said to be unknown.
+A variable has changed when its name is bound to another value, or when its value has another digest. Both digests are
+made in the same process. So values without readable content (functions, classes, generators, C objects without
+attributes) are compared by identity. Values that are too large, or take too long, are reported as unknown.
 
-The code of values (`__repr__`, properties) may run here. It runs in the branch, and not in the session.
+The code of values (`__repr__`, properties) may run here, in the branch and not in the session.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from ..wire.link_messages import LinkMessage
     from .workspace_copies import WorkspaceCopies
 
-# Seconds for all values to be looked at, once before the program and once after it; what is left then is unknown.
+# Seconds to digest all values, once before the program and once after it. The rest is unknown.
 _LOOK_TIME_S = 2.0
-# Seconds between two interruptions of a look that goes on after the first.
+# Seconds between two interruptions of a digest that goes on after the first.
 _ALARM_AGAIN_S = 0.1
-# Bytes of one value that are looked at.
+# Bytes of one value that are read.
 _LOOK_BYTES = 1024**3
-# Objects inside each other that are looked into.
+# Nested objects that are followed.
 _MAX_DEPTH = 60
 _LIMITS = ValueLimits(total_bytes=_LOOK_BYTES, unfolded_bytes=_LOOK_BYTES)
 # Values of these types do not change.
@@ -56,13 +56,13 @@ _BASES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 
 class _TooMuch(Exception):
-    """A value is too large or too deep to be looked at."""
+    """A value is too large, too deep or too slow to be digested."""
 
 
 class _Alarm:
-    """Raises _TooMuch in a look that takes too long.
+    """Raises _TooMuch in a digest that takes too long.
 
-    A timer that the program has set ends with this. A branch has none from before it, and its copy would have none.
+    This ends a timer set by the program. A branch inherits none, and its copy would have none.
     """
 
     def __init__(self, time_s: float) -> None:
@@ -87,18 +87,18 @@ class _Alarm:
 
 
 class _Look:
-    """One look at one value."""
+    """Digests one value."""
 
     def __init__(self) -> None:
         self._seen: dict[int, object] = {}
         self._depth = 0
 
     def digest(self, value: object) -> bytes:
-        """Raises _TooMuch, EncodeError, and what the codec does not catch of the value's own code."""
+        """Raises _TooMuch, EncodeError, and exceptions of the value's own code that the codec lets through."""
         return digest(value, _LIMITS, self._unlike, passing=(ControlException, _TooMuch))
 
     def _unlike(self, value: object) -> bytes:
-        """Returns what stands for a value that the codec has no exact form for."""
+        """Returns the digest of a value without an exact form in the codec."""
         identity = b"%d" % id(value)
         kind = type(value)  # not isinstance, which asks the value itself
         if issubclass(kind, _OPAQUE) or id(value) in self._seen:
@@ -120,7 +120,7 @@ class _Look:
 
 
 def _attributes(value: object) -> dict[str, object]:
-    """Returns the attributes of an instance, without its own code."""
+    """Returns the attributes of an instance without running its code."""
     found: dict[str, object] = {}
     for cls in type.__dict__["__mro__"].__get__(type(value)):
         for name, member in type.__dict__["__dict__"].__get__(cls).items():
@@ -135,7 +135,7 @@ def _attributes(value: object) -> dict[str, object]:
 
 
 class Branch:
-    """Answers the supervisor: in the branch, before and after its program; in the interpreter, when it is over."""
+    """Answers the supervisor: in the branch before and after its program, and in the interpreter after the branch."""
 
     def __init__(self, namespace: dict[str, Any], guarded: Callable[..., Any], copies: WorkspaceCopies) -> None:
         self._look = _Variables(namespace, guarded)
@@ -158,7 +158,7 @@ class Branch:
 
 
 class _Variables:
-    """Notes the variables before a program, and finds what has changed after it."""
+    """Notes the variables before a program, and finds the changed ones after it."""
 
     def __init__(self, namespace: dict[str, Any], guarded: Callable[..., Any]) -> None:
         self._namespace = namespace
@@ -188,7 +188,7 @@ class _Variables:
         return Changes.of(now.keys() - before.keys(), changed, before.keys() - now.keys(), unknown)
 
     def _is_same(self, name: str, value: Any, ends_s: float) -> Optional[bool]:
-        """None: it is not known."""
+        """Returns None when it is unknown."""
         old = self._before[name]
         if type(old) in _FIXED:
             if value is old:
@@ -208,12 +208,12 @@ class _Variables:
         try:
             with _Alarm(left_s):
                 return self._guarded(_Look().digest, value)  # type: ignore[no-any-return]
-        except BaseException:  # noqa: BLE001 (the border of agent code: what can't be read is unknown)
+        except BaseException:  # noqa: BLE001 (the border of agent code: unreadable values are unknown)
             return None
 
 
 def _listed(namespace: dict[str, Any]) -> dict[str, Any]:
-    """Returns the variables by name; names with an underscore before them are private, to the notebook, too."""
+    """Returns the variables by name. Names with a leading underscore are private, as in notebooks."""
     return {
         name: value
         for name, value in list(namespace.items())

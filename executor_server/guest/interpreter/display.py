@@ -1,8 +1,8 @@
 """Shows figures of matplotlib, images, and objects that show themselves as in notebooks.
 
-A picture is drawn in a fork (drawing.py). What can't be shown costs the program a line on stderr, and never fails it.
-Of an object that shows itself by more than a picture, the program's output has the text, and its display data goes to
-the client, which gets it as it is.
+A picture is drawn in a fork (drawing.py). If something can't be shown, the program gets a line on stderr and goes on.
+When an object has other display data than a picture, its text goes to the program's output and the data to the client,
+unchanged.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _client: list[tuple[Emit, Drawer, str]] = []
 
 
 def connect(emit: Emit, drawer: Drawer, workspace: str) -> None:
-    """Sets where images go, by what they are drawn, and where a program has its files."""
+    """Sets where images go, who draws them, and where files go. It is global for matplotlib's backend."""
     _client[:] = [(emit, drawer, workspace)]
 
 
 def begin() -> None:
-    """The next execution begins."""
+    """Begins the next execution."""
     _client[0][1].begin()
     show_windows()
 
 
 def show_windows() -> None:
-    """Has libraries that are imported by now show their windows to the caller of the session."""
+    """Makes imported libraries show their windows to the caller of the session."""
     for module, cls, name in _WINDOWS:
         owner = sys.modules.get(module)
         owner = getattr(owner, cls, None) if cls else owner
@@ -165,7 +165,7 @@ def figure_of(item: Any) -> Any:
 
 
 def bundle_of(item: Any) -> dict[str, Any]:
-    """Returns what an object shows of itself, by MIME type, without what its own code fails to make."""
+    """Returns an object's display data by MIME type, without the parts that its own code fails to make."""
     kind = type(item)
     found: dict[str, Any] = {}
     for name, mime in _METHODS.items():
@@ -184,7 +184,7 @@ def bundle_of(item: Any) -> dict[str, Any]:
 
 
 def image_in(bundle: Mapping[str, Any]) -> Optional[tuple[str, bytes]]:
-    """Returns (mime type, data) of the picture in what an object shows of itself."""
+    """Returns (MIME type, data) of the picture in an object's display data."""
     for mime in _IMAGES:
         data = bundle.get(mime)
         if isinstance(data, str):  # as in notebooks
@@ -200,7 +200,7 @@ def image_in(bundle: Mapping[str, Any]) -> Optional[tuple[str, bytes]]:
 
 
 def texts_of(bundle: Mapping[Any, Any]) -> dict[str, str]:
-    """Returns the display data in it: what is text or JSON, the smallest first if there is no room for all."""
+    """Returns the text and JSON of the display data, the smallest first if there is no room for all."""
     import json
 
     texts: dict[str, str] = {}
@@ -224,9 +224,9 @@ def _is_plot(bundle: Mapping[str, Any]) -> bool:
 
 
 class StandIns:
-    """Returns a picture or display data for each object in a value that shows itself; DISPLAYS_MAX at most.
+    """Returns a picture or display data for each object in a value that can show itself; at most DISPLAYS_MAX.
 
-    The page of a plot that is no picture becomes a file of the workspace, too, and so an artifact, if it `saves`.
+    If it `saves`, the page of an interactive plot also becomes a file of the workspace, and so an artifact.
     """
 
     def __init__(self, *, saves: bool = False) -> None:
@@ -298,7 +298,7 @@ def _send(mime: str, source: str, data: bytes) -> None:
 
 
 def _refuse(what: str, why: str) -> None:
-    """Writes a line for what is not shown; past the program's own stderr, which may be anything."""
+    """Writes a line about something not shown to descriptor 2: sys.stderr may be anything."""
     _flush()
     os.write(2, f"[{what} is not shown: {why}]\n".encode("utf-8", "replace"))
 

@@ -1,8 +1,8 @@
-"""Draws in a fork of the interpreter, so that a figure costs the program nothing but its picture.
+"""Draws in a fork of the interpreter, so that a figure can cost the program no more than its picture.
 
 Drawing runs code of libraries and of the program (formatters, for example), which may raise, exit, take all memory or
-never end. The fork has a time of its own, is the first to go when memory runs out, and gives a picture or a reason.
-Threads of the program are not in the fork: a lock that one held there costs no more than the time.
+never end. The fork has its own time limit, is killed first when memory runs out, and returns a picture or a reason.
+Threads of the program do not exist in the fork. A lock that one held costs at most the time limit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NotDrawn(Exception):
 
 
 class Drawer:
-    """Draws for one execution after the other, each within DRAWING_TIME_S in all."""
+    """Draws for executions; each has DRAWING_TIME_S in all."""
 
     def __init__(self, send: Callable[[Drawing], None], runtime: Runtime) -> None:
         self._send = send
@@ -47,11 +47,11 @@ class Drawer:
         self._left_s = DRAWING_TIME_S
 
     def begin(self) -> None:
-        """The next execution begins."""
+        """Begins the next execution."""
         self._left_s = DRAWING_TIME_S
 
     def draw(self, paint: Callable[[], bytes]) -> bytes:
-        """Returns what `paint` returns in a fork. Raises NotDrawn."""
+        """Calls `paint` in a fork and returns its result. Raises NotDrawn."""
         read, write = os.pipe()
         began_s = _monotonic()
         child = 0
@@ -81,9 +81,9 @@ class Drawer:
     def _paint(self, paint: Callable[[], bytes], write: int) -> None:
         """Draws and exits; in the fork."""
         try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter is asked to stop, and ends this one
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the interpreter, which ends this process
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, DRAWING_TIME_S)  # should an interrupt keep the interpreter from that
+            signal.setitimer(signal.ITIMER_REAL, DRAWING_TIME_S)  # in case the interpreter is interrupted
             with open("/proc/self/oom_score_adj", "wb", 0) as file:
                 file.write(_OOM_SCORE)
             gc.disable()  # else a collection copies what the two share
@@ -103,7 +103,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _read(fd: int, ends_s: float) -> bytes:
-    """Returns all that is written until the other end closes. Raises NotDrawn when the time is up before."""
+    """Returns everything written until the other end closes. Raises NotDrawn if the time is up first."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     answer = bytearray()

@@ -22,14 +22,14 @@ _MAX_REASON_CHARS = 1000
 def encode_value(
     value: object, fallback: Optional[Callable[[object], Optional[bytes]]] = None, *, saves: bool = False
 ) -> bytes:
-    """Encodes a value for the client. Of the exceptions in a value's own code, only control exceptions pass."""
+    """Encodes a value for the client. Of exceptions in a value's own code, only control exceptions pass."""
     from executor_api.values import encode
 
     return encode(value, fallback=fallback, passing=(ControlException,), stand_in=StandIns(saves=saves))
 
 
 def encode_in_parts(value: object) -> Parts:
-    """As `encode_value`, without a copy of what is large, to be sent at once."""
+    """Encodes a value like `encode_value`, but copies nothing large. The parts must be sent at once."""
     from executor_api.values import encode_in_parts as encoded
 
     return encoded(value, passing=(ControlException,), stand_in=StandIns())
@@ -45,7 +45,7 @@ def encode_output(value: object) -> Parts:
 
 
 def encode_description(value: object, why: BaseException, *, shown: bool) -> Parts:
-    """Encodes what stands for a value that was not sent: its type and the reason; its size and text if `shown`."""
+    """Encodes a description of a value that was not sent: its type and the reason; with `shown`, its size and text."""
     from executor_api.values import EncodeError, OpaqueValue
     from executor_api.values.objects import bounded_repr, type_name_of
 
@@ -71,9 +71,9 @@ def _size_of(value: Any) -> str:
 
 
 def decode_value(packed: Union[bytes, memoryview]) -> Any:
-    """Decodes a value of the client, which may hold objects that only cloudpickle can carry.
+    """Decodes a value of the client, which may hold cloudpickled objects.
 
-    Raises DecodeError also for a table where the image has no pandas: a text in its place would be noticed late.
+    Raises DecodeError, also for a table if the image has no pandas: a text in its place would be noticed late.
     """
     from executor_api.values import decode
 
@@ -81,7 +81,7 @@ def decode_value(packed: Union[bytes, memoryview]) -> Any:
 
 
 def _unpickle(data: memoryview) -> Any:
-    """Loads an object that the client pickled, `cpMAJOR.MINOR NUL pickle`; unpickling is for sandboxes only."""
+    """Loads an object that the client pickled: `cpMAJOR.MINOR NUL pickle`. Only sandboxes unpickle."""
     import pickle
 
     version, separator, pickled = bytes(data).partition(b"\0")

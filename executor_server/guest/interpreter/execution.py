@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .streams import Streams
 
 _CO_COROUTINE = 0x80
-# For the code of a step's value, which encoding runs: `__repr__`, properties, the drawing of a figure.
+# Seconds for a value's own code while it is encoded: `__repr__`, properties, the drawing of a figure.
 VALUE_TIME_S = 5.0
 
 
@@ -68,7 +68,7 @@ class Executions:
         return self._loop is not None
 
     def forget_loop(self) -> None:
-        """In a copy of the interpreter: the event loop waits on descriptors that are not there any more."""
+        """Drops the event loop in a copy of the interpreter: its descriptors do not exist there."""
         if self._loop is not None:
             import asyncio
 
@@ -112,7 +112,7 @@ class Executions:
         self._streams.prepare()
 
     def _warnings(self, program: RunProgram) -> dict[int, Callable[[], None]]:
-        """Returns what is called at some operations: warnings that a budget is nearly spent."""
+        """Returns the warnings that a budget is nearly spent, by the operation at which each is due."""
         marks: dict[int, list[str]] = {}
         for limit, mark in (
             ("operations", program.operations_mark),
@@ -130,7 +130,7 @@ class Executions:
             for limit in limits:
                 self._send(NearLimit(limit=limit))
         except (RecursionError, MemoryError):
-            return  # the program is at its own end; it must not meet ours
+            return  # the program is out of stack or memory itself
 
     def _run(
         self, code: types.CodeType, program: RunProgram, source: str, spans: list[list[int]]
@@ -165,7 +165,7 @@ class Executions:
         return ("succeeded", None) if swallowed is None else self._classify(swallowed, program.filename, source, spans)
 
     def _decisive(self) -> Optional[BaseException]:
-        """Returns what ends the execution even when a thread, a finalizer or a library has swallowed it."""
+        """Returns the exception that ends the execution even if a thread, a finalizer or a library swallowed it."""
         return self._enforcer.refusal or self._meter.raised
 
     def _evaluate(self, code: types.CodeType) -> None:
@@ -186,7 +186,7 @@ class Executions:
             raise
 
     def _make_loop(self) -> None:
-        """Makes the event loop, uninterrupted: asyncio can't be imported again after an import that was cut short."""
+        """Makes the event loop. No interrupt arrives here: asyncio can't be imported again after a cut import."""
         if self._loop is None:
             import asyncio
 
@@ -204,7 +204,7 @@ class Executions:
             raise
 
     def _report_stop(self) -> None:
-        """Reports that the program was stopped, if it can; else at the next tick that is refused."""
+        """Reports that the program was stopped. If that fails, the next refused tick reports it."""
         if self._stop_reported or not self._process.is_here():
             return
         try:
@@ -226,7 +226,7 @@ class Executions:
             self._send(Output(), parts)
 
     def _encoded(self, value: object) -> Parts:
-        """Encodes the value of a step, or what stands for it: nothing of the value's own makes the step fail."""
+        """Encodes the value of a step, or a description of it: the value's own code never fails the step."""
         attempts: list[Callable[[], Parts]] = [
             lambda: self._encode_output(value),
             lambda: self._describe(value, failure, shown=True),
@@ -261,7 +261,7 @@ class Executions:
 
 
 def keep_final_answers_quiet() -> None:
-    """Wraps the hook of threads' exceptions: one that gave the final answer or was stopped prints nothing."""
+    """Wraps threads' excepthook: a thread that gave the final answer or was stopped prints nothing."""
     # `threading` takes its hook from _thread when it is imported, which is left to the program.
     threading: Any = sys.modules.get("threading")
     report = _thread._excepthook if threading is None else threading.excepthook

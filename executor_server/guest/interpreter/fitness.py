@@ -1,9 +1,8 @@
 """Checks after each program that the interpreter's process can run another one.
 
-Programs use up descriptors, lower limits and replace modules that the interpreter works with. Some of that is repaired
-for each run (streams.py). The rest is found here, at the end of the run that did it, so that it is reported with that
-run and not blamed on the next one. Nothing depends on the answer being true: an interpreter that calls itself unfit is
-replaced, and one that is unfit and does not report it fails at its next program.
+Programs use up descriptors, lower limits and replace modules that the interpreter needs. Each run repairs some of that
+(streams.py). The rest is found here, at the end of the run that caused it, so that the next run is not blamed. The
+answer need not be true: an unfit interpreter is replaced, and one that hides it fails at its next program.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _dup, _close, _getrlimit, _getrecursionlimit = os.dup, os.close, resource.getrli
 
 
 def why_unfit(null: int, encode: Optional[Callable[[object], object]]) -> str:
-    """Returns the reason why it can't, for a sentence; empty when it can.
+    """Returns why the process can't run another program, as a clause; empty when it can.
 
-    `null` is any open descriptor; `encode` is tried unless it is None.
+    `null` is any open descriptor. `encode` is tried unless it is None.
     """
     try:
         highest = _getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS

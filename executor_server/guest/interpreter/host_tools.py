@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ToolError(Exception):
-    """The tool raised on the host; the message has the exception."""
+    """The tool raised on the host; the message describes the exception."""
 
     __module__ = "builtins"  # so that a traceback shows its plain name
 
@@ -55,7 +55,7 @@ class ToolBox:
         return self._answer(name, self._ask(call_id, CalledTool(call=call_id, name=name), packed))
 
     def show(self, mime: str, source: str, data: bytes) -> str:
-        """Sends an image, and waits until it is taken: what is printed after it then comes after it.
+        """Sends an image, and waits until it is received, so that later prints come after it.
 
         Returns the reason when it is left out.
         """
@@ -86,7 +86,7 @@ class ToolBox:
 
 
 def _tool_exception(type_name: str, message: str, packed: bytes) -> Exception:
-    """Returns the host's exception, of the builtin type that is nearest to its own, so that agent code can catch it."""
+    """Returns the host's exception with the nearest builtin type, so that agent code can catch it."""
     import builtins
 
     known = getattr(builtins, type_name, None)
@@ -106,12 +106,12 @@ def _tool_exception(type_name: str, message: str, packed: bytes) -> Exception:
             error = kind(*given)
             return error if str(error) == message or not packed else _renamed(kind, message)(*given)
         except (TypeError, ValueError):
-            continue  # a type that takes more than a message, as UnicodeDecodeError does
+            continue  # a type that takes more than a message, such as UnicodeDecodeError
     return ToolError(f"{type_name}: {message}")
 
 
 def _renamed(kind: type[Exception], message: str) -> type[Exception]:
-    """Returns a subclass whose text is the message, which names the class of the original."""
+    """Returns a subclass whose text is the message, which names the original class."""
 
     def as_base(self: Exception) -> tuple[Any, ...]:
         return kind, self.args
@@ -121,9 +121,9 @@ def _renamed(kind: type[Exception], message: str) -> type[Exception]:
 
 
 def packed_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, final: bool) -> bytes:
-    """Returns the encoded arguments of a call. Raises TypeError for code, in whose place the tool would get a text.
+    """Returns the encoded arguments of a call. Raises TypeError for code, which the tool would get as a text.
 
-    A final answer may hold code: its reader is shown the type and the repr.
+    A final answer may hold code: its reader sees the type and the repr.
     """
     try:
         return encode_value((args, kwargs), None if final else _refuse_code, saves=final)
@@ -154,7 +154,7 @@ class _CodeGiven(Exception):
 
 
 def _refuse_code(value: object) -> None:
-    """Raises _CodeGiven for code. The codec calls this for each value that it has no exact form for."""
+    """Raises _CodeGiven for code. The codec calls this for each value without an exact form."""
     for kinds, what in _CODE:
         if isinstance(value, kinds):
             raise _CodeGiven(f"{what} {str(getattr(value, '__name__', ''))[:_MAX_SHOWN_NAME_CHARS]}".rstrip())

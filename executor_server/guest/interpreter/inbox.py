@@ -1,8 +1,7 @@
-"""Messages of the supervisor to the interpreter, each given to the thread that waits for it.
+"""Delivers the supervisor's messages to the threads that wait for them.
 
-Calls may come from any thread. There is no reader thread: one of the threads that wait reads for all (the leader) and
-hands each message to the thread that waits for it. So a process that agent code forks inherits no helper thread, and no
-lock that one held.
+Any thread may call. There is no reader thread: one of the waiting threads, the leader, reads for all of them. So a
+process that agent code forks inherits no helper thread, and no lock that one held.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Optional
 
-# Seconds between two looks of the waiting main thread for an interrupt, while another thread reads.
+# Seconds between two checks for an interrupt by the waiting main thread, while another thread reads.
 _INTERRUPT_POLL_S = 0.05
 
 
@@ -62,11 +61,11 @@ class Condition:
 
 
 class Inbox:
-    """Takes messages of the supervisor and gives each to the thread that waits for it.
+    """Receives messages of the supervisor and gives each to its thread.
 
     The race: an interrupt of the program is an exception in the main thread, at any bytecode. Between the read of a
-    message and its delivery it would lose the message; inside of the lock, leave it locked. So the signal handler asks
-    `defer_interrupt`, and while the main thread is `_careful` the exception is raised later, where it does no harm:
+    message and its delivery it would lose the message; inside the lock it would leave it locked. So the signal handler
+    calls `defer_interrupt`. While the main thread is `_careful`, the exception is raised later, where it does no harm:
     when the thread waits for the next message, or leaves.
     """
 
@@ -82,7 +81,7 @@ class Inbox:
         self._interrupted = False
 
     def defer_interrupt(self) -> bool:
-        """Called by the signal handler. True when the interrupt is noted for later and must not be raised now."""
+        """Called by the signal handler. True when the interrupt is deferred and must not be raised now."""
         if self._careful:
             self._interrupted = True
         return self._careful
@@ -96,7 +95,7 @@ class Inbox:
             self._leave(mine)
 
     def forget(self) -> None:
-        """Drops all that was read from a link which this process has no more."""
+        """Drops everything read from a link that this process has lost."""
         for packet in (*self._commands, *self._replies.values()):
             packet.close()
         self._commands.clear()
@@ -104,7 +103,7 @@ class Inbox:
         self._expected.clear()
 
     def ask(self, call_id: str, send: Callable[[], None]) -> link.Packet:
-        """Sends a request and waits for its reply. A reply that an interrupted request left behind is dropped."""
+        """Sends a request and waits for its reply. The reply to an interrupted request is dropped."""
         mine = self._enter()
         reply = None
         try:
@@ -123,7 +122,7 @@ class Inbox:
         return reply
 
     def _enter(self) -> bool:
-        """Returns true in the main thread, which is careful from here on."""
+        """Returns true in the main thread, which is careful from then on."""
         mine = get_ident() == self._main
         if mine:
             self._careful = True
@@ -146,7 +145,7 @@ class Inbox:
                 if packet is not None:
                     return packet
                 if self._leading:
-                    # The main thread looks for an interrupt now and then: its handler can't notify a condition.
+                    # The main thread polls for an interrupt: its handler can't notify a condition.
                     self._changed.wait(_INTERRUPT_POLL_S if mine else -1)
                 else:
                     self._lead(mine)
@@ -170,7 +169,7 @@ class Inbox:
     def _receive(self, mine: bool) -> link.Packet:
         try:
             if mine:
-                self._careful = False  # from here on an interrupt loses nothing, nor does one that came before
+                self._careful = False  # an interrupt loses nothing now, nor does a deferred one
                 self._raise_interrupt()
             size = link.await_size(self._sock)
         finally:

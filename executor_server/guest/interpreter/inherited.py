@@ -1,4 +1,4 @@
-"""The state that an interpreter inherits of a process that has imported modules already.
+"""The state that an interpreter inherits from a process that has imported modules already.
 
 In a sandbox of a fork server that was its template process, in every other one its supervisor, which has imported few.
 """

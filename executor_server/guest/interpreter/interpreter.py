@@ -1,9 +1,9 @@
 """The interpreter: the child process in which agent code runs and its variables live.
 
-From the first execution on, this process belongs to the agent code as much as to the guest: nothing that it reports is
-evidence. The code here serves programs that keep to the rules, and ends them cleanly when their time is up; the
-supervisor and the kernel stand behind. References to the functions that it needs are taken before agent code runs, so
-that a program that patches a module by accident breaks little.
+From its first execution on, this process belongs to agent code as much as to the guest, so none of its reports is
+evidence. The code here serves programs that keep to the rules, and ends them cleanly when their time is up. The
+supervisor and the kernel enforce the limits. Functions are captured before agent code runs, so a program that patches a
+module by accident breaks little.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 
 def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> None:
-    """Imports the modules ahead, then serves the supervisor until it closes the link. Runs in the forked child."""
+    """Preimports the modules, then serves the supervisor until it closes the link. Runs in the forked child."""
     take_fork_handlers()
     settle(config)
     leave_archive()
@@ -85,9 +85,9 @@ def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> No
     sys.argv = [""]
     interpreter = Interpreter(sock, config)
     if modules:
-        interpreter.import_ahead(modules)  # before the workspace is on the path: its files are no modules of the image
+        interpreter.import_ahead(modules)  # before the workspace is on the path, so that none of its files is imported
     sys.path[:0] = python_path(config.variables)
-    # Behind the libraries, so that a file of the workspace can't pass for one of them.
+    # Behind the libraries, so that no file of the workspace can replace one of them.
     sys.path.append(config.workspace)
     interpreter.serve()
 
@@ -124,7 +124,7 @@ class Interpreter:
         """Imports modules of the image before the first program asks for them. Their output is dropped."""
         from . import preload
 
-        # The streams are on the descriptors of the programs to come: a module that keeps one can print with it later.
+        # Later programs print to the same descriptors: a module that keeps a stream can still print with it.
         preload.import_ahead(modules, self._send)
         self._streams.put_back()
         self._streams.settle()
@@ -165,8 +165,8 @@ class Interpreter:
             except link.LinkClosed:
                 return
             except Exception as problem:
-                # Exceptions of agent code are caught where it runs, so this is the guest's own code, which failed on
-                # what earlier programs left of the process. It must not be blamed on the next program.
+                # Exceptions of agent code are caught where it runs. So the guest's own code failed here, on what
+                # earlier programs left of the process, and the next program is not to blame.
                 self._send(Unfit(why=reason_of(problem)))
                 raise
 

@@ -1,7 +1,4 @@
-"""Ends what a program that was stopped has queued in pools, and its threads.
-
-They would go on in later programs, and spend the operations of those.
-"""
+"""Ends the queued calls and the threads of a stopped program. They would spend the operations of later programs."""
 
 from __future__ import annotations
 
@@ -24,15 +21,15 @@ _LOOKS, _LOOK_S = 50, 0.002
 
 
 def threads() -> set[int]:
-    """Returns the threads that there are, by ident."""
+    """Returns the idents of all threads."""
     return set(sys._current_frames())
 
 
 def end_leftovers(before: set[int]) -> None:
     """Cancels the calls that wait in pools, ends pools of processes that still have work, and interrupts threads.
 
-    A thread that is in a library's code only goes on, as a server does; so does one that was there `before`, unless it
-    is of a pool.
+    A thread that runs only a library's code goes on, as a server does. So does a thread of `before`, unless a pool owns
+    it.
     """
     pools: Any = sys.modules.get("concurrent.futures.thread")
     processes: Any = sys.modules.get("concurrent.futures.process")
@@ -42,7 +39,7 @@ def end_leftovers(before: set[int]) -> None:
             for item in [queue.get_nowait() for _ in range(queue.qsize())]:
                 if item is not None:
                     item.future.cancel()
-            queue.put(None)  # its threads look whether their pool is shut down
+            queue.put(None)  # its threads check whether their pool is shut down
         for manager in list(processes._threads_wakeups) if processes is not None else ():
             if manager.pending_work_items:
                 for worker in list(manager.processes.values()):

@@ -1,7 +1,7 @@
-"""What code of notebooks has from IPython: `get_ipython()`, and the module IPython.display where IPython is missing.
+"""What notebooks expect of IPython: `get_ipython()`, and the module IPython.display where IPython is missing.
 
-A command needs the authorization to import `subprocess`; the audit hook keeps the rule on processes. All else is for
-the agent's own code to do, with the agent's own builtins.
+A command needs the authorization to import `subprocess`; the audit hook enforces the rule on processes. Everything else
+runs as the agent's own code, with the agent's own builtins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _agent: list[tuple[dict[str, Any], RuleEnforcer]] = []  # not on the object, whi
 
 
 class Notebook:
-    """What `get_ipython()` returns: translated code calls it (checks/magics.py), and so do exported notebooks.
+    """The result of `get_ipython()`, for translated code (checks/magics.py) and exported notebooks.
 
     It also finds and loads the modules that stand for IPython's.
     """
@@ -45,7 +45,7 @@ class Notebook:
         return sys.modules["os"]
 
     def system(self, command: str) -> None:
-        """Runs a command, whose output is the program's."""
+        """Runs a command; its output joins the program's."""
         _run(_expanded(command, sys._getframe(1)))
 
     def getoutput(self, command: str) -> list[str]:
@@ -92,7 +92,7 @@ class Notebook:
             step.shown(None)
 
     def timeit(self, options: str) -> Iterator[None]:
-        """Yields for each turn of what is measured, and prints the shortest time."""
+        """Yields for each measured turn, and prints the shortest time."""
         import re
 
         given = dict(re.findall(r"-([nr])\s*(\d+)", options))

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Optional
 
 OOM_SCORE = 900
-"""The kernel should take this process when memory runs out, not the supervisor; before it, what has 1000: savepoints,
-and the processes that calls have started."""
+"""When memory runs out, the kernel should kill this process, not the supervisor. Processes with 1000 go first:
+savepoints, and those that calls have started."""
 
-# Bytes of data kept from each program for what is done between two: one that ran out of memory keeps all that it has.
+# Bytes of data withheld from programs, for the work between two: a program may keep all the memory that it has.
 _HEADROOM_BYTES = 2 * 1024 * 1024
 
 
@@ -40,25 +40,25 @@ def settle(config: Any) -> None:
 
 
 def limit_memory(memory_bytes: int, *, for_good: bool) -> None:
-    """Limits data a little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is
-    kept. Where a control group is the wall, this is a convenience, and a program that reserves much more memory than it
-    uses, as a browser does, may lift it.
+    """Limits data a little below the sandbox's limit, so that running out of memory is mostly a MemoryError and keeps
+    the state. Where a control group is the wall, this is a convenience: a program that reserves much more memory than
+    it uses, as a browser does, may lift it.
     """
     rlimits.limit(resource.RLIMIT_DATA, memory_bytes // 10 * 9, for_good=for_good)
 
 
 def hold_headroom() -> None:
-    """Lowers the limit on data for the time of a program."""
+    """Lowers the limit on data while a program runs."""
     _move_data_limit(-_HEADROOM_BYTES)
 
 
 def give_headroom() -> None:
-    """Raises the limit on data again when the program has ended."""
+    """Raises the limit on data again after the program."""
     _move_data_limit(_HEADROOM_BYTES)
 
 
 def _move_data_limit(by_bytes: int) -> None:
-    """Moves the limit from where it is now, as a program may have moved it itself, and as far as that can be done."""
+    """Moves the limit as far as possible from its present value, which a program may have changed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if soft != resource.RLIM_INFINITY:
         moved = max(soft + by_bytes, 0)
@@ -98,8 +98,8 @@ def clear_timers() -> None:
 class OwnProcess:
     """Distinguishes the interpreter's process from those that agent code forked.
 
-    A fork of agent code that returns instead of exiting comes back into the interpreter's own code. It must not answer
-    in its place.
+    A fork by agent code that returns instead of exiting comes back into the interpreter's own code. It must not answer
+    in the interpreter's place.
     """
 
     def __init__(self) -> None:
@@ -107,11 +107,11 @@ class OwnProcess:
         self._getpid, self._exit = os.getpid, os._exit
         self._pid = os.getpid()
         self._waitpid, self._read, self._close = os.waitpid, os.read, os.close
-        # The process between this one and its last copy, and a pipe that ends when the copy holds nothing any more.
+        # The process between this one and its last copy, and a pipe that ends once the copy has closed its descriptors.
         self.between: Optional[tuple[int, int]] = None
 
     def wait_between(self) -> None:
-        """Waits for both, before agent code could meet the one, or find its ports taken by the other."""
+        """Waits for both, before agent code can meet the process or find its ports taken by the copy."""
         assert self.between is not None
         (pid, settled), self.between = self.between, None
         self._read(settled, 1)
@@ -122,7 +122,7 @@ class OwnProcess:
             pass  # the program lets the kernel wait for its children
 
     def move_here(self) -> None:
-        """This process, a fork, is the interpreter's from now on."""
+        """Makes this process, a fork, the interpreter's."""
         self._pid = self._getpid()
         self.between = None
 

@@ -1,8 +1,8 @@
-"""Imports modules of the image before a program asks for them, so that the program's own import costs nothing.
+"""Imports modules of the image in a warm interpreter, so that a program's own import costs nothing.
 
-It happens in a warm interpreter, before any agent code runs there. A module that is missing, raises or exits is left
-out. One that takes too long, or ends the process, ends the warm interpreter: each module is reported before its import,
-so that the supervisor knows which one that was.
+No agent code has run there yet. Modules that are missing, raise or exit are skipped. A module that takes too long, or
+ends the process, ends the warm interpreter. Each import is reported before it begins, so the supervisor knows the
+module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODULE_TIME_S = 30.0
 
 
 def import_ahead(modules: list[str], report: Callable[[LinkMessage], None]) -> None:
-    """Imports the modules one after the other. May end the process; raises no exception of a module."""
+    """Imports the modules in turn. May end the process; no exception of a module gets out."""
     own_pid = os.getpid()
     for name in modules:
         report(Importing(name=name))

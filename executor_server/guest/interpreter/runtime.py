@@ -1,4 +1,4 @@
-"""The runtime of agent code: its namespace and builtins, the meter that counts it, and the rules that hold for it."""
+"""The runtime of agent code: its namespace and builtins, its meter, and its rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPERATION_BUDGET = 10**8
 
 
 class Runtime:
-    """Owns `__main__` and all that instrumented code calls."""
+    """Owns `__main__` and everything that instrumented code calls."""
 
     def __init__(self, config: Any) -> None:
         self.memory_bytes: int = config.memory_bytes
@@ -69,7 +69,7 @@ class Runtime:
         code, spans = self._loads(packed)
         self._constants[self._sentinels.keep] = last.keep
         bound = self._bind(code, self._constants)
-        self._constants[self._sentinels.keep] = None  # else the value would outlive its run
+        self._constants[self._sentinels.keep] = None  # else the last value would outlive its run
         return bound, spans
 
     def guarded(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -1,24 +1,24 @@
 """Savepoints: copies of the interpreter, made by fork, that wait until the session goes back to them.
 
-`take` forks a process that waits on a link of its own. RESUME has it go on as the interpreter, at once. MAKE_SUCCESSOR
-has it fork another such process, a successor. The supervisor has one of the two go on, and keeps the other, so that a
-session can go back any number of times.
+`take` forks a process that waits on a link of its own. RESUME makes it go on as the interpreter, at once.
+MAKE_SUCCESSOR makes it fork another such process, a successor. The supervisor resumes one of the two and keeps the
+other, so a session can go back any number of times.
 
-Each fork is a double one. The process in between ends at once, so the copy is a child of process 1, the supervisor:
-agent code that waits for its own children never meets it, and the supervisor gets its exit. It leads a kernel session
-of its own, by which the supervisor spares it when it kills everything else. The interpreter does not wait for the
-second fork, which takes several times as long as the first: memory is copied by then. The copy itself says where it is.
-Before the interpreter does anything else, it waits for the process in between, and until the copy has closed the
-program's descriptors in itself.
+Each fork is a double one. The process in between ends at once, so the copy becomes a child of process 1, the
+supervisor: agent code that waits for its own children never meets it, and the supervisor learns of its exit. The copy
+leads a kernel session of its own, which the supervisor spares when it kills everything else. The interpreter does not
+wait for the second fork, which takes several times as long as the first: memory is copied by then. The copy itself
+reports its pid. Before the interpreter does anything else, it waits for the process in between, and until the copy has
+closed its descriptors of the program.
 
-A copy has one thread, so a program with threads gets no savepoint: a lock that one held would be held for ever. Some
-native libraries can do without their threads (native_threads.py).
+A copy has one thread, so a program with threads gets no savepoint: their locks would be held for ever. Some native
+libraries can do without their threads (native_threads.py).
 
-A copy shares open files with the program. A socket or a pipe that it kept would stay open when the program closes its
-own: a port would stay taken, a reader would wait. So a copy puts /dev/null in their place, and says so.
+A copy shares open files with the program. If it kept a socket or a pipe, that would stay open after the program closed
+its own: a port would stay taken, a reader would wait. So a copy puts /dev/null in their place, and reports it.
 
-Agent code can kill its savepoints, or take part in the messages here; it has the interpreter's memory. It gains nothing
-but the loss of its own state.
+Agent code has the interpreter's memory, so it can kill its savepoints or forge the messages here. It gains nothing but
+the loss of its own state.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ORPHAN_LOOKS, _ORPHAN_LOOK_S = 2000, 0.001
 
 
 class Parts:
-    """The parts of the interpreter that a copy of it has to change."""
+    """The parts of the interpreter that its copy has to change."""
 
     def __init__(
         self, sock: socket.socket, inbox: Inbox, executions: Executions, streams: Streams, process: OwnProcess
@@ -70,7 +70,7 @@ class Parts:
 
 
 class _Kept:
-    """All that a copy needs to be what the interpreter was."""
+    """Everything that a copy needs to become what the interpreter was."""
 
     def __init__(self, files: Optional[Copy], random_state: Any) -> None:
         self.files = files
@@ -80,7 +80,7 @@ class _Kept:
 
 
 def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: WorkspaceCopies) -> Answer:
-    """Makes a savepoint. Returns the answer in the interpreter, and another one in the copy when it goes on."""
+    """Makes a savepoint. Returns the answer in the interpreter, and another one in the resumed copy."""
     if len(packet.fds) != 1:
         raise ValueError(f"a savepoint with {len(packet.fds)} descriptors")
     why_not = _why_not()
@@ -130,7 +130,7 @@ def _refusal(why: str) -> Answer:
 
 
 def _why_not() -> str:
-    """Returns the reason why the program can't be copied now; empty when it can."""
+    """Returns why the program can't be copied now; empty when it can."""
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
         names = ", ".join(str(thread.name)[:40] for thread in others[:_MAX_NAMED])
@@ -170,7 +170,7 @@ def _descriptors() -> list[tuple[int, os.stat_result]]:
 
 
 def _fork() -> int:
-    """Forks a process whose parent is process 1, soon. Returns the pid of the one in between, and 0 in the copy.
+    """Forks a process that process 1 will adopt. Returns the pid of the one in between, and 0 in the copy.
 
     Raises OSError.
     """
@@ -192,7 +192,7 @@ def _fork() -> int:
 
 
 class Positions:
-    """The positions in the files that this process has open. A branch shares them, and moves them."""
+    """The positions in this process's open files. A branch shares and moves them."""
 
     def __init__(self) -> None:
         self._all = [
@@ -215,9 +215,9 @@ class Positions:
 
 
 def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, settled: int) -> Answer:
-    """Waits for RESUME, and returns when it has come; makes successors meanwhile. Ends with the link.
+    """Waits for RESUME and then returns; makes successors meanwhile. Ends with the link.
 
-    Closes `settled` when it holds nothing of the program's.
+    Closes `settled` once it has closed the program's descriptors.
     """
     try:
         _settle(theirs, parts, kept)
@@ -245,7 +245,7 @@ def _serve(theirs: int, parts: Parts, copies: WorkspaceCopies, kept: _Kept, sett
 
 
 def _made_successor() -> bool:
-    """Forks a successor; false in that. Without a process for one, its link closes, and that is the answer."""
+    """Forks a successor, and returns false in it. If the fork fails, its link closes, which is the answer."""
     try:
         between = _fork()
         if between:

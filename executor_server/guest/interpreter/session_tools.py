@@ -46,17 +46,17 @@ class SessionTools:
         self._placed: dict[str, Any] = {}
 
     def on_tools(self, _message: PlaceTools, packet: link.Packet) -> None:
-        """Puts tools in place none of which is made here: stubs, and tools that are missing for a reason."""
+        """Places tools that need no making: stubs, and tools that are missing for a reason."""
         stubs, _ = self._stubs(packet)
         self._shipped.clear(stubs)
         self._place(stubs)
 
     def take_part(self, part: ToolPart, data: Union[bytes, memoryview]) -> None:
-        """Takes a part of a tool that will be made."""
+        """Takes a part of a shipped tool."""
         self._shipped.take_part(part.tool, part.part, data)
 
     def make(self, ship: ShipTools, packet: link.Packet) -> tuple[Answered, bytes]:
-        """Makes tools from the parts that came before and puts all in place. Returns the answer to the supervisor."""
+        """Makes tools from the received parts and places all of them. Returns the answer to the supervisor."""
         stubs, shipped = self._stubs(packet)
         problems = ""
         try:
@@ -70,7 +70,7 @@ class SessionTools:
         return Answered(ok=True, message=problems[:MAX_ANSWER_CHARS]), b""
 
     def on_drop(self, drop: DropTools, packet: link.Packet) -> None:
-        """Replaces tools by ones that say why they are not there any more."""
+        """Replaces tools by stand-ins that say why they are gone."""
         names = read_texts(link.read_body(packet), TOOLS_MAX, MAX_NAME_CHARS, "tools")
         dropped = {name: Unmade(name, drop.why_not) for name in names}
         self._shipped.drop(dropped)

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-# Variables that are read once: by Python, the C library, the loader, and libraries that may be imported already.
+# Variables that Python, the C library, the loader and libraries read once, when they start.
 _READ_ONCE = (
     *("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_"),
     *("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_", "NPY_", "ARROW_", "POLARS_", "MPL"),
@@ -28,7 +28,7 @@ _KEPT = ("workspace", "memory_bytes", "processes", "watch_memory", "mark", "egre
 
 
 def need_new_process(variables: dict[str, str]) -> bool:
-    """True if a fork would not heed all of these variables."""
+    """True if some of these variables would have no effect in a fork."""
     return any(name.startswith(_READ_ONCE) and name != _PATH for name in variables)
 
 
@@ -40,7 +40,7 @@ def apply_variables(variables: dict[str, str]) -> None:
 
 
 def python_path(variables: dict[str, str]) -> list[str]:
-    """Returns the session's directories of modules. They come first, as in every Python, once the guest's are there."""
+    """Returns the session's directories of modules. As in every Python they come first, but after the guest's."""
     return [os.path.abspath(each) for each in variables.get(_PATH, "").split(os.pathsep) if each]
 
 

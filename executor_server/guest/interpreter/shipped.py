@@ -1,12 +1,12 @@
-"""Tools that run in the interpreter itself, made from the source or the pickle that the client shipped.
+"""Tools that run in the interpreter itself, made from source or pickles that the client shipped.
 
 Their code is the client's own and no agent code. Like a library of the image it runs with Python's builtins: its
-imports are not checked and its operations not counted. Agent code gets the object that was made, among its builtins,
-where the stubs of host tools are.
+imports are not checked and its operations not counted. Agent code finds the tools among its builtins, next to the stubs
+of host tools.
 
-All tools of a registration are made before any of them is in place, so one that can't be made leaves the tools that
-were there. Code that makes a tool can raise anything, end the process or never return; only exceptions are handled
-here. The supervisor bounds the time, and the kernel the memory, as with variables.
+All tools of a registration are made before any is placed, so a failure keeps the earlier tools. Code that makes a tool
+can raise anything, end the process or never return. Only exceptions are handled here; as with variables, the supervisor
+bounds the time and the kernel the memory.
 
 Each tool that comes as source is a module of its own, registered in sys.modules, so that its classes and functions can
 be pickled. Its builtins are Python's and, behind these, the session's tools: one tool can call another.
@@ -38,7 +38,7 @@ _compile, _exec, _find_spec, _modules, _lines = compile, exec, find_spec, sys.mo
 
 
 class ToolsRefused(Exception):
-    """A tool can't be made, so none is. `modules` are those that the image lacks, when that is the reason."""
+    """A tool can't be made, so none is. `modules` are those missing from the image, if that is the reason."""
 
     def __init__(self, message: str, modules: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class ToolsRefused(Exception):
 
 
 class Unmade:
-    """Stands for a tool that is not there, and raises with the reason when it is called."""
+    """Stands for a missing tool, and raises with the reason when it is called."""
 
     def __init__(self, name: str, why_not: str) -> None:
         self.__name__ = self.__qualname__ = name
@@ -57,7 +57,7 @@ class Unmade:
 
 
 class ShippedTools:
-    """Makes shipped tools, and owns the modules of those that are in place.
+    """Makes shipped tools, and owns their modules.
 
     `guarded` calls a function with arguments and bounds the agent code that this runs.
     """
@@ -76,19 +76,19 @@ class ShippedTools:
         self._parts[name, part] = data
 
     def clear(self, stubs: dict[str, Any]) -> None:
-        """Removes the tools that were in place; `stubs` are the session's tools from now on."""
+        """Removes the shipped tools; `stubs` are the session's tools from now on."""
         self._parts = {}
         self._settle({}, stubs)
 
     def drop(self, instead: dict[str, Any]) -> None:
-        """Removes these tools; `instead` has the object that replaces each."""
+        """Replaces these tools by the objects in `instead`."""
         modules = {name: module for name, module in self._in_place.items() if name not in instead}
         self._settle(modules, {**self._offered, **instead})
 
     def replace(self, specs: list[PlacedTool], stubs: dict[str, Any]) -> dict[str, Any]:
-        """Makes the tools of the list and replaces all that were in place; `stubs` are the session's other tools.
+        """Makes the tools of the list and replaces all earlier ones; `stubs` are the session's other tools.
 
-        Raises ToolsRefused when one can't be made; then all that were in place still are.
+        Raises ToolsRefused when one can't be made. The earlier tools then stay.
         """
         parts, self._parts = self._parts, {}
         failures, missing = self._find_missing(specs)
@@ -108,7 +108,7 @@ class ShippedTools:
         return made
 
     def replace_again(self, specs: list[PlacedTool], stubs: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Makes the tools again in a new interpreter. Returns them and the reasons for those that can't be made."""
+        """Makes the tools again in a new interpreter. Returns them, and the reasons for failures."""
         parts, self._parts = self._parts, {}
         failures, _ = self._find_missing(specs)
         making = _Making()
@@ -127,7 +127,7 @@ class ShippedTools:
         return made, _listed(failures)
 
     def _find_missing(self, specs: list[PlacedTool]) -> tuple[dict[str, str], list[str]]:
-        """Returns the reasons why tools can't be made, by tool, and the modules that are missing, each once."""
+        """Returns why tools can't be made, by tool, and the missing modules, each once."""
         failures: dict[str, str] = {}
         missing: dict[str, None] = {}
         for spec in specs:
@@ -155,7 +155,7 @@ class ShippedTools:
         return tool
 
     def _run(self, spec: PlacedTool, parts: dict[tuple[str, str], Data], making: _Making) -> Any:
-        """Runs the source of a tool as a module and returns the object under the name of the entry."""
+        """Runs the source of a tool as a module and returns its entry."""
         text = bytes(parts[spec.name, "source"]).decode()
         bindings = decode_value(parts[spec.name, "bindings"]) if (spec.name, "bindings") in parts else {}
         if not isinstance(bindings, dict) or not all(isinstance(key, str) for key in bindings):
@@ -171,14 +171,14 @@ class ShippedTools:
         return names[spec.entry]
 
     def _offer(self, tools: dict[str, Any]) -> None:
-        """Makes exactly these available to tools, behind Python's builtins."""
+        """Makes exactly these tools available to tools, behind Python's builtins."""
         names = {**tools, **self._python_names}
         self._names.update(names)
         for name in set(self._names) - set(names):
             del self._names[name]
 
     def _settle(self, modules: dict[str, types.ModuleType], tools: dict[str, Any]) -> None:
-        """Puts these in place and removes the modules of the others."""
+        """Installs these modules and tools, and removes the other modules."""
         for name, module in self._in_place.items():
             if name not in modules and _modules.get(module.__name__) is module:
                 del _modules[module.__name__]
@@ -189,14 +189,14 @@ class ShippedTools:
 
 
 class _Making:
-    """The modules of tools that are being made; can be undone until all are."""
+    """The modules of tools in the making, which can be undone."""
 
     def __init__(self) -> None:
         self.modules: dict[str, types.ModuleType] = {}  # by the tool's name
         self._before: list[tuple[Any, str, Any]] = []
 
     def enter(self, name: str, text: str) -> tuple[str, types.ModuleType]:
-        """Registers a new module for this source. Returns the name of its file, of which there is none, and it."""
+        """Registers a new module for this source. Returns the name of its (missing) file, and the module."""
         module = self.modules[name] = types.ModuleType(f"tool_{name}")
         filename = _filename(name)
         self._put(_modules, module.__name__, module)
@@ -209,7 +209,7 @@ class _Making:
         where[key] = value
 
     def undo(self, name: str = "") -> None:
-        """Puts back the entries from before the tools were made, or from before this one was."""
+        """Restores the entries from before the tools were made, or from before this tool was."""
         keys = {f"tool_{name}", _filename(name)}
         for where, key, value in reversed(self._before):
             if name and key not in keys:
@@ -225,12 +225,12 @@ def _filename(name: str) -> str:
 
 
 def _missing(modules: list[str]) -> list[str]:
-    """Returns those that can't be found. The search for a module in a package imports the package."""
+    """Returns the modules that can't be found. The search for a module in a package imports the package."""
     return [name for name in modules if not _is_there(name)]
 
 
 def missing_modules(names: list[str]) -> list[str]:
-    """Returns those of these top-level modules that can't be found. Nothing is imported."""
+    """Returns the top-level modules that can't be found. Imports nothing."""
     return [name for name in names if not _can_be_found(name)]
 
 

@@ -1,8 +1,8 @@
 """stdout and stderr of the programs in the interpreter, and their destination while no program runs.
 
-Each run gets pipes of its own, so that the output of a process that outlives its run is never taken for output of the
-next one. Between two runs the descriptors lead to the idle pipes, which stay the same for the life of an interpreter:
-output of a thread there is background output. Until a first run brings them, the descriptors lead to /dev/null.
+Each run gets pipes of its own, so that output of a process that outlives its run is never taken for the next one's.
+Between two runs the descriptors lead to the idle pipes, the same ones for the life of an interpreter; what threads
+print there is background output. The first run brings the idle pipes. Until then the descriptors lead to /dev/null.
 
 References are taken when this module is imported, before any agent code runs.
 """
@@ -33,17 +33,17 @@ class Streams:
         self.renew()
 
     def renew(self) -> None:
-        """Puts new stream objects in place: the last program may have closed or broken its own."""
+        """Makes new stream objects: the last program may have closed or broken its own."""
         self._stdout = sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
         self._stderr = sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
         self._is_new = True
 
     def put_back(self) -> None:
-        """Puts the objects of the last `renew` back in place of those that imports have put there."""
+        """Restores the objects of the last `renew`, which imports may have replaced."""
         sys.stdout, sys.stderr = self._stdout, self._stderr
 
     def connect(self, fds: list[int]) -> None:
-        """Begins a run with its stdout and stderr; those of the first run are followed by the two idle pipes."""
+        """Begins a run with its stdout and stderr. The first run also brings the two idle pipes."""
         for fd, number in zip(fds, (1, 2)):
             _dup2(fd, number)
             _close(fd)
@@ -57,19 +57,19 @@ class Streams:
         self._is_new = False
 
     def disconnect(self) -> None:
-        """Ends a run: this process holds its pipes no more."""
+        """Ends a run: this process lets go of its pipes."""
         for fd, number in zip(self._idle, (1, 2)):
             _dup2(fd, number)
 
     def prepare(self) -> None:
-        """Makes the stream objects of the next program, when no client waits for this process."""
+        """Makes the stream objects of the next program ahead, while no client waits."""
         try:
             self.renew()
         except Exception:  # noqa: BLE001 (the program broke what they are made of: the next one will say so)
             self._is_new = False
 
     def _in_place(self) -> bool:
-        """True when nothing that ran between two programs has replaced or closed the new objects."""
+        """True when nothing has replaced or closed the new objects between two programs."""
         ours = (self._stdout, self._stderr)
         return (
             (sys.stdout, sys.stderr) == ours
@@ -78,7 +78,7 @@ class Streams:
         )
 
     def forget_idle(self) -> None:
-        """In a copy of the interpreter: the idle pipes are another's; the first run here brings new ones."""
+        """Closes the idle pipes in a copy of the interpreter; its first run brings new ones."""
         for fd in self._idle:
             if fd != self.null:
                 _close(fd)
@@ -105,7 +105,7 @@ def _stream(fd: int) -> io.TextIOWrapper:
 
 
 class _SlicedText(io.TextIOWrapper):
-    """Writes a huge text in slices, so that it is not held twice over as bytes."""
+    """Writes a huge text in slices, so that its bytes are never held as a whole."""
 
     _SLICE = 1024 * 1024
 

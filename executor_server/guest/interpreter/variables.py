@@ -46,7 +46,7 @@ _MAPPED_AT_ONCE = mmap.MAP_SHARED | 0x8000
 
 
 class Variables:
-    """Sets and gets variables of `__main__`. Those that are set come one by one and are all set at the commit."""
+    """Sets and gets variables of `__main__`. New values arrive one by one and are all set at the commit."""
 
     def __init__(self, runtime: Runtime, send: Send) -> None:
         self._guarded = runtime.guarded
@@ -101,7 +101,7 @@ class Variables:
         self._send(Answered(ok=True), dumps(missing))
 
     def _packed(self, value: Any) -> Parts:
-        """Returns a variable, or an opaque value for one whose own code raises: the others are not lost over it."""
+        """Returns a variable, or an opaque value if its own code raises: the others must not be lost over it."""
         try:
             return self._guarded(self._encode, value)  # type: ignore[no-any-return]
         except EncodeError:
@@ -156,12 +156,12 @@ class States:
 
 
 def _settle_copy() -> None:
-    """Makes a copy of the process that pickles end at an interrupt."""
+    """Makes the pickling copy of the process end at an interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def view(packet: link.Packet) -> Union[bytes, memoryview]:
-    """Returns the body where it lies: decoding a large value copies it once as it is."""
+    """Returns the body without copying it: decoding a large value copies it once anyway."""
     if packet.memfd is None:
         return packet.body
     try:

@@ -1,7 +1,7 @@
 """Copies of the workspace's files in the interpreter's memory, for its savepoints.
 
-A fork shares memory, so eight savepoints hold a file that did not change once. The paths are agent code's: nothing is
-followed that leads out of the workspace, and nothing is opened that could block.
+A fork shares memory, so eight savepoints hold an unchanged file once. The paths are agent code's, so no link is
+followed out of the workspace, and nothing that could block is opened.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     Copy = dict[str, "Entry"]
 
 MAX_FILES = 2000
-"""Files and directories that a savepoint holds; with more, it holds none."""
-# Entries that a restoration looks at; a directory with more is left as it is.
+"""The most files and directories that a savepoint holds; with more, it holds none."""
+# Entries that a restoration reads; a directory with more stays as it is.
 _MAX_SEEN = 20_000
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class TooMany(Exception):
-    """The workspace holds more than a savepoint may; the message says what, in words."""
+    """The workspace holds more than a savepoint may; the message has the details."""
 
 
 class Entry:
@@ -40,7 +40,7 @@ class Entry:
 
 
 class WorkspaceCopies:
-    """Makes copies. It keeps the last one, to read only what has changed since."""
+    """Makes copies. It keeps the last one, so that only changed files are read again."""
 
     def __init__(self, workspace: str) -> None:
         self._root = workspace
@@ -89,7 +89,7 @@ class WorkspaceCopies:
         return added, changed, sorted(gone)
 
     def restore_last(self) -> int:
-        """Makes the workspace as it was when the last copy was made; returns how many files could not be made so."""
+        """Restores the last copy. Returns the number of failures."""
         return self.restore(self._last)
 
     def _read(self, path: str, max_bytes: int) -> Optional[Entry]:
@@ -111,7 +111,7 @@ class WorkspaceCopies:
         return Entry(status, b"".join(pieces))
 
     def restore(self, copy: Copy) -> int:
-        """Makes the workspace as it was; returns how many files could not be made so."""
+        """Restores the workspace. Returns the number of failures."""
         failed = 0
         now: dict[str, os.stat_result] = {}
         for path, status in _walk(self._root, ""):
@@ -134,7 +134,7 @@ class WorkspaceCopies:
         return failed
 
     def _renewed(self, copy: Copy) -> Copy:
-        """Returns the copy with the keys that its files have now, so that they are not read again."""
+        """Returns the copy with the present keys of its files, so that they are not read again."""
         for path, entry in copy.items():
             try:
                 entry.key = _key(os.lstat(os.path.join(self._root, path)))
@@ -152,7 +152,7 @@ class WorkspaceCopies:
                 os.unlink(path)
             os.symlink(entry.data, path)
         else:
-            # In place, so that other names of the file, and those who have it open, see it too.
+            # In place, so that hard links and open descriptors of the file see it, too.
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_FOLLOW, 0o600)
             with open(fd, "wb", buffering=0) as file:
                 view = memoryview(entry.data)

@@ -2,15 +2,15 @@
 
     segments | index (JSON) | u32 length of the index
 
-All variables are pickled by one pickler, each as a segment of its own, so that what two of them share they share
-afterwards. The protocol is 3, the last one that numbers its memo: a segment that can't be read leaves a hole, and each
-segment that refers to it fails too. With the positional memo of later protocols it would get another object.
+One pickler writes all variables, each as a segment of its own, so that shared objects stay shared. The protocol is 3,
+the last one that numbers its memo: an unreadable segment leaves a hole, and each segment that refers to it fails, too.
+With the positional memo of later protocols it would get another object.
 
 Functions and classes of the program travel by value and live in the new namespace, with its builtins: the meter counts
 them and the rules hold for them. Modules travel by name and are imported as the program would import them. All other
-names in a pickle are held to the rules too, since a pickle is code. Only interpreters, inside of sandboxes, write and
-read one: export.py in a copy of the process, so that a `__reduce__` that never returns costs the copy, restore.py in
-the interpreter that gets the variables, for which the supervisor gives it a time.
+names in a pickle are held to the rules too, since a pickle is code. Only interpreters, inside sandboxes, write and read
+states: export.py in a copy of the process, so that an endless `__reduce__` costs only the copy, restore.py in the
+interpreter that gets the variables, within a time limit of the supervisor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LENGTH = struct.Struct("!I")
 
 
 class NotPickled(Exception):
-    """A variable, or all of them, can't be written or read; the message is the reason."""
+    """One or all variables can't be written or read; the message is the reason."""
 
 
 def read_index(fd: int, size: int) -> dict[str, Any]:

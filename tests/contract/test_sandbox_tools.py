@@ -261,7 +261,10 @@ REFUSALS = {
     "too large": (source("tool = bytes(10**12)"), "MemoryError"),
     "its import": (source("import nowhere\ndef tool(): pass"), "ModuleNotFoundError: No module named 'nowhere'"),
     "no bindings": (ShippedTool(ToolSource("def tool(): pass", "tool", encode([1]))), "its bindings are not a dict"),
-    "bindings of no names": (ShippedTool(ToolSource("def tool(): pass", "tool", encode({1: 2}))), "not a dict with names"),
+    "bindings of no names": (
+        ShippedTool(ToolSource("def tool(): pass", "tool", encode({1: 2}))),
+        "not a dict with names",
+    ),
     "what is no value": (ShippedTool(ToolSource("def tool(): pass", "tool", b"\x00")), "DecodeError"),
     "a value of nothing": (ShippedTool(b""), "DecodeError"),
     "a call of a tool": (source("asked()"), "no execution is running that could call a tool"),

@@ -1,15 +1,15 @@
-"""Accepting from a listener whose other holder may be hostile, without waiting for ever.
+"""Accepts from a listener whose other holder may be hostile, without waiting for ever.
 
 Attack. The listener was made inside the sandbox, and a process there has a descriptor of the same open socket.
 O_NONBLOCK belongs to the open socket and not to a descriptor. So the other holder can clear it, and take a connection
-out of the queue between the moment in which the loop sees it and the accept. The accept would then wait for the
-next connection, and with it all sessions would. No accept takes a flag against that (those of accept4 are for the new
-socket), a time limit of the socket (SO_RCVTIMEO) is the other holder's as well, and a socket can't be opened again.
+out of the queue after the loop has seen it and before the accept. The accept would then wait for the next connection,
+and all sessions with it. No flag of accept prevents that (those of accept4 are for the new socket), the other holder
+can also change a time limit of the socket (SO_RCVTIMEO), and a socket can't be opened again.
 
-So a timer interrupts the call, by a handler that raises. It repeats, since a first signal that comes just before the
-call is entered does not interrupt it. The handler raises once at most, and never outside of the call's `try`: another
-signal could otherwise interrupt the lines that put the timer back. What was accepted at the very end of the time is
-lost, with its descriptor; a session may cause that as often as it may cause interruptions at all (session.py).
+So a timer interrupts the call, by a handler that raises. It repeats, since a signal just before the call does not
+interrupt it. The handler raises at most once, and never outside the call's `try`: another signal could otherwise
+interrupt the lines that restore the timer. A connection accepted at the very end of the time is lost, with its
+descriptor. A session may cause that as often as it may cause interruptions (session.py).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _DO_NOT_LINGER = struct.pack("ii", 0, 0)
 
 
 class AcceptInterrupted(Exception):
-    """The call had to be interrupted: the listener blocks, or the process did not run for a while just then."""
+    """The call had to be interrupted: the listener blocks, or the process was stopped at that moment."""
 
 
 class Acceptor:
-    """Accepts for all sessions. Has the handler of SIGALRM from when it is made until `close`, so it is made in the
-    main thread. A signal that it did not ask for goes to the handler of before."""
+    """Accepts for all sessions. It owns the handler of SIGALRM until `close`, so it is made in the main thread. A
+    foreign signal goes to the earlier handler."""
 
     def __init__(self) -> None:
         self._raises = False
@@ -62,18 +62,17 @@ class Acceptor:
         if self._raises:
             self._raises = False
             raise AcceptInterrupted
-        # The timer that this one took the place of, or a signal of our own that came late.
+        # The timer that this one replaced, or a late signal of our own.
         if callable(self._handler_before) and signal.getitimer(signal.ITIMER_REAL)[1] != MAX_ACCEPT_S:
             self._handler_before(number, frame)
 
 
 def reset_inherited_options(sock: socket.socket) -> None:
-    """Undoes what the listener's other holder may have set for all connections, where it would cost other sessions.
+    """Undoes options that the listener's other holder may have set, where they would cost other sessions.
 
-    Linux waits in close, even of a socket that does not block, for as long as SO_LINGER says. Sandboxes can't set it
-    under their system call filter, and the proxy can't either where it has the same one: then this raises OSError, and
-    the connection is closed before anything was sent, which does not wait. Other options slow down the session's own
-    connections alone.
+    On close, Linux waits for the time of SO_LINGER, even if the socket does not block. Sandboxes can't set it under
+    their system call filter. Where the proxy has the same filter, this raises OSError, and the connection is closed
+    before anything was sent, which does not wait. Other options slow down only the session's own connections.
     """
     lingers, _ = struct.unpack("ii", sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))
     if lingers:

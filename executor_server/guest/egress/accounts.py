@@ -1,5 +1,4 @@
-"""The accounts of a session: bytes that it has moved and may still move, connections that it may make in a minute, and
-the work that it causes in a turn of the loop."""
+"""The accounts of a session: its bytes, its new connections in a minute, and its work in a turn of the loop."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from .refusals import Ended
 
 _MINUTE_S = 60.0
 _TURN_S = 0.002
-# More than one process makes: it bounds what a minute's count can hold.
+# More than one process can make; it bounds the size of a minute's count.
 _FASTEST_PER_S = 2000.0
 _NO_BOUND = inf
 
@@ -26,11 +25,10 @@ T = TypeVar("T")
 
 
 class ByteAccount:
-    """Counts the bytes of a session, says how many more there may be, and reports them in batches.
+    """Counts the bytes of a session, says how many more it may move, and reports them in batches.
 
-    There are two bounds. At the maximum of its rules a session's connections end. At its window, which is a part of
-    what all sessions of a tenant may move and is raised while there is some left, they wait: nothing is read
-    meanwhile.
+    There are two bounds. At the maximum of its rules a session's connections end. At its window, they wait, and nothing
+    is read. The window is a share of the tenant's bytes, and is raised while some are left.
     """
 
     def __init__(self, session_id: str, reporter: Reporter, rules: Rules, used: Used, limits: Limits) -> None:
@@ -55,7 +53,7 @@ class ByteAccount:
         self._plan_report()
 
     def allow(self, total_bytes: Optional[int]) -> None:
-        """Sets the window: a bound of the sum of both directions; None for none."""
+        """Sets the window, a bound for the sum of both directions. None: no bound."""
         self._bound = _NO_BOUND if total_bytes is None else total_bytes
         self._plan_report()
         if self._window() > 0:
@@ -64,7 +62,7 @@ class ByteAccount:
                 callback()
 
     def _plan_report(self) -> None:
-        """At half of the window, so that it can be raised before it is used up; and at its end."""
+        """Plans a report at half of the window, so that it can be raised in time, and at its end."""
         self._report_at = _NO_BOUND
         if self._bound != _NO_BOUND:
             self._report_at = self._sent + self._received + max(1, self._window() / 2)
@@ -118,7 +116,7 @@ class ByteAccount:
 
 
 class WorkShare:
-    """Bounds the time that the work of one session takes in each turn of the loop.
+    """Bounds the time of one session's work in each turn of the loop.
 
     One session may have hundreds of coroutines with something to do in each turn: a chunk of one byte costs as much as
     one of 64 KiB, and so do a header and a tiny record. Once the session's work has taken _TURN_S, the rest waits for
@@ -145,7 +143,7 @@ class WorkShare:
             self._turn = self._loop.call_soon(self._end_turn)
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Runs a coroutine as the session's work, in a task. Tasks that it creates take part by their own calls."""
+        """Runs a coroutine as the session's work, in a task. Tasks created by it call this themselves."""
         task = self._loop.create_task(self._whole(work))
         task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began has not awaited it
         return task
@@ -196,11 +194,11 @@ class WorkShare:
 
 
 class Room:
-    """Connections of all sessions, which share the descriptors of the process.
+    """The room for connections of all sessions, which share the descriptors of the process.
 
-    Half of the room goes to those that come first. The other half is divided equally, so that a session that has taken
-    all it could leaves each other one its part. An eighth of the descriptors is kept for the rest of the process:
-    where a listener can't be received for want of one, the process has to end.
+    Half of the room goes to those that come first. The other half is divided equally, so that a greedy session leaves
+    each other one its part. An eighth of the descriptors is kept for the rest of the process: it has to end if it
+    lacks one to receive a listener.
     """
 
     def __init__(self, descriptors: int) -> None:
@@ -215,14 +213,13 @@ class Room:
 
 
 class MinuteCount:
-    """At most so many in any sixty seconds."""
+    """Counts events of the last sixty seconds, up to a limit."""
 
     def __init__(self) -> None:
         self._times: Deque[float] = deque()
 
     def take(self, now: float, limit: int) -> bool:
-        """False when there were `limit` in the last minute; nothing is taken then, so it holds `limit` times at
-        most."""
+        """False, and counts nothing, when there were `limit` in the last minute. So it holds at most `limit` times."""
         while self._times and self._times[0] <= now - _MINUTE_S:
             self._times.popleft()
         if len(self._times) >= limit:

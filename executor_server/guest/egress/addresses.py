@@ -1,10 +1,10 @@
-"""Classes of addresses: those that the proxy never connects to, whatever name led to them.
+"""Classes of addresses that the proxy never connects to, whatever name led to them.
 
-A name is the claim of its zone's owner. It may resolve to a service of this host, to a router, or to the address at
-which a cloud hands out credentials, and may change between two look-ups. So each address is classified here, and the
-proxy connects to the address that was classified. The classes are those of Stripe's smokescreen, and the ranges in
-IANA's registries of special-purpose addresses (RFC 6890); IPv6 is refused but for the range from which global addresses
-are given out. The tables are written out, because `ipaddress.is_global` changes with Python's version.
+The owner of a zone decides what a name resolves to: a service of this host, a router, or a cloud's address that hands
+out credentials. It may change between two look-ups. So each address is classified here, and the proxy connects to the
+classified address. The classes are those of Stripe's smokescreen and of IANA's registries of special-purpose addresses
+(RFC 6890). IPv6 is refused outside the range of global addresses. The tables are written out, because
+`ipaddress.is_global` changes with Python's version.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _ranges(may_be_internal: bool, texts: Sequence[Tuple[str, str]]) -> List[_Ra
     return [_Range(ipaddress.ip_network(network), f"is {clause}", may_be_internal) for network, clause in texts]
 
 
-# The first range that has an address says what it is. Ranges that stay closed come first: a metadata service stays
-# closed where the private range around it is open.
+# The first matching range decides. Ranges that stay closed come first: a metadata service stays closed even if the
+# private range around it is open.
 _RANGES = _ranges(
     False,
     [
@@ -85,7 +85,7 @@ _GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
 
 
 def why_never_opened(network: Network) -> Optional[str]:
-    """Returns a clause when all of a range stays closed even where it is internal; None for any other range."""
+    """Returns a clause when the whole range stays closed even if it is internal; None for any other range."""
     closed = (each for each in _RANGES if not each.may_be_internal and each.network.version == network.version)
     return next((each.clause for each in closed if network.subnet_of(each.network)), None)  # type: ignore[arg-type]
 
@@ -93,11 +93,11 @@ def why_never_opened(network: Network) -> Optional[str]:
 class AddressRules:
     """Classifies addresses.
 
-    `internal` lists ranges of the operator's own, which names may resolve to: it opens private ranges and those for
-    benchmarks and documentation, and nothing else. An address of this host is open only where `internal` lists it
-    exactly (/32, /128), because services that listen there may trust every client on the host. `own_addresses` is asked
-    each time, as interfaces come and go; while it raises OSError, everything is refused. Raises ValueError for a range
-    that is none.
+    `internal` lists the operator's own ranges, which names may resolve to. It opens private ranges and those for
+    benchmarks and documentation, and nothing else. An address of this host is open only if `internal` lists it exactly
+    (/32, /128), because services that listen there may trust every client on the host. `own_addresses` is called each
+    time, as interfaces come and go; while it raises OSError, everything is refused. Raises ValueError for an invalid
+    range.
     """
 
     def __init__(self, internal: Sequence[str], own_addresses: Callable[[], Collection[Address]]) -> None:
@@ -135,7 +135,7 @@ class AddressRules:
 
 
 def _unwrapped(address: Address) -> Address:
-    """The IPv4 address that the kernel connects to when it is given its IPv4-mapped form."""
+    """Returns the IPv4 address of an IPv4-mapped one: the kernel connects to that."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return address if mapped is None else mapped
 

@@ -1,4 +1,4 @@
-"""From a name to a connected socket: resolved once, each address classified, connected to an address that was.
+"""From a name to a connected socket: resolves once, classifies each address, connects to a classified one.
 
 Connections that wait for the same name share one look-up, so that a name whose servers hang takes one of the session's
 permits, however many connections ask for it.

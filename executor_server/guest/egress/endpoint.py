@@ -1,7 +1,7 @@
-"""Connected sockets without transports: bytes are read when there is room for them, and not before.
+"""Connected sockets without transports: bytes are read only when there is room for them.
 
-A transport reads ahead and keeps what a slow peer does not take. An endpoint keeps nothing: ten thousand idle
-connections cost their sockets alone, and back-pressure needs no bookkeeping. Works on asyncio's loops and on uvloop.
+A transport reads ahead and buffers for slow peers. An endpoint keeps nothing: ten thousand idle connections cost only
+their sockets, and back-pressure needs no bookkeeping. It works on asyncio's loops and on uvloop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DeadlinePassed(Exception):
     """A socket was not ready in time. Not a TimeoutError: that is also what the kernel reports as ETIMEDOUT."""
 
 
-# One buffer for what is thrown away; nothing reads it.
+# A buffer for discarded bytes; nothing reads it.
 _WASTE = bytearray(CHUNK_BYTES)
 
 
@@ -105,7 +105,7 @@ class Endpoint:
 
 
 class LoopShare:
-    """The share of the loop that a coroutine between two quick peers takes.
+    """Gives the loop to others now and then, for a coroutine between two quick peers.
 
     Neither a read nor a write waits while there are bytes and room, so without this such a coroutine would keep the
     loop. Steps are counted and not bytes: a body may come in chunks of one byte, and h11 takes 15 µs for each.

@@ -1,4 +1,4 @@
-"""The first bytes in a tunnel: they must be for the name that its CONNECT was checked for.
+"""Checks the first bytes in a tunnel: they must be for the name of its CONNECT.
 
 A tunnel to an allowed name ends at an address that often serves many names: a server behind it picks one by the server
 name of the ClientHello. So the first bytes are held until they name the host of the CONNECT. The ClientHello is read by

@@ -1,7 +1,7 @@
-"""The head of what a sandbox sends: one request, read by h11, and understood in one way or refused.
+"""The head of a sandbox's request: read by h11, and understood in one way or refused.
 
-A proxy that reads a request otherwise than the server behind it can be made to check one name and serve another. So
-nothing that can be read in two ways is passed on: not the target, not the length of the body.
+If a proxy reads a request differently from the server behind it, it can be made to check one name and serve another. So
+it passes on nothing ambiguous: neither the target nor the length of the body.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Head(NamedTuple):
 
 
 class LineLimit:
-    """Counts the lines of a head before h11 reads it, and notices when there are too many.
+    """Counts the lines of a head before h11 reads it.
 
-    h11 bounds its bytes. But it reads a head in one go, at 5 µs for each header: one of 4,000 headers of four bytes
-    would stop all sessions for as long as 50 connections take.
+    h11 bounds its bytes. But it reads a head in one go, at 5 µs for each header: 4,000 headers of four bytes would stop
+    all sessions for as long as 50 connections take.
     """
 
     def __init__(self, lines: int) -> None:
@@ -77,7 +77,7 @@ class HeadReader:
         return self._left + 1
 
     def feed(self, data: bytes) -> Optional[Head]:
-        """The head, once there is one. Empty `data` says that the client ended. Raises Refusal."""
+        """Returns the head once it is complete. Empty `data` means that the client ended. Raises Refusal."""
         request = self._feed(data)
         if request is None:
             if self._left < 0:
@@ -121,7 +121,7 @@ class HeadReader:
 
 
 class TunnelHeadReader(HeadReader):
-    """Reads the head of a request inside of a tunnel, in the form for a server: it is for the host of the tunnel."""
+    """Reads the head of a request inside a tunnel, in the form for a server. It must be for the tunnel's host."""
 
     def __init__(self, target: Target, head_bytes: int, head_lines: int) -> None:
         super().__init__(head_bytes, head_lines)
@@ -161,7 +161,7 @@ def _not_http(error: h11.RemoteProtocolError) -> Refusal:
 
 
 def check_framing(request: h11.Request) -> None:
-    """Refuses requests whose body has two lengths, and versions that h11 reads but nothing sends."""
+    """Refuses requests whose body has two lengths, and versions that h11 reads but nobody sends."""
     if request.http_version not in (b"1.0", b"1.1"):
         raise Refusal(reasons.BAD_REQUEST, "the proxy speaks HTTP/1.1 and HTTP/1.0 only")
     names = {name for name, _ in request.headers}

@@ -1,4 +1,4 @@
-"""Resolves names as the host does, in threads of a bounded number."""
+"""Resolves names as the host does, in a bounded number of threads."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ HOST_THREADS = 32
 HOST_QUEUE = 256
 # Threads that names of one domain may have: a domain whose servers do not answer must not take them all.
 THREADS_PER_DOMAIN = 8
-# For libc, which asks its servers in turn and hears a late answer when it asks the same server again: with these, one
-# that takes 9 s is heard, be it the only one or one of three, and one that is silent costs 3 s. A name that does not
-# exist it would try again below the domains of the host's search list. The root as the only such domain means the name
-# as it was checked.
+# For libc, which asks its servers in turn, and accepts a late answer when it asks the same server again. With these, a
+# server that takes 9 s is heard, alone or as one of three, and a silent one costs 3 s. A missing name would be tried
+# again below the domains of the host's search list; with the root as the only such domain, only the checked name is.
 _RES_VARIABLES = {"RES_OPTIONS": "timeout:3 attempts:3", "LOCALDOMAIN": "."}
 
 _NOT_THERE = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
@@ -39,7 +38,7 @@ class _Domain:
 
 
 def _domain_of(host: str) -> str:
-    """The name that was registered, below which all names have servers of the same owner."""
+    """Returns the registered domain, whose owner runs the servers for all names below."""
     labels = host.split(".")
     count = 3 if is_public_suffix(".".join(labels[-2:])) else 2
     return ".".join(labels[-count:])
@@ -48,8 +47,8 @@ def _domain_of(host: str) -> str:
 class HostResolver:
     """Resolves as the host's programs do: with /etc/hosts and whatever else nsswitch.conf says, but no search list.
 
-    getaddrinfo blocks and can't be interrupted, so it has threads, which are made as they are needed. They are daemon
-    threads: a name server that hangs must not keep the process from ending. Names of one domain have a part of them.
+    getaddrinfo blocks and can't be interrupted, so it runs in threads, made on demand. They are daemon threads: a
+    hanging name server must not keep the process from ending. Names of one domain get a part of them.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The rules of one session: which targets it may connect to, under which limits, with which headers.
 
-They are read from the JSON of a `NetworkRules`, which crosses a border on its way (into the egress process, or into a
-machine in the cloud), so each field is checked again. The policy has decided them; nothing here grants anything.
+They are read from the JSON of a `NetworkRules`. It crosses a border on its way (into the egress process, or into a
+machine in the cloud), so each field is checked again. The policy decided them; nothing here grants anything.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FRAMING_HEADERS = frozenset(
 
 @dataclass(frozen=True)
 class SecretRule:
-    """A header that the proxy sets in requests to a host. The value names secrets, and holds none."""
+    """A header that the proxy sets in requests to a host. Its value names secrets and contains none."""
 
     host: HostPattern  # without a port: all but 80
     header: str
@@ -154,7 +154,7 @@ class Rules:
         return tuple(secret for secret, host in hosts if host.covers(Target(target.host, host.ports[0])))
 
     def _refusal(self, target: Target) -> str:
-        """A sentence that says the nearest things which are allowed, ports of the same host before all."""
+        """Returns a sentence with the nearest allowed targets, ports of the same host first."""
         opening = f"{_short(target)} is not allowed for this session"
         near = list(_near(self._allowed_by_host, target.host))
         ports = sorted(

@@ -1,7 +1,7 @@
-"""The seams of the proxy: what it is given by those who run it, and what it hands to them.
+"""The interfaces between the proxy and those who run it.
 
-The daemon's egress process and the root part of a machine in the cloud each bring their resolver, their reporter and,
-where secrets are set, their terminator of TLS. Nothing here does anything.
+The daemon's egress process and the root part of a machine in the cloud each bring a resolver, a reporter and, where
+secrets are set, a terminator of TLS.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Used(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """The engine's own limits, the same for all sessions; what a policy limits stands in the session's rules."""
+    """The engine's own limits, the same for all sessions. The limits of a policy are in the session's rules."""
 
     head_bytes: int = 16384
     head_lines: int = 256
@@ -83,7 +83,7 @@ class AddressClassifier(Protocol):
 
 
 class Reporter(Protocol):
-    """Learns what happens. None of the calls may block. Dictionaries have the fields of core.network's values."""
+    """Receives reports. No call may block. Dictionaries have the fields of core.network's values."""
 
     def opened(self, session_id: str, connection: Dict[str, Any]) -> None: ...
 

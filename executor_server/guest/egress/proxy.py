@@ -1,7 +1,7 @@
 """The proxy: sessions by their ids, each with a listener and rules of its own.
 
-It is given listeners that were made inside sandboxes, rules, a resolver, a classifier of addresses and a
-reporter by its caller. It needs a running loop, and nothing else of the process that it runs in.
+Its caller gives it listeners made inside sandboxes, rules, a resolver, a classifier of addresses and a reporter. It
+needs a running loop, and nothing else of its process.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Proxy:
             self._sessions[session_id].account.allow(total_bytes)
 
     def report(self, session_id: str) -> None:
-        """Reports the bytes that were not reported yet."""
+        """Reports the unreported bytes."""
         if session_id in self._sessions:
             self._sessions[session_id].account.report()
 

@@ -1,4 +1,4 @@
-"""Refusals: why a connection or a request is not served, and the answer that a program inside the sandbox gets.
+"""Refusals: why a connection or a request is not served, and the answer to the program in the sandbox.
 
 The sentence goes into the reason phrase as well as into the body, because clients that fail on CONNECT (urllib,
 requests) show the phrase alone: "Tunnel connection failed: 403 api.x.com:443 is not allowed …".
@@ -51,7 +51,7 @@ class Refusal(Exception):
 
 
 def failure(error: Exception) -> Refusal:
-    """The refusal for an unexpected exception. The id leads from the program's answer to the log's line."""
+    """Returns the refusal for an unexpected exception. Its id connects the program's answer with the log."""
     incident = f"incident {secrets.token_hex(4)}"
     asyncio.get_running_loop().call_exception_handler({"message": incident, "exception": error})
     message = (
@@ -69,13 +69,13 @@ class Ended(Exception):
 
 
 def shown(text: str) -> str:
-    """The text of a sandbox as records and sentences may hold it: shortened, and without control characters."""
+    """Returns a sandbox's text fit for records and messages: shortened, without control characters."""
     printable = "".join(character if character.isprintable() else "?" for character in text[: SHOWN_CHARACTERS + 1])
     return printable if len(printable) <= SHOWN_CHARACTERS else printable[:SHOWN_CHARACTERS] + "…"
 
 
 def response_to(refusal: Refusal, *, with_body: bool = True) -> bytes:
-    """The HTTP response that says the refusal. A status line is a line: whatever is not printable ASCII becomes `?`."""
+    """Returns the HTTP response for a refusal. In the status line, everything but printable ASCII becomes `?`."""
     status = STATUSES.get(refusal.reason, 403)
     phrase = "".join(character if " " <= character <= "~" else "?" for character in refusal.message)
     body = (refusal.message + "\n").encode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""Public suffixes: names below which anybody may register one, so that a wildcard there would cover strangers.
+"""Public suffixes: anybody may register a name below one, so a wildcard there would cover strangers.
 
-A short list, not the Public Suffix List: that has 10,000 lines which change every week, and this check is a guard-rail
-for the author of a policy. A wildcard below a suffix that is missing here covers what it says.
+This is a short list, not the Public Suffix List, whose 10,000 lines change every week: the check is a guard-rail for
+authors of policies. A wildcard below a missing suffix works as written.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ import types
 from executor_api.values import ValueLimits, digest
 
 from ..checks.control import ControlException
-from ..wire.lean import dumps, signal
+from ..wire.lean import dumps
 from ..wire.link_messages import Answered, BeginBranch, BranchChanges, EndBranch
 from ..wire.messages import MAX_NAME_CHARS
 from ..wire.savepoint_messages import Changes
+from .own_process import within
 from .savepoint import Positions
 
 TYPE_CHECKING = False
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 # Seconds to digest all values, once before the program and once after it. The rest is unknown.
 _LOOK_TIME_S = 2.0
-# Seconds between two interruptions of a digest that goes on after the first.
-_ALARM_AGAIN_S = 0.1
 # Bytes of one value that are read.
 _LOOK_BYTES = 1024**3
 # Nested objects that are followed.
@@ -56,34 +55,7 @@ _BASES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 
 class _TooMuch(Exception):
-    """A value is too large, too deep or too slow to be digested."""
-
-
-class _Alarm:
-    """Raises _TooMuch in a digest that takes too long.
-
-    This ends a timer set by the program. A branch inherits none, and its copy would have none.
-    """
-
-    def __init__(self, time_s: float) -> None:
-        self._time_s = time_s
-        self._is_on = False
-        self._before: Any = None
-
-    def __enter__(self) -> None:
-        self._is_on = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        self._before = signal.signal(signal.SIGALRM, self._ring)
-        signal.setitimer(signal.ITIMER_REAL, self._time_s, _ALARM_AGAIN_S)
-
-    def __exit__(self, *_error: object) -> None:
-        self._is_on = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if self._before is None else self._before)
-
-    def _ring(self, _signum: int, _frame: object) -> None:
-        if self._is_on:
-            raise _TooMuch
+    """A value is too large or too deep to be digested."""
 
 
 class _Look:
@@ -94,7 +66,7 @@ class _Look:
         self._depth = 0
 
     def digest(self, value: object) -> bytes:
-        """Raises _TooMuch, EncodeError, and exceptions of the value's own code that the codec lets through."""
+        """Raises _TooMuch, TimeUp, EncodeError, and exceptions of the value's own code that the codec lets through."""
         return digest(value, _LIMITS, self._unlike, passing=(ControlException, _TooMuch))
 
     def _unlike(self, value: object) -> bytes:
@@ -206,8 +178,7 @@ class _Variables:
         if left_s <= 0:
             return None
         try:
-            with _Alarm(left_s):
-                return self._guarded(_Look().digest, value)  # type: ignore[no-any-return]
+            return within(left_s, self._guarded, _Look().digest, value)  # type: ignore[no-any-return]
         except BaseException:  # noqa: BLE001 (the border of agent code: unreadable values are unknown)
             return None
 

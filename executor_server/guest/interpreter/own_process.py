@@ -19,6 +19,8 @@ savepoints, and those that calls have started."""
 
 # Bytes of data withheld from programs, for the work between two: a program may keep all the memory that it has.
 _HEADROOM_BYTES = 2 * 1024 * 1024
+# Seconds between two exceptions in a call that goes on after the first.
+_AGAIN_S = 0.1
 
 
 def settle(config: Any) -> None:
@@ -72,19 +74,22 @@ class TimeUp(ControlException):
 
 
 def within(time_s: float, function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function in the main thread, and raises TimeUp in it when `time_s` are over.
+    """Calls a function in the main thread, and raises TimeUp in it when `time_s` are over, again and again.
 
     It bounds the time spent on a program's own objects after it: its value, its figures.
     """
+    is_running = True
 
     def stop(_signum: int, _frame: object) -> None:
-        raise TimeUp(f"it took longer than {time_s:g} s")
+        if is_running:
+            raise TimeUp(f"it took longer than {time_s:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, time_s)
+    signal.setitimer(signal.ITIMER_REAL, time_s, _AGAIN_S)
     try:
         return function(*args)
     finally:
+        is_running = False
         clear_timers()
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: a C library's
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -21,6 +20,7 @@ from benchmarks.echo import Echo, running_echo
 from benchmarks.figures import WARM_UP_ROUNDS, Measured, in_turns
 from benchmarks.references import DOCKER_IMAGE, Unmeasurable, require_docker_image
 from executor_client import ExecutorClient, Session
+from executor_server.core import SandboxSpec
 
 _POOL_SHAPE_MEMORY_BYTES = 2 << 30
 _POLICY = """
@@ -32,6 +32,17 @@ _FORKS_TIMEOUT_S = 60.0
 _FORKS_POLL_S = 0.5
 # Sessions that are to have half a GiB.
 LESS_MEMORY_BYTES = 3 << 29
+_ASKED_MEMORY_BYTES = 3 << 29
+# Both shapes have a fork server then.
+_FORKED_POOL = f"""
+[[pool.warm]]
+image = "base"
+size = 2
+[[pool.warm]]
+image = "base"
+size = 1
+memory_bytes = {_POOL_SHAPE_MEMORY_BYTES - LESS_MEMORY_BYTES}
+"""
 _memory_bytes = itertools.count(_POOL_SHAPE_MEMORY_BYTES - 1, -1)
 
 
@@ -41,6 +52,10 @@ class Served:
 
     daemon: Daemon
     client: ExecutorClient
+
+    def asked_session(self) -> Session:
+        """A session of a shape that sessions before asked for."""
+        return self.client.create_session(limits={"memory_bytes": _ASKED_MEMORY_BYTES})
 
     def cold_session(
         self,
@@ -102,20 +117,20 @@ class Bench:
     @cached_property
     def forked(self) -> Served:
         """The local backend with its fork server, once that makes sandboxes. Raises Unmeasurable."""
-        served = self._local("shared")
+        served = self._local("shared", _FORKED_POOL)
         for less_memory_bytes in (0, LESS_MEMORY_BYTES):
             _await_forks(served, less_memory_bytes)
         return served
 
-    def _local(self, fork_server: str) -> Served:
-        if find_spec("executor_server.backends.local.fork_server") is None:  # a commit that has no fork server
+    def _local(self, fork_server: str, pool: str = "") -> Served:
+        if "fork_server" not in SandboxSpec.__dataclass_fields__:  # a commit that has no fork server
             if fork_server != "off":
                 raise Unmeasurable("there is no fork server")
             return self._stack.enter_context(serving("local"))
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp"))
         policy = Path(directory) / "policy.toml"
         policy.write_text(_POLICY.format(fork_server))
-        return self._stack.enter_context(serving("local", f"[policy]\nfile = {json.dumps(str(policy))}\n"))
+        return self._stack.enter_context(serving("local", f"{pool}[policy]\nfile = {json.dumps(str(policy))}\n"))
 
     @cached_property
     def docker(self) -> Served:

@@ -15,13 +15,20 @@ from benchmarks.rows.sessions import CLIENTS, cold, created, first_imports, live
 _KIND = ", fork server"
 _LIVES_A_SECOND = 60
 _BURST, _BURST_ROUNDS = 12, 5
-# Seconds in which the sandboxes that are made ahead are all there again: making them slows both sides of a row.
+# Seconds in which the pool makes the next sandbox: that slows both sides of a row.
 _REFILL_S, _BURST_PAUSE_S = 0.2, 0.5
+# Sessions until a shape is kept ready, and seconds until it has its sandbox.
+_ASKED, _FIRST_S = 3, 5.0
 
 
 def ready(bench: Bench) -> Iterator[Figure]:
-    """Cold sessions, with a first execution, and with the first import of the usual libraries."""
-    yield from cold(bench, bench.forked, _KIND, (AtMostTimes(0.5), AtMostTimes(1)), pause_s=_REFILL_S)
+    """Sessions of a shape that was asked for before, and cold ones; the first import of the usual libraries."""
+    forked, aims = bench.forked, (AtMostTimes(0.5), AtMostTimes(1))
+    for _ in range(_ASKED):
+        created(forked.asked_session)
+    time.sleep(_FIRST_S)
+    yield from cold(bench, forked, _KIND, aims, create=forked.asked_session, name="asked for before", pause_s=_REFILL_S)
+    yield from cold(bench, forked, _KIND, (AtMostTimes(2), None), pause_s=_REFILL_S)
     yield first_imports(bench, bench.forked, _KIND, AtMost(5))
 
 
@@ -33,7 +40,7 @@ def throughput(bench: Bench) -> Iterator[Figure]:
 
 
 def burst(bench: Bench) -> Iterator[Figure]:
-    """More cold sessions at once than are made ahead: each of them, and the last; some time after the last burst."""
+    """Many cold sessions at once: each of them, and the last; some time after the last burst."""
     bare = bare_bwrap_command()
     each_ms: list[float] = []
 

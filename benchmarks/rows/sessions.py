@@ -48,9 +48,11 @@ def cold(
     kind: str,
     aims: tuple[AtMostTimes | None, AtMostTimes | None],
     *,
+    create: Callable[[], Session] | None = None,
+    name: str = "cold",
     pause_s: float = 0.0,
 ) -> Iterator[Figure]:
-    """Made on the spot, and with a first execution; some time after what went before."""
+    """Made on the spot (or by `create`), and with a first execution; some time after what went before."""
     bare = bare_bwrap_command()
 
     def after_pause(measure: Callable[[], float]) -> Callable[[], float]:
@@ -62,13 +64,13 @@ def cold(
 
     cold_ms, used_ms, bare_ms = bench.in_turns(
         _ROUNDS,
-        after_pause(lambda: created(served.cold_session)[0]),
-        after_pause(lambda: created(served.cold_session, use=True)[0]),
+        after_pause(lambda: created(create or served.cold_session)[0]),
+        after_pause(lambda: created(create or served.cold_session, use=True)[0]),
         after_pause(lambda: timed(lambda: run(bare))),
     )
     reference = Reference("bwrap python", bare_ms)
-    yield Figure(f"session ready, cold{kind}", "ms", cold_ms, reference, aims[0])
-    yield Figure(f"session cold + first execute{kind}", "ms", used_ms, reference, aims[1])
+    yield Figure(f"session ready, {name}{kind}", "ms", cold_ms, reference, aims[0])
+    yield Figure(f"session {name} + first execute{kind}", "ms", used_ms, reference, aims[1])
 
 
 def imports(bench: Bench) -> Iterator[Figure]:

@@ -33,7 +33,7 @@ from executor_server.api.assembly.settings import (
 from executor_server.api.assembly.watchers import PolicyListeners, Watchers
 from executor_server.backends import Backend, HostFinding, HostSweeper, open_files
 from executor_server.backends.local import ForkServerStats, LocalBackend
-from executor_server.core import Principal, SandboxFailure, logs
+from executor_server.core import Principal, logs
 from executor_server.core.config import BackendName, Config, ConfigError, StateDir, state_dir
 from executor_server.core.fairness import CpuShares, FairSemaphore
 from executor_server.core.lifecycle import AdmissionController, Observers
@@ -60,7 +60,6 @@ STOP_GRACE_S = 2.0
 CREATIONS_AT_A_TIME = 4
 """Sandboxes that are created at a time for waiting sessions; tenants take turns."""
 HOST_SWEEP_INTERVAL_S = 60.0
-_PRELOAD_AFTER_S = 2.0
 # mallopt(3)
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -177,7 +176,8 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
     of_node = [] if node is None else [node.ended]
     observer = Observers([quotas, *watchers.observers(), shares, *of_node])
-    pool = WarmPool(backend, pool_settings(config))
+    local = _local(backend)
+    pool = WarmPool(backend, pool_settings(config), None if local is None else local.keep_fork_servers)
     stack.push_async_callback(pool.close)
     ids = node.ids if node is not None else SessionIds()
     admission = _admission(control)
@@ -207,8 +207,6 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     _follow_policy(control, config, egress, pool, sessions)
     await sessions.start()
     await _start_background(stack, backend, policies)
-    preloading = asyncio.create_task(_preload(config, _local(backend), pool, policies))
-    stack.push_async_callback(_end, preloading)
     return _Daemon(own_state, policies, egress, sessions, server)
 
 
@@ -369,31 +367,6 @@ def _fork_server_stats(backend: Backend) -> ForkServerStats:
 def _local(backend: Backend) -> LocalBackend | None:
     members = backend.members() if isinstance(backend, BackendSet) else [backend]
     return next((member for member in members if isinstance(member, LocalBackend)), None)
-
-
-async def _preload(config: Config, backend: LocalBackend | None, pool: WarmPool, policies: PolicyStore) -> None:
-    """Has the usual libraries imported for the first kind of sandboxes that the pool keeps, and makes those again.
-
-    Not at once: a daemon that lives for seconds, as a program's own may, would spend most of its time on it. Not where
-    the pool keeps no sandboxes.
-    """
-    await asyncio.sleep(_PRELOAD_AFTER_S)
-    kinds = [kind for kind in policies.current.warm_sandboxes(config.pool) if kind.size]
-    if backend is None or not kinds:
-        return
-    try:
-        modules = await backend.preload(kinds[0].spec)
-    except (SandboxFailure, OSError) as failure:
-        _log.warning("libraries_not_preloaded", error=str(failure))
-        return
-    if modules:
-        _log.info("libraries_preloaded", image=kinds[0].spec.image, modules=modules)
-        pool.renew()
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 async def _drain_unless_hurried(signals: Signals, sessions: SessionManager, drain_s: float) -> None:

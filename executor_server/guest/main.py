@@ -42,7 +42,7 @@ def main() -> None:
     serve(values)
 
 
-def serve(values: dict[str, Any], on_serving: Callable[[Supervisor], None] = lambda _: None) -> None:
+def serve(values: dict[str, Any], on_serving: Callable[[], None] = lambda: None) -> None:
     """Runs the supervisor in a process that has given up what it must, and is undumpable; exits with its code.
 
     `on_serving` is called when all of the supervisor is there, before it forks.
@@ -53,7 +53,7 @@ def serve(values: dict[str, Any], on_serving: Callable[[Supervisor], None] = lam
     os.chdir(config.workspace)
     _write_git_identity()
     supervisor = Supervisor(config, _listener(values), Programs(_load, _interpreter, _checker))
-    on_serving(supervisor)
+    on_serving()
     os._exit(supervisor.serve())
 
 

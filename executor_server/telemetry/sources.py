@@ -98,18 +98,12 @@ AUDIT_COUNTERS = {
 FORKED = Described(
     f"{PREFIX}fork_server_sandboxes_total", "counter", (), "Sandboxes that the fork server of the local backend made."
 )
-FORKED_AHEAD = Described(
-    f"{PREFIX}fork_server_ahead_total",
-    "counter",
-    (),
-    "Of the sandboxes that the fork server made: those that were made before they were asked for.",
-)
 NOT_FORKED = Described(
     f"{PREFIX}fork_server_fallbacks_total",
     "counter",
     ("reason",),
-    "Sandboxes that bubblewrap made although the policy allows the fork server; `reason`: `rare` (too few are"
-    " wanted for a fork server), `starting`, `failing`, `failed`, `silent`, `unverified` or `unsupported`.",
+    "Sandboxes that bubblewrap made although the policy allows the fork server; `reason`: `rare` (the pool keeps"
+    " none of this kind), `starting`, `failing`, `failed`, `silent`, `unverified` or `unsupported`.",
 )
 
 DESCRIBED = (
@@ -125,7 +119,6 @@ DESCRIBED = (
     ),
     *(Described(f"{PREFIX}{name}", "gauge", (), text) for name, (_, text) in ENVIRONMENT_GAUGES.items()),
     FORKED,
-    FORKED_AHEAD,
     NOT_FORKED,
     AUDIT_FAILING,
     *(Described(f"{PREFIX}audit_{name}_total", "counter", (), text) for name, text in AUDIT_COUNTERS.items()),
@@ -193,7 +186,6 @@ class SourcesCollector(Collector):
     def _fork_server(self) -> Iterator[Metric]:
         stats = self._sources.fork_server()
         yield CounterMetricFamily(FORKED.name.removesuffix("_total"), FORKED.meaning, value=stats.made)
-        yield CounterMetricFamily(FORKED_AHEAD.name.removesuffix("_total"), FORKED_AHEAD.meaning, value=stats.ahead)
         fallbacks = CounterMetricFamily(
             NOT_FORKED.name.removesuffix("_total"), NOT_FORKED.meaning, labels=NOT_FORKED.labels
         )

@@ -22,7 +22,7 @@ import pytest
 from executor_server.backends.channel.channel import GuestChannel
 from executor_server.backends.local import LocalBackend
 from executor_server.backends.local.cgroups import Cgroup
-from executor_server.backends.local.fork_server import demand, fork, fork_servers, forked_process
+from executor_server.backends.local.fork_server import fork, fork_servers, forked_process
 from executor_server.backends.local.fork_server.fork_server import ForkServer
 from executor_server.backends.local.fork_server.forked_process import ForkedProcess
 from executor_server.backends.local.process import BwrapProcess
@@ -320,8 +320,7 @@ async def test_an_import_that_hangs_ends_its_fork_server_and_holds_up_no_session
 ) -> None:
     async with started(directory, base=_image_with(directory, line, modules)) as backend:
         owner = backend._started().fork_servers
-        monkeypatch.setattr(demand, "_WANTED", 1)
-        monkeypatch.setattr(demand, "_AFTER_S", 0.0)
+        monkeypatch.setattr(owner, "keeps", lambda _: True)
         assert isinstance((await backend.create(WITH_MODULES)).process, BwrapProcess)
         (fork_server,) = owner._serving.values()
         monkeypatch.setattr(fork_servers, "_START_TIME_S", start_time_s)
@@ -358,31 +357,29 @@ async def test_a_worn_fork_server_is_replaced_and_lives_as_long_as_its_sandboxes
         assert os.listdir(directory / "fork_servers") == [f"{successor.fork_server_id}.json"]  # noqa: PTH208 - names only
 
 
-async def test_a_fork_server_that_nothing_asks_for_sandboxes_ends(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fork_server_runs_while_sandboxes_of_its_kind_are_kept_ready(directory: Path) -> None:
     async with started(directory) as backend:
-        fork_server = await fork_server_of(backend)
+        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
+        assert backend.fork_server_stats().fallbacks == {"rare": 1}
+        assert await backend.keep_fork_servers([SPEC]) == [SPEC]
+        assert await backend.keep_fork_servers([SPEC]) == []
+        assert isinstance((await backend.create(SPEC)).process, ForkedProcess)
+        (fork_server,) = backend._started().fork_servers._serving.values()
         await backend.sweep()
         assert fork_server.serves
-        monkeypatch.setattr(fork_servers, "_IDLE_S", 0.0)
-        await backend.sweep()
-        assert await eventually_async(fork_server.has_ended)
+        await backend.keep_fork_servers([])
+        assert fork_server.ended_because and isinstance((await backend.create(SPEC)).process, BwrapProcess)
 
 
-async def test_the_first_sandboxes_of_a_daemon_start_no_fork_server(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_many_kinds_the_first_have_fork_servers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_servers, "_MAX_KEPT", 1)
+    first, other = (replace(SPEC, fork_server=f"tenant:{name}") for name in "ab")
     async with started(directory) as backend:
-        for _ in range(3):
-            assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
-        assert backend._started().fork_servers._serving == {}
-        assert backend.fork_server_stats().fallbacks == {"rare": 3}
-        monkeypatch.setattr(demand, "_AFTER_S", 0.0)
-        assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
-        (fork_server,) = backend._started().fork_servers._serving.values()
-        await fork_server.settled.wait()
-        assert isinstance((await backend.create(SPEC)).process, ForkedProcess)
+        assert await backend.keep_fork_servers([first, other]) == [first]
+        assert isinstance((await backend.create(first)).process, ForkedProcess)
+        assert isinstance((await backend.create(other)).process, BwrapProcess)
+        assert await backend.keep_fork_servers([other]) == [other]
+        assert isinstance((await backend.create(first)).process, BwrapProcess)
 
 
 @pytest.mark.parametrize("lines", range(0, 90, 3) if rounds.ALL else (15, 40, 60))
@@ -444,22 +441,6 @@ async def test_a_process_that_got_the_id_of_a_dead_fork_lives_on(
     assert innocent.poll() is None
 
 
-async def test_a_fork_server_in_use_does_not_make_room_for_one_of_another_kind(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fork_servers, "_MAX_FORK_SERVERS", 1)
-    first, other = (replace(SPEC, fork_server=f"tenant:{name}") for name in "ab")
-    async with started(directory) as backend:
-        fork_server = await fork_server_of(backend, first)
-        assert isinstance((await backend.create(first)).process, ForkedProcess)
-        assert isinstance((await backend.create(other)).process, BwrapProcess)
-        assert isinstance((await backend.create(first)).process, ForkedProcess)
-        monkeypatch.setattr(fork_servers, "_UNUSED_S", 0.0)
-        assert await fork_server_of(backend, other) is not fork_server
-        assert fork_server.ended_because == "others are used more"
-        assert backend._started().fork_servers._pauses == {}
-
-
 async def test_the_number_of_processes_makes_two_kinds_of_fork_server_at_most(directory: Path) -> None:
     async with started(directory) as backend:
         capabilities = backend._started()
@@ -484,7 +465,7 @@ async def test_a_cancelled_creation_leaves_no_fork(directory: Path) -> None:
                 continue
             await sandbox.destroy()
         fork_server.retire("the test asks for no more")
-        assert await eventually_async(fork_server.has_ended)  # with the last fork, also those that were made ahead
+        assert await eventually_async(fork_server.has_ended)  # with the last fork
         assert await eventually_async(lambda: backend._live == set())
 
 

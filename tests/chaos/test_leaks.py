@@ -1,7 +1,7 @@
 """Over many sessions, and over many that are killed, the daemon keeps nothing.
 
 With a fork server it keeps one fork server, from before the first look to the last: its template process, its first process and that
-one's parent, and their descriptors. So one more of any of them is a leak; sandboxes that were made ahead end soon.
+one's parent, and their descriptors. So one more of any of them is a leak.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def adds_nothing(daemon: Daemon, times: int, work: Callable[[], None]) -> bool:
 
 
 def is_at_rest(daemon: Daemon) -> bool:
-    """True when no sandbox is there, and the template process, if there is one, makes none: its forks have its name at first."""
+    """True when no sandbox is there, and the template process makes none: its forks have its name at first."""
     try:
         names = [process.name() for process in psutil.Process(daemon.process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:  # one is just ending
@@ -93,7 +93,7 @@ def start_one(start: StartDaemon, request: pytest.FixtureRequest) -> Callable[[s
 
 def forks(daemon: Daemon, client: ExecutorClient) -> bool:
     with client.create_session(limits=SMALL):
-        return all(sandbox.monitor is None for sandbox in sandboxes(daemon))  # some may have been made ahead
+        return all(sandbox.monitor is None for sandbox in sandboxes(daemon))
 
 
 def use(client: ExecutorClient) -> None:
@@ -157,7 +157,7 @@ def survive_a_round(daemon: Daemon, client: ExecutorClient, chance: random.Rando
 
 def kill_something(sandbox: Sandbox, chance: random.Random) -> None:
     monitors = [] if sandbox.monitor is None else [sandbox.monitor]
-    with contextlib.suppress(psutil.NoSuchProcess):  # it was made ahead, and ended because no session came
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
         chance.choice([*monitors, sandbox.supervisor, *sandbox.child_processes]).kill()
 
 

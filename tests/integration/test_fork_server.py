@@ -120,7 +120,7 @@ def test_a_daemon_that_stays_has_the_usual_libraries_imported_for_its_sessions()
     """By default, and before anybody asks: a first `import pandas` took seconds in each session."""
     require("local")
     with daemon_of("") as daemon, daemon.client() as client:
-        assert eventually(lambda: "libraries_preloaded" in daemon.log.read_text(), timeout_s=60)
+        assert eventually(lambda: "fork_server_ready" in daemon.log.read_text(), timeout_s=60)
 
         def imported() -> object:
             with client.create_session(authorized_imports=["sys"]) as session:

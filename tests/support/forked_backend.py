@@ -20,9 +20,8 @@ from executor_server.backends.local.fork_server import fork_servers
 from executor_server.backends.local.fork_server.fork_servers import Fallback
 from executor_server.backends.local.fork_server.forked_process import ForkedProcess
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.core import SandboxFailure, SandboxSpec
+from executor_server.core import SandboxSpec
 from executor_server.core.config import LocalImage
-from tests.support.polling import eventually_async
 
 VARIABLE = "EXECUTOR_TEST_FORK_SERVER"
 DEFAULT_MEMORY_BYTES = 2**29
@@ -35,7 +34,7 @@ def local_backend(state_dir: Path, images: Mapping[str, LocalImage] | None = Non
     if os.environ.get(VARIABLE) != "shared":
         return LocalBackend(state_dir, images, **options)
     fork_servers._MODULES_FROM_BYTES = DEFAULT_MEMORY_BYTES
-    return _OnTheSpot(state_dir, images, **options)
+    return ForkedBackend(state_dir, images, **options)
 
 
 class ForkedBackend(LocalBackend):
@@ -52,20 +51,6 @@ class ForkedBackend(LocalBackend):
         assert isinstance(sandbox.process, ForkedProcess) or fallbacks[_BY_DESIGN], fallbacks
         return sandbox
 
-    @property
-    def can_change_memory(self) -> bool:
-        return self._started().resources.limits_memory
-
-    async def made_ahead(self, count: int = 1) -> list[LocalSandbox]:
-        """Waits until so many sandboxes wait for a session; returns them."""
-        fork_servers = self._started().fork_servers._serving.values()
-
-        def kept() -> list[LocalSandbox]:
-            return [each.sandbox for fork_server in fork_servers for each in fork_server.stock._kept]
-
-        assert await eventually_async(lambda: len(kept()) >= count)
-        return kept()
-
     async def fork_server_for(self, spec: SandboxSpec) -> None:
         """Waits until there is a fork server that can make such sandboxes, if there can be one."""
         capabilities = self._started()
@@ -75,10 +60,3 @@ class ForkedBackend(LocalBackend):
         with contextlib.suppress(Fallback):
             resources = await self._resources(capabilities, spec)
             await capabilities.fork_servers.trial(capabilities.fork_servers.blueprint(resources, image, spec))
-
-
-class _OnTheSpot(ForkedBackend):
-    """Makes none ahead: the contract counts the sandboxes that there are."""
-
-    async def _make_ahead(self, *_: object) -> LocalSandbox:
-        raise SandboxFailure("none is wanted")

@@ -1,5 +1,4 @@
-"""Facts of sandboxes as their code sees them: of one that bubblewrap made, and of two that one template process forked, the second
-one ahead of its session and with another memory.
+"""Facts of sandboxes as their code sees them: of one that bubblewrap made, and of two that one template process forked.
 
 A program of its own, so that an ordinary user can run it where the tests run as root: `python -m tests.support.two_ways
 DIRECTORY PYTHON` prints {"bubblewrap": FACTS, "forked": [FACTS, FACTS], "beside a full one": EXIT CODE} as JSON. The two
@@ -14,7 +13,7 @@ import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from executor_server.backends.local import LocalBackend
 from executor_server.core.config import LocalImage
@@ -158,12 +157,7 @@ async def _main(directory: Path, python: str) -> dict[str, Any]:
     async with Harness(LocalBackend(directory / "a", images)) as harness:
         bubblewrap = await _facts(harness, MEMORY_BYTES)
     async with Harness(ForkedBackend(directory / "b", images)) as harness:
-        forked = [await _facts(harness, MEMORY_BYTES)]
-        backend = cast(ForkedBackend, harness.backend)
-        await harness.session(memory_bytes=2 * MEMORY_BYTES if backend.can_change_memory else MEMORY_BYTES)
-        await backend.made_ahead()
-        forked.append(await _facts(harness, MEMORY_BYTES))
-        assert backend.fork_server_stats().ahead == 1
+        forked = [await _facts(harness, MEMORY_BYTES) for _ in range(2)]
         beside = await _beside_a_full_one(harness)
     return {"bubblewrap": bubblewrap, "forked": forked, "beside a full one": beside}
 

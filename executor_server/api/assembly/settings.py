@@ -17,7 +17,7 @@ from executor_server.policy.audit import AuditFiles, AuditSettings
 from executor_server.policy.identity import Tokens
 from executor_server.policy.quotas import Capacity
 from executor_server.sessions import SessionSettings
-from executor_server.sessions.pool import BackendSet, FailOverSettings, PoolSettings
+from executor_server.sessions.pool import AskedSettings, BackendSet, FailOverSettings, PoolSettings
 
 RECOVERY_S = 15.0
 """Seconds that a starting daemon waits for the sandboxes of an earlier one."""
@@ -103,7 +103,9 @@ def audit_settings(config: Config) -> AuditSettings:
 
 
 def pool_settings(config: Config) -> PoolSettings:
-    return PoolSettings(ping_interval_s=config.sessions.ping_interval_s)
+    has_pool = config.pool.size or config.pool.warm
+    asked = AskedSettings() if has_pool else AskedSettings(max_kinds=0)
+    return PoolSettings(ping_interval_s=config.sessions.ping_interval_s, asked=asked)
 
 
 def session_settings(config: Config) -> SessionSettings:

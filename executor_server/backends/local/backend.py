@@ -10,6 +10,7 @@ them up in order; where the policy allows it, a sandbox is forked behind the sam
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import sys
@@ -32,14 +33,15 @@ from executor_server.backends.environments import (
     give_work,
     mounts_of,
 )
-from executor_server.backends.local.building import Plan, build_sandbox, kind_made_ahead, take_ahead
+from executor_server.backends.local.building import Plan, blueprint_of, build_sandbox
 from executor_server.backends.local.egress import EgressFiles
 from executor_server.backends.local.fork_server.check import report_fork_server
-from executor_server.backends.local.fork_server.fork_servers import ForkServers, ForkServerStats
+from executor_server.backends.local.fork_server.fork_server import Blueprint
+from executor_server.backends.local.fork_server.fork_servers import Fallback, ForkServers, ForkServerStats
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
 from executor_server.backends.local.recovery import fork_server_of, recover, still_serves
-from executor_server.backends.local.resources import Resources, available_memory_bytes
+from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.system import neutral_directory
 from executor_server.backends.settings import TOKEN_BYTES
@@ -154,36 +156,22 @@ class LocalBackend:
         with self._creations.one():
             image = await self._image(capabilities, spec.image)
             plan = Plan(await self._resources(capabilities, spec), image, spec)
-            kind = kind_made_ahead(plan, capabilities.fork_servers)
-            sandbox = None if kind is None else await take_ahead(kind, spec, capabilities.fork_servers)
-            if sandbox is not None:
-                sandbox.fingerprint = _fingerprint(plan.resources, image, spec, None)
-            else:
-                try:
-                    sandbox = await self._make(capabilities, plan, _next_user(capabilities))
-                except SandboxFailure:
-                    capabilities.fork_servers.empty_stocks()
-                    raise
-            if kind is not None:
-                capabilities.fork_servers.fill(*kind, lambda: self._make_ahead(capabilities, plan))
-            return sandbox
+            return await self._make(capabilities, plan, _next_user(capabilities))
 
-    async def preload(self, spec: SandboxSpec) -> tuple[str, ...]:
-        """Has the usual libraries imported once for all sandboxes of the spec; returns what the image has of them."""
+    async def keep_fork_servers(self, specs: Sequence[SandboxSpec]) -> Sequence[SandboxSpec]:
+        """Runs fork servers for sandboxes of these specs and no others; of too many specs, the first get one.
+
+        Returns the specs whose fork server has just become ready. Raises SandboxFailure.
+        """
         capabilities = self._started()
-        image = await self._image(capabilities, spec.image)
-        plan = Plan(await self._resources(capabilities, spec), image, spec)
-        kind = kind_made_ahead(plan, capabilities.fork_servers)
-        return () if kind is None else await capabilities.fork_servers.keep(kind[0])
-
-    async def _make_ahead(self, capabilities: _HostCapabilities, plan: Plan) -> LocalSandbox:
-        try:
-            available_bytes = available_memory_bytes()
-        except OSError as error:  # no descriptor is left
-            raise SandboxFailure(f"the host's memory can't be read: {error}") from error
-        if available_bytes < plan.spec.memory_bytes:
-            raise SandboxFailure("the host has not that much memory left")
-        return await self._make(capabilities, plan, _next_user(capabilities), ahead=True)
+        blueprints: dict[SandboxSpec, Blueprint] = {}
+        for spec in specs:
+            plan = Plan(await self._resources(capabilities, spec), await self._image(capabilities, spec.image), spec)
+            if spec.fork_server != "off":
+                with contextlib.suppress(Fallback):
+                    blueprints[spec] = blueprint_of(plan, capabilities.fork_servers)
+        ready = await capabilities.fork_servers.keep(blueprints.values())
+        return [spec for spec, blueprint in blueprints.items() if blueprint in ready]
 
     async def create_build_sandbox(self, spec: SandboxSpec, mounts: BuildMounts) -> LocalSandbox:
         capabilities = self._started()
@@ -199,16 +187,14 @@ class LocalBackend:
                 give_work(mounts.work, host_uid)
             return await self._make(capabilities, plan, host_uid)
 
-    async def _make(
-        self, capabilities: _HostCapabilities, plan: Plan, host_uid: int | None, *, ahead: bool = False
-    ) -> LocalSandbox:
+    async def _make(self, capabilities: _HostCapabilities, plan: Plan, host_uid: int | None) -> LocalSandbox:
         sandbox = self._new_sandbox(capabilities, host_uid)
         try:
             environment = await self._environments.held(plan.spec, _target(plan.image), sandbox.sandbox_id)
             if environment is not None:
                 plan = replace(plan, mounts=(environment_mount(environment.directory),))
             sandbox.fingerprint = _fingerprint(plan.resources, plan.image, plan.spec, environment)
-            await build_sandbox(sandbox, plan, capabilities.directory.daemon_id, capabilities.fork_servers, ahead=ahead)
+            await build_sandbox(sandbox, plan, capabilities.directory.daemon_id, capabilities.fork_servers)
         except BaseException as error:
             await destroy_failed(sandbox)
             if isinstance(error, OSError):  # no descriptors, memory or space left
@@ -229,8 +215,6 @@ class LocalBackend:
     async def close(self) -> None:
         capabilities, self._capabilities = self._capabilities, None
         await self._creations.finished()
-        if capabilities is not None:
-            await capabilities.fork_servers.drop_stocks()
         failures = await failures_of(sandbox.destroy() for sandbox in self._live)
         if capabilities is not None:
             failures += await failures_of([capabilities.fork_servers.close()])

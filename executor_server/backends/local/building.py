@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import structlog
 from executor_server.backends.environments import Mount, have_environment
 from executor_server.backends.local.cgroups import BESIDE_SANDBOX
 from executor_server.backends.local.descriptors import read_within
-from executor_server.backends.local.file_counts import limit_files, limit_shared_memory
+from executor_server.backends.local.file_counts import limit_files
 from executor_server.backends.local.fork_server.fork import SandboxPlan
 from executor_server.backends.local.fork_server.fork_server import Blueprint
 from executor_server.backends.local.fork_server.fork_servers import Fallback, ForkServers, below_tmp
@@ -29,7 +29,6 @@ from executor_server.backends.local.records import ProcessRecord, Record, remove
 from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.settings import BACKLOG, WORKSPACE, guest_config, shm_bytes
-from executor_server.backends.teardown import destroy_failed
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.guest.wire.paths import GUEST_BOOT
 from executor_server.guest.wire.tokens import CHAIN_LENGTH
@@ -49,54 +48,18 @@ class Plan:
     mounts: tuple[Mount, ...] = ()  # besides those of every sandbox
 
 
-async def take_ahead(kind: tuple[Blueprint, str], spec: SandboxSpec, fork_servers: ForkServers) -> LocalSandbox | None:
-    """Returns a sandbox of this kind that was made ahead, with the spec's memory; None when there is none."""
-    while (sandbox := fork_servers.take(*kind)) is not None:
-        assert isinstance(sandbox.process, ForkedProcess)
-        try:
-            _give(sandbox, sandbox.process, spec)
-            return sandbox
-        except OSError as error:  # it has just ended
-            _log.debug("sandbox_ended_before_its_session", sandbox_id=sandbox.sandbox_id, error=str(error))
-            await destroy_failed(sandbox)
-    return None
+def blueprint_of(plan: Plan, fork_servers: ForkServers) -> Blueprint:
+    """Returns the blueprint of the fork server for such sandboxes. Raises Fallback where only bubblewrap makes them."""
+    if plan.mounts or plan.spec.packages is not None:
+        raise Fallback("unsupported", "it has mounts of its own")
+    return fork_servers.blueprint(plan.resources, plan.image, plan.spec)
 
 
-def _give(sandbox: LocalSandbox, process: ForkedProcess, spec: SandboxSpec) -> None:
-    """Gives the sandbox the memory of its session. Raises OSError."""
-    if sandbox.cgroup is not None:
-        sandbox.cgroup.set_memory(spec.memory_bytes)
-    if os.geteuid() == 0:
-        limit_shared_memory(process.init_pid, shm_bytes(spec.disk_bytes, spec.memory_bytes))
-    process.give(spec.memory_bytes)
-
-
-def kind_made_ahead(plan: Plan, fork_servers: ForkServers) -> tuple[Blueprint, str] | None:
-    """Returns the fork server's kind, and the shape: all of a sandbox that can't be changed once it is made.
-
-    None where no such sandbox is made ahead. Its memory can be changed where a control group limits it and, by root,
-    the size of /dev/shm, which follows from that.
-    """
-    spec = plan.spec
-    if spec.fork_server == "off" or plan.mounts or spec.packages is not None:
-        return None
-    try:
-        blueprint = fork_servers.blueprint(plan.resources, plan.image, spec)
-    except Fallback:
-        return None
-    if plan.resources.limits_memory:
-        by_root = os.geteuid() == 0
-        spec = replace(spec, memory_bytes=0 if by_root else shm_bytes(spec.disk_bytes, spec.memory_bytes))
-    return blueprint, spec.fingerprint
-
-
-async def build_sandbox(
-    sandbox: LocalSandbox, plan: Plan, daemon_id: str, fork_servers: ForkServers, *, ahead: bool = False
-) -> None:
+async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str, fork_servers: ForkServers) -> None:
     """Acquires the sandbox's parts on the host, step by step; `destroy` releases those that are there.
 
-    The sandbox itself is forked by a fork server where the spec allows it, else, or if that fails, made by bubblewrap;
-    one that is made `ahead` of any session is forked or not made. Raises SandboxFailure or OSError.
+    A fork server forks the sandbox where the spec allows it. Otherwise, or if that fails, bubblewrap makes it. Raises
+    SandboxFailure or OSError.
     """
     sandbox.directory.mkdir(mode=0o700)
     with contextlib.ExitStack() as stack:
@@ -105,10 +68,8 @@ async def build_sandbox(
         listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
         if plan.spec.fork_server != "off":
             try:
-                await _fork(sandbox, plan, fork_servers, listener.fileno(), cpu_fd, ahead=ahead)
+                await _fork(sandbox, plan, fork_servers, listener.fileno(), cpu_fd)
             except Fallback as fallback:
-                if ahead:
-                    raise SandboxFailure(f"no fork server makes it: {fallback}") from fallback
                 fork_servers.note_fallback(fallback)
                 _forget_fork(sandbox, plan.spec)
                 if sandbox.cgroup is not None and sandbox.cgroup.oom_kills():
@@ -130,13 +91,11 @@ def _make_group(sandbox: LocalSandbox, plan: Plan, daemon_id: str, stack: contex
 
 
 async def _fork(
-    sandbox: LocalSandbox, plan: Plan, fork_servers: ForkServers, listener: int, cpu_fd: int | None, *, ahead: bool
+    sandbox: LocalSandbox, plan: Plan, fork_servers: ForkServers, listener: int, cpu_fd: int | None
 ) -> None:
     """Has a fork server make the sandbox. Raises Fallback; nothing of it runs then."""
     resources, spec = plan.resources, plan.spec
-    if plan.mounts:
-        raise Fallback("unsupported", "it has mounts of its own")
-    blueprint = fork_servers.blueprint(resources, plan.image, spec)
+    blueprint = blueprint_of(plan, fork_servers)
 
     def on_here(pid: int, process: ForkedProcess) -> None:
         sandbox.process = process
@@ -182,10 +141,9 @@ async def _fork(
                 listener=listener,
                 cpu_counter=cpu_fd,
                 groups=groups,
-                ahead=ahead,
             )
 
-        await fork_servers.make(blueprint, planned, on_here, ahead=ahead)
+        await fork_servers.make(blueprint, planned, on_here)
 
 
 def _forget_fork(sandbox: LocalSandbox, spec: SandboxSpec) -> None:

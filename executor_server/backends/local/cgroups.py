@@ -207,19 +207,6 @@ class Cgroup:
         if "pids" in self.directories:
             (self.directories["pids"] / "pids.max").write_text(str(processes))
 
-    def set_memory(self, memory_bytes: int) -> None:
-        """Changes the limit of memory. Raises OSError."""
-        memory = self.directories["memory"]
-        files = ["memory.max"] if self.version == 2 else ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
-        # The second is never below the first, so it is raised before.
-        if memory_bytes > int((memory / files[0]).read_text()):
-            files.reverse()
-        for file in files:
-            if (memory / file).exists():
-                (memory / file).write_text(str(memory_bytes))
-        if (memory / SOCKETS_FILE).exists():
-            (memory / SOCKETS_FILE).write_text(str(memory_bytes // SOCKETS_PART))
-
     def set_cpu_share(self, share: float) -> None:
         if "cpu" in self.directories:
             set_cpu_share(self.directories["cpu"], self.version, share)

@@ -52,11 +52,6 @@ def limit_files(pid: int, max_files: int) -> None:
         raise OSError(ended.stderr.strip().rpartition("\n")[2])
 
 
-def limit_shared_memory(pid: int, size_bytes: int) -> None:
-    """Gives /dev/shm another size in the sandbox whose first process is `pid`; only root can. Raises OSError."""
-    _reconfigure(f"/proc/{pid}/root/dev/shm", {b"size": str(size_bytes)})
-
-
 def _limit_below(root: str, max_files: int) -> None:
     for file_system in _FILE_SYSTEMS:
         _reconfigure(f"{root}/{file_system}", {b"nr_inodes": str(max_files + 1)})  # its own directory takes one

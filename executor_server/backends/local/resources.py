@@ -101,12 +101,6 @@ class Resources:
         return {limit: _within_own(limit, value) for limit, value in limits.items()}
 
 
-def available_memory_bytes() -> int:
-    """Returns the kernel's estimate of what programs can have before the host swaps. Raises OSError."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
-
-
 def _within_own(limit: int, value: int) -> int:
     """Lowers the value to the daemon's own hard limit, which an ordinary user cannot exceed."""
     _, hard = resource.getrlimit(limit)

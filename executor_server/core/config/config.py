@@ -120,7 +120,7 @@ class PoolSection(Section):
     """Sandboxes that are kept ready."""
 
     size: PoolSize = 2
-    """Sandboxes of the default image with the default limits to keep ready, when `warm` names none. 0: none."""
+    """Sandboxes of the default image with the default limits to keep ready, when `warm` names none. 0: no pool."""
     warm: Annotated[tuple[WarmSection, ...], Field(max_length=64)] = ()
     """The kinds of sandboxes to keep ready, instead of the default kind."""
 

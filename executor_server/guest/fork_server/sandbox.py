@@ -33,8 +33,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..supervisor.supervisor import Supervisor
-
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _HOSTNAME = "sandbox"
 _DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=64"
@@ -66,12 +64,9 @@ def become(control: int) -> None:
             return
         from ..main import serve
 
-        def on_serving(supervisor: Supervisor) -> None:
+        def on_serving() -> None:
             with_daemon.send(SERVING)
-            if child.plan["ahead"]:
-                supervisor.await_session(with_daemon)
-            else:
-                with_daemon.close()
+            with_daemon.close()
 
         serve(child.guest, on_serving)
     except OSError:

@@ -33,7 +33,6 @@ from ..wire.link_messages import (
     RestoreFiles,
     RestoreState,
     RunProgram,
-    SetMemory,
     SetRules,
     ShipTools,
     TakeSavepoint,
@@ -53,7 +52,7 @@ from .fitness import reason_of
 from .host_tools import ToolBox
 from .inbox import Inbox
 from .inherited import renew_random_state, take_fork_handlers
-from .own_process import OwnProcess, limit_memory, settle
+from .own_process import OwnProcess, settle
 from .runtime import Runtime
 from .session_tools import SessionTools
 from .session_variables import apply_variables, python_path
@@ -136,7 +135,6 @@ class Interpreter:
         encode_value(0)  # makes Python's lazy preparations now, while no client waits
         self._send(Booted())
         handlers: dict[type[LinkMessage], Callable[[Any, link.Packet], None]] = {
-            SetMemory: self._on_memory,
             SetRules: self._on_rules,
             PlaceTools: self._session_tools.on_tools,
             ToolPart: self._on_part,
@@ -172,10 +170,6 @@ class Interpreter:
 
     def _send(self, message: LinkMessage, body: Union[bytes, Parts] = b"") -> None:
         self._send_message(self._sock, message, body)
-
-    def _on_memory(self, message: SetMemory, _packet: link.Packet) -> None:
-        self._runtime.memory_bytes = message.memory_bytes
-        limit_memory(message.memory_bytes, for_good=self._config.watch_memory)
 
     def _on_rules(self, _message: SetRules, packet: link.Packet) -> None:
         self._runtime.set_rules(Rules.of(read_object(CodeRules, link.read_body(packet), "rules")))

@@ -109,16 +109,6 @@ class Child:
             self._waiting.popleft()
             _close(first)
 
-    def lower_memory(self, memory_bytes: int) -> bool:
-        """Limits its data for good; false if its limit is lower already."""
-        try:
-            resource.prlimit(self.pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-        except (ValueError, PermissionError):
-            return False
-        except ProcessLookupError:
-            pass  # its exit is reported where children are reaped
-        return True
-
     def close(self) -> None:
         self.sock.close()
         for waiting in self._waiting:

@@ -19,7 +19,7 @@ import os
 import time
 
 from ..files.transfers import MAX_BLOB_BYTES
-from ..wire import link, link_messages
+from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.lean import signal, socket
 from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetRules, message_of
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 _CHECKER_USES = 200
 # Messages that do not count as use of an interpreter. A warm one that replaces it gets the last of each kind, too;
 # FindModules only until it is answered.
-_SET_UP = (link_messages.SetMemory, SetRules, PlaceTools, FindModules)
+_SET_UP = (SetRules, PlaceTools, FindModules)
 
 
 class ChildProcesses:
@@ -153,14 +153,6 @@ class ChildProcesses:
             self._forget(self._interpreter)
             end_child(self._interpreter)  # a process reads many variables at its start only
         self.start()
-
-    def set_memory(self, memory_bytes: int) -> None:
-        """Changes the sandbox's memory limit, before a session uses it."""
-        self._config.memory_bytes = memory_bytes
-        if self.started:
-            self.post(link_messages.SetMemory(memory_bytes=memory_bytes))
-        if self._checker is not None and not self._checker.lower_memory(self._config.checker_memory_bytes):
-            self.rest()  # its limit is lower, for good
 
     def stop(self, *, between_runs: bool = False) -> None:
         """Kills everything in the sandbox but processes of calls and savepoints.

@@ -10,24 +10,14 @@ sandbox that no daemon knows. So the time starts again only once until the next 
 
 The other race: this process can be late by less than that while the daemon's message waits in its socket. So it reads
 the socket before it ends.
-
-A prewarmed sandbox belongs to no session yet, and no later daemon uses it. Its daemon will send the session's memory
-limit over a socket; if that socket closes first, the sandbox ends at once.
 """
 
 from __future__ import annotations
 
-from ..wire.loop import READ, Loop
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
-
     from ..wire.guest_channel import Channel
-    from ..wire.lean import socket
-
-# Bytes of a number, as text.
-_NUMBER_BYTES = 32
+    from ..wire.loop import Loop
 
 # Seconds by which a turn of the loop must be late to count as a thaw. A loaded machine delays it by less.
 FROZEN_TIME_S = 5.0
@@ -40,25 +30,11 @@ class OrphanTime:
         self._channel = channel
         self._loop = loop
         self._thawed_at = 0.0
-        self._dropped = False
         self.limit_s = limit_s
-
-    def await_session(self, wakeup: socket.socket, on_memory: Callable[[int], None]) -> None:
-        """Waits for the session that gets this sandbox; `on_memory` gets its memory limit in bytes."""
-
-        def on_session(_events: int) -> None:
-            data = wakeup.recv(_NUMBER_BYTES)
-            if data:
-                on_memory(int(data))
-            self._dropped = not data
-            self._loop.watch(wakeup.fileno(), 0, None)
-            wakeup.close()
-
-        self._loop.watch(wakeup.fileno(), READ, on_session)
 
     @property
     def ends_at(self) -> float:
-        return 0.0 if self._dropped else self._channel.last_heard + self.limit_s
+        return self._channel.last_heard + self.limit_s
 
     def is_over(self, now: float) -> bool:
         """True if nothing arrived from the daemon within the limit, counting unread data."""

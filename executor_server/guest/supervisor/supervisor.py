@@ -105,11 +105,6 @@ class Supervisor:
         self._unfit = ""  # why the interpreter can't run another program after the one that just ended
         self._exit_code: Optional[int] = None  # set when the daemon ends the sandbox, or is gone for too long
 
-    def await_session(self, wakeup: socket.socket) -> None:
-        """Prepares this prewarmed sandbox for its session, whose memory limit comes over `wakeup`."""
-        self._child_processes.serves = True
-        self._orphan_time.await_session(wakeup, self._child_processes.set_memory)
-
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def serve(self) -> int:

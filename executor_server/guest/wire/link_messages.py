@@ -137,12 +137,6 @@ class Verdict(LinkMessage, kind="verdict"):
 # Supervisor to interpreter
 
 
-class SetMemory(LinkMessage, kind="memory"):
-    """The sandbox has another memory than when this process was made; before any program has run."""
-
-    memory_bytes: int = integer(1)
-
-
 class SetRules(LinkMessage, kind="settings"):
     """Body: CodeRules."""
 

@@ -1,7 +1,6 @@
-"""The kinds of sandboxes with packages that sessions ask for often, so that one of each is worth keeping ready.
+"""The kinds of sandboxes that sessions ask for often, so that one of each is worth keeping ready.
 
-An environment that is there is mounted in no time; the sandbox and its interpreter still take theirs. Clients can ask
-for any number of combinations, so the number of kinds is bounded, and the least recently asked one goes first.
+Clients can ask for any number of kinds, so their number is bounded; the least recently requested one goes first.
 
 This module knows neither the pool nor backends, and reads no clock.
 """
@@ -24,7 +23,7 @@ class AskedSettings:
     max_kinds: int = 2  # 0: none is ever kept
     requests: int = 3  # within `within_s`
     within_s: float = 600.0
-    kept_s: float = 3600.0  # since the last request
+    kept_s: float = 600.0  # since the last request
 
 
 class AskedKinds:
@@ -40,9 +39,9 @@ class AskedKinds:
         return frozenset(self._kept)
 
     def note(self, spec: SandboxSpec, now_s: float) -> None:
-        """Notes that a session got a sandbox of this kind; one without packages is not counted."""
+        """Notes that a session got a sandbox of this kind."""
         settings = self._settings
-        if spec.packages is None or not settings.max_kinds:
+        if not settings.max_kinds:
             return
         times = self._requests.setdefault(spec, deque(maxlen=settings.requests))
         times.append(now_s)

@@ -1,14 +1,13 @@
-"""The warm pool: sandboxes whose guests have answered, made ahead.
+"""The warm pool: prewarmed sandboxes, whose guests have answered.
 
-The pool keeps a number of sandboxes of each configured spec. Taking one starts a refill in the background; when none is
+The pool keeps a number of sandboxes of each configured spec, and one of each of the few other specs that sessions ask
+for often. Taking one starts a refill in the background; when none is
 kept, the caller gets one that is made on demand. A sandbox is handed out once and never comes back: a used sandbox is
 never reused. One that is out of date, because image or guest have changed, is not handed out.
 
 Where a kind may be made on several backends, sandboxes of the earliest are handed out first. One that had to be made on
 a later backend is discarded when an earlier backend has made its replacement, not before, and one at a time. So a
 backend that comes and goes, or is nearly full, does not empty the pool.
-
-Besides the configured kinds it keeps one sandbox each of the few kinds with packages that are asked for often.
 
 Accounting: each sandbox that was made is kept, or was a hit, or was discarded for exactly one of three reasons.
 """
@@ -20,18 +19,31 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import structlog
 
 from executor_server.backends import Backend, Sandbox
-from executor_server.core import BackendFull, EnvironmentFailed, ImageNotReady, SandboxFailure, SandboxSpec
+from executor_server.core import (
+    BackendFull,
+    EnvironmentFailed,
+    ImageNotReady,
+    SandboxFailure,
+    SandboxSpec,
+    SpecUnsupported,
+)
 from executor_server.policy import WarmSandboxes
 from executor_server.sessions.pool.asked_kinds import AskedKinds, AskedSettings
 from executor_server.sessions.pool.kind import Discard, Kind, PoolStats, ReadySandbox
 from executor_server.sessions.pool.making import make_ready
 
-# Seconds before a refill: starting a process blocks the event loop, and the caller that took a sandbox goes first.
-_REFILL_PAUSE_S = 0.01
+# Seconds from a take until a refill: making a sandbox takes a processor, and the new session's first step goes first.
+_REFILL_PAUSE_S = 0.05
+# Seconds between two attempts to make sandboxes: starting a process blocks the event loop.
+_PAUSE_S = 0.01
+
+Prepare = Callable[[Sequence[SandboxSpec]], Awaitable[Iterable[SandboxSpec]]]
+"""Prepares a backend for these kinds and no others; returns those that it makes better from now on."""
 
 _log = structlog.get_logger(__name__)
 
@@ -50,21 +62,26 @@ class PoolSettings:
     check_interval_s: float = 5.0  # between two checks that kept ones are up to date
     stats_interval_s: float = 300.0
     asked: AskedSettings = field(default_factory=AskedSettings)
+    # Before a backend prepares for the kinds: a daemon that lives for seconds would spend most of its time on that.
+    prepare_after_s: float = 2.0
 
 
 class WarmPool:
     """Keeps sandboxes ready, and owns those that it has not handed out."""
 
-    def __init__(self, backend: Backend, settings: PoolSettings) -> None:
+    def __init__(self, backend: Backend, settings: PoolSettings, prepare: Prepare | None = None) -> None:
         self._backend = backend
         self._settings = settings
+        self._prepare = prepare
         self._kinds: dict[SandboxSpec, Kind] = {}
         self._configured: dict[SandboxSpec, int] = {}
         self._asked = AskedKinds(settings.asked)
         self._wanted = asyncio.Event()
+        self._changed = asyncio.Event()  # the kinds have
         self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._discards: set[asyncio.Task[None]] = set()
+        self._taken_s = -_REFILL_PAUSE_S
         self._logged: dict[SandboxSpec, PoolStats] = {}
         self._closed = False
 
@@ -74,16 +91,9 @@ class WarmPool:
         self._asked.clear()
         self._set_sizes(self._configured)
 
-    def renew(self) -> None:
-        """Discards what is kept, since better ones can be made now."""
-        for kind in self._kinds.values():
-            while kind.kept:
-                self._discard(kind, kind.kept.popleft(), Discard.OUTDATED)
-        self._note_depth()
-
     def _follow_requests(self) -> None:
         """Keeps those that are asked for often, besides the configured ones."""
-        wanted = {**dict.fromkeys(self._asked.kept, 1), **self._configured}
+        wanted = {**self._configured, **{spec: 1 for spec in self._asked.kept if spec not in self._configured}}
         if wanted.keys() != self._kinds.keys():
             self._set_sizes(wanted)
 
@@ -97,6 +107,7 @@ class WarmPool:
         self._logged = {spec: stats for spec, stats in self._logged.items() if spec in wanted}
         self._note_depth()
         self._wanted.set()
+        self._changed.set()
         if not self._tasks and any(wanted.values()):
             self._start_tasks()
 
@@ -109,6 +120,8 @@ class WarmPool:
             (self._log_stats, settings.stats_interval_s),
         ):
             self._tasks.append(asyncio.create_task(_repeat(step, interval_s)))
+        if self._prepare is not None:
+            self._tasks.append(asyncio.create_task(_repeat(partial(self._prepare_kinds, self._prepare), 0.0)))
 
     async def take(
         self, spec: SandboxSpec, turn: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
@@ -117,10 +130,12 @@ class WarmPool:
         kind = self._kinds.get(spec)
         if kind is None:
             async with turn():
-                ready = await make_ready(self._backend, spec, warm=False)
+                ready = await self._make_on_demand(spec)
+            self._taken_s = _now_s()
             self._note_request(spec)
             return ready
         self._note_request(spec)
+        self._taken_s = _now_s()
         self._wanted.set()
         kept = self._take_kept(kind)
         if kept is not None:
@@ -129,9 +144,19 @@ class WarmPool:
         kind.misses += 1
         async with turn():
             started_s = _now_s()
-            ready = await make_ready(self._backend, spec, warm=False)
+            ready = await self._make_on_demand(spec)
         kind.note_ready(_now_s() - started_s)
         return ready
+
+    async def _make_on_demand(self, spec: SandboxSpec) -> ReadySandbox:
+        try:
+            return await make_ready(self._backend, spec, warm=False)
+        except (ImageNotReady, EnvironmentFailed, SpecUnsupported):
+            raise
+        except SandboxFailure:  # something is scarce, so nothing is kept on the chance that it is asked for
+            self._asked.clear()
+            self._follow_requests()
+            raise
 
     def _note_request(self, spec: SandboxSpec) -> None:
         if spec not in self._configured:
@@ -229,7 +254,7 @@ class WarmPool:
 
     async def _refill_forever(self) -> None:
         while True:
-            await asyncio.sleep(_REFILL_PAUSE_S)
+            await asyncio.sleep(max(_PAUSE_S, self._taken_s + _REFILL_PAUSE_S - _now_s()))
             self._wanted.clear()  # before the check below, so that no later request is missed
             kind = self._due_kind()
             if kind is not None:
@@ -311,6 +336,22 @@ class WarmPool:
         for kind in self._kinds.values():
             for ready in kind.kept:
                 ready.channel.ping()
+
+    async def _prepare_kinds(self, prepare: Prepare) -> None:
+        """Has the backend prepare for the kinds when they have changed, and makes again what it makes better now."""
+        await self._changed.wait()
+        await asyncio.sleep(self._settings.prepare_after_s)
+        self._changed.clear()
+        try:
+            improved = await prepare([kind.spec for kind in self._kinds.values() if kind.size])
+        except SandboxFailure as failure:
+            _log.warning("pool_not_prepared", error=str(failure))
+            return
+        for spec in improved:
+            if (kind := self._kinds.get(spec)) is not None:
+                while kind.kept:
+                    self._discard(kind, kind.kept.popleft(), Discard.OUTDATED)
+        self._note_depth()
 
     async def _check(self) -> None:
         self._asked.expire(_now_s())

@@ -14,8 +14,7 @@ The order, and the race that each step closes:
 5. The report, and what the kernel says of the process, are compared with what must be (verification.py), and `SERVE` is
    sent. A fork that is not as it must be is killed here, having run nothing.
 6. `SERVING` comes when its supervisor is there, before that runs anything. A fork that ends earlier costs its session
-   nothing: bubblewrap makes the sandbox. The socket of one that was made ahead (stock.py) stays open, until its session
-   comes.
+   nothing: bubblewrap makes the sandbox.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class SandboxPlan:
     listener: int  # descriptors of the daemon
     cpu_counter: int | None
     groups: Sequence[int]  # files by which it joins its control groups
-    ahead: bool  # no session has it yet
 
     def packed(self, stderr: int) -> tuple[bytes, list[int]]:
         """Returns the packet, and the descriptors that go with it."""
@@ -69,7 +67,6 @@ class SandboxPlan:
             "seccomp": base64.b64encode(self.seccomp).decode(),
             "environment": dict(self.environment),
             "below_tmp": list(self.below_tmp),
-            "ahead": self.ahead,
         }
         packet, fds = json.dumps(plan).encode(), [*named.values(), *self.groups]
         if len(packet) > PACKET_BYTES or len(fds) > MAX_PLAN_FDS:
@@ -109,12 +106,9 @@ async def fork(
             raise ForkFailed("failed", f"the fork has ended: {error}") from error
         await _serving(ours, pid)
     except BaseException:
-        ours.close()
         await asyncio.shield(process.kill_and_reap(now() + _END_TIME_S))
         raise
-    if plan.ahead:
-        process.keep(ours)
-    else:
+    finally:
         ours.close()
     return process
 

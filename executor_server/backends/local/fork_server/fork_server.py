@@ -25,7 +25,6 @@ import structlog
 
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable
 from executor_server.backends.local.fork_server.packets import now, packet_pair, receive_now, send_with
-from executor_server.backends.local.fork_server.stock import Stock
 from executor_server.backends.local.layout import Entry
 from executor_server.backends.local.records import ProcessRecord
 from executor_server.backends.local.stderr_file import open_stderr, read_stderr
@@ -63,7 +62,6 @@ class ForkServer:
     _stderr: int
     _on_init: Callable[[ForkServer, ProcessRecord], None]
     started_at: float
-    used_at: float
     imported: tuple[str, ...] = ()
     namespaces: dict[str, int] = field(default_factory=dict)
     init_pidfd: int | None = None
@@ -73,7 +71,6 @@ class ForkServer:
     is_ready: bool = False
     ended_because: str = ""  # not empty: retired, or it could not be made
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    stock: Stock = field(default_factory=Stock)
     _exits: dict[int, asyncio.Future[int]] = field(default_factory=dict)
 
     @property
@@ -85,7 +82,6 @@ class ForkServer:
     def request(self, control: socket.socket) -> asyncio.Future[int]:
         """Asks for a fork that gets this socket; returns the future wait status. Raises OSError."""
         self.requests += 1
-        self.used_at = now()
         send_with(self._socket, b"%d" % self.requests, [control.fileno()])
         ended = asyncio.get_running_loop().create_future()
         self._exits[self.requests] = ended
@@ -120,9 +116,9 @@ class ForkServer:
             said = json.loads(data[len(READY) :])
             self.imported = tuple(str(name) for name in said["modules"])
             self.namespaces = {str(name): int(inode) for name, inode in said["namespaces"].items()}
-            self.template_pid, self.is_ready, self.used_at = pid, True, now()
+            self.template_pid, self.is_ready = pid, True
             self.settled.set()
-            _log.debug("fork_server_ready", fork_server=self.fork_server_id, took_s=round(now() - self.started_at, 3))
+            _log.info("fork_server_ready", modules=self.imported, took_s=round(now() - self.started_at, 3))
         elif data.startswith(REFUSED):
             self.retire(data[len(REFUSED) :].decode("utf-8", "backslashreplace"))
         else:
@@ -138,7 +134,6 @@ class ForkServer:
         if self.ended_because:
             return
         self.ended_because = reason
-        self.stock.drop()
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
         os.close(self._lifeline)
@@ -164,7 +159,6 @@ class ForkServer:
     async def end(self, deadline: float) -> None:
         """Ends it with all sandboxes that it still has. Raises SandboxFailure when it does not end in time."""
         self.retire("the daemon ends it")
-        await self.stock.ended()
         if self.init_pidfd is not None:
             kill(self.init_pidfd)
             if not await wait_readable(self.init_pidfd, deadline):
@@ -222,16 +216,7 @@ def start_fork_server(
         )
         ours.callback(_abandon, popen)
         fork_server = ForkServer(
-            blueprint,
-            fork_server_id,
-            popen,
-            os.pidfd_open(popen.pid),
-            requests,
-            lifeline,
-            stderr,
-            on_init,
-            now(),
-            now(),
+            blueprint, fork_server_id, popen, os.pidfd_open(popen.pid), requests, lifeline, stderr, on_init, now()
         )
         asyncio.get_running_loop().add_reader(requests.fileno(), fork_server._on_packets)
         ours.pop_all()

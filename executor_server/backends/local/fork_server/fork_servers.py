@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,18 +23,15 @@ from pathlib import Path
 import structlog
 
 from executor_server.backends.local.descriptors import wait_readable
-from executor_server.backends.local.fork_server.demand import Demand
 from executor_server.backends.local.fork_server.fork import SandboxPlan, fork
 from executor_server.backends.local.fork_server.fork_server import Blueprint, ForkServer, start_fork_server
 from executor_server.backends.local.fork_server.forked_process import ForkedProcess, ForkFailed
 from executor_server.backends.local.fork_server.packets import now
 from executor_server.backends.local.fork_server.records import ForkServerRecords, OrphanedForkServer
-from executor_server.backends.local.fork_server.stock import Make
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import Layout, environment_of
 from executor_server.backends.local.records import ProcessRecord
 from executor_server.backends.local.resources import Resources
-from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.settings import AMPLE_PROCESSES, WORKSPACE, numeric_threads
 from executor_server.backends.teardown import failures_of
 from executor_server.core import SandboxFailure, SandboxSpec
@@ -52,12 +49,8 @@ _NOT_IN_TIME = "it was not ready in time"
 # Sandboxes of one fork server, and seconds of its life, before it is replaced.
 _MAX_REQUESTS = 500
 _MAX_AGE_S = 1800.0
-# Seconds without a request after which it is dropped: it holds the memory of its modules.
-_IDLE_S = 600.0
-# Fork servers that serve or are being made, at one time. One that was not used for some seconds makes room for another;
-# if there is none, the other has to wait: kinds that take each other's place in turn would never fork a sandbox.
-_MAX_FORK_SERVERS = 4
-_UNUSED_S = 20.0
+# Kinds of sandboxes that have a fork server at a time.
+_MAX_KEPT = 4
 # Seconds after a fork server failed until the next of the same kind is started; doubled with each failure.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 _END_TIME_S = 10.0
@@ -93,7 +86,6 @@ class ForkServerStats:
     """Counts since the start of the daemon."""
 
     made: int = 0
-    ahead: int = 0  # the part of them that was made before it was asked for
     fallbacks: Counter[str] = field(default_factory=Counter)
 
 
@@ -117,8 +109,7 @@ class ForkServers:
         self._retired: list[ForkServer] = []
         self._orphans: list[OrphanedForkServer] = []
         self._pauses: dict[Blueprint, _Pause] = {}
-        self._demand = Demand[Blueprint]()
-        self._kept: set[Blueprint] = set()  # those that the daemon wants for its pool, however few are asked for
+        self._kept: set[Blueprint] = set()
         self.stats = ForkServerStats()
 
     # -- making sandboxes
@@ -128,56 +119,25 @@ class ForkServers:
         blueprint: Blueprint,
         plan: Callable[[tuple[str, ...]], SandboxPlan],
         on_here: Callable[[int, ForkedProcess], None],
-        *,
-        ahead: bool,
     ) -> ForkedProcess:
-        """Makes a sandbox of a plan, which gets the modules that are imported already. Raises Fallback.
+        """Forks a sandbox. `plan` gets the modules that the template process has imported.
 
-        Nothing of the sandbox is left then. One that no session wants yet is no reason for a fork server.
+        Raises Fallback; nothing of the sandbox is left then.
         """
-        wanted = not ahead and (self._demand.note(blueprint, now()) or blueprint in self._kept)
-        if not wanted and blueprint not in self._serving:
-            raise Fallback("rare", "too few sandboxes of this kind are wanted")
-        fork_server = self._fork_server(blueprint)
+        if not self.keeps(blueprint):
+            raise Fallback("rare", "no sandbox of this kind is kept ready")
+        server = self._server(blueprint)
         try:
-            process = await fork(fork_server, plan(fork_server.imported), on_here)
-        except ForkFailed as problem:
-            if problem.reason == "silent":
-                self._give_up(fork_server, str(problem))
-            raise Fallback(problem.reason, str(problem)) from problem
-        self.stats.made += not ahead
+            process = await fork(server, plan(server.imported), on_here)
+        except ForkFailed as failure:
+            if failure.reason == "silent":
+                self._give_up(server, str(failure))
+            raise Fallback(failure.reason, str(failure)) from failure
+        self.stats.made += 1
         return process
 
-    def take(self, blueprint: Blueprint, shape: str) -> LocalSandbox | None:
-        """Returns a sandbox that was made ahead; it is the caller's then."""
-        if blueprint in self._successors:
-            self._tidy()
-        fork_server = self._serving.get(blueprint)
-        sandbox = fork_server.stock.take(shape) if fork_server is not None else None
-        if fork_server is not None and sandbox is not None:
-            self._demand.note(blueprint, now())
-            fork_server.used_at = now()
-            self.stats.made += 1
-            self.stats.ahead += 1
-        return sandbox
-
-    def fill(self, blueprint: Blueprint, shape: str, make: Make) -> None:
-        """Has others made ahead, since a session got one, where a fork server makes such sandboxes."""
-        fork_server = self._serving.get(blueprint)
-        if fork_server is not None and fork_server.serves:
-            fork_server.stock.fill(shape, make)
-
-    def empty_stocks(self) -> None:
-        """Ends what waits for sessions, since something is scarce."""
-        for fork_server in self._serving.values():
-            fork_server.stock.empty()
-
-    async def drop_stocks(self) -> None:
-        """Ends what waits for sessions, and makes no more."""
-        fork_servers = [*self._serving.values(), *self._successors.values(), *self._retired]
-        for fork_server in fork_servers:
-            fork_server.stock.drop()
-        await asyncio.gather(*(fork_server.stock.ended() for fork_server in fork_servers))
+    def keeps(self, blueprint: Blueprint) -> bool:
+        return blueprint in self._serving or blueprint in self._kept
 
     def blueprint(self, resources: Resources, image: Image, spec: SandboxSpec) -> Blueprint:
         """Returns the kind of fork server that makes such sandboxes. Raises Fallback."""
@@ -205,7 +165,7 @@ class ForkServers:
             _log.debug("fork_server_not_used", reason=reason, detail=str(fallback))
         self.stats.fallbacks[reason] += 1
 
-    def _fork_server(self, blueprint: Blueprint) -> ForkServer:
+    def _server(self, blueprint: Blueprint) -> ForkServer:
         self._tidy()
         fork_server = self._serving.get(blueprint)
         if fork_server is None:
@@ -230,26 +190,11 @@ class ForkServers:
         pause = self._pauses.get(blueprint)
         if pause is not None and now() < pause.until:
             raise Fallback("failing", "the last fork server of this kind has failed")
-        while len(self._serving) + len(self._successors) >= _MAX_FORK_SERVERS:
-            self._make_room()
         try:
             where[blueprint] = start_fork_server(blueprint, secrets.token_hex(_ID_BYTES), self._note_init)
         except OSError as error:
             self._note_failure(blueprint)
             raise Fallback("failed", f"no fork server can be started: {error}") from error
-
-    def _make_room(self) -> None:
-        """Drops the fork server that was used longest ago. Raises Fallback when all are in use, or still being made."""
-        unused = [
-            each
-            for each in (*self._serving.values(), *self._successors.values())
-            if now() - each.used_at >= (_UNUSED_S if each.is_ready else _START_TIME_S)
-        ]
-        if not unused:
-            raise Fallback("starting", f"{_MAX_FORK_SERVERS} fork servers of other kinds are in use")
-        oldest = min(unused, key=lambda each: each.used_at)
-        oldest.retire("others are used more" if oldest.is_ready else _NOT_IN_TIME)
-        self._tidy()
 
     def _note_init(self, fork_server: ForkServer, init: ProcessRecord) -> None:
         self._records.write(fork_server.fork_server_id, init)
@@ -296,16 +241,10 @@ class ForkServers:
         self._retired.append(fork_server)
 
     def sweep(self) -> None:
-        """Drops fork servers that are not used any more, and the records of those that have ended."""
-        for fork_server in (*self._serving.values(), *self._successors.values()):
-            if (
-                fork_server.is_ready
-                and now() - fork_server.used_at >= _IDLE_S
-                and fork_server.blueprint not in self._kept
-            ):
-                fork_server.retire("it is not used")
-            elif not fork_server.is_ready and now() - fork_server.started_at >= _START_TIME_S:
-                fork_server.retire(_NOT_IN_TIME)
+        """Retires servers that did not get ready, and removes the records of those that have ended."""
+        for server in (*self._serving.values(), *self._successors.values()):
+            if not server.is_ready and now() - server.started_at >= _START_TIME_S:
+                server.retire(_NOT_IN_TIME)
         self._tidy()
         for orphan in [each for each in self._orphans if each.has_ended()]:
             self._orphans.remove(orphan)
@@ -344,17 +283,21 @@ class ForkServers:
         await fork_server.end(deadline)
         self._records.remove(fork_server.fork_server_id)
 
-    async def keep(self, blueprint: Blueprint) -> tuple[str, ...]:
-        """Makes a fork server of this kind, and keeps one from here on; returns the modules that it has imported."""
-        self._kept = {blueprint}
-        await self.trial(blueprint)
-        fork_server = self._serving.get(blueprint)
-        return fork_server.imported if fork_server is not None and fork_server.serves else ()
+    async def keep(self, blueprints: Iterable[Blueprint]) -> Collection[Blueprint]:
+        """Runs a fork server for each of the first few blueprints, and retires the others; returns the new ones."""
+        self._kept = set(list(dict.fromkeys(blueprints))[:_MAX_KEPT])
+        for server in (*self._serving.values(), *self._successors.values()):
+            if server.blueprint not in self._kept:
+                server.retire("no sandbox of its kind is kept ready")
+        self._tidy()
+        missing = [each for each in self._kept if each not in self._serving or not self._serving[each].serves]
+        await asyncio.gather(*(self.trial(each) for each in missing))
+        return [each for each in missing if each in self._serving and self._serving[each].serves]
 
     async def trial(self, blueprint: Blueprint) -> str:
         """Makes a fork server of this kind; returns the reason when it does not serve."""
         with contextlib.suppress(Fallback):
-            self._fork_server(blueprint)
+            self._server(blueprint)
         fork_server = self._serving.get(blueprint)
         if fork_server is None:
             return "it can't be started"

@@ -40,24 +40,12 @@ class ForkedProcess:
         self.init_pid: int = pid
         self.stderr = open_stderr()
         self._ended = ended
-        self._word: socket.socket | None = None  # to a sandbox that no session has yet
         self._init_pidfd: int | None = None
         try:
             self._init_pidfd = _open_child(pid, fork_server.template_pid)
         except BaseException:
             os.close(self.stderr)
             raise
-
-    def keep(self, word: socket.socket) -> None:
-        """Keeps the socket to it until a session has it. If the daemon dies before, the sandbox ends at once."""
-        self._word = word
-
-    def give(self, memory_bytes: int) -> None:
-        """Sends it the memory of the session that has it from now on. Raises OSError when it has ended."""
-        assert self._word is not None, "a sandbox that a session has already"
-        with self._word:
-            self._word.send(b"%d" % memory_bytes)
-        self._word = None
 
     def has_ended(self) -> bool:
         return self._init_pidfd is None or is_readable(self._init_pidfd)
@@ -90,9 +78,6 @@ class ForkedProcess:
 
     def release(self) -> None:
         """Releases what the daemon holds of it. Idempotent."""
-        if self._word is not None:
-            self._word.close()
-            self._word = None
         if self._init_pidfd is not None:
             os.close(self._init_pidfd)
             os.close(self.stderr)

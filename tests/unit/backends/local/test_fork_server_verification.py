@@ -27,7 +27,6 @@ def plan(host_uid: int | None = 2_000_000_005, **changed: Any) -> SandboxPlan:
         "listener": 7,
         "cpu_counter": 8,
         "groups": (),
-        "ahead": False,
     }
     return SandboxPlan(host_uid=host_uid, **{**values, **changed})
 

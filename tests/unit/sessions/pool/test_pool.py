@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -487,7 +487,7 @@ async def test_a_check_that_breaks_does_not_end_refilling(backend: Backend, make
     await full(pool)
 
 
-# -- kinds with packages that are asked for often
+# -- kinds that are asked for often
 
 POLARS, NUMPY = (replace(SPEC, packages=PackagesSpec((name,))) for name in ("polars", "numpy"))
 TWICE = AskedSettings(max_kinds=1, requests=2, within_s=600.0, kept_s=600.0)
@@ -501,7 +501,7 @@ async def take(pool: WarmPool, spec: SandboxSpec) -> bool:
     return ready.warm
 
 
-async def test_packages_that_are_asked_for_often_have_a_sandbox_ready(backend: Backend, make_pool: Any) -> None:
+async def test_kinds_that_are_asked_for_often_have_a_sandbox_ready(backend: Backend, make_pool: Any) -> None:
     pool = await make_pool(size=0, asked=TWICE)
     assert [await take(pool, POLARS), await take(pool, POLARS)] == [False, False]
     await full(pool)
@@ -538,3 +538,40 @@ async def test_packages_that_can_not_be_had_any_more_are_not_tried_again(backend
     assert await eventually_async(lambda: backend.asked == 3 and POLARS not in pool.stats())
     with pytest.raises(EnvironmentFailed):
         await pool.take(POLARS)
+
+
+async def test_kept_kinds_that_were_only_asked_for_make_room_when_a_sandbox_can_not_be_made(
+    backend: Backend, make_pool: Any
+) -> None:
+    pool = await make_pool(size=0, asked=TWICE)
+    await take(pool, POLARS)
+    await take(pool, POLARS)
+    await full(pool)
+    backend.missing[NUMPY] = SandboxFailure("no user is left")
+    with pytest.raises(SandboxFailure, match="no user"):
+        await pool.take(NUMPY)
+    assert POLARS not in pool.stats()
+    assert await eventually_async(lambda: not backend.living)
+
+
+async def test_sandboxes_are_made_again_when_the_backend_makes_their_kind_better(backend: Backend) -> None:
+    better = asyncio.Event()
+    asked: list[list[SandboxSpec]] = []
+
+    async def prepare(specs: Sequence[SandboxSpec]) -> Sequence[SandboxSpec]:
+        asked.append(list(specs))
+        await better.wait()
+        return [SPEC]
+
+    settings = PoolSettings(prepare_after_s=0.0)
+    pool = WarmPool(backend, settings, prepare)
+    pool.keep_ready([WarmSandboxes(SPEC, 1), WarmSandboxes(POLARS, 0)])
+    try:
+        await full(pool)
+        assert await eventually_async(lambda: asked == [[SPEC]])
+        better.set()
+        assert await eventually_async(lambda: pool.stats()[SPEC].outdated == 1)
+        await full(pool)
+        assert pool.stats()[SPEC].depth == 1
+    finally:
+        await pool.close()

@@ -12,7 +12,6 @@ unexport PYTHONDONTWRITEBYTECODE
 BACKEND ?= local
 IMAGES ?=
 BASE ?=
-VERSIONS ?=
 ARGS ?=
 # Processes that run tests. Tests wait more than they compute: three for each processor.
 WORKERS ?= $(shell echo $$((3 * $$(nproc))))
@@ -137,7 +136,7 @@ test-all: $(STAMP)  ## Run every test with all rounds and cases, and what `make 
 	@$(MAKE) --no-print-directory test-agents BACKEND=e2b-double
 	@$(MAKE) --no-print-directory test-forked
 	@$(MAKE) --no-print-directory test-fleet
-	@$(MAKE) --no-print-directory test-matrix test-mcp-matrix test-e2b-matrix
+	@$(MAKE) --no-print-directory test-versions
 
 .PHONY: unit
 unit: $(STAMP)  ## Run the unit tests
@@ -158,17 +157,9 @@ test-fleet: $(STAMP)  ## Run the contract and the tests of agents, clients and c
 	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest --all -n $(FLEET_WORKERS) tests/contract $(ARGS)
 	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest -n $(FLEET_WORKERS) $(FLEET_TESTS) $(ARGS)
 
-.PHONY: test-matrix
-test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")
-	@$(BIN)/python tools/smolagents_matrix.py $(VERSIONS) $(if $(ARGS),--pytest='$(ARGS)')
-
-.PHONY: test-mcp-matrix
-test-mcp-matrix: $(STAMP)  ## Run the tests of `executor mcp` on versions 1 and 2 of the SDK (VERSIONS="1.30.0 2.3.0")
-	@$(BIN)/python tools/mcp_matrix.py $(VERSIONS) $(if $(ARGS),--pytest='$(ARGS)')
-
-.PHONY: test-e2b-matrix
-test-e2b-matrix: $(STAMP)  ## Try the E2B backend with pairs of E2B's packages (VERSIONS="2.63.0+2.11.5", ARGS=--write)
-	@$(BIN)/python tools/e2b_matrix.py $(VERSIONS) $(ARGS)
+.PHONY: test-versions
+test-versions: $(STAMP)  ## Run tests with other versions of smolagents, MCP's SDK and E2B's SDK (ARGS="-s mcp"; nox -l lists)
+	@$(BIN)/nox $(ARGS)
 
 .PHONY: check
 check: check-format lint types types-for-users imports check-unasync check-proto  ## Check format, lint, types, imports and what is generated

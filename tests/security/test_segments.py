@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from executor_server.core.config.state_dir import StateDir
 from executor_server.guest.wire.frames import FrameDecoder, FrameError, Kind, encode_frame
@@ -177,25 +175,6 @@ def made(directory: Path) -> Files:
     bench.journal.lose("gone")
     bench.journal.close()
     return bench.files
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_damage_is_damage_and_nothing_worse(tmp_path: Path, data: st.DataObject) -> None:
-    """A start reads all journals: an error of one of them must not keep the daemon from the others."""
-    whole = tmp_path / "whole"
-    files = made(whole) if not whole.exists() else {path.name: path.read_bytes() for path in whole.iterdir()}
-    name = data.draw(st.sampled_from(sorted(files)))
-    harmed = bytearray(files[name])
-    for position, value in data.draw(
-        st.lists(st.tuples(st.integers(0, len(harmed) - 1), st.integers(0, 255)), min_size=1, max_size=4)
-    ):
-        harmed[position] = value
-    try:
-        with replayed({**files, name: bytes(harmed)}, tmp_path / "next"):
-            pass
-    except SegmentError:
-        pass
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a link", "a directory", "a huge file", "segments that are a link"])

@@ -90,7 +90,6 @@ class Attempt:
     reason: str
     tunnelled: bool = False  # it is refused inside a tunnel that was allowed, so a connection to the server is made
     unfinished: bool = False  # it is refused after the time for a head, which a test may want to shorten
-    needs_own_resolver: bool = False  # no DNS server can give such an answer
 
 
 @dataclass(frozen=True)
@@ -457,9 +456,8 @@ def _named_hello(*names: bytes) -> bytes:
 def _lies() -> Iterator[Attempt]:
     for name in _LIES:
         host = f"{name}.lies.example"
-        own = name in ("scoped", "spelled", "no-address")
         sent = connect(f"{host}:443")
-        yield Attempt(f"CONNECT to a name of {name}", sent, reasons.REFUSED_ADDRESS, needs_own_resolver=own)
+        yield Attempt(f"CONNECT to a name of {name}", sent, reasons.REFUSED_ADDRESS)
     for name in ("metadata", "loopback", "loopback-mapped"):
         url = f"http://{name}.lies.example/"
         yield Attempt(f"GET of a name of {name}", get(url, host=f"{name}.lies.example"), reasons.REFUSED_ADDRESS)

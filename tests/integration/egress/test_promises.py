@@ -1,4 +1,4 @@
-"""Sessions rely on what an egress proxy promises (network/egress/interface.py): the fake keeps it as the service does."""
+"""The egress service keeps its promises to sessions (executor_server/network/egress/interface.py)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import pytest
 
-from executor_server.core.network import NO_NETWORK_USE, EgressConnection, NetworkRules, NetworkUsage
+from executor_server.core.network import NO_NETWORK_USE, NetworkRules, NetworkUsage
 from executor_server.guest.egress import reasons
 from executor_server.network.egress import Egress, EgressError
 from tests.support.egress_service import SOON_S, RecordingSink, egress_service, settings_for
-from tests.support.fake_egress import FakeEgress
 from tests.support.internet.world import RAW_PORT, Internet
 
 KIB = 1024
@@ -22,99 +20,7 @@ KIB = 1024
 OVERRUN_BYTES = 256 * KIB
 
 
-class Transfer(Protocol):
-    """A connection of a program that receives as much as it can."""
-
-    async def receive(self) -> int:
-        """Returns the bytes received in all, when no more come for a while."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Programs(Protocol):
-    """The programs of one session."""
-
-    session_id: str
-
-    async def transfer(self, host: str, size_bytes: int) -> Transfer | None:
-        """Asks a host for so many bytes; None when it was refused."""
-        ...
-
-
-class Bench(Protocol):
-    """A proxy, two hosts, and the programs of sessions."""
-
-    egress: Egress
-    hosts: tuple[str, str]
-
-    def rules(self, *hosts: str) -> NetworkRules: ...
-
-    def programs(self, session_id: str, listener: socket.socket) -> Programs: ...
-
-    def refused_rules(self) -> NetworkRules:
-        """Returns rules with which the next `bind` fails."""
-        ...
-
-    def close(self) -> None:
-        """Closes what programs have open."""
-        ...
-
-
-# -- the fake
-
-
-class FakeTransfer:
-    def __init__(self, egress: FakeEgress, session_id: str, connection: EgressConnection, size_bytes: int) -> None:
-        self._egress, self._session_id, self._connection = egress, session_id, connection
-        self._left = size_bytes
-        self._received = 0
-
-    async def receive(self) -> int:
-        session = self._egress.sessions[self._session_id]
-        if self._left and self._connection.connection_id in session.open:
-            over = self._egress.move(self._session_id, 0, self._left, report=False)
-            self._received, self._left = self._received + self._left - over, over
-        return self._received
-
-    def close(self) -> None:
-        if self._connection.connection_id in self._egress.sessions[self._session_id].open:
-            self._egress.end(self._session_id, self._connection)
-
-
-class FakePrograms:
-    def __init__(self, egress: FakeEgress, session_id: str) -> None:
-        self.session_id, self._egress = session_id, egress
-
-    async def transfer(self, host: str, size_bytes: int) -> FakeTransfer | None:
-        connection = self._egress.connect(self.session_id, host, RAW_PORT)
-        return None if connection is None else FakeTransfer(self._egress, self.session_id, connection, size_bytes)
-
-
-class FakeBench:
-    def __init__(self) -> None:
-        self.fake = FakeEgress()
-        self.egress: Egress = self.fake
-        self.hosts = ("one.example", "two.example")
-
-    def rules(self, *hosts: str) -> NetworkRules:
-        return NetworkRules(tuple(f"{host}:{RAW_PORT}" for host in hosts))
-
-    def programs(self, session_id: str, listener: socket.socket) -> FakePrograms:
-        return FakePrograms(self.fake, session_id)
-
-    def refused_rules(self) -> NetworkRules:
-        self.fake.failures = [EgressError("not today")]
-        return self.rules()
-
-    def close(self) -> None:
-        """Has nothing open."""
-
-
-# -- the service
-
-
-class RealTransfer:
+class Transfer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._received = 0
@@ -134,13 +40,13 @@ class RealTransfer:
         self._writer.close()
 
 
-class RealPrograms:
-    def __init__(self, session_id: str, address: tuple[str, int], transfers: list[RealTransfer]) -> None:
+class Programs:
+    def __init__(self, session_id: str, address: tuple[str, int], transfers: list[Transfer]) -> None:
         self.session_id, self._address, self._transfers = session_id, address, transfers
 
-    async def transfer(self, host: str, size_bytes: int) -> RealTransfer | None:
+    async def transfer(self, host: str, size_bytes: int) -> Transfer | None:
         reader, writer = await asyncio.open_connection(*self._address)
-        self._transfers.append(RealTransfer(reader, writer))
+        self._transfers.append(Transfer(reader, writer))
         writer.write(f"CONNECT {host}:{RAW_PORT} HTTP/1.1\r\nHost: {host}:{RAW_PORT}\r\n\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in head:
@@ -149,17 +55,17 @@ class RealPrograms:
         return self._transfers[-1]
 
 
-class RealBench:
+class Bench:
     def __init__(self, egress: Egress, internet: Internet) -> None:
         self.egress = egress
-        self.transfers: list[RealTransfer] = []
+        self.transfers: list[Transfer] = []
         self.hosts = (internet.name("raw"), internet.name("raw"))
 
     def rules(self, *hosts: str) -> NetworkRules:
         return NetworkRules(tuple(f"{host}:{RAW_PORT}" for host in hosts))
 
-    def programs(self, session_id: str, listener: socket.socket) -> RealPrograms:
-        return RealPrograms(session_id, listener.getsockname(), self.transfers)
+    def programs(self, session_id: str, listener: socket.socket) -> Programs:
+        return Programs(session_id, listener.getsockname(), self.transfers)
 
     def refused_rules(self) -> NetworkRules:
         return self.rules(*(f"n{number}.example" for number in range(400_000)))
@@ -169,15 +75,12 @@ class RealBench:
             transfer.close()
 
 
-@pytest.fixture(params=["fake", "service"])
-async def bench(request: pytest.FixtureRequest, internet: Internet) -> AsyncIterator[Bench]:
-    if request.param == "fake":
-        yield FakeBench()
-        return
+@pytest.fixture
+async def bench(internet: Internet) -> AsyncIterator[Bench]:
     async with egress_service(settings_for(internet)) as service:
-        real = RealBench(service, internet)
-        yield real
-        real.close()
+        made = Bench(service, internet)
+        yield made
+        made.close()
 
 
 @asynccontextmanager

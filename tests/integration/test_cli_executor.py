@@ -205,7 +205,7 @@ def test_run_saves_the_files_that_the_program_made(environment: dict[str, str], 
     code = "import os\nos.mkdir('d')\nopen('d/made.txt', 'w').write('content')\n1 / 0"
     arguments = ("run", "--get-artifacts", str(tmp_path / "saved"), "-")
     exit_code, _, err = executor(environment, *arguments, stdin=code)
-    assert exit_code == 1 and err.endswith("[made or changed: d/made.txt]\n")
+    assert exit_code == 1 and err.endswith("[created or changed: d/made.txt]\n")
     assert (tmp_path / "saved/d/made.txt").read_text() == "content"
 
 

@@ -53,7 +53,7 @@ def test_page_of_a_session_is_fetched_until_the_interrupt(environment: dict[str,
             assert process.stdout is not None and process.stderr is not None
             line = process.stdout.readline()
             url = line.split()[0]
-            assert line.endswith(" leads to port 8000 of the session\n")
+            assert line.endswith(" forwards to port 8000 of the session\n")
             assert eventually(lambda: fetch(url) == b"made inside")
             process.send_signal(signal.SIGINT)
             assert process.wait(TIMEOUT_S) == 0
@@ -76,4 +76,4 @@ def test_local_port_in_use_is_refused_in_one_line(environment: dict[str, str], c
         with forwarding(environment, session.session_id, f"{port}:8000") as process:
             out, err = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, out, err.count("\n")) == (2, "", 1)
-        assert f"127.0.0.1:{port} cannot be listened on" in err
+        assert f"can't listen on 127.0.0.1:{port}" in err

@@ -155,7 +155,7 @@ def test_what_the_policy_does_not_grant_is_refused_with_all_violations(daemon: D
         assert "the policy refuses this:\n" in text
         assert "limits.wall_time_s: asked for 1,000,000,000" in text
         assert "limits.processes: asked for 1,000,000" in text
-        assert text_of(host.call("list_sessions")) == "no sessions yet; run_python makes one"
+        assert text_of(host.call("list_sessions")) == "no sessions yet; run_python creates one"
         assert "wall_time_s" in text_of(host.call("get_policy"))
 
 
@@ -167,7 +167,7 @@ def test_what_the_policy_does_not_grant_is_refused_with_all_violations(daemon: D
         ({"code": "x" * 2_000_000}, "the code has 2000000 bytes; the limit is 1048576"),
         ({"code": "1", "timeout_s": 0}, "greater than 0"),
         ({"code": "1", "timeout_s": 1e9}, "the policy refuses this:\n  limits.wall_time_s: asked for 1,000,000,000"),
-        ({"code": "1", "session": "../x"}, "'../x' is no name for a session"),
+        ({"code": "1", "session": "../x"}, "'../x' is not a session name"),
         ({"code": "1\0"}, "code holds a NUL character"),
     ],
 )

@@ -184,5 +184,5 @@ def test_waiting_is_a_line_for_each_step_elsewhere(world: World) -> None:
     world.index.projects["kiln"][0].behaviour = "slow"  # so that the wait is long enough to be reported
     done = world.executor("run", "--with", "kiln", "-c", "import kiln; print(kiln.VERSION)")
     assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
-    steps = [line for line in done.stderr.splitlines() if line.startswith("[making the environment: ")]
+    steps = [line for line in done.stderr.splitlines() if line.startswith("[building the environment: ")]
     assert steps and len(steps) == len({step.split(",")[0] for step in steps}), "each step is one line"

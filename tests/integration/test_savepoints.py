@@ -187,7 +187,7 @@ def test_an_executor_undoes_steps_and_says_what_a_crash_has_left(executor: Remot
         executor.send_variables({"given": 10})
         executor("x = given")
         executor("given = 20; x = [given]")
-        with pytest.raises(CodeExecutionError, match="files are again as they were before this step"):
+        with pytest.raises(CodeExecutionError, match="files are as before this step"):
             executor("import os\nx = 'gone'\nos._exit(1)")
         assert executor("x").output == [20]
         executor("x.append(3); print('three')")
@@ -212,7 +212,7 @@ def test_a_model_may_undo_the_step_before(executor: RemoteExecutor) -> None:
         executor("x = 1")
         executor("x = 2")
         logs = executor("x = 3\nprint(undo_last_step())").logs
-        assert logs.startswith("Note: Undone: `x = 2`, `x = 3…`. Variables, imports and files are as they were before.")
+        assert logs.startswith("Note: Undone: `x = 2`, `x = 3…`. Variables, imports and files are as before.")
         assert executor("x").output == 1
 
 
@@ -305,4 +305,4 @@ def test_the_repl_takes_statements_back(client: ExecutorClient) -> None:
     assert out == "1\n"
     assert "undone: `x = 2`; variables and files are as they were before" in said
     assert "undone: `x = 1`, `x`, `import os`; variables and files are as they were before" in said
-    assert "%undo wants a number of statements" in said and "name 'x' is not defined" in said
+    assert "%undo takes a number of statements" in said and "name 'x' is not defined" in said

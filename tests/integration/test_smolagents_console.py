@@ -56,7 +56,7 @@ def test_what_a_step_prints_stands_under_its_code_with_a_bar_before_each_row(sho
 
 def test_megabytes_are_shown_up_to_a_limit_that_is_announced(shown: Shown) -> None:
     rows = rows_of_step(2, shown)
-    assert rows[-1] == "| ... the rest is not shown as it comes" and 500 < len(rows) < 1000
+    assert rows[-1] == "| ... the rest is not shown live" and 500 < len(rows) < 1000
     assert set(rows[:-1]) == {f"| {'z' * 63}"}
 
 

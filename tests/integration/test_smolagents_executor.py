@@ -198,14 +198,14 @@ def test_a_session_that_ended_between_two_runs_is_replaced_and_the_model_is_noti
     with daemon.client() as client:
         for info in client.list_sessions():
             client.get_session(info.session_id).close()
-    with pytest.raises(CodeExecutionError, match="session of the steps before is gone"):
+    with pytest.raises(CodeExecutionError, match="session of the earlier steps is gone"):
         executor("made")
     assert executor("given").output == 1
     with daemon.client() as client:
         for info in client.list_sessions():
             client.get_session(info.session_id).close()
     executor.send_tools({})
-    assert "session of the steps before is gone" in executor("print('x')").logs
+    assert "session of the earlier steps is gone" in executor("print('x')").logs
 
 
 def test_a_session_that_ended_after_an_evaluation_ended_its_interpreter_is_reported_as_gone(
@@ -219,7 +219,7 @@ def test_a_session_that_ended_after_an_evaluation_ended_its_interpreter_is_repor
     with daemon.client() as client:
         for info in client.list_sessions():
             client.get_session(info.session_id).close()
-    with pytest.raises(CodeExecutionError, match="session of the steps before is gone"):
+    with pytest.raises(CodeExecutionError, match="session of the earlier steps is gone"):
         executor("given")
     assert executor("given").output == 1
 

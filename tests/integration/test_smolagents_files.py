@@ -91,7 +91,7 @@ def test_a_session_begins_with_files_and_so_does_one_that_replaces_it(
         executor.send_variables({"x": 1})
         result = executor("open('rows.csv').read()")
     assert result.output == "1\n"
-    assert "The new session begins with its files" in result.logs
+    assert "The new session starts with its files" in result.logs
 
 
 def test_files_can_be_named_and_be_bytes(daemon: Daemon, tmp_path: Path) -> None:
@@ -107,13 +107,13 @@ def test_files_can_be_named_and_be_bytes(daemon: Daemon, tmp_path: Path) -> None
     ("files", "message"),
     [
         ("one.csv", "files is of type str; write files="),
-        (["/no/such/file"], "there is no file or directory '/no/such/file' here"),
+        (["/no/such/file"], "the file or directory '/no/such/file' does not exist"),
         ([b"bytes"], "files is of type list and holds bytes; write files="),
-        ({"../out": b""}, "'../out' is no path in the workspace"),
+        ({"../out": b""}, "'../out' is not a path in the workspace"),
         ({"/etc/x": b""}, "'/etc/x' is no path in the workspace"),
         ({"": b""}, "'' is no path in the workspace"),
-        ({"x": 5}, "'x' is a int, neither a local path nor bytes"),
-        (["/etc/hostname", "/proc/sys/kernel/hostname"], "files has two of the name 'hostname'"),
+        ({"x": 5}, "'x' is a int; use a local path or bytes"),
+        (["/etc/hostname", "/proc/sys/kernel/hostname"], "files contains the name 'hostname' twice"),
     ],
 )
 def test_files_that_cannot_be_put_are_refused_where_they_are_given(files: Any, message: str) -> None:
@@ -204,7 +204,7 @@ def test_a_path_outside_the_workspace_stays_a_path(
 ) -> None:
     answer = answering(f"import pathlib\nfinal_answer(pathlib.Path({path!r}))")
     assert answer.output == Path(path)
-    assert "is no file of the workspace: it stays a path" in shown.getvalue()
+    assert "is not a file of the workspace; it stays a path" in shown.getvalue()
     assert not (tmp_path / "answers").exists()
 
 
@@ -251,7 +251,7 @@ def test_a_given_session_that_is_gone_is_not_replaced(daemon: Daemon, client: Ex
 
 
 def test_what_belongs_to_a_new_session_is_refused_with_a_given_one(daemon: Daemon) -> None:
-    with pytest.raises(ValueError, match=r"image, files can be of a new one only"):
+    with pytest.raises(ValueError, match=r"image, files only applies to a new one"):
         RemoteExecutor(session="0" * 32, image="base", files={"x": b""}, **daemon.access)
 
 

@@ -32,8 +32,8 @@ def test_a_session_that_was_there_says_how_it_differs(
             RemoteExecutor(["json"], session="plain", labels={"a": "b"}, **daemon.access) as executor,
         ):
             assert executor("1 + 1").output == 2
-        assert "'plain' is there already, and does not authorize json" in caplog.text
-        assert "labels can be of a new one only" in caplog.text
+        assert "'plain' already exists and does not authorize json" in caplog.text
+        assert "labels only applies to a new session" in caplog.text
         assert session.execute("1").succeeded
 
 

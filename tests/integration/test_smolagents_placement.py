@@ -121,7 +121,7 @@ def test_a_name_that_no_tool_has_is_logged(client: ExecutorClient, caplog: pytes
     placed = RemoteExecutor(tool_placement={"go_bakc": "sandbox"}, client=client)
     with placed:
         placed.send_tools({"convert": agent_tools.convert})
-    assert "tool_placement names no tools of this run: go_bakc" in caplog.text
+    assert "tool_placement names unknown tools: go_bakc" in caplog.text
 
 
 @pytest.mark.parametrize("placement", ["sandbox", {"imported": "sandbox", "*": "host"}])

@@ -143,11 +143,11 @@ def test_a_session_that_is_gone_is_reported_by_an_evaluation_and_by_the_next_ste
 ) -> None:
     executor("made = 1")
     end_all_sessions(daemon)
-    with pytest.raises(EvaluationError, match="the session cannot evaluate it"):
+    with pytest.raises(EvaluationError, match="the session can't evaluate it"):
         executor.evaluate("made")
     with daemon.client() as client:
         assert list(client.list_sessions()) == []
-    with pytest.raises(CodeExecutionError, match="session of the steps before is gone"):
+    with pytest.raises(CodeExecutionError, match="session of the earlier steps is gone"):
         executor("made")
 
 
@@ -189,7 +189,7 @@ def test_when_the_daemon_is_gone_an_evaluation_says_so(tmp_path_factory: pytest.
         with client, RemoteExecutor(client=client) as executor:
             executor("1")
             own.kill()
-            with pytest.raises(EvaluationError, match="the session cannot evaluate it"):
+            with pytest.raises(EvaluationError, match="the session can't evaluate it"):
                 executor.evaluate("1")
             with pytest.raises(DaemonLost):
                 executor("1")
@@ -210,9 +210,9 @@ def test_a_screenshot_without_a_browser_is_an_error_that_says_why(executor: Remo
 @pytest.mark.parametrize(
     ("forged", "message"),
     [
-        ("b'no picture', 'url'", "gave no picture of its page: it is no PNG"),
-        ("7", "gave no picture of its page, but a int"),
-        ("(b'', 7)", "gave no picture of its page, but a tuple"),
+        ("b'no picture', 'url'", "screenshot is invalid: it is no PNG"),
+        ("7", "returned a int instead of a screenshot"),
+        ("(b'', 7)", "returned a tuple instead of a screenshot"),
     ],
 )
 def test_a_forged_page_is_refused(forged: str, message: str) -> None:

@@ -57,7 +57,7 @@ def test_state_begins_no_session_and_says_when_there_is_none_to_ask(
     executor("x = 1")
     for info in client.list_sessions():
         client.get_session(info.session_id).close()
-    with pytest.raises(EvaluationError, match="the session gives no variables"):
+    with pytest.raises(EvaluationError, match="the session's variables can't be read"):
         executor.state["x"]
 
 

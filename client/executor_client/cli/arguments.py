@@ -1,4 +1,4 @@
-"""The arguments of `executor`. Imports nothing that is slow, because a person waits for `--help`."""
+"""The arguments of `executor`. Imports nothing slow, because a person waits for `--help`."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ _EXAMPLES = """\
 examples:
   executor run script.py                     run a file in a sandbox of its own
   executor run -c 'print(6 * 7)'             run a line
-  executor run --put data plot.py            with a directory that it reads
-  executor run --with polars script.py       have a package installed for it
-  executor repl                              try things out
+  executor run --put data plot.py            copy a directory in for it
+  executor run --with polars script.py       install a package for it
+  executor repl                              interactive Python
   executor shell                             a terminal in a sandbox
-  executor ps; executor rm --all             list the sessions; end them
-  executor run --help                        more about one command
+  executor ps; executor rm --all             list sessions; end them
+  executor run --help                        help for one command
 
-The daemon is this user's own, which `executor-server serve` starts, unless --address or EXECUTOR_ADDRESS names another.
+The default daemon is this user's own, started by `executor-server serve`; --address or EXECUTOR_ADDRESS selects
+another.
 """
 
 _RUN_EXAMPLES = """\
 examples:
-  executor run script.py input.csv --fast          as `python script.py input.csv --fast`: what follows the file is
-                                                   the script's; Python files beside it and input.csv go in
-  executor run --put data script.py                a directory that it reads, too
+  executor run script.py input.csv --fast          like `python script.py input.csv --fast`; also copies input.csv and
+                                                   the Python files of the script's directory into the sandbox
+  executor run --put data script.py                copy a directory in, too
   executor run --limit memory_bytes=2000000000 --limit wall_time_s=60 train.py
-  executor run --network api.github.com fetch.py   reach a host, if the policy allows it
-  executor run --with 'polars>=1' --with pyarrow etl.py   with packages, if the policy allows them; a header of the
-                                                   script that names dependencies (PEP 723) does the same
-  executor run --session 3f2a -c 'print(x)'        go on in a session, which stays
+  executor run --network api.github.com fetch.py   allow a host, within the policy
+  executor run --with 'polars>=1' --with pyarrow etl.py   install packages, within the policy; dependencies in the
+                                                   script's header (PEP 723) work too
+  executor run --session 3f2a -c 'print(x)'        run in an existing session, which is kept
   executor run --save-images out plot.py           keep the figures
   cat script.py | executor run -                   read the program from standard input
 """
@@ -55,34 +56,34 @@ examples:
 _REPL_EXAMPLES = """\
 examples:
   executor repl --with polars
-  executor repl --session 3f2a              go on in a session, which stays
-Inside, `help` lists what can be typed besides Python. Tab completes names from the sandbox.
+  executor repl --session 3f2a              use an existing session, which is kept
+In the repl, `help` lists its commands. Tab completes names from the sandbox.
 """
 
 _ENV_EXAMPLES = """\
 examples:
   executor env build requirements.txt
-  executor env build pylock.toml            the versions of a lock (PEP 751)
+  executor env build pylock.toml            the locked versions (PEP 751)
   executor env build script.py              the dependencies in its header (PEP 723)
-  executor env build --with polars          these
-Sessions that ask for the same packages and image begin at once, then.
+  executor env build --with polars          packages by name
+Later sessions with the same packages and image start at once.
 """
 
 _LS_EXAMPLES = """\
 examples:
   executor ls 3f2a          all files of the workspace
-  executor ls 3f2a:out      those below a directory
+  executor ls 3f2a:out      files below a directory
 """
 
 _RM_EXAMPLES = """\
 examples:
-  executor rm analysis 77b1 names, and beginnings of ids
+  executor rm analysis 77b1 by name, or by the beginning of the id
   executor rm --all
 """
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the whole command line; its result has `command` None when no command was given."""
+    """Returns the parser of the whole command line. `command` is None in its result if none was given."""
     parser = Parser(
         prog="executor",
         description="Run Python in sandboxes.",
@@ -110,8 +111,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_run(commands: Any) -> None:
-    run = make_command(commands, "run", "run a program; output is shown as it is printed", _RUN_EXAMPLES)
-    run.allow_abbrev = False  # else an option of the script that could be two of ours is refused
+    run = make_command(commands, "run", "run a program and show its output as it arrives", _RUN_EXAMPLES)
+    run.allow_abbrev = False  # an abbreviation could match an option of the script
     rest = argparse.REMAINDER
     run.add_argument("-c", dest="code", metavar="CODE", nargs=rest, help="the program itself, instead of a file")
     run.add_argument("program", metavar="FILE", nargs=rest, help="a Python file or a notebook; - for standard input")
@@ -121,8 +122,8 @@ def _add_run(commands: Any) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="a file or directory that goes into the sandbox, besides the script's Python files and those among its "
-        "arguments; can be repeated",
+        help="a file or directory to copy into the sandbox, in addition to Python files of the script's directory and "
+        "files among its arguments; can be repeated",
     )
     run.add_argument(
         "--get-artifacts",
@@ -135,7 +136,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_repl(commands: Any) -> None:
-    repl = make_command(commands, "repl", "an interactive Python in a sandbox", _REPL_EXAMPLES)
+    repl = make_command(commands, "repl", "run an interactive Python in a sandbox", _REPL_EXAMPLES)
     add_output_options(repl)
     _add_session_options(repl)
 
@@ -170,7 +171,7 @@ def _add_env(commands: Any) -> None:
     build = actions.add_parser(
         "build",
         help="build an environment and wait for it",
-        description="Have an environment made, and wait for it.",
+        description="Build a package environment and wait for it.",
         epilog=_ENV_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -200,7 +201,7 @@ def _add_mcp(commands: Any) -> None:
         type=positive,
         default=4,
         metavar="N",
-        help="sessions that the host may have at a time (default: %(default)s)",
+        help="how many sessions the host may have at a time (default: %(default)s)",
     )
 
 

@@ -70,7 +70,7 @@ def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) 
                 _save_artifacts(session, result, options.get_artifacts, console)
             if script.cells and result.succeeded:
                 console.show_value(result.output)
-            if not (script.launches and result.outcome is Outcome.EXITED):  # it has said itself what there is to say
+            if not (script.launches and result.outcome is Outcome.EXITED):  # it has printed its own traceback
                 show_end(console, session, script.described(result), "--imports {}")
             console.show_artifacts(result)
             if not result.succeeded:
@@ -81,10 +81,10 @@ def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) 
 def _script(options: argparse.Namespace) -> Script:
     """Returns the program that the options name. Raises InvalidRequest."""
     if options.code:
-        given: list[str] = [*options.code, *options.program]  # argparse ends an option's values at --
+        given: list[str] = [*options.code, *options.program]  # argparse splits an option's values at --
         return Script(["-c", *given[1:]], given[0], files=placed(options.put))
     if not options.program and sys.stdin.isatty():
-        raise InvalidRequest("nothing to run: name a FILE, - for standard input, or give -c CODE")
+        raise InvalidRequest("nothing to run: pass a FILE, - for standard input, or -c CODE")
     name, *arguments = options.program or ["-"]
     if name == "-":
         return Script([name, *arguments], _read(name), files=placed(options.put))
@@ -92,12 +92,12 @@ def _script(options: argparse.Namespace) -> Script:
 
 
 def _read_header(name: str, code: str, options: argparse.Namespace, console: Console) -> ScriptHeader:
-    """Reads the program's header, and adds the packages in it to those that are asked for. Raises InvalidRequest."""
+    """Reads the program's header, and adds its packages to the requested ones. Raises InvalidRequest."""
     header = read_header(code, name)
     if header.unclosed_line:
-        console.remark(f"{name}, line {header.unclosed_line}: this header has no end (`# ///`), so it is none")
+        console.remark(f"{name}, line {header.unclosed_line}: ignored this header, because it has no end (`# ///`)")
     if header.dependencies and options.session:
-        console.remark("the packages in the script's header are not asked for: a session that is there keeps its own")
+        console.remark("ignored the packages in the script's header: an existing session keeps its packages")
     elif header.dependencies:
         options.packages = list(dict.fromkeys([*options.packages, *header.dependencies]))
     return header
@@ -115,11 +115,11 @@ def _read(name: str) -> str:
 
 def _execute(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
     if options.code is None:
-        raise InvalidRequest("nothing to run: executor exec SESSION -- COMMAND, or executor exec SESSION CODE")
+        raise InvalidRequest("nothing to run: use executor exec SESSION -- COMMAND, or executor exec SESSION CODE")
     code = _read("-") if options.code == "-" else options.code
     given = {"-t": options.tty, "-d": options.detach, "--cwd": options.cwd, "--env": options.variables}
     if misplaced := [name for name, value in given.items() if value]:
-        raise InvalidRequest(f"{' and '.join(misplaced)}: for a command only, which comes behind --")
+        raise InvalidRequest(f"{' and '.join(misplaced)}: only for a command, after --")
     session = find_session(client, options.session)
     limits = None if options.timeout is None else {"wall_time_s": options.timeout}
     result = session.execute(code, on_event=console.show_event, limits=limits)
@@ -136,7 +136,7 @@ def _run_repl(client: ExecutorClient, options: argparse.Namespace, console: Cons
 
 @contextlib.contextmanager
 def _session(client: ExecutorClient, options: argparse.Namespace, console: Console) -> Iterator[Session]:
-    """Yields the session that the options name, which is kept, or a new one, which is ended.
+    """Yields the session that the options name, which is kept, or a new session, which is ended.
 
     Loads and saves a state if the options say so. Raises InvalidRequest for options that contradict each other.
     """
@@ -146,7 +146,7 @@ def _session(client: ExecutorClient, options: argparse.Namespace, console: Conso
     else:
         session_of = _new_session(client, options, console)
         if options.name is not None:
-            session_of = contextlib.nullcontext(session_of)  # it stays
+            session_of = contextlib.nullcontext(session_of)  # it is kept
     with session_of as session:
         if session.restored is not None:
             _show_omissions(session.restored, "restored", console)
@@ -167,7 +167,7 @@ def _existing_session(client: ExecutorClient, options: argparse.Namespace) -> It
         "--state": options.state,
     }
     if clashing := [name for name, value in given.items() if value]:
-        raise InvalidRequest(f"{' and '.join(clashing)}: a session that is there already has its own")
+        raise InvalidRequest(f"{' and '.join(clashing)}: not possible for an existing session, which has its own")
     session = find_session(client, options.session)
     if options.imports:
         session.authorize_imports(options.imports)
@@ -256,7 +256,7 @@ def _list_files(client: ExecutorClient, options: argparse.Namespace, console: Co
         return EXIT_SUCCEEDED
     console.show_lines(aligned([("SIZE", "MODIFIED", "PATH"), *(_file_row(file) for file in listed)]))
     if listed.truncated:
-        console.remark("there are more files than are listed")
+        console.remark("the list is incomplete: there are more files")
     return EXIT_SUCCEEDED
 
 
@@ -276,9 +276,9 @@ def _copy(client: ExecutorClient, options: argparse.Namespace, console: Console)
 
 
 def _end_sessions(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
-    """Ends all named sessions, or none if a name is wrong. A session that has ended meanwhile is no error."""
+    """Ends all named sessions, or none if a name is wrong. Ignores sessions that have ended meanwhile."""
     if bool(options.sessions) == options.all:
-        raise InvalidRequest("name the sessions to end, or give --all; `executor ps` lists them")
+        raise InvalidRequest("name the sessions to end, or pass --all; `executor ps` lists them")
     names = names_of(client.list_sessions())
     chosen = names if options.all else [matching_id(names, each) for each in options.sessions]
     for session_id in dict.fromkeys(chosen):

@@ -24,7 +24,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def completion(shell: str) -> str:
-    """Returns a script for a shell: the commands, the options of each, and files where neither fits."""
+    """Returns a script for a shell that completes commands, their options, and otherwise files."""
     from executor_client.cli.arguments import make_parser
 
     parser = make_parser()
@@ -55,7 +55,7 @@ def _commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argument
 
 
 def _words(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Returns the commands and the options of a parser, each with its help for a text in single quotes."""
+    """Returns the commands and options of a parser with their help, escaped for single quotes."""
     expand = parser._get_formatter()._expand_help
     words = {part.dest: part for each in _subparsers(parser) for part in each._choices_actions}
     words |= {name: each for each in parser._actions for name in each.option_strings if name.startswith("--")}

@@ -1,8 +1,8 @@
 """The output of `executor`: the program's on stdout and stderr, our own remarks on stderr.
 
-Output of a sandbox is untrusted. Control characters are made visible instead of sent wherever a terminal may interpret
-them: on a terminal, and in a pipe while a person watches (`executor run x.py | tail`), since the pipe may lead to the
-terminal. A file, and a pipe in a script, get the text unchanged; with `raw`, every stream does.
+Output of a sandbox is untrusted. Control characters are shown as escapes wherever a terminal may interpret them: on a
+terminal, and in a pipe while a person watches (`executor run x.py | tail`), because the pipe may lead to the terminal.
+Files, and pipes in scripts, get the text unchanged; with `raw`, every stream does.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _REMARK = "dim"
 
 
 class Console:
-    """Writes the events of an execution as they happen.
+    """Prints the events of an execution as they arrive.
 
-    Images are saved into `image_dir`, or only mentioned if that is None. With `raw`, output of the program is written
-    unchanged, also to a terminal.
+    Saves images in `image_dir`, or only mentions them if that is None. With `raw`, prints the program's output
+    unchanged, even to a terminal.
     """
 
     def __init__(self, *, image_dir: Path | None = None, raw: bool = False) -> None:
@@ -75,26 +75,23 @@ class Console:
             case ImageEvent():
                 self._show_image(event.image)
             case DisplayEvent() if page := event.display.data.get("text/html"):
-                self._keep("display-{}.html", page.encode("utf-8", "replace"), "an object with a page of HTML")
+                self._keep("display-{}.html", page.encode("utf-8", "replace"), "an object with HTML output")
             case LimitWarningEvent():
                 self.remark(f"warning: {event.used:,} of {event.budget:,} {event.limit} are used up")
 
     def show_wait(self, wait: Wait) -> None:
-        """Shows what the client waits for, on a terminal only; the progress of an environment everywhere.
-
-        The client's `on_wait`.
-        """
+        """The client's `on_wait`. Shows waits on a terminal only, the progress of an environment everywhere."""
         if wait.progress is not None:
             self._progress.show(wait.what, wait.progress)
         elif sys.stderr.isatty():
             self.remark(str(wait))
 
     def end_wait(self) -> None:
-        """Removes what `show_wait` left on the screen: the wait is over. Idempotent."""
+        """Removes the output of `show_wait` from the screen. Idempotent."""
         self._progress.close()
 
     def show_end(self, result: ExecutionResult) -> None:
-        """Writes why a program failed, and whether its variables were lost."""
+        """Prints why a program failed, and whether its variables were lost."""
         exited_with_0 = result.error is not None and result.error.exit_code == 0
         if not result.succeeded and not exited_with_0:
             if result.outcome is not Outcome.EXCEPTION or result.error is None:
@@ -103,43 +100,43 @@ class Console:
                 text = result.error.traceback or f"{result.error.type}: {result.error.message}"
                 self._write(sys.stderr, text.rstrip("\n") + "\n")
         if result.state is VariablesState.RESET:
-            self.remark("the interpreter was replaced, its variables are gone")
+            self.remark("the interpreter was restarted, and its variables are lost")
         elif result.state is VariablesState.ROLLED_BACK:
-            self.remark("the interpreter was replaced; variables and files are as they were before this")
+            self.remark("the interpreter was restarted; variables and files are as before this program")
         elif result.state is VariablesState.LOST:
-            self.remark("the sandbox is gone")
+            self.remark("the sandbox is lost")
 
     def show_artifacts(self, result: ExecutionResult) -> None:
-        """Writes the names of the files that the program made or changed, in one line."""
+        """Prints the names of the files that the program created or changed, in one line."""
         names = [repr(artifact.path)[1:-1] for artifact in result.artifacts]
         if names:
             more = len(names) > _ARTIFACTS_SHOWN or result.artifacts_truncated
-            self.remark(f"made or changed: {', '.join(names[:_ARTIFACTS_SHOWN])}{' and more' if more else ''}")
+            self.remark(f"created or changed: {', '.join(names[:_ARTIFACTS_SHOWN])}{' and more' if more else ''}")
 
     def show_value(self, value: object) -> None:
-        """Writes a value as an interactive Python does: nothing for None, otherwise its repr."""
+        """Prints a value as an interactive Python does: nothing for None, otherwise its repr."""
         if value is not None:
             self._write(sys.stdout, value_text(value, VALUE_CHARS_MAX) + "\n")
 
     def show_output(self, stream: TextIO, text: str) -> None:
-        """Writes output of a process to one of our own streams."""
+        """Prints output of a process to one of our streams."""
         if text:
             self._write(stream, text)
 
     def show_lines(self, lines: list[str]) -> None:
-        """Writes lines of our own."""
+        """Prints our own lines."""
         self._write(sys.stdout, "".join(f"{line}\n" for line in lines))
 
     def show_json(self, value: object) -> None:
-        """Writes dataclasses, and lists of them, as JSON."""
+        """Prints dataclasses, and lists of them, as JSON."""
         self.show_lines([json.dumps(value, default=_plain, indent=2)])
 
     def remark(self, text: str) -> None:
-        """Writes a line of our own beside the program's output."""
+        """Prints a remark of our own on stderr."""
         self._write(sys.stderr, f"[{text}]\n", _REMARK)
 
     def fail(self, text: str) -> None:
-        """Writes the reason of a failure."""
+        """Prints the reason of a failure."""
         self._write(sys.stderr, f"executor: {text}\n", _FAILURE)
 
     def _show_image(self, image: Image) -> None:
@@ -151,7 +148,7 @@ class Console:
 
     def _keep(self, name: str, data: bytes, what: str) -> None:
         if self._image_dir is None:
-            self.remark(f"{what}; --save-images DIR keeps them")
+            self.remark(f"{what}; --save-images DIR saves it")
             return
         self._images += 1
         self._image_dir.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""A person at a terminal talks with a program that has a terminal in a session.
+"""Connects the local terminal with a program on a terminal in a session.
 
 Theory of operation. One event loop has four tasks: output of the process to our terminal, keys to a buffer, the buffer
-to the process, sizes to the process. They are apart because a process that takes no input must not hold back its
-output, nor the keys that detach from it. So the buffer is bounded, and what is typed past it is dropped with a bell, as
-a terminal does. The conversation ends with the process, with the keys, or with our terminal; what ends it, ends the
-other tasks. The client resumes by itself after a lost connection: this module only says so.
+to the process, and sizes to the process. They are separate, because a process that reads no input must not block its
+output or the detach keys. The buffer is bounded; input beyond it is dropped with a bell, as a terminal does. The
+conversation ends with the process, with the detach keys, or with our terminal; then all tasks end. The client resumes
+by itself after a lost connection; this module only reports it.
 
-The loop has no thread besides it: a read that blocks in a thread can't be ended when the program ends.
+No thread is used: a blocking read in a thread can't be ended when the program ends.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from executor_client.errors import PreconditionError
 from executor_client.waits import Wait, WaitKind
 
 TYPED_BYTES_MAX = 1 << 20
-"""Bytes that wait for a process which takes no input: a large paste."""
+"""Bytes that wait for a process that reads no input, such as a large paste."""
 WRITE_BYTES_MAX = 65_536
 _BELL = b"\a"
 _LEAVING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class ConversationEnd(enum.Enum):
-    """The reason why a conversation ended."""
+    """Why a conversation ended."""
 
     PROCESS_ENDED = "process ended"
     DETACHED = "detached"
@@ -41,7 +41,7 @@ class ConversationEnd(enum.Enum):
 
 
 class Process(Protocol):
-    """The process, as far as a conversation needs it. Its events are output, and reports of what was left out."""
+    """The parts of a process that a conversation needs. Its events are output and reports of omitted output."""
 
     def __aiter__(self) -> AsyncIterator[Any]: ...
     async def write(self, data: bytes) -> Any: ...
@@ -69,8 +69,8 @@ class Conversation:
         *,
         replayed_to: int = 0,
     ) -> None:
-        """`resize` gives the process a terminal of so many columns and rows. Output up to the event `replayed_to` is
-        old: it is shown without the questions in it, and then the program is made to draw its screen again."""
+        """`resize` sets the columns and rows of the process's terminal. Output up to the event `replayed_to` is old: it
+        is shown without terminal queries, and then the program is made to redraw its screen."""
         self._process = process
         self._resize = resize
         self._terminal = terminal
@@ -85,7 +85,7 @@ class Conversation:
         self._needs_redraw = replayed_to > 0
 
     async def run(self) -> ConversationEnd:
-        """Returns when the process has ended or is left. Raises ExecutorClientError, OSError."""
+        """Returns once the process has ended or we have detached. Raises ExecutorClientError, OSError."""
         tasks = [
             asyncio.create_task(self._follow(each))
             for each in (self._show_output(), self._take_keys(), self._pass_keys(), self._pass_sizes())
@@ -101,10 +101,12 @@ class Conversation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def show_wait(self, wait: Wait) -> None:
-        """Says once that the daemon is away. The client's `on_wait`."""
+        """Reports once that the daemon is away. The client's `on_wait`."""
         if wait.kind is WaitKind.DAEMON and not self._is_away:
             self._is_away = True
-            self._terminal.say("the daemon does not answer; the program goes on, and so does this when it is back")
+            self._terminal.say(
+                "the daemon does not answer; the program continues, and its output will follow when the daemon is back"
+            )
 
     # -----------------------------------------------------------------------------------------------------------------
     # The tasks
@@ -126,7 +128,7 @@ class Conversation:
     async def _show_output(self) -> ConversationEnd:
         replay: ReplayFilter | None = ReplayFilter() if self._replayed_to else None
         async for event in self._process:
-            self._heard()
+            self._note_answer()
             if replay is not None and event.number > self._replayed_to:
                 await self._terminal.write(replay.finish())
                 replay = None
@@ -159,11 +161,11 @@ class Conversation:
                 if not self._typed:
                     self._has_typed.clear()
                 await self._process.write(piece)
-                self._heard()
+                self._note_answer()
         return await self._never()
 
     async def _pass_sizes(self) -> ConversationEnd:
-        """Begins with the size of now: the process has one from before our handler of SIGWINCH."""
+        """Sends the current size first: the process may have an older one."""
         while True:
             self._has_resized.clear()
             if self._needs_redraw:
@@ -174,16 +176,16 @@ class Conversation:
             await self._has_resized.wait()
 
     async def _redraw(self) -> None:
-        """Changes the size and sets the right one: programs draw their screen again when they learn of a change."""
+        """Changes the size and back: programs redraw their screen when the size changes."""
         columns, rows = self._terminal.size()
         await self._resize(columns, rows - 1 if rows > 1 else rows + 1)
         await self._resize(columns, rows)
 
     async def _never(self) -> ConversationEnd:
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets it")
+        raise AssertionError("this event is never set")
 
-    def _heard(self) -> None:
+    def _note_answer(self) -> None:
         if self._is_away:
             self._is_away = False
             self._terminal.say("the daemon is back")
@@ -195,10 +197,10 @@ class Conversation:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGHUP leave, so that the terminal is restored; SIGWINCH and SIGCONT bring the size again.
+        """SIGTERM and SIGHUP end the conversation and restore the terminal; SIGWINCH and SIGCONT send its size.
 
-        Once the terminal is gone, the first two stay harmless until the loop ends: a window that is closed sends SIGHUP
-        more than once, by the kernel and by its shell, and the caller still has to hang up on the process.
+        Once the terminal is gone, the first two stay harmless until the loop ends: a closed window causes several
+        SIGHUPs, by the kernel and by its shell, and the caller still has to hang up the process.
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGWINCH, self._has_resized.set)
@@ -216,6 +218,6 @@ class Conversation:
             self._end.set_result(ConversationEnd.TERMINAL_GONE)
 
     def _continued(self) -> None:
-        with contextlib.suppress(termios.error):  # a terminal that hung up continues its programs, too
+        with contextlib.suppress(termios.error):  # a terminal that hung up also continues its programs
             self._terminal.make_raw()
         self._has_resized.set()

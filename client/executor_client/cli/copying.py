@@ -1,10 +1,9 @@
 """`executor cp`: copies between this machine and a session's workspace, as cp(1) and `docker cp` do.
 
-One side is SESSION:PATH, with a session's id or the beginning of one. A local path that contains a colon needs a slash
-before it: ./a:b. If the target of a directory does not exist, it is created with the directory's contents. If it
-exists, the directory itself is copied into it, or only its contents if the source is written DIR/. or a single dot. A
-file is copied into a target that is a directory or is written with a slash at its end; a missing one is created in the
-workspace.
+One side is SESSION:PATH. In a local path, a slash must precede a colon: ./a:b. If a directory's target does not exist,
+it is created with the directory's contents. If it exists, the directory is copied into it, or only its contents if the
+source is DIR/. or a single dot. A file is copied into a target that is a directory or ends with a slash; a missing
+directory is created in the workspace.
 """
 
 from __future__ import annotations

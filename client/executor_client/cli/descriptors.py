@@ -1,7 +1,7 @@
 """Reads and writes descriptors of other programs on an event loop.
 
-They stay blocking: the flag belongs to the open file, which the shell that started us shares. So each read and write
-follows a readiness that the kernel has reported, and a write is small enough not to block after it.
+They stay in blocking mode, because the flag belongs to the open file, which we share with the shell. So each read and
+write first waits until the kernel reports the descriptor ready, and writes are small enough not to block then.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 READ_BYTES = 65_536
 _WRITE_BYTES = 4_096
-"""Bytes that a pipe which is ready takes without blocking: PIPE_BUF of Linux."""
+"""Bytes that a ready pipe accepts without blocking: PIPE_BUF of Linux."""
 
 
 async def read_some(descriptor: int) -> bytes:
-    """Waits for bytes and returns at most READ_BYTES; b"" at the end, and when the terminal has hung up."""
+    """Waits for bytes and returns at most READ_BYTES; b"" at the end, or if the terminal hung up."""
     loop = asyncio.get_running_loop()
     while True:
         await _ready(descriptor, loop.add_reader, loop.remove_reader)
         try:
             return os.read(descriptor, READ_BYTES)
-        except BlockingIOError:  # another program that shares the open file has read them
+        except BlockingIOError:  # another program read them
             continue
         except OSError as error:
             if error.errno == errno.EIO:
@@ -34,7 +34,7 @@ async def read_some(descriptor: int) -> bytes:
 
 
 async def write_all(descriptor: int, data: bytes) -> None:
-    """Writes all of the data, as fast as the reader takes it. Raises BrokenPipeError, OSError."""
+    """Writes all data. Raises BrokenPipeError, OSError."""
     loop = asyncio.get_running_loop()
     left = memoryview(data)
     while left:
@@ -59,7 +59,7 @@ async def _ready(descriptor: int, add: Callable[[int, Callable[[], Any]], None],
     try:
         add(descriptor, event.set)
     except PermissionError:
-        return  # a regular file, which epoll refuses: it is always ready
+        return  # epoll refuses regular files, which are always ready
     try:
         await event.wait()
     finally:

@@ -1,30 +1,30 @@
-"""The keys that leave a program on the terminal and let it go on, found in what is typed."""
+"""Finds the keys that detach from a program in the typed input."""
 
 from __future__ import annotations
 
 import re
 
 DETACH_KEYS = "ctrl-]"
-"""The default: the key of telnet and virsh, which neither shells nor most editors need."""
+"""The default: the key of telnet and virsh, which shells and most editors do not use."""
 
 _KEYS_MAX = 8
 _CONTROL = re.compile(r"ctrl-([a-z@\[\\\]^_])")
 
 
 class DetachKeys:
-    """Passes on what is typed, until the keys come one after the other.
+    """Passes typed input on until the detach keys appear.
 
-    The beginning of a sequence of several keys is held back until the next key shows whether it goes on.
+    The start of a sequence is held back until the next key shows whether it continues.
     """
 
     def __init__(self, sequence: bytes) -> None:
-        """An empty sequence is never found."""
+        """An empty sequence never matches."""
         self._sequence = sequence
         self._held = bytearray()
 
     def feed(self, typed: bytes) -> tuple[bytes, bool]:
-        """Returns the bytes that the program gets, and True after the keys. What follows the keys is dropped: it was
-        typed for the program that is left, not for the shell that comes back."""
+        """Returns the bytes for the program, and True after the keys. Later input is dropped: it was typed for the
+        program, not for the local shell."""
         if not self._sequence:
             return typed, False
         passed = bytearray()
@@ -54,4 +54,4 @@ def _key(text: str) -> bytes:
         return bytes([ord(control[1].upper()) & 0x1F])
     if len(text) == 1 and "!" <= text <= "~":
         return text.encode()
-    raise ValueError(f"{text!r} is no key: write ctrl-] or ctrl-p,ctrl-q, or none")
+    raise ValueError(f"{text!r} is not a key: write ctrl-] or ctrl-p,ctrl-q, or none")

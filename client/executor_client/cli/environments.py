@@ -1,4 +1,4 @@
-"""`executor env build`, and the environments of the sessions that other commands make."""
+"""`executor env build`, and the package environments of new sessions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from executor_client.session import Session
 
 
 def build(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
-    """Has an environment made of the packages that files and options name, and shows what it has."""
+    """Builds an environment from the packages of files and options, and shows its contents."""
     packages = [*options.packages, *(package for file in options.files for package in packages_of(file))]
     if not packages:
-        raise InvalidRequest("nothing to build: name a FILE, or packages with --with")
+        raise InvalidRequest("nothing to build: pass a FILE, or packages with --with")
     environment = client.prepare_environment(dict.fromkeys(packages), options.image, backend=options.backend)
     console.end_wait()
     rows = [("environment", environment.environment_id), ("size", f"{environment.size_bytes:,} bytes")]
@@ -28,14 +28,14 @@ def build(client: ExecutorClient, options: argparse.Namespace, console: Console)
 
 
 def modules_of(client: ExecutorClient, options: argparse.Namespace, console: Console) -> tuple[str, ...]:
-    """Waits for the environment of a session that is about to be made, and returns the modules in it."""
+    """Waits for the environment of a new session, and returns its modules."""
     environment = client.prepare_environment(options.packages, options.image)
     console.end_wait()
     return environment.modules
 
 
 def authorize(session: Session, modules: Sequence[str]) -> None:
-    """Authorizes the modules of the environment that was asked for, as far as the policy allows."""
+    """Authorizes the modules of the environment, as far as the policy allows."""
     patterns = patterns_of(modules)
     while patterns:
         try:

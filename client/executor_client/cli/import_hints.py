@@ -14,7 +14,7 @@ _NAMES_MAX = 5
 
 
 def show_end(console: Console, session: Session, result: ExecutionResult, option: str = "") -> None:
-    """Writes how a program ended, and the option that would authorize an import on which it failed."""
+    """Prints how a program ended, and the option that would authorize a refused import."""
     console.show_end(result)
     hint = import_hint(result, session.info, option)
     if hint:
@@ -22,10 +22,10 @@ def show_end(console: Console, session: Session, result: ExecutionResult, option
 
 
 def import_hint(result: ExecutionResult, info: SessionInfo, option: str) -> str:
-    """Returns a sentence for a program that ended at a refused import; empty for any other.
+    """Returns a hint for a program that failed on a refused import; otherwise empty.
 
-    `option` is a format for the names, such as "--imports {}"; empty if the command has no such option. The names are
-    taken from the statement that failed, not from the error's text, which the sandbox may forge.
+    `option` is a format for the names, such as "--imports {}"; empty if the command has no such option. The names come
+    from the failed statement, not from the error's text, which the sandbox may forge.
     """
     if result.outcome is not Outcome.IMPORT_DENIED:
         return ""
@@ -33,7 +33,7 @@ def import_hint(result: ExecutionResult, info: SessionInfo, option: str) -> str:
     if not option:
         session_id = short_id(info.session_id, 12)
         return f"`executor repl --session {session_id} --imports {names}` authorizes it, if the policy allows"
-    return f"{option.format(names)} authorizes it, if the policy allows; `executor policy` tells"
+    return f"{option.format(names)} authorizes it, if the policy allows; see `executor policy`"
 
 
 def _refused(result: ExecutionResult, info: SessionInfo) -> list[str]:

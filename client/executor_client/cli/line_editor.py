@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NO_EDITOR = "for history and completion: pip install 'remote-executor[cli]'"
 COMPLETION_TIMEOUT_S = 2.0
-"""Seconds that the sandbox may take to list names, while a person waits for the completion."""
+"""Seconds that the sandbox may take to list names for a completion."""
 NAMES_MAX = 2_000
 COMMANDS = ("%import", "%ls", "%put", "%get", "%images", "%undo", "%session", "%help", "help", "exit()")
 
@@ -32,7 +32,7 @@ _DOTTED = re.compile(r"(?<![\w.])(?:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.)?([A-Za-
 
 
 def make_reader(session: Session, is_complete: Callable[[str], bool]) -> Reader | str:
-    """Returns an editor for the terminal, or the reason why there is none: empty if stdin or stdout is no terminal."""
+    """Returns an editor for the terminal, or why there is none: empty if stdin or stdout is not a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return ""
     try:
@@ -51,7 +51,7 @@ def _editor(session: Session, is_complete: Callable[[str], bool], **streams: Any
     prompts: PromptSession[str] = PromptSession(
         history=InMemoryHistory() if history is None else FileHistory(str(history)),
         completer=_completer(session),
-        complete_while_typing=False,  # each completion is an execution in the sandbox: only with Tab
+        complete_while_typing=False,  # each completion is an execution in the sandbox, so only with Tab
         lexer=_lexer(),
         multiline=True,
         key_bindings=_key_bindings(is_complete),
@@ -67,12 +67,12 @@ def _editor(session: Session, is_complete: Callable[[str], bool], **streams: Any
 
 
 def _ended(text: str) -> str:
-    """Returns text of several lines without the indentation of its last, empty line, which ends a block."""
+    """Removes the indentation of the empty last line, which ends a block."""
     return text.rstrip() + "\n" if "\n" in text else text
 
 
 def _history_file() -> Path | None:
-    """Returns a file that only this user can read, since typed lines may hold secrets. None if it can't be created."""
+    """Returns a file that only this user can read, since lines may hold secrets. None if it can't be created."""
     path = state_dir() / "repl-history"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,10 +134,10 @@ def _completer(session: Session) -> Any:
 
 
 def completions(session: Session, text: str) -> Iterator[tuple[str, int]]:
-    """Yields the possible names at the end of the text, each with the number of its characters already typed.
+    """Yields completions for the end of the text, each with the number of characters already typed.
 
-    The part before the last dot is evaluated in the sandbox, as Python's own completer does it, but only if it consists
-    of names joined by dots, so that nothing is called.
+    The part before the last dot is evaluated in the sandbox, like in Python's own completer, but only if it consists of
+    names joined by dots, so that nothing is called.
     """
     if text.startswith("%") or text in ("h", "he", "hel", "help", "e", "ex", "exi", "exit"):
         yield from ((command, len(text)) for command in COMMANDS if command.startswith(text))
@@ -160,7 +160,7 @@ def _names_in_sandbox(session: Session, owner: str | None) -> set[str]:
     try:
         listed = session.evaluate(f"dir({owner or ''})", timeout_s=COMPLETION_TIMEOUT_S)
     except ExecutorClientError:
-        return set()  # the name does not exist, or the policy refuses it
+        return set()  # unknown name, or refused by the policy
     if not isinstance(listed, list):
         return set()
     return {name for name in listed[:NAMES_MAX] if isinstance(name, str) and name.isidentifier()}

@@ -1,7 +1,7 @@
-"""The terminal of this machine while a program in a session has it.
+"""The local terminal while a program in a session uses it.
 
-Raw: every key goes to the program, Ctrl-C too, and its bytes come through unchanged. Whatever ends the block, the
-terminal gets back the settings that it had, and the modes that the program has switched.
+In raw mode every key goes to the program, including Ctrl-C, and output is unchanged. At the end of the block, the
+terminal's settings and the modes that the program switched are restored.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from executor_client.errors import InvalidRequest
 
 COLUMNS, ROWS = 80, 24
 SIZE_MAX = 1_000
-"""Columns and rows that a daemon takes."""
+"""Columns and rows that a daemon accepts."""
 
 
 class LocalTerminal:
-    """A context manager: raw inside. The descriptors belong to the caller, and stay as they are."""
+    """A context manager for raw mode. The descriptors belong to the caller and stay open."""
 
     def __init__(self, input_fd: int = 0, output_fd: int = 1) -> None:
         self._input_fd = input_fd
@@ -33,32 +33,32 @@ class LocalTerminal:
         self._flushes_input = False
 
     def size(self) -> tuple[int, int]:
-        """Returns columns and rows, each from 1 to 1,000: 80 and 24 for a terminal that does not know its own."""
+        """Returns columns and rows, each from 1 to 1,000; 80 and 24 if the terminal does not know its size."""
         try:
             columns, rows = os.get_terminal_size(self._output_fd)
-        except OSError:  # stdout is no terminal
+        except OSError:  # stdout is not a terminal
             columns, rows = os.get_terminal_size(self._input_fd)
         return min(columns or COLUMNS, SIZE_MAX), min(rows or ROWS, SIZE_MAX)
 
     async def read(self) -> bytes:
-        """Returns what was typed; b"" when the terminal has hung up."""
+        """Returns typed bytes; b"" if the terminal hung up."""
         return await read_some(self._input_fd)
 
     async def write(self, output: bytes) -> None:
-        """Writes bytes of the program as they are."""
+        """Writes the program's bytes unchanged."""
         self._modes.feed(output)
         await write_all(self._output_fd, output)
 
     def say(self, line: str) -> None:
-        """Writes a line of our own between those of the program. The text must be safe for a terminal."""
+        """Writes our own line between the program's. The text must be safe for a terminal."""
         os.write(self._output_fd, f"\r\n[{line}]\r\n".encode(errors="backslashreplace"))
 
     def drop_typed(self) -> None:
-        """Has what is typed already dropped at the end: it was meant for the program, not for the shell after it."""
+        """Drops pending input at the end: it was typed for the program, not for the local shell."""
         self._flushes_input = True
 
     def make_raw(self) -> None:
-        """Sets raw mode: at the start, and when this process goes on after it was stopped."""
+        """Sets raw mode: at the start, and when this process continues after a stop."""
         tty.setraw(self._input_fd, termios.TCSADRAIN)
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class LocalTerminal:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """A terminal that is gone has nothing to restore."""
+        """Restores the terminal, unless it is gone."""
         assert self._saved is not None
         with contextlib.suppress(OSError):
             os.write(self._output_fd, self._modes.undo() + b"\x1b[0m")
@@ -80,10 +80,10 @@ class LocalTerminal:
 
 
 def own_terminal(command: str) -> LocalTerminal:
-    """Returns the terminal that this process was started on. Raises InvalidRequest for an input that is none."""
+    """Returns the terminal of this process. Raises InvalidRequest if standard input is not a terminal."""
     if not os.isatty(0):
         raise InvalidRequest(
-            f"`executor {command}` needs a terminal, and standard input is none; "
-            "`executor exec SESSION -- COMMAND` takes a pipe or a file"
+            f"`executor {command}` needs a terminal, and standard input is not one; "
+            "`executor exec SESSION -- COMMAND` accepts a pipe or a file"
         )
     return LocalTerminal(0, 1 if os.isatty(1) else 0)

@@ -1,4 +1,4 @@
-"""Sessions, their processes and their paths as the command line names them: SESSION, PROCESS, SESSION:PATH.
+"""Finds sessions, processes and paths by their names on the command line: SESSION, PROCESS, SESSION:PATH.
 
 SESSION is a name, an id, or the beginning of an id.
 """
@@ -37,10 +37,10 @@ def located(text: str) -> Located | None:
 
 
 def matching_id(names: Mapping[str, str], text: str) -> str:
-    """Returns the id of the one session that the text means: its id, its name, or the beginning of its id.
+    """Returns the id of the session with this id, name, or beginning of an id.
 
-    `names` maps the ids of all sessions to their names, which may be empty. Raises NotFoundError, which suggests what
-    was meant, and InvalidRequest.
+    `names` maps the ids of all sessions to their names, which may be empty. Raises NotFoundError, with a suggestion,
+    and InvalidRequest.
     """
     if text in names:
         return text
@@ -49,34 +49,33 @@ def matching_id(names: Mapping[str, str], text: str) -> str:
     if not matching:
         raise NotFoundError(f"there is no session {text!r}; {_suggestion(names, text)}")
     if len(matching) > 1:
-        raise InvalidRequest(f"{text!r} begins the ids of {len(matching)} sessions; use more of it")
+        raise InvalidRequest(f"{text!r} matches {len(matching)} sessions; use more digits")
     return matching[0]
 
 
 def _suggestion(names: Mapping[str, str], text: str) -> str:
     offered = [name or short_id(session_id, _ID_DIGITS) for session_id, name in names.items()]
     if not offered:
-        return "there are none now"
+        return "you have no sessions"
     if nearest(text, offered) is not None or len(offered) <= _SUGGESTED_MAX:
         return unknown_name(text, offered)
-    return f"`executor ps` lists the {len(offered)} there are"
+    return f"`executor ps` lists your {len(offered)} sessions"
 
 
 def names_of(infos: Iterable[SessionInfo]) -> dict[str, str]:
-    """Returns what `matching_id` takes."""
+    """Returns the argument of `matching_id`."""
     return {info.session_id: info.name for info in infos}
 
 
 def find_session(client: ExecutorClient, text: str) -> Session:
-    """Returns the caller's session that the text means. Raises NotFoundError, InvalidRequest."""
+    """Returns the caller's session by its id, name, or beginning of the id. Raises NotFoundError, InvalidRequest."""
     return client.get_session(matching_id(names_of(client.list_sessions()), text))
 
 
 def matching_process(infos: Sequence[ProcessInfo], text: str | None) -> ProcessInfo:
-    """Returns the one process whose id equals the text or begins with it.
+    """Returns the process whose id equals the text or begins with it.
 
-    Without a text: the only one that runs, or the only one of them that has a terminal. Raises NotFoundError,
-    InvalidRequest.
+    Without a text: the only running process, or the only one with a terminal. Raises NotFoundError, InvalidRequest.
     """
     running = [info for info in infos if info.running]
     if text is None:
@@ -87,10 +86,10 @@ def matching_process(infos: Sequence[ProcessInfo], text: str | None) -> ProcessI
     if len(matching) == 1:
         return matching[0]
     listed = ", ".join(info.process_id[:_ID_DIGITS] for info in running[:_SUGGESTED_MAX])
-    there_are = f"those that run are {listed}" if running else "none runs now"
+    there_are = f"running: {listed}" if running else "none is running"
     if text is None and running:
-        raise InvalidRequest(f"{len(running)} processes run in this session; name one: {listed}")
+        raise InvalidRequest(f"{len(running)} processes are running in this session; name one: {listed}")
     if matching:
-        raise InvalidRequest(f"{text!r} begins the ids of {len(matching)} processes; use more of it")
+        raise InvalidRequest(f"{text!r} matches {len(matching)} processes; use more digits")
     missing = "there is no process to attach to" if text is None else f"there is no process {text!r} in this session"
     raise NotFoundError(f"{missing}; {there_are}")

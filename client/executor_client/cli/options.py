@@ -1,4 +1,4 @@
-"""The parser of each command, the options that several commands have, and the forms of their values."""
+"""The parser of each command, options shared by several commands, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 _ACCESS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--address", "the daemon: host:port or unix:PATH (default: this user's own)", {}),
-    ("--token", "the daemon's token (better: EXECUTOR_TOKEN, which others cannot see)", {}),
+    ("--token", "the daemon's token (EXECUTOR_TOKEN is safer: other users can't see it)", {}),
     ("--tls", "use TLS; implied by the --tls options below", {"action": "store_true"}),
     ("--tls-ca", "CA file (default: the system's CAs)", {"type": Path, "metavar": "FILE"}),
     ("--tls-cert", "client certificate; can replace the token", {"type": Path, "metavar": "FILE"}),
@@ -22,7 +22,7 @@ SESSION_HELP = "its name, its id, or the beginning of its id"
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors point to `--help`.
 
-    With `takes_argv`, what follows the first `--` is the result's `argv`, as it is; without a `--`, `argv` is None.
+    With `takes_argv`, the result's `argv` has the arguments after the first `--`; None without a `--`.
     """
 
     takes_argv = False
@@ -55,7 +55,7 @@ def make_command(commands: Any, name: str, summary: str, examples: str = "") -> 
 
 
 def add_access(parser: argparse.ArgumentParser, *, is_shown: bool = True) -> None:
-    """Adds the options that name the daemon. They may follow a command, too; its help leaves them out."""
+    """Adds the options that select the daemon. They may also follow a command, whose help omits them."""
     for name, text, more in _ACCESS:
         parser.add_argument(name, help=text if is_shown else argparse.SUPPRESS, default=argparse.SUPPRESS, **more)
 
@@ -70,7 +70,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_imports(parser: argparse.ArgumentParser, *more_names: str, default: tuple[str, ...] | None = ()) -> None:
-    """Without a default they are all that the policy allows: a person may have these, a model keeps to its list."""
+    """Default None: everything that the policy allows, for a person. A model only gets its list."""
     parser.add_argument(
         "--imports",
         *more_names,
@@ -116,7 +116,7 @@ def add_node_labels(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a label that the fleet's node must have, such as zone=a; can be repeated",
+        help="a label that the node of a fleet must have, such as zone=a; can be repeated",
     )
 
 

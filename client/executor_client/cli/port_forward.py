@@ -1,4 +1,4 @@
-"""`executor port-forward`: ports of this machine that lead to ports of a session, until Ctrl-C."""
+"""`executor port-forward`: forwards local ports to ports of a session, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from executor_client.cli.console import Console
 from executor_client.cli.port_numbers import PortPair
 
 _FAILURES_SHOWN_EVERY_S = 1.0
-"""Seconds between two looks for connections that failed: a program that retries must not fill the screen."""
+"""Seconds between checks for failed connections: a program that retries must not fill the screen."""
 
 
 async def forward(session: AsyncSession, options: argparse.Namespace, console: Console) -> int:
-    """Forwards the ports that the options name, all or none. Returns the exit code. Raises ExecutorClientError.
+    """Forwards the ports that the options name, all or none, until SIGINT or SIGTERM. Returns the exit code.
 
-    SIGINT and SIGTERM are the usual end. A listener that is open says where.
+    Raises ExecutorClientError.
     """
     async with contextlib.AsyncExitStack() as stack:
         forwards: list[AsyncPortForward] = []
@@ -28,10 +28,10 @@ async def forward(session: AsyncSession, options: argparse.Namespace, console: C
             try:
                 made = await session.ports.forward(pair.port, local_port=pair.local_port, host=pair.host)
             except OSError as error:
-                console.fail(f"{_address(pair)} cannot be listened on: {error.strerror or error}")
+                console.fail(f"can't listen on {_address(pair)}: {error.strerror or error}")
                 return EXIT_REFUSED
             forwards.append(await stack.enter_async_context(made))
-        console.show_lines([f"{made.url} leads to port {made.port} of the session" for made in forwards])
+        console.show_lines([f"{made.url} forwards to port {made.port} of the session" for made in forwards])
         console.remark("Ctrl-C ends it")
         await _until_signal(forwards, console)
         for made in forwards:
@@ -45,7 +45,7 @@ def _address(pair: PortPair) -> str:
 
 
 async def _until_signal(forwards: list[AsyncPortForward], console: Console) -> None:
-    """Shows each new failure of a connection, until a signal comes."""
+    """Shows each new connection failure until a signal arrives."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:

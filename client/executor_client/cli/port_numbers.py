@@ -14,7 +14,7 @@ _FORM = re.compile(r"(?:(?:(?P<host>\[[0-9a-fA-F:.%a-z]+\]|[^:\[\]]+):)?(?P<loca
 
 @dataclass(frozen=True)
 class PortPair:
-    """A port of a session, and the address on this machine that leads to it. `local_port` 0: any free one."""
+    """A port of a session, and the local address that forwards to it. `local_port` 0: any free port."""
 
     port: int
     local_port: int
@@ -28,9 +28,9 @@ def parse_forward(text: str) -> PortPair:
     """
     found = _FORM.fullmatch(text) if text.isascii() else None
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: write 8000, 9000:8000 or 127.0.0.1:9000:8000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: write 8000, 9000:8000 or 127.0.0.1:9000:8000")
     port = int(found["port"])
     local_port = port if found["local"] is None else int(found["local"] or 0)
     if not 1 <= port <= PORT_MAX or local_port > PORT_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: ports are from 1 to {PORT_MAX:,}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 1 to {PORT_MAX:,}")
     return PortPair(port, local_port, (found["host"] or LOCAL_HOST).strip("[]"))

@@ -22,36 +22,36 @@ from executor_client.cli.port_numbers import parse_forward
 
 _SHELL_EXAMPLES = """\
 examples:
-  executor shell                            in a sandbox of its own, which ends with the shell
-  executor shell --name analysis            in one that stays, under this name
+  executor shell                            in a new sandbox, which ends with the shell
+  executor shell --name analysis            in a new session with this name, which is kept
   executor shell analysis                   in an existing session
-Ctrl-] leaves the shell running; `executor attach SESSION` comes back to it. Every other key is the shell's.
+Ctrl-] detaches and leaves the shell running; `executor attach SESSION` reattaches. All other keys go to the shell.
 """
 
 _EXEC_EXAMPLES = """\
 examples:
-  executor exec analysis -- pytest -q       a command; its exit code is this one's
+  executor exec analysis -- pytest -q       run a command and return its exit code
   executor exec 3f2a -- sh -c 'ls | wc -l'
   tar c src | executor exec 3f2a -- tar x
-  executor exec -t 3f2a -- top              with a terminal, as `executor shell` has
-  executor exec 3f2a 'len(rows)'            without --: Python; prints the value, as the interactive interpreter does
+  executor exec -t 3f2a -- top              with a terminal, like `executor shell`
+  executor exec 3f2a 'len(rows)'            without --: run Python and print the value, as in the repl
   executor exec 3f2a - < step.py
 """
 
 _ATTACH_EXAMPLES = """\
 examples:
-  executor attach 3f2a                      the one process that runs there, or the one that has a terminal
-  executor attach 3f2a 77b1                 this one; `executor ps 3f2a` lists them
-Ctrl-] leaves a terminal, Ctrl-C a process without one; it goes on. What it printed before is shown first.
+  executor attach 3f2a                      the only running process, or the only one with a terminal
+  executor attach 3f2a 77b1                 this process; `executor ps 3f2a` lists them
+Ctrl-] detaches from a terminal, Ctrl-C from a process without one; it continues. Earlier output is shown first.
 """
 
 
 _FORWARD_EXAMPLES = """\
 examples:
-  executor port-forward analysis 8000       http://127.0.0.1:8000 leads to port 8000 of the session
-  executor port-forward analysis 9000:8000  http://127.0.0.1:9000 does
-  executor port-forward analysis :8000 :5432    free ports of this machine, which are shown
-  executor port-forward analysis 0.0.0.0:9000:8000  for other machines too
+  executor port-forward analysis 8000       http://127.0.0.1:8000 to port 8000 of the session
+  executor port-forward analysis 9000:8000  http://127.0.0.1:9000 to port 8000
+  executor port-forward analysis :8000 :5432    choose free local ports, and print them
+  executor port-forward analysis 0.0.0.0:9000:8000  reachable from other machines
 """
 
 
@@ -65,7 +65,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_shell(commands: Any) -> None:
-    shell = make_command(commands, "shell", "a terminal in a session", _SHELL_EXAMPLES)
+    shell = make_command(commands, "shell", "open a terminal in a session", _SHELL_EXAMPLES)
     shell.add_argument("session", metavar="SESSION", nargs="?", help=f"{SESSION_HELP} (default: a new session)")
     shell.add_argument("--name", help="name of the new session, which is kept")
     shell.add_argument("--shell", metavar="PATH", help="the program (default: bash, else sh)")
@@ -87,8 +87,8 @@ def _add_exec(commands: Any) -> None:
     execute.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     execute.add_argument("code", metavar="CODE", nargs="?", help="Python, - for standard input")
     execute.add_argument("--timeout", type=float, metavar="S", help="time limit in seconds")
-    execute.add_argument("-t", "--tty", action="store_true", help="give the command a terminal: this one")
-    execute.add_argument("-d", "--detach", action="store_true", help="start the command, print its id and leave it")
+    execute.add_argument("-t", "--tty", action="store_true", help="run the command on this terminal")
+    execute.add_argument("-d", "--detach", action="store_true", help="start the command, print its id, and return")
     execute.add_argument("-n", "--no-stdin", action="store_true", help="do not read standard input")
     _add_surroundings(execute)
     _add_detach_keys(execute)

@@ -1,7 +1,7 @@
-"""The output of a process without a terminal, on its way to stdout and stderr of this machine.
+"""Prints the output of a process without a terminal.
 
-A file, or a pipe in a script, gets the bytes as they are. Where a terminal may act on them they are text, and control
-characters are made visible: the process did not ask for a terminal, so nothing in its output should drive one.
+Files, and pipes in scripts, get the bytes unchanged. Where a terminal may interpret them, control characters are shown
+as escapes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ProcessOutput:
     """Writes the events of one process."""
 
     def __init__(self, console: Console, *, raw: bool) -> None:
-        """With `raw` every stream gets the bytes as they are."""
+        """With `raw`, every stream gets the bytes unchanged."""
         self._console = console
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._texts = {
@@ -28,7 +28,7 @@ class ProcessOutput:
         }
 
     async def show(self, event: Any) -> None:
-        """Writes output, or says how much was left out. Raises BrokenPipeError, OSError."""
+        """Prints output, or how much was omitted. Raises BrokenPipeError, OSError."""
         data: bytes | None = getattr(event, "data", None)
         if data is None:
             self._console.remark(f"{event.omitted_bytes:,} bytes of output left out")
@@ -40,13 +40,13 @@ class ProcessOutput:
             await write_all(stream.fileno(), data)
 
     def finish(self) -> None:
-        """Writes the bytes of characters that never became complete."""
+        """Prints the bytes of incomplete characters."""
         for name, text in self._texts.items():
             self._console.show_output(self._streams[name], text.feed(b"", final=True))
 
 
 class _Text:
-    """Decodes a stream. A carriage return waits for the next character, which may make it the end of a line."""
+    """Decodes a stream. A carriage return waits for the next character, since both may end a line."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -59,5 +59,5 @@ class _Text:
 
 
 def stdin_is_given() -> bool:
-    """True when standard input is a pipe or a file: it is for the command then."""
+    """True if standard input is a pipe or a file, which the command then reads."""
     return sys.stdin is not None and not sys.stdin.isatty()

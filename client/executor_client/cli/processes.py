@@ -1,10 +1,10 @@
 """`executor shell`, `exec` of a command, and `attach`: processes of a session, with this terminal or with pipes.
 
-They run on one event loop with the asyncio client: keys, output, sizes and signals are events that any of them may
-have to end, which a thread in a blocking read does not allow.
+They run on one event loop with the asyncio client: keys, output, sizes and signals can each end the others, which a
+thread in a blocking read does not allow.
 
-The exit code is the process's own, 128 and the signal's number after a signal. 124: its time was up, as timeout(1)
-says it. 127: there is no such command. 2: it could not be run, or its end is unknown.
+The exit code is the process's own, or 128 plus the number of the signal that ended it. 124: timeout, as in timeout(1).
+127: no such command. 2: it could not be run, or its end is unknown.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class _Waits:
-    """Passes the client's waits to the code that has the terminal now."""
+    """Passes the client's waits to the code that currently uses the terminal."""
 
     on_wait: OnWait
 
@@ -61,7 +61,7 @@ class _Waits:
 
 @dataclass(frozen=True)
 class _Context:
-    """The client and the options of one command, and where its lines go."""
+    """The client, options and console of one command."""
 
     client: AsyncExecutorClient
     options: argparse.Namespace
@@ -99,7 +99,7 @@ async def _shell(context: _Context) -> int:
             end = await _talk_as_owner(context, process, terminal)
         except (ConnectionLost, UnavailableError):
             kept.is_kept = True
-            context.console.remark(f"if the daemon comes back, {_way_back(kept.session, process)}")
+            context.console.remark(f"if the daemon comes back, {_how_to_reattach(kept.session, process)}")
             raise
         kept.is_kept = kept.is_kept or end is ConversationEnd.DETACHED
     return _left(context, kept.session, process, end)
@@ -107,7 +107,7 @@ async def _shell(context: _Context) -> int:
 
 @dataclass
 class _Kept:
-    """A session, and whether it stays when the block ends."""
+    """A session, and whether it is kept when the block ends."""
 
     session: AsyncSession
     is_kept: bool
@@ -117,7 +117,7 @@ class _Kept:
 async def _shell_session(context: _Context) -> AsyncIterator[_Kept]:
     """Yields the session that the options name, or a new one, which ends with the shell unless it has a name.
 
-    It is made to outlive this program, because it is not known yet whether its shell will be left running.
+    It is created detached, because the user may later detach from its shell.
     """
     options = context.options
     if options.session is not None:
@@ -131,7 +131,7 @@ async def _shell_session(context: _Context) -> AsyncIterator[_Kept]:
             "--node-label": options.node_labels,
         }
         if clashing := [name for name, value in given.items() if value]:
-            raise InvalidRequest(f"{' and '.join(clashing)}: a session that is there already has its own")
+            raise InvalidRequest(f"{' and '.join(clashing)}: not possible for an existing session, which has its own")
         yield _Kept(await find_session(context.client, options.session), is_kept=True)
         return
     made = await context.client.create_session(
@@ -170,8 +170,8 @@ async def _start_on(
 
 
 async def _talk_as_owner(context: _Context, process: AsyncProcess, terminal: LocalTerminal) -> ConversationEnd:
-    """Talks with a process that was started for this terminal: when that is gone, the process gets SIGHUP, as it would
-    without a network between them. Shells whose windows were closed must not fill the session."""
+    """Connects a process that was started for this terminal. If the terminal goes away, the process gets SIGHUP, like a
+    local process: shells of closed windows must not fill the session."""
     try:
         end = await _talk(context, process, terminal)
     except asyncio.CancelledError:
@@ -183,14 +183,14 @@ async def _talk_as_owner(context: _Context, process: AsyncProcess, terminal: Loc
 
 
 async def _hang_up(process: AsyncProcess) -> None:
-    with contextlib.suppress(ExecutorClientError):  # its session has ended, or the daemon is away
+    with contextlib.suppress(ExecutorClientError):  # the session has ended, or the daemon is away
         await process.signal(signal.SIGHUP, "tree")
 
 
 async def _talk(
     context: _Context, process: AsyncProcess, terminal: LocalTerminal, *, replayed_to: int = 0
 ) -> ConversationEnd:
-    """Gives the process our terminal until it ends or is left. The terminal is as before then, whatever happened."""
+    """Connects the process with our terminal until it ends or we detach. Always restores the terminal."""
     context.console.end_wait()
 
     async def resize(columns: int, rows: int) -> None:
@@ -210,18 +210,18 @@ async def _talk(
 
 
 def _left(context: _Context, session: AsyncSession, process: AsyncProcess, end: ConversationEnd) -> int:
-    """Says how a process was left, and returns the exit code."""
+    """Reports how we left a process, and returns the exit code."""
     if end is ConversationEnd.TERMINAL_GONE:
         return EXIT_HUNG_UP
     if end is ConversationEnd.DETACHED:
-        context.console.remark(f"detached; {_way_back(session, process)}")
+        context.console.remark(f"detached; {_how_to_reattach(session, process)}")
         return EXIT_SUCCEEDED
     return _exit_code(context.console, process.result)
 
 
-def _way_back(session: AsyncSession, process: AsyncProcess) -> str:
+def _how_to_reattach(session: AsyncSession, process: AsyncProcess) -> str:
     name = session.name or short_id(session.session_id, _ID_DIGITS)
-    return f"`executor attach {name} {process.process_id[:_ID_DIGITS]}` comes back"
+    return f"`executor attach {name} {process.process_id[:_ID_DIGITS]}` reattaches"
 
 
 async def _attach(context: _Context) -> int:
@@ -237,7 +237,7 @@ async def _attach(context: _Context) -> int:
 
 
 async def _follow(context: _Context, session: AsyncSession, process: AsyncProcess) -> int:
-    """Shows the output of a process without a terminal. Ctrl-C leaves it: it goes on."""
+    """Shows the output of a process without a terminal. Ctrl-C detaches; the process continues."""
     task = asyncio.create_task(_show(context, process))
     with _on_signals({signal.SIGINT: task.cancel}):
         await asyncio.wait([task])
@@ -254,9 +254,9 @@ async def _follow(context: _Context, session: AsyncSession, process: AsyncProces
 async def _execute(context: _Context) -> int:
     options = context.options
     if options.code is not None or not options.argv:
-        raise InvalidRequest("give one command, behind --: executor exec SESSION -- COMMAND ARG...")
+        raise InvalidRequest("pass one command after --: executor exec SESSION -- COMMAND ARG...")
     session = await find_session(context.client, options.session)
-    # One argument with a space in it is a line for the shell.
+    # A single argument with a space is a command line for the shell.
     command = options.argv[0] if len(options.argv) == 1 and " " in options.argv[0] else options.argv
     try:
         if options.tty:
@@ -284,9 +284,9 @@ async def _execute(context: _Context) -> int:
 
 
 async def _run_with_pipes(context: _Context, process: AsyncProcess, *, takes_stdin: bool) -> int:
-    """Passes input and output until the process ends. Ctrl-C interrupts it, a second one kills it.
+    """Forwards input and output until the process ends. Ctrl-C interrupts it, a second one kills it.
 
-    A command whose output can't be passed on any more is killed: the reader is gone, or the connection for good.
+    Kills the command if its output can't be delivered: the reader, or the connection, is gone.
     """
     interrupts = _Interrupts(process)
     showing = asyncio.create_task(_show(context, process))
@@ -295,7 +295,7 @@ async def _run_with_pipes(context: _Context, process: AsyncProcess, *, takes_std
         with _on_signals({number: interrupts.take(number) for number in _PASSED_SIGNALS}):
             done, _ = await asyncio.wait([showing, feeding], return_when=asyncio.FIRST_COMPLETED)
             if feeding in done:
-                feeding.result()  # its error is ours
+                feeding.result()  # raises its error
             await showing
     except BaseException:
         with contextlib.suppress(ExecutorClientError):
@@ -321,7 +321,7 @@ async def _show(context: _Context, process: AsyncProcess) -> None:
 
 
 async def _feed(process: AsyncProcess) -> None:
-    """Passes standard input on until it ends, or until the process takes no more of it."""
+    """Forwards standard input until it ends, or until the process stops reading."""
     with contextlib.suppress(PreconditionError):
         while piece := await read_some(_STDIN):
             await process.write(piece)
@@ -329,7 +329,7 @@ async def _feed(process: AsyncProcess) -> None:
 
 
 class _Interrupts:
-    """Passes signals on to the process; the second interrupt kills it."""
+    """Forwards signals to the process; the second interrupt kills it."""
 
     def __init__(self, process: AsyncProcess) -> None:
         self._process = process
@@ -347,7 +347,7 @@ class _Interrupts:
         sending.add_done_callback(self._sending.discard)
 
     async def _send(self, number: signal.Signals, *, kills: bool) -> None:
-        with contextlib.suppress(ExecutorClientError):  # the reader of its output gets the error
+        with contextlib.suppress(ExecutorClientError):  # the reader of the output gets the error
             await (self._process.kill() if kills else self._process.signal(number))
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Shows how far the daemon is with what it makes: as a bar on a terminal, else as one line for each step."""
+"""Shows the daemon's progress: as a bar on a terminal, otherwise as one line for each step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BAR_CHARS = 30
 
 
 class ProgressReport:
-    """The reports come from a thread of the client, and the end from the program's own."""
+    """A thread of the client reports; the main thread ends the display."""
 
     def __init__(self, remark: Callable[[str], None]) -> None:
-        """`remark` writes a line, and may call `close`."""
+        """`remark` prints a line, and may call `close`."""
         self._remark = remark
         self._lock = threading.RLock()
         self._step = ""
@@ -36,10 +36,10 @@ class ProgressReport:
             if self._bar is not None:
                 self._show_bar(what, progress, is_new=is_new)
             elif is_new:
-                self._remark(_line(f"making {what}: {progress}"))
+                self._remark(_line(f"building {what}: {progress}"))
 
     def close(self) -> None:
-        """Removes the bar, so that other output may follow. Idempotent."""
+        """Removes the bar, so that other output can follow. Idempotent."""
         with self._lock:
             bar, self._bar, self._task = self._bar, None, None
             if bar is not None:
@@ -52,7 +52,7 @@ class ProgressReport:
             if self._task is not None:
                 self._bar.remove_task(self._task)
             text = _line(f"{what}: {progress.step}")
-            total = progress.total or None  # without one, the bar only shows that something happens
+            total = progress.total or None  # without a total, the bar only shows activity
             self._task = self._bar.add_task(text, total=total, completed=progress.done, counted=counted)
             self._bar.start()
         elif progress.total:
@@ -60,7 +60,7 @@ class ProgressReport:
 
 
 def _new_bar() -> RichProgress | None:
-    """Returns a bar that is not shown yet; None without a terminal that can show it, or if rich is not installed."""
+    """Returns a hidden bar; None without a suitable terminal or without rich."""
     if not sys.stderr.isatty():
         return None
     try:
@@ -83,5 +83,5 @@ def _new_bar() -> RichProgress | None:
 
 
 def _line(text: str) -> str:
-    """Returns a text of the daemon as one line that does nothing to the terminal."""
+    """Returns text of the daemon as one line that is safe for a terminal."""
     return " ".join(shown(text).split())

@@ -1,7 +1,7 @@
 """`executor repl`: an interactive Python whose interpreter is in a sandbox.
 
-Typed text is parsed here only to see whether a statement is complete, and for this program's own commands: `help`,
-`exit()` and those of `%help`. All other text runs in the sandbox, magics of notebooks and `!COMMAND` included.
+Input is parsed here only to see whether a statement is complete, and for the repl's own commands: `help`, `exit()` and
+those of `%help`. All other input runs in the sandbox, including notebook magics and `!COMMAND`.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from executor_client.session import Session
 PROMPT = ">>> "
 CONTINUATION = "... "
 
-# A line of a traceback as `_keeping_value` has written it, and the marks below it.
+# A traceback line of code from `_keeping_value`, and the marks below it.
 _KEPT = re.compile(r"^    __ = (.*)(?:(\n    ) {5}(?= *[~^]))?", re.MULTILINE)
 _LEAVE = frozenset({"exit", "exit()", "quit", "quit()"})
 
 _HELP = """\
-Python runs in the sandbox; what it defines stays until the session ends.
-  help(NAME)         the documentation of something in the sandbox
-  %import A, B.*     authorizes more modules, if the policy allows it
-  %ls [PATH]         lists the files of the workspace
-  %put FILE [PATH]   copies a file of this machine into the workspace
-  %get PATH [FILE]   copies one back
+Python runs in the sandbox and keeps its variables until the session ends.
+  help(NAME)         show the documentation of an object in the sandbox
+  %import A, B.*     authorize more modules, if the policy allows it
+  %ls [PATH]         list the files of the workspace
+  %put FILE [PATH]   copy a local file into the workspace
+  %get PATH [FILE]   copy a file from the workspace
   _                  the last value
-  !COMMAND           runs a command in the workspace; %time, %%bash and others are there, too
-  %images [DIR]      keeps figures and images in a directory of this machine
-  %undo [N]          goes back to before the last statement, or the last N
-  %session           tells which session this is, and its limits
-  exit(), Ctrl-D     ends; Ctrl-C interrupts what runs, or drops what is typed
-  Tab completes names, as the sandbox knows them; Up finds earlier lines."""
+  !COMMAND           run a command in the workspace; %time, %%bash and other magics work too
+  %images [DIR]      save figures and images in a local directory
+  %undo [N]          undo the last statement, or the last N
+  %session           show this session and its limits
+  exit(), Ctrl-D     end; Ctrl-C interrupts the running statement, or drops the input
+  Tab completes names of the sandbox; Up finds earlier lines."""
 
 
 class Reader(Protocol):
@@ -61,10 +61,10 @@ class PlainReader:
 
 
 def run(session: Session, console: Console, reader: Reader | None = None) -> int:
-    """Reads, executes and prints until the input ends. Returns the exit code."""
+    """Runs the repl until the input ends. Returns the exit code."""
     if reader is None:
         reader = _reader(session, console)
-    console.remark(f"Python {session.info.python_version} in session {session.session_id}; `help` tells more")
+    console.remark(f"Python {session.info.python_version} in session {session.session_id}; type `help` for help")
     repl = _Repl(session, console)
     while (source := _read_statement(console, reader)) is not None:
         if source.strip() in _LEAVE:
@@ -105,7 +105,7 @@ class _Repl:
         }
 
     def take(self, source: str) -> bool:
-        """Runs a command or a statement. Returns False when the session can't go on."""
+        """Runs a command or a statement. Returns False if the session is lost."""
         text = source.strip()
         if text in ("help", "help()"):
             self._commands["help"]("")
@@ -128,8 +128,8 @@ class _Repl:
             if session.refresh().generation != generation:
                 if has_savepoint:
                     self._history.undone(1)
-                kept = "variables are as they were before" if has_savepoint else "its variables are gone"
-                console.remark(f"the interpreter was replaced, {kept}")
+                kept = "and variables are as before" if has_savepoint else "and its variables are lost"
+                console.remark(f"the interpreter was restarted, {kept}")
             return True
         except InvalidRequest as error:
             console.fail(str(error))
@@ -154,11 +154,11 @@ class _Repl:
 
     def _undo(self, argument: str) -> None:
         if argument and not argument.isdecimal():
-            raise InvalidRequest("%undo wants a number of statements: %undo 2")
+            raise InvalidRequest("%undo takes a number of statements: %undo 2")
         steps = int(argument or 1)
         back = self._session.rollback(self._history.before(steps))
         names = ", ".join(f"`{name}`" for name in self._history.undone(steps))
-        self._console.remark(f"undone: {names}; variables and files are as they were before")
+        self._console.remark(f"undone: {names}; variables and files are as before")
         for line in (*back.savepoint.left_out, *back.left_out):
             self._console.remark(f"not restored: {line}")
 
@@ -175,7 +175,7 @@ class _Repl:
     def _import(self, argument: str) -> None:
         names = [name.strip() for name in argument.replace(",", " ").split()]
         if not names:
-            raise InvalidRequest("%import wants names of modules: %import os, numpy.*")
+            raise InvalidRequest("%import takes names of modules: %import os, numpy.*")
         self._session.authorize_imports(names)
         self._console.remark(f"authorized: {', '.join(names)}")
 
@@ -203,7 +203,7 @@ class _Repl:
 
 
 def _two_names(argument: str, form: str) -> tuple[str, str]:
-    """Returns the source and the target; a missing target is the last part of the source."""
+    """Returns source and target; the default target is the last part of the source."""
     names = argument.split()
     if len(names) not in (1, 2):
         raise InvalidRequest(f"write {form}")
@@ -211,7 +211,7 @@ def _two_names(argument: str, form: str) -> tuple[str, str]:
 
 
 def _keeping_value(source: str) -> str:
-    """Returns code that also keeps the value of the last expression as `_`, unless it is None."""
+    """Returns code that also assigns the value of the last expression to `_`, unless it is None."""
     try:
         last = ast.parse(source).body[-1]
     except (SyntaxError, ValueError, RecursionError, MemoryError, IndexError):
@@ -225,10 +225,10 @@ def _keeping_value(source: str) -> str:
 
 
 def _help_code(text: str, *, whole: bool) -> str:
-    """Returns code that prints the documentation of NAME, for `help(NAME)`; empty for any other text.
+    """Returns code that prints the documentation of NAME, for `help(NAME)`; otherwise empty.
 
-    A sandbox has no `help`, because Python's site module, which defines it, is not loaded there. Where not all may be
-    imported, this is the docstring alone.
+    A sandbox has no `help`, because it does not load Python's site module. If imports are restricted, only the
+    docstring is printed.
     """
     try:
         call = ast.parse(text, mode="eval").body
@@ -249,7 +249,7 @@ def _help_code(text: str, *, whole: bool) -> str:
 
 
 def _read_statement(console: Console, reader: Reader) -> str | None:
-    """Reads one complete statement, of any number of lines. Returns None at the end of input."""
+    """Reads one complete statement. Returns None at the end of input."""
     lines: list[str] = []
     while True:
         try:
@@ -266,8 +266,8 @@ def _read_statement(console: Console, reader: Reader) -> str | None:
 
 
 def is_complete(source: str) -> bool:
-    """Returns True when the source can be executed, or when no further line would make it valid."""
-    if source.lstrip().startswith("%%"):  # a magic of the sandbox for all lines up to an empty one
+    """Returns True if the source can be executed, or if no further line would make it valid."""
+    if source.lstrip().startswith("%%"):  # a cell magic ends with an empty line
         return source.endswith("\n")
     if source.lstrip().startswith("%"):
         return True
@@ -276,5 +276,5 @@ def is_complete(source: str) -> bool:
     try:
         return compiler(source, "<input>", "single") is not None
     except (SyntaxError, ValueError, OverflowError):
-        # The sandbox's Python may be another version than ours, so it decides.
+        # The sandbox may run another Python version, so it decides.
         return True

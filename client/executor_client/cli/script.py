@@ -1,9 +1,8 @@
-"""A program of `executor run`, which behaves as `python` does: the files that go into the sandbox with it, and the code
-that runs it there.
+"""A program of `executor run`, which behaves like `python`: its files, and the code that launches it in the sandbox.
 
-That code reads the program, gives it `sys.argv`, `__file__` and standard input, and ends as `python` does: it waits for
-threads, calls what `atexit` has, and prints the traceback without its own frames. Where the policy refuses code what
-this needs, the program runs by itself, with `sys.argv` alone.
+The launcher reads the program, sets `sys.argv`, `__file__` and standard input, and ends like `python`: it waits for
+threads, runs `atexit` functions, and prints tracebacks without our frames. If the policy refuses what the launcher
+needs, the program runs without it, with `sys.argv` only.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from executor_client.session import Session
 
 WORKSPACE = "/workspace"
 FILES_MAX = 2_000
-"""Python files that go into a sandbox with a script."""
+"""Limit of the Python files that are copied with a script."""
 
 _STDIN_TOOL = "read_standard_input"
 _NEEDED_IMPORTS = {"atexit", "io", "os", "sys", "threading", "traceback"}
@@ -81,19 +80,19 @@ _launch(*{arguments})
 
 @dataclass
 class Script:
-    """A program: its text, or the file that has it, and its arguments. Files to put are by their workspace paths."""
+    """A program: its text or file, and its arguments. `files` maps workspace paths to local files."""
 
     argv: list[str]
     source: str
     path: str = ""
-    """The path of its file in the workspace; empty for one without."""
+    """The path of its file in the workspace; empty without a file."""
     files: dict[str, Path] = field(default_factory=dict)
     launches: bool = False
-    """True when the launcher runs it, which prints what `python` would at its end."""
+    """True if the launcher runs it, which prints tracebacks like `python`."""
 
     @property
     def cells(self) -> bool:
-        """True for a notebook, whose cells are run one after the other, and show their values."""
+        """True for a notebook, whose cells run one after another and show their values."""
         return self.path.endswith(".ipynb")
 
     def put_files(self, session: Session) -> None:
@@ -104,7 +103,7 @@ class Script:
                 session.files.put(local, path)
 
     def steps(self, session: Session, *, is_last: bool) -> list[str]:
-        """Returns the code to execute. With `is_last` it ends as a process does, and can read our standard input."""
+        """Returns the code to execute. With `is_last`, it ends like a process and can read our standard input."""
         if self.cells:
             return _cells(self.source, self.argv[0])
         self.launches = _may_launch(session.info)
@@ -118,7 +117,7 @@ class Script:
         return [_LAUNCHER.replace("{arguments}", repr(given))]
 
     def described(self, result: ExecutionResult) -> ExecutionResult:
-        """Returns the result of an execution without the launcher's frames in its traceback."""
+        """Returns the result without the launcher's frames in its traceback."""
         if result.error is None or not self.launches:
             return result
         return replace(result, error=replace(result.error, traceback=_OUR_FRAMES.sub("", result.error.traceback)))
@@ -130,11 +129,11 @@ def _may_launch(info: SessionInfo) -> bool:
 
 
 def with_files(name: str, source: str, arguments: list[str], put: Iterable[Path]) -> Script:
-    """Returns the script of a local file, with the Python files beside it and the local files that arguments name."""
+    """Returns the script of a local file, with Python files of its directory and local files among its arguments."""
     local = Path(name)
     script = Script([name], source, _place(local))
     above = PurePosixPath(script.path).parent
-    for each in _beside(local):
+    for each in _neighbours(local):
         script.files[str(above / each.relative_to(local.parent))] = each
     script.files[script.path] = local
     for argument in arguments:
@@ -148,12 +147,12 @@ def with_files(name: str, source: str, arguments: list[str], put: Iterable[Path]
 
 
 def placed(put: Iterable[Path]) -> dict[str, Path]:
-    """Returns local files by their places in the workspace."""
+    """Returns local files by their workspace paths."""
     return {_place(each): each for each in put}
 
 
 def _place(path: Path) -> str:
-    """Returns the place of a local file in the workspace, which stands for the current directory."""
+    """Returns the workspace path of a local file. The workspace stands for the current directory."""
     return os.path.relpath(path) if _is_below(path) else path.name
 
 
@@ -161,8 +160,8 @@ def _is_below(path: Path) -> bool:
     return not path.is_absolute() and not os.path.relpath(path).startswith("..")
 
 
-def _beside(script: Path) -> Iterator[Path]:
-    """Yields the Python files in a script's directory, and those of packages there that these import.
+def _neighbours(script: Path) -> Iterator[Path]:
+    """Yields the Python files in a script's directory, and those of imported packages in it.
 
     Raises InvalidRequest for more than FILES_MAX.
     """
@@ -172,13 +171,13 @@ def _beside(script: Path) -> Iterator[Path]:
         files += sorted((script.parent / name).rglob("*.py"))
     if len(files) > FILES_MAX:
         raise InvalidRequest(
-            f"more than {FILES_MAX} Python files are beside {script}: move it to a directory of its own"
+            f"the directory of {script} has more than {FILES_MAX} Python files; move the script to its own directory"
         )
     yield from files
 
 
 def _serve_input(session: Session) -> bool:
-    """Lets the program read our standard input. Returns False where the policy refuses tools."""
+    """Lets the program read our standard input. Returns False if the policy refuses tools."""
 
     def read_standard_input(size: int) -> bytes:
         buffer: Any = getattr(sys.stdin, "buffer", None)
@@ -192,7 +191,7 @@ def _serve_input(session: Session) -> bool:
 
 
 def _cells(text: str, name: str) -> list[str]:
-    """Returns the sources of a notebook's code cells. Raises InvalidRequest for what is no notebook."""
+    """Returns the sources of a notebook's code cells. Raises InvalidRequest if it is not a notebook."""
     try:
         cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
         return ["".join(cell["source"]) for cell in cells]

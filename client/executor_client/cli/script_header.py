@@ -5,18 +5,21 @@
     # dependencies = ["polars", "scikit-learn>=1.5"]
     # ///
 
-Reading one runs nothing of the script. Other tools read the same header, so a mistake in it is an error here too.
+Reading it does not run the script. Other tools read the same header, so mistakes in it are errors here too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from executor_client.cli.python_versions import admits
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
 from executor_client.errors import InvalidRequest
 
 _OPENING = re.compile(r"# /// ([a-zA-Z0-9-]+)")
@@ -27,23 +30,24 @@ _KEYS = ("requires-python", "dependencies", "tool")
 
 @dataclass(frozen=True)
 class ScriptHeader:
-    """The contents of a script's header. Without one, nothing is asked for."""
+    """The contents of a script's header; empty without a header."""
 
     name: str  # the script's, for messages
     dependencies: tuple[str, ...] = ()
     requires_python: str = ""
     requires_python_line: int = 0
     unclosed_line: int = 0
-    """The line of a header that never ends, which is none by PEP 723; 0 if there is no such line."""
+    """The line of a header without an end, which PEP 723 ignores; 0 if there is none."""
 
     def check_python(self, python_version: str, image: str) -> None:
-        """Raises InvalidRequest when the Python of a session is not one that the script is for."""
-        if not self.requires_python or admits(self.requires_python, python_version):
-            return
-        raise InvalidRequest(
-            f"{self.name}, line {self.requires_python_line}: the script needs Python {self.requires_python}, and the "
-            f"image {image!r} has {python_version}; --image names another, and `executor policy` lists them"
-        )
+        """Raises InvalidRequest if the script does not support the session's Python."""
+        with contextlib.suppress(InvalidVersion):
+            if not SpecifierSet(self.requires_python).contains(Version(python_version), prereleases=True):
+                raise InvalidRequest(
+                    f"{self.name}, line {self.requires_python_line}: the script needs Python {self.requires_python}, "
+                    f"but the image {image!r} has {python_version}; choose another with --image (`executor policy` "
+                    "lists them)"
+                )
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class _Block:
 
 
 def read_header(source: str, name: str) -> ScriptHeader:
-    """Returns the header of a script. Raises InvalidRequest, with the line, for one that can't be read."""
+    """Returns the header of a script. Raises InvalidRequest, with the line, if it is invalid."""
     lines = source.splitlines()
     blocks, unclosed_line = _blocks(lines)
     if not blocks:
@@ -67,14 +71,14 @@ def read_header(source: str, name: str) -> ScriptHeader:
             raise _wrong(name, _line_of(block, key), f"unknown key {key!r}; a header has {', '.join(_KEYS)}")
     dependencies = content.get("dependencies", [])
     if not isinstance(dependencies, list) or not all(isinstance(each, str) for each in dependencies):
-        raise _wrong(name, _line_of(block, "dependencies"), "dependencies is no list of texts")
+        raise _wrong(name, _line_of(block, "dependencies"), "dependencies is not a list of strings")
     requires_python, line = content.get("requires-python", ""), _line_of(block, "requires-python")
     _check_requires_python(requires_python, name, line)
     return ScriptHeader(name, tuple(dependencies), requires_python, line, unclosed_line)
 
 
 def _blocks(lines: Sequence[str]) -> tuple[list[_Block], int]:
-    """Returns the headers of a script, and the line of one that never ends."""
+    """Returns the headers of a script, and the line of a header without an end."""
     blocks: list[_Block] = []
     unclosed_line = index = 0
     while index < len(lines):
@@ -87,7 +91,7 @@ def _blocks(lines: Sequence[str]) -> tuple[list[_Block], int]:
         if not closings:
             unclosed_line = unclosed_line or (index if opening[1] == _TYPE else 0)
             continue
-        # PEP 723: of several lines that may end it, the last does.
+        # PEP 723: the last possible line ends the header.
         if opening[1] == _TYPE:
             text = "\n".join(comment[2:] for comment in comments[: closings[-1]])
             blocks.append(_Block(index, text))
@@ -104,14 +108,14 @@ def _comments(lines: Sequence[str], index: int) -> Iterator[str]:
 
 def _parsed(block: _Block, name: str) -> Mapping[str, Any]:
     try:
-        # The empty lines give the parser the numbers of the script's own lines.
+        # The empty lines make the parser report line numbers of the script.
         return tomllib.loads("\n" * block.line + block.text)
     except tomllib.TOMLDecodeError as error:
-        raise _wrong(name, block.line, f"the header is no TOML: {error}") from error
+        raise _wrong(name, block.line, f"the header is not valid TOML: {error}") from error
 
 
 def _line_of(block: _Block, key: str) -> int:
-    """Returns the line in which a key of the block's top level begins; the first one where that is not clear."""
+    """Returns the line of a top-level key; the first line of the block if it is unclear."""
     begins = re.compile(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[.=\]]")
     for offset, line in enumerate(block.text.split("\n")):
         if begins.match(line):
@@ -121,11 +125,11 @@ def _line_of(block: _Block, key: str) -> int:
 
 def _check_requires_python(value: object, name: str, line: int) -> None:
     if not isinstance(value, str):
-        raise _wrong(name, line, "requires-python is no text")
+        raise _wrong(name, line, "requires-python is not a string")
     try:
-        admits(value, "3")
-    except ValueError as error:
-        raise _wrong(name, line, f"requires-python: {error}") from error
+        SpecifierSet(value)
+    except InvalidSpecifier as error:
+        raise _wrong(name, line, f"requires-python is not a version specifier such as >=3.11: {error}") from error
 
 
 def _wrong(name: str, line: int, text: str) -> InvalidRequest:

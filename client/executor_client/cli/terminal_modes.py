@@ -1,10 +1,10 @@
-"""The traces that a program in a session leaves in the terminal of this machine, and how they are removed.
+"""Restores the local terminal after a program in a session has used it.
 
-A program that is left while it runs (an editor, say) does not undo what it did: the alternate screen, a hidden cursor,
-reports of the mouse. `ModeTracker` notes it, and `undo` takes it back. `ReplayFilter` removes the questions from old
-output: a terminal would answer them now, and the program would read the answers as typed.
+If we detach from a running program, such as an editor, it does not restore the screen, the cursor or the mouse. So
+`ModeTracker` records the modes that it sets, and `undo` resets them. `ReplayFilter` removes queries from old output:
+the terminal would answer them now, and the program would read the answers as input.
 
-Both read a hostile byte stream: they keep a bounded part of it, and never refuse any.
+Both read a hostile byte stream: they keep a bounded part of it and never fail.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MODES: dict[int, bool] = {
     2004: False,  # pasted text is bracketed
     2026: False,  # output is shown all at once
 }
-"""DEC private modes that programs switch, and whether a terminal has them set by default."""
+"""DEC private modes that programs switch, with their defaults."""
 
 _SEQUENCE_BYTES_MAX = 64
 _STRING_BYTES_MAX = 4_096
@@ -70,7 +70,7 @@ _UNFINISHED_QUERY = re.compile(rb"\x1b(?:\[[0-9;?>=$*]{0,40}|[\]P][^\x07\x1b]{0,
 
 
 class ModeTracker:
-    """Follows what a program's output does to the modes of a terminal."""
+    """Tracks the terminal modes that a program's output sets."""
 
     def __init__(self) -> None:
         self._modes: dict[int, bool] = {}
@@ -78,7 +78,7 @@ class ModeTracker:
         self._unfinished = b""
 
     def feed(self, output: bytes) -> None:
-        """Notes the modes that the output sets."""
+        """Records the modes that the output sets."""
         if b"\x1b" not in output and not self._unfinished:
             return
         text = self._unfinished + output
@@ -90,9 +90,9 @@ class ModeTracker:
         self._unfinished = unfinished.group() if unfinished else b""
 
     def undo(self) -> bytes:
-        """Returns the bytes that give a terminal its usual modes again; b"" if no program has changed any.
+        """Returns the bytes that restore the default modes; b"" if none was changed.
 
-        The cursor stays, but for an end of the alternate screen, which puts it where it was before.
+        The cursor stays in place, unless the alternate screen ends, which restores its position.
         """
         changed = [mode for mode, is_set in sorted(self._modes.items()) if is_set is not _MODES[mode]]
         modes = b"".join(b"\x1b[?%d%c" % (mode, b"h" if _MODES[mode] else b"l") for mode in changed)
@@ -127,19 +127,19 @@ class ModeTracker:
 
 
 class ReplayFilter:
-    """Removes from a stream what a terminal answers."""
+    """Removes queries that a terminal would answer from a stream."""
 
     def __init__(self) -> None:
         self._unfinished = b""
 
     def feed(self, output: bytes) -> bytes:
-        """Returns the output without questions. The beginning of what may be one is held back."""
+        """Returns the output without queries. The beginning of a possible query is held back."""
         text = _QUERY.sub(b"", self._unfinished + output)
         unfinished = _UNFINISHED_QUERY.search(text)
         self._unfinished = unfinished.group() if unfinished else b""
         return text[: len(text) - len(self._unfinished)]
 
     def finish(self) -> bytes:
-        """Returns what was held back: new output goes on there."""
+        """Returns the held bytes, which new output continues."""
         held, self._unfinished = self._unfinished, b""
         return held

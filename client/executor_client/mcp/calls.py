@@ -1,4 +1,4 @@
-"""The common parts of the tools: their sessions, and the refusals of the daemon as errors that a model reads."""
+"""The common parts of the tools: their sessions, and the daemon's refusals as errors for a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executor_client.mcp.live import Live
 from executor_client.mcp.sdk import Ctx, ToolError
 from executor_client.mcp.sessions import SessionRefused, Sessions
 
-SessionName = Annotated[str, Field(description="which sandbox; another name makes another one, with its own variables")]
+SessionName = Annotated[str, Field(description="which sandbox; a new name creates another one, with its own variables")]
 FilePath = Annotated[str, Field(description="relative to the sandbox's working directory")]
 
 
@@ -24,7 +24,7 @@ def sessions_of(ctx: Ctx) -> Sessions:
 
 @asynccontextmanager
 async def call(ctx: Ctx, tool: str = "") -> AsyncIterator[Live]:
-    """Wraps the requests of a call to the daemon: shows the host its waits, and turns refusals into ToolErrors."""
+    """Wraps a call's requests to the daemon: shows waits to the host, and turns refusals into ToolErrors."""
     async with Live(ctx, tool) as live:
         try:
             yield live

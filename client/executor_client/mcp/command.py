@@ -13,7 +13,7 @@ from executor_client.cli.console import Console
 from executor_client.mcp.host_input import relay_stdin
 
 RECONNECT_TIMEOUT_S = 20.0
-"""Seconds that a call waits for a lost daemon; hosts give up on a call after a minute, without a reason."""
+"""Seconds that a call waits for a lost daemon; hosts abort a call after a minute, without a reason."""
 
 NO_SDK = "the MCP server needs the official SDK: pip install 'remote-executor[mcp]'"
 
@@ -37,11 +37,11 @@ def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) 
         console.fail(NO_SDK)
         return 2
     if sys.stdin is None or sys.stdout is None:
-        console.fail("the MCP host is talked to over stdin and stdout, and one of them is closed")
+        console.fail("stdin or stdout is closed, and the MCP host needs both")
         return 2
     request = SessionRequest(options.image, options.imports, limits, tuple(options.network), tuple(options.packages))
     if sys.stdin.isatty():
-        console.remark("waiting for an MCP host on stdin; docs/mcp.md shows how one starts this command")
+        console.remark("waiting for an MCP host on stdin; see docs/mcp.md for its configuration")
     end_input = relay_stdin(console.fail)
 
     @asynccontextmanager
@@ -64,5 +64,5 @@ def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) 
     try:
         server.run("stdio")
     except* BrokenPipeError:
-        exit_code = 1  # the host exited without closing its side first; the sessions have been ended nevertheless
+        exit_code = 1  # the host exited without closing its side; the sessions have ended anyway
     return exit_code

@@ -1,6 +1,6 @@
-"""The tools of `executor mcp` that work as on a computer: a shell, and edits and searches of files.
+"""The tools of `executor mcp` for a shell, and for edits and searches of files.
 
-`executor_client.aio_computer` does the work, for smolagents' tools, too.
+`executor_client.aio_computer` does the work, also for the tools of smolagents.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ async def shell(
     ctx: Ctx,
     command: Annotated[str, Field(description="the command line, such as `python -m pytest -q`")],
     timeout_s: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="seconds after which it is ended; not for the background")
+        float, Field(gt=0, allow_inf_nan=False, description="seconds after which it is killed; not for the background")
     ] = TIMEOUT_S,
     background: Annotated[bool, Field(description="start it and return at once, for servers and long work")] = False,
     session: SessionName = DEFAULT_NAME,
 ) -> str:
     """Run a command with bash in a sandbox; returns its exit code and output, cut in the middle when it is long.
 
-    Every call is a new shell that begins in the working directory: chain with `cd dir && ...`. There is no terminal and
-    no input. In the background it goes on by itself, and its process id is returned.
+    Every call is a new shell that starts in the working directory: chain with `cd dir && ...`. There is no terminal and
+    no input. In the background the command keeps running, and its process id is returned.
     """
 
     async def work(computer: AsyncComputer, live: Live) -> str:
@@ -57,30 +57,30 @@ async def shell_output(
     text: Annotated[str | None, Field(description="written to its standard input before")] = None,
     session: SessionName = DEFAULT_NAME,
 ) -> str:
-    """Return what a process in the background has printed since the last look, and whether it still runs."""
+    """Return the new output of a background process, and whether it still runs."""
     return await _use(ctx, session, lambda computer: computer.output(process, wait_s, text))
 
 
 async def shell_kill(ctx: Ctx, process: ProcessId, session: SessionName = DEFAULT_NAME) -> str:
-    """End a process in the background, with all that it started; returns what it printed last."""
+    """Kill a background process with its descendants; returns its last output."""
     return await _use(ctx, session, lambda computer: computer.kill(process))
 
 
 async def edit_file(
     ctx: Ctx,
     path: FilePath,
-    old: Annotated[str, Field(description="the text to be replaced, exactly as it is in the file, there once")],
-    new: Annotated[str, Field(description="the text in its place")],
+    old: Annotated[str, Field(description="the text to replace, exactly as in the file, where it must occur once")],
+    new: Annotated[str, Field(description="the replacement")],
     session: SessionName = DEFAULT_NAME,
 ) -> str:
-    """Replace a piece of text in a file by another. It must be there exactly once, with its spaces and line breaks."""
+    """Replace text in a file. It must occur exactly once, including its spaces and line breaks."""
     return await _use(ctx, session, lambda computer: computer.edit_file(path, old, new))
 
 
 async def search_files(
     ctx: Ctx,
     expression: Annotated[str, Field(description="a regular expression of Python")],
-    path: Annotated[str, Field(description="a directory in the working directory; empty for itself")] = "",
+    path: Annotated[str, Field(description="a directory in the working directory; empty for all")] = "",
     pattern: Annotated[str, Field(description="a glob that paths must match, such as *.py; empty for all")] = "",
     session: SessionName = DEFAULT_NAME,
 ) -> str:

@@ -1,6 +1,6 @@
 """Converts the output of executions, and files, to MCP's types: text, images, and bytes as embedded resources.
 
-All of it becomes part of a model's context, so everything has a limit, and a note stands where something was cut.
+All of it becomes part of a model's context, so everything has a limit, and a note marks each cut.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def execution_content(
     else:
         lines += [headline(result, code, limits), short_traceback(result)]
     if result.artifacts:
-        lines.append(f"Files made or changed: {_files_listed(result.artifacts, more=result.artifacts_truncated)}")
+        lines.append(f"Files created or changed: {_files_listed(result.artifacts, more=result.artifacts_truncated)}")
     lines.append(_aftermath(result.state, failed=not result.succeeded, replaced=replaced))
     ending = f"[{result.outcome.value.replace('_', ' ')} after {result.usage.wall_time_s:.2f} s in session {session!r}]"
     text = _NEWLINE.join([*filter(None, lines), ending])
@@ -120,7 +120,7 @@ def _value_blocks(value: object) -> list[ContentBlock]:
     if (image := _as_image(value)) is not None:
         return [_text("Value:"), *_encoded(image, note="")]
     text = value_text(value, VALUE_CHARS_MAX)
-    return [_text(f"Value:\n{text}" if "\n" in text else f"Value: {text}")]  # a table's columns stay in line
+    return [_text(f"Value:\n{text}" if "\n" in text else f"Value: {text}")]  # a table's columns stay aligned
 
 
 def _text(text: str) -> TextContent:
@@ -141,16 +141,16 @@ def _files_listed(files: Sequence[FileInfo], *, more: bool) -> str:
 
 def _aftermath(state: VariablesState, *, failed: bool, replaced: bool) -> str:
     if state is VariablesState.LOST:
-        return "The sandbox is gone, with all variables and files. reset_session starts a new, empty one."
+        return "The sandbox is lost, with all variables and files. reset_session starts a new, empty one."
     if state is VariablesState.RESET:
         return (
-            "The interpreter had to be restarted: all variables, functions and imports of this call or before are lost "
-            "and must be defined again. The files are still there."
+            "The interpreter had to be restarted: all variables, functions and imports are lost and must be defined "
+            "again. The files are still there."
         )
     if replaced:
         return (
-            "Before this call the interpreter had to be restarted: all variables, functions and imports of the calls "
-            "before it are lost and must be defined again. The files are still there."
+            "Before this call the interpreter had to be restarted: all earlier variables, functions and imports are "
+            "lost and must be defined again. The files are still there."
         )
     return "Variables, functions and imports defined before the failure are kept." if failed else ""
 
@@ -160,7 +160,7 @@ def _aftermath(state: VariablesState, *, failed: bool, replaced: bool) -> str:
 
 
 def image_blocks(image: Image) -> list[ContentBlock]:
-    """Returns an image; one too large for a model is scaled down, with a note."""
+    """Returns an image; scales it down, with a note, if it is too large for a model."""
     if image.pil is None:
         return [_text(f"[an image could not be shown: {image.problem}]")]
     if len(image.data) <= IMAGE_BYTES_MAX and max(image.width, image.height) <= IMAGE_SIDE_MAX:

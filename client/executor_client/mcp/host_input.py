@@ -1,8 +1,8 @@
 """Relays the host's messages to the SDK, with a size limit and an end that a signal can cause.
 
 The SDK reads stdin in a thread that only the end of the input wakes up, and it reads lines of any length. So the host's
-stdin is read here and relayed through a pipe. The pipe is closed when the host closes its side, when a signal asks us
-to stop, and when a message is too large. The SDK then cancels running calls, and our sessions end.
+stdin is read here and relayed through a pipe. The pipe is closed when the host closes its side, on a stop signal, and
+if a message is too large. The SDK then cancels running calls, and our sessions end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def copy_input(source: int, pipe: int, stop: int, report: Callable[[str], None])
             while view:
                 view = view[os.write(pipe, view) :]
             if longest_bytes > MESSAGE_BYTES_MAX:
-                report(f"a message of the host has more than {MESSAGE_BYTES_MAX:,} bytes; the connection ends here")
+                report(f"closing the connection: a message of the host has more than {MESSAGE_BYTES_MAX:,} bytes")
                 return
     except OSError:
         return  # the host's side broke, or the SDK no longer reads: both end the input

@@ -1,4 +1,4 @@
-"""Sends a host the output of a call before its result: as log messages, and its last line and waits as progress."""
+"""Sends a host the output of a running call: as log messages, and its last line and waits as progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executor_client.mcp.sdk import send_log
 from executor_client.waits import Wait
 
 OUTPUT_CHARS_MAX = 20_000
-"""Characters of output shown while an execution runs; the result holds all of it, up to a limit of its own."""
+"""Characters of output shown while an execution runs; the result has all of it, up to its own limit."""
 OUTPUT_EVENTS_MAX = 500
 PROGRESS_CHARS_MAX = 200
 
@@ -22,7 +22,7 @@ _current: contextvars.ContextVar[Live] = contextvars.ContextVar("current")
 
 
 def show_wait(wait: Wait) -> None:
-    """Shows the host what one of its calls waits for. The client's `on_wait`."""
+    """Shows the wait of a call to the host. The client's `on_wait`."""
     if (live := _current.get(None)) is not None:
         live.show_wait(wait)
 
@@ -31,7 +31,7 @@ class Live:
     """The live output of one call. A context manager around the call."""
 
     def __init__(self, ctx: Any, tool: str = "") -> None:
-        """`tool` is the name under which the host's log shows output."""
+        """`tool` is the logger's name for output in the host's log."""
         self._ctx = ctx
         self._tool = tool
         self._events = 0
@@ -55,7 +55,7 @@ class Live:
 
     def show_wait(self, wait: Wait) -> None:
         if self._over:
-            return  # work that a cancelled call started, such as creating a session, may still be waiting
+            return  # work of a cancelled call, such as creating a session, may still be waiting
         sending = asyncio.create_task(self._progress(str(wait)))
         self._sending.add(sending)
         sending.add_done_callback(self._sent)
@@ -63,7 +63,7 @@ class Live:
     def _sent(self, sending: asyncio.Task[None]) -> None:
         self._sending.discard(sending)
         if not sending.cancelled() and (error := sending.exception()) is not None:
-            _log.debug("the host was not notified of a wait: %r", error)  # the host has gone
+            _log.debug("the host was not notified of a wait: %r", error)  # the host is gone
 
     async def _progress(self, message: str) -> None:
         self._events += 1

@@ -1,10 +1,10 @@
 """The official SDK, version 1 or 2, behind one interface. All differences between the two are in this file.
 
-Version 1 is needed because mcpadapt, by which smolagents gets its MCP tools, works with it only, and must be usable in
-the same environment as `executor mcp`.
+Version 1 is needed because mcpadapt, which smolagents uses for MCP tools, requires it, and must work in the same
+environment as `executor mcp`.
 
-Both have the types in `mcp.types`, but with different field names (`isError`, `is_error`). So the values are created
-here, by the names of the wire, which both versions accept.
+Both versions have the types in `mcp.types`, but with different field names (`isError`, `is_error`). So the values are
+created here by their wire names, which both versions accept.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def tool_result(content: Sequence[ContentBlock], *, is_error: bool = False) -> C
 
 
 def tool_hints(*, read_only: bool) -> ToolAnnotations:
-    """Returns hints for the host: a tool only reads, or it may change or destroy contents of a sandbox."""
+    """Returns hints for the host: a tool only reads, or it may change a sandbox."""
     hint = {"readOnlyHint": True} if read_only else {"destructiveHint": True}
     return ToolAnnotations.model_validate({**hint, "openWorldHint": False})
 
@@ -123,18 +123,18 @@ def make_server(
     read_file: ReadFile,
     lifespan: Callable[[Any], AbstractAsyncContextManager[Any]],
 ) -> Any:
-    """Returns a server with these tools, each with its description and hints, that serves files as resources.
+    """Returns a server with these tools, with descriptions and hints, that serves files as resources.
 
-    A ToolError of a tool becomes a result that is marked as an error and has just its text. `read_file` takes the
-    context, a session's name and a path, and may raise ResourceError.
+    A ToolError becomes a result with its text, marked as an error. `read_file` takes the context, a session's name and
+    a path, and may raise ResourceError.
     """
     server: Any
     if MAJOR == 1:
         with warnings.catch_warnings():
-            # The newest pydantic-settings warns of the SDK's own settings before 1.30; a host need not see that.
+            # The newest pydantic-settings warns about the SDK's settings before 1.30; hide that from the host.
             warnings.filterwarnings("ignore", module="pydantic_settings")
             server = _Server1(read_file, name, instructions=instructions, lifespan=lifespan, log_level=_LOG_LEVEL)
-        server._mcp_server.version = version  # there is no public way; the default is the SDK's own version
+        server._mcp_server.version = version  # there is no public API; the default is the SDK's version
     else:
         server = MCPServer(
             name, title=title, instructions=instructions, version=version, lifespan=lifespan, log_level=_LOG_LEVEL

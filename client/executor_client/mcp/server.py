@@ -1,6 +1,6 @@
 """The tools and resources of `executor mcp`, on the official SDK's server.
 
-The SDK turns a `ToolError` into a result that is marked as an error, so the model can read the refusal and its reason.
+The SDK turns a `ToolError` into a result marked as an error, so the model can read the reason of a refusal.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ FILES_LISTED_MAX = 1_000
 INSTRUCTIONS = """\
 Runs Python in a sandbox: an isolated, limited interpreter that keeps variables, imports and files from call to call.
 
-run_python runs code. The value of a trailing expression, what is printed, and images and figures that are displayed
-(display(image), plt.show()) come back. Files are written to and read from the sandbox's working directory.
+run_python runs code and returns the value of a trailing expression, the output, and displayed images and figures
+(display(image), plt.show()). Files are in the sandbox's working directory.
 
-shell runs a command beside it, in the same place: tests, compilers, git, servers in the background.
+shell runs commands in the same sandbox: tests, compilers, git, servers in the background.
 
-Calls go to the session "default"; another session name makes another, separate sandbox. When a result says that the
-interpreter was restarted, define again what is needed. When it says that a session is gone, call reset_session.
+Calls use the session "default"; another session name creates a separate sandbox. If a result says that the interpreter
+was restarted, define your variables and imports again. If it says that a session is gone, call reset_session.
 
-Which modules can be imported, and which limits there are, get_policy tells; list_sessions tells which hosts a sandbox
-may reach. A refused import or connection names what is authorized.
+get_policy lists the modules that can be imported and the limits; list_sessions lists the hosts that a sandbox may
+reach. A refused import or connection names the authorized ones.
 """
 
 READ_ONLY = tool_hints(read_only=True)
@@ -55,7 +55,7 @@ def make_server(
     *,
     sessions_max: int,
 ) -> Any:
-    """Returns a server whose sessions live as long as its one connection. `connect` is called when that begins."""
+    """Returns a server whose sessions live as long as its connection. `connect` is called when that starts."""
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[Sessions]:
@@ -98,13 +98,13 @@ async def run_python(
     session: SessionName = DEFAULT_NAME,
     timeout_s: Annotated[
         float | None,
-        Field(gt=0, allow_inf_nan=False, description="time limit in seconds; the policy's if not given"),
+        Field(gt=0, allow_inf_nan=False, description="time limit in seconds; default: the policy's"),
     ] = None,
 ) -> CallToolResult:
     """Run Python code in a sandbox.
 
-    Variables, imports and functions stay for the next call with the same session. Returns what was printed, images and
-    figures that were displayed, and the value of a trailing expression; for code that failed, the error and where.
+    Variables, imports and functions are kept for later calls with the same session. Returns the output, displayed
+    images and figures, and the value of a trailing expression; if the code failed, the error and its location.
     """
     transcript = Transcript()
 
@@ -128,10 +128,10 @@ async def run_python(
 
 async def list_files(
     ctx: Ctx,
-    path: Annotated[str, Field(description="a directory in the working directory; empty for itself")] = "",
+    path: Annotated[str, Field(description="a directory in the working directory; empty for all")] = "",
     session: SessionName = DEFAULT_NAME,
 ) -> str:
-    """List the files in a sandbox's working directory, or in a directory of it and below."""
+    """List the files in a sandbox's working directory, or in a directory of it, recursively."""
     async with call(ctx):
         named = await sessions_of(ctx).get(session, make=False)
         with named.watched() as open_session:
@@ -148,13 +148,13 @@ async def list_files(
 async def read_file(
     ctx: Ctx,
     path: FilePath,
-    first_line: Annotated[int | None, Field(ge=1, description="of a text: the first line to read, from 1 on")] = None,
-    last_line: Annotated[int | None, Field(ge=1, description="of a text: the last line to read")] = None,
+    first_line: Annotated[int | None, Field(ge=1, description="for text: the first line, counted from 1")] = None,
+    last_line: Annotated[int | None, Field(ge=1, description="for text: the last line")] = None,
     session: SessionName = DEFAULT_NAME,
 ) -> CallToolResult:
     """Read a file from a sandbox's working directory: text, an image (PNG, JPEG), or the bytes of anything else.
 
-    Long text comes without its middle; with first_line or last_line, lines come with their numbers.
+    The middle of long text is omitted. With first_line or last_line, returns numbered lines.
     """
     if first_line is not None or last_line is not None:
         return await computer_tools.read_lines(ctx, path, first_line, last_line, session)
@@ -166,11 +166,11 @@ async def read_file(
 async def write_file(
     ctx: Ctx,
     path: FilePath,
-    content: Annotated[str, Field(description="the text, or the bytes in base64")],
-    encoding: Annotated[Literal["utf-8", "base64"], Field(description="base64 for what is not text")] = "utf-8",
+    content: Annotated[str, Field(description="text, or bytes in base64")],
+    encoding: Annotated[Literal["utf-8", "base64"], Field(description="base64 for binary content")] = "utf-8",
     session: SessionName = DEFAULT_NAME,
 ) -> str:
-    """Write a file into a sandbox's working directory, over one of that name. Missing directories are made."""
+    """Write a file in a sandbox's working directory; replaces an existing file and creates missing directories."""
     data = _bytes_of(content, encoding)
     if len(data) > FILE_WRITE_BYTES_MAX:
         raise ToolError(f"the content has {len(data):,} bytes; at most {FILE_WRITE_BYTES_MAX:,} can be written at once")
@@ -185,7 +185,7 @@ def _bytes_of(content: str, encoding: Literal["utf-8", "base64"]) -> bytes:
     try:
         return content.encode() if encoding == "utf-8" else base64.b64decode(content, validate=True)
     except UnicodeEncodeError as error:
-        raise ToolError(f"the content is not text that UTF-8 can hold: {error.reason}") from error
+        raise ToolError(f"the content can't be encoded as UTF-8: {error.reason}") from error
     except (binascii.Error, ValueError) as error:
         raise ToolError(f"the content is not base64: {error}") from error
 
@@ -210,11 +210,11 @@ async def _read(ctx: Ctx, session: str, path: str) -> bytes:
 
 
 async def list_sessions(ctx: Ctx) -> str:
-    """List the sandboxes of this connection, and how they are."""
+    """List the sandboxes of this connection with their states."""
     async with call(ctx):
         described = await sessions_of(ctx).described()
     if not described:
-        return "no sessions yet; run_python makes one"
+        return "no sessions yet; run_python creates one"
     rows: list[tuple[str, ...]] = [("SESSION", "STATE", "PYTHON", "IMAGE", "IMPORTS", "NETWORK")]
     for name, state, info in described:
         cells = ("", "", "", "")
@@ -226,21 +226,21 @@ async def list_sessions(ctx: Ctx) -> str:
 
 
 async def reset_session(ctx: Ctx, session: SessionName = DEFAULT_NAME) -> str:
-    """End a sandbox, with all its variables, files and what runs in it, and start an empty one under its name."""
+    """End a sandbox with its variables, files and processes, and start an empty one with its name."""
     async with call(ctx):
         await sessions_of(ctx).reset(session)
     return f"the session {session!r} is new and empty"
 
 
 async def close_session(ctx: Ctx, session: Annotated[str, Field(description="which sandbox")]) -> str:
-    """End a sandbox, with all its variables, files and what runs in it."""
+    """End a sandbox with its variables, files and processes."""
     async with call(ctx):
         await sessions_of(ctx).close(session)
     return f"the session {session!r} was closed"
 
 
 async def get_policy(ctx: Ctx) -> str:
-    """Report what the sandboxes may do: imports, limits, images, files, network."""
+    """Show what sandboxes may do: imports, limits, images, files, network."""
     async with call(ctx):
         policy = await sessions_of(ctx).policy()
     return "\n".join(policy_lines(policy))

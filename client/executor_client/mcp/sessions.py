@@ -1,8 +1,8 @@
 """The sessions of one MCP connection: found by name, created at first use, ended with the connection.
 
-There are never more than `sessions_max`, not counting those being ended. A lost session is replaced only on request;
-until then every call on its name is refused. A call that the host cancels cancels its execution, and waits until the
-daemon has received that.
+There are never more than `sessions_max`, not counting sessions that are ending. A lost session is replaced only on
+request; until then every call with its name is refused. If the host cancels a call, its execution is cancelled, and the
+call waits until the daemon has received that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_NAME = "default"
 END_TIMEOUT_S = 5.0
-"""Seconds that the end of the connection waits for its sessions to end; the daemon ends the rest when they are idle."""
+"""Seconds to wait for the sessions to end with the connection; the daemon ends the rest when they are idle."""
 
 _Result = TypeVar("_Result")
 
@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class SessionRefused(Exception):
-    """A request to a session is refused; the message, written for a model, says what to do instead."""
+    """A request to a session is refused; the message tells a model what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class NamedSession:
 
     @contextmanager
     def watched(self) -> Iterator[AsyncSession]:
-        """Wraps calls to the session. Marks it as lost when the daemon no longer has it.
+        """Wraps calls to the session. If the daemon no longer has it, marks it as lost and raises SessionRefused.
 
-        Raises SessionRefused then, and at once if the session is already known to be lost.
+        Raises SessionRefused at once if the session is known to be lost.
         """
         if self.lost:
             raise self._refusal()
@@ -97,9 +97,9 @@ class NamedSession:
         return result, replaced
 
     async def use(self, work: Callable[[AsyncComputer], Coroutine[Any, Any, str]]) -> str:
-        """Works with the shell and the files. When cancelled, it ends what `work` has begun before it returns.
+        """Runs work on the shell and files. When cancelled, ends the work before it returns.
 
-        Raises SessionRefused with the reason, for the model, of a call that can't be done.
+        Raises SessionRefused, with a reason for the model, if the work can't be done.
         """
         with self.watched():
             try:
@@ -117,7 +117,7 @@ class NamedSession:
     def _refusal(self) -> SessionRefused:
         return SessionRefused(
             f"the session {self.name!r} is gone, with its variables and files: {self.lost}. "
-            "reset_session starts a new, empty one under this name"
+            "reset_session starts a new, empty one with this name"
         )
 
 
@@ -139,8 +139,8 @@ class Sessions:
         """
         if not _NAME.fullmatch(name):
             raise SessionRefused(
-                f"{name[:100]!r} is no name for a session: up to 64 letters, digits, '.', '_' and '-' make one, "
-                "the first of them a letter or a digit"
+                f"{name[:100]!r} is not a session name: use up to 64 letters, digits, '.', '_' and '-', and start with "
+                "a letter or digit"
             )
         creation = self._creations.get(name)
         if creation is None:
@@ -152,8 +152,7 @@ class Sessions:
     def _start(self, name: str) -> asyncio.Task[NamedSession]:
         if len(self._creations) >= self._sessions_max:
             raise SessionRefused(
-                f"there cannot be more than {self._sessions_max} sessions; {self._listed()}. "
-                "close_session ends one that is not needed any more"
+                f"there can be at most {self._sessions_max} sessions; {self._listed()}. close_session ends one"
             )
         creation = asyncio.create_task(self._create(name))
         self._creations[name] = creation
@@ -186,7 +185,7 @@ class Sessions:
         return NamedSession(name, session)
 
     def _listed(self) -> str:
-        return f"there are: {', '.join(sorted(self._creations))}" if self._creations else "there is none"
+        return f"existing: {', '.join(sorted(self._creations))}" if self._creations else "there are none"
 
     async def close(self, name: str) -> None:
         """Ends the session of this name and all that runs in it. Raises SessionRefused when there is none."""
@@ -213,7 +212,7 @@ class Sessions:
         described: list[tuple[str, str, SessionInfo | None]] = []
         for name, creation in sorted(self._creations.items()):
             if not creation.done():
-                described.append((name, "being made", None))
+                described.append((name, "being created", None))
                 continue
             if creation.cancelled() or creation.exception() is not None:
                 continue  # it failed, and its callback is about to remove it
@@ -246,13 +245,13 @@ class Sessions:
                 task.cancel()
             problems = await asyncio.gather(*ending, return_exceptions=True)
         for problem in filter(None, problems):
-            _log.error("a session could not be ended; the daemon does so when it is idle: %r", problem)
+            _log.error("a session could not be ended; the daemon ends it when it is idle: %r", problem)
 
 
 async def _cancelled_in_order(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Runs it in a task of its own; when cancelled, waits until that has ended.
+    """Runs the work in its own task; when cancelled, waits until that task has ended.
 
-    anyio's cancellation is raised again at every await of the SDK's task, also while the work is being cancelled there.
+    anyio raises its cancellation at every await of the SDK's task, even while the work is being cancelled.
     """
     running = asyncio.create_task(work)
     try:
@@ -265,7 +264,7 @@ async def _cancelled_in_order(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 async def _authorize(session: AsyncSession, modules: Sequence[str]) -> None:
-    """Authorizes the modules of the packages that were asked for, as far as the policy allows."""
+    """Authorizes the modules of the requested packages, as far as the policy allows."""
     patterns = patterns_of(modules)
     while patterns:
         try:

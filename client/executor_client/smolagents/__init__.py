@@ -5,13 +5,13 @@
         agent.run("...")
 
 or `smolagents.CodeAgent(..., executor=RemoteExecutor())`, or `register()` and `executor_type="remote"`.
-docs/smolagents.md describes what an agent gets, and how it differs from smolagents' own executors.
+docs/smolagents.md describes the features and the differences to smolagents' own executors.
 
-Owns everything that knows smolagents: the executor, placing tools, step callbacks, saving and loading. It must not know
-gRPC or the wire: it uses the session of `executor_client`. The base client never imports this package.
+Owns everything that knows smolagents: the executor, the placement of tools, step callbacks, saving and loading. It must
+not know gRPC or the wire: it uses sessions of `executor_client`. The base client never imports this package.
 
-Importing it changes three things in smolagents: an agent with a `RemoteExecutor` is saved as "remote", not as "local";
-a saved agent finds `RemoteCodeAgent` by name; and `agent.interrupt()` ends the step that runs in a `RemoteExecutor`.
+The import changes three things in smolagents: an agent with a `RemoteExecutor` is saved as "remote", not as "local"; a
+saved agent finds `RemoteCodeAgent` by name; and `agent.interrupt()` ends the running step of a `RemoteExecutor`.
 """
 
 try:

@@ -1,15 +1,15 @@
-"""Gives an agent its `RemoteExecutor`, and gives it back when a saved agent is loaded.
+"""Creates the `RemoteExecutor` of an agent, also when a saved agent is loaded.
 
 An agent gets one in three ways: by the `CodeAgent` here (no change to smolagents), by `register()` (plain
 `smolagents.CodeAgent` then accepts `executor_type="remote"`), or by `executor=RemoteExecutor()` (smolagents 1.23 and
 later).
 
 No released smolagents lets a third party add an executor type, and 1.22 checks the type in `__init__`. So an agent is
-built as "local" up to the one method that creates its executor, which is replaced; then its type is "remote" again.
+built as "local", with a replaced method to create its executor; then its type is set to "remote".
 
-smolagents saves an agent that was given an `executor=` as "local". Loaded again, it would run its code in this process.
+smolagents saves an agent with an `executor=` as "local". After loading, it would run its code in this process.
 `name_executor_when_saved` prevents that: an agent with a `RemoteExecutor` is saved as "remote", which our class and
-registered smolagents load, and plain smolagents refuses.
+registered smolagents can load, and plain smolagents refuses.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _given_to_the_manager: ContextVar[dict[str, Any] | None] = ContextVar("_given_to
 class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents is untyped
     """smolagents' `CodeAgent` with `executor_type="remote"` as the default. Managed agents are allowed.
 
-    `executor_kwargs` are those of `RemoteExecutor`. The class is not named "CodeAgent", because a saved agent refers to
-    its class by name: a managed agent must be loaded by this class, not by smolagents' own.
+    `executor_kwargs` are the arguments of `RemoteExecutor`. The class is not named "CodeAgent", because a saved agent
+    names its class, and a managed agent must be loaded by this class, not by smolagents' class.
     """
 
     def __init__(self, *args: Any, executor_type: str = EXECUTOR_TYPE, **kwargs: Any) -> None:
@@ -82,15 +82,15 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
     def from_dict(cls, agent_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Creates an agent, and the agents it manages, from the result of `to_dict`.
 
-        The given `executor_kwargs` (a token is never saved, so it must be given) are added to the saved ones, and reach
-        managed agents of this class too. smolagents alone replaces all saved ones by them, limits included, and gives
-        each managed agent the executor, the arguments and the imports of its manager.
+        The given `executor_kwargs` are added to the saved ones, also for managed agents of this class. (A token is
+        never saved, so it must be given.) smolagents alone would replace all saved arguments, including limits, and
+        give each managed agent the executor, arguments and imports of its manager.
         """
         given = kwargs.pop("executor_kwargs", None) or {}
         if agent_dict.get("executor_type") == EXECUTOR_TYPE:
             given = {**(_given_to_the_manager.get() or {}), **given}
         if kwargs.keys() >= _HANDED_DOWN:
-            # The manager is of smolagents' own class: its executor type must not turn a sandbox into "local".
+            # The manager has smolagents' class: its executor type must not turn a sandbox into "local".
             kwargs = {name: value for name, value in kwargs.items() if name not in _EXECUTOR_SETTINGS}
             given = {name: given[name] for name in _NEVER_SAVED if name in given}
         managed = [_managed_from_dict(each, given, kwargs) for each in agent_dict["managed_agents"]]
@@ -106,9 +106,9 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
 
     @classmethod
     def from_folder(cls, folder: str | Path, **kwargs: Any) -> Any:
-        """Creates an agent and the agents it manages from the files of `save`; `executor_kwargs` as in `from_dict`."""
+        """Creates an agent and its managed agents from the files of `save`; `executor_kwargs` as in `from_dict`."""
         given = {**(_given_to_the_manager.get() or {}), **(kwargs.get("executor_kwargs") or {})}
-        # smolagents passes no arguments on when it loads the managed agents from their folders.
+        # smolagents passes no arguments when it loads managed agents from their folders.
         before = _given_to_the_manager.set(given)
         try:
             return super().from_folder(folder, **kwargs)
@@ -119,8 +119,8 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
 def register(*, base_tools: bool = False) -> None:
     """Makes plain `smolagents.CodeAgent(executor_type="remote")` work, for the whole process. Idempotent.
 
-    With `base_tools`, `ToolCallingAgent(add_base_tools=True)` gets a `RemotePythonInterpreterTool` with its default
-    arguments; without, smolagents' own interpreter, which runs code in this process.
+    With `base_tools`, `ToolCallingAgent(add_base_tools=True)` gets a `RemotePythonInterpreterTool` with default
+    arguments; otherwise it gets smolagents' interpreter, which runs code in this process.
     """
     if base_tools:
         TOOL_MAPPING[RemotePythonInterpreterTool.name] = RemotePythonInterpreterTool
@@ -144,7 +144,7 @@ def register(*, base_tools: bool = False) -> None:
 
 
 def unregister() -> None:
-    """Undoes `register()`. Agents created meanwhile keep their executors. Idempotent."""
+    """Undoes `register()`. Existing agents keep their executors. Idempotent."""
     smolagents.CodeAgent.__init__ = _UPSTREAM_INIT
     smolagents.CodeAgent.run = _UPSTREAM_RUN
     smolagents.CodeAgent.create_python_executor = _UPSTREAM_CREATE
@@ -153,7 +153,7 @@ def unregister() -> None:
 
 
 def name_executor_when_saved() -> None:
-    """Makes every `CodeAgent` with a `RemoteExecutor` be saved as "remote". Idempotent."""
+    """Makes smolagents save each `CodeAgent` with a `RemoteExecutor` as "remote". Idempotent."""
 
     @functools.wraps(_UPSTREAM_TO_DICT)
     def to_dict(self: Any) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def name_executor_when_saved() -> None:
         if isinstance(executor, RemoteExecutor):
             saved["executor_type"] = EXECUTOR_TYPE
             if type(self) is smolagents.CodeAgent:
-                # smolagents' class would give it, as a managed agent, its manager's executor: maybe the local one.
+                # As a managed agent, smolagents' class would give it its manager's executor, perhaps the local one.
                 saved["class"] = RemoteCodeAgent.__name__
             saved["executor_kwargs"] = executor.saved_kwargs()
             imports = {*saved["authorized_imports"], *executor.additional_authorized_imports}
@@ -175,7 +175,7 @@ def name_executor_when_saved() -> None:
 
 
 def interrupt_running_steps() -> None:
-    """Makes `interrupt()` of an agent end the running step, and interrupt the agents that it manages. Idempotent."""
+    """Makes an agent's `interrupt()` end the running step and interrupt managed agents. Idempotent."""
 
     @functools.wraps(_UPSTREAM_INTERRUPT)
     def interrupt(self: Any) -> None:
@@ -192,12 +192,12 @@ def interrupt_running_steps() -> None:
 
 
 def find_managed_agents_by_class() -> None:
-    """Lets smolagents load a saved agent that manages a `RemoteCodeAgent`. smolagents looks classes up by name."""
+    """Lets smolagents find `RemoteCodeAgent` by name when it loads a saved agent."""
     _agent_classes()[RemoteCodeAgent.__name__] = RemoteCodeAgent
 
 
 def _agent_classes() -> dict[str, Any]:
-    """Returns the mapping in which smolagents looks up classes of saved agents: before 1.25 its module's globals."""
+    """Returns the mapping where smolagents looks up classes of saved agents; before 1.25, its module's globals."""
     classes: dict[str, Any] = getattr(smolagents_agents, "AGENT_REGISTRY", vars(smolagents_agents))
     return classes
 
@@ -208,7 +208,7 @@ def _managed_from_dict(agent_dict: dict[str, Any], executor_kwargs: dict[str, An
     found: Any = _agent_classes().get(name)
     is_agent: bool = isinstance(found, type) and issubclass(found, smolagents.MultiStepAgent)
     if not is_agent:
-        raise ValueError(f"Unknown agent class {name!r}: import what defines it before the agent is loaded")
+        raise ValueError(f"Unknown agent class {name!r}: import its module before loading the agent")
     if issubclass(found, RemoteCodeAgent) and agent_dict.get("executor_type") == EXECUTOR_TYPE:
         kwargs = {**kwargs, "executor_kwargs": executor_kwargs}
     return found.from_dict(agent_dict, **kwargs)
@@ -227,12 +227,12 @@ def _streamed(steps: Iterator[Any]) -> Iterator[Any]:
 
 
 def _check_names(kwargs: Mapping[str, Any]) -> None:
-    """Raises TypeError for an argument that agents do not have; the message suggests where it belongs."""
+    """Raises TypeError for an unknown argument; the message suggests the right place or name."""
     own = [*named_parameters(_UPSTREAM_INIT), *named_parameters(smolagents.MultiStepAgent.__init__)]
     for name in kwargs.keys() - own:
         if name in named_parameters(RemoteExecutor.__init__):
             raise TypeError(
-                f"CodeAgent() has no argument {name!r}: it is the executor's, executor_kwargs={{{name!r}: ...}}"
+                f"CodeAgent() has no argument {name!r}; pass it to the executor: executor_kwargs={{{name!r}: ...}}"
             )
         raise TypeError(f"CodeAgent() has no argument {name!r}: {unknown_name(name, own, form='{}=')}")
 
@@ -240,7 +240,7 @@ def _check_names(kwargs: Mapping[str, Any]) -> None:
 def _init(upstream: Any, agent: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     call = inspect.signature(upstream).bind_partial(*args, **kwargs)
     remote = call.arguments.get("executor_type") == EXECUTOR_TYPE
-    # With smolagents registered, RemoteCodeAgent comes here twice: the second time as "local".
+    # After register(), RemoteCodeAgent gets here twice: the second time as "local".
     agent._makes_remote_executor = remote or getattr(agent, "_makes_remote_executor", False)
     if remote:
         call.arguments["executor_type"] = "local"

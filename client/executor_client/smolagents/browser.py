@@ -10,8 +10,8 @@
     )
 
 The agent's code drives the browser with helium, whose names need no import. After each step the model sees the page.
-The session's prelude starts the browser: it survives an interrupt of the agent's code, and a new interpreter starts a
-new one. The image must have Chromium, its driver, helium and selenium, as `images/browser` has.
+The session's prelude starts the browser, so it survives an interrupt of the agent's code, and a new interpreter starts
+a new browser. The image must have Chromium, its driver, helium and selenium, like `images/browser`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _options = _ChromeOptions()
 _options.add_argument("--window-size={width},{height}")
 _options.add_argument("--force-device-scale-factor=1")
 _options.add_argument("--disable-pdf-viewer")
-# Else the page of a refused address loads itself again, and comes in between when the next page is loaded.
+# Otherwise the page of a refused address reloads, and can interfere with loading the next page.
 _options.add_argument("--disable-auto-reload")
 _options.unhandled_prompt_behavior = "ignore"
 start_chrome(headless=True, options=_options).set_page_load_timeout({page_load_timeout_s})
@@ -51,19 +51,17 @@ del _ChromeOptions, _options
 """
 
 BROWSER_INSTRUCTIONS = """
-You drive a web browser with helium. All names of helium are there already, and the browser is running; do not start or
-kill one. After each step you see a screenshot of the page as it is when your code has ended, and its address: so do one
-thing at a time, and look at what came of it.
+You drive a web browser with helium. All names of helium are imported, and the browser is running; do not start or kill
+one. After each step you see the page's address and a screenshot: so do one thing at a time, and look at the result.
 
-Go to a page, and click what can be clicked by the text on it:
+Go to a page, and click elements by their text:
 <code>
 go_to("https://example.com/shop")
 </code>
 <code>
 click("Top products")
 </code>
-A link is clicked with `click(Link("Top products"))`. An element that is not there gives a LookupError; whether it is
-there tells `.exists()`:
+Click a link with `click(Link("Top products"))`. A missing element raises LookupError; `.exists()` tests for it:
 <code>
 if Text("Accept cookies?").exists():
     click("I accept")
@@ -79,8 +77,8 @@ Close pop-ups with the tool `close_popups`, not by clicking their crosses. To fi
 def browser_prelude(*, window_px: tuple[int, int] = WINDOW_PX, page_load_timeout_s: float = PAGE_LOAD_TIMEOUT_S) -> str:
     """Returns code for a session's prelude that starts Chrome without a display and imports helium.
 
-    A page that does not load blocks the browser until `page_load_timeout_s` has passed, even after the agent's code was
-    interrupted: keep it well below the session's `wall_time_s`. Raises ValueError for sizes and times not above 0.
+    A page that does not load blocks the browser for `page_load_timeout_s`, even after the agent's code was interrupted:
+    keep it well below the session's `wall_time_s`. Raises ValueError unless sizes and times are above 0.
     """
     width, height = map(int, window_px)
     if min(width, height) < 1 or not page_load_timeout_s > 0:
@@ -98,8 +96,8 @@ def browser_settings(
 ) -> dict[str, Any]:
     """Returns the `executor_kwargs` of an agent with a browser: image, prelude, and placement of the browser's tools.
 
-    `prelude` runs after the code of `browser_prelude`, `tool_placement` places the other tools, and `settings` are
-    further arguments of `RemoteExecutor`.
+    `prelude` runs after `browser_prelude`, `tool_placement` places the other tools, and `settings` are further
+    arguments of `RemoteExecutor`.
     """
     if not isinstance(tool_placement, str):
         tool_placement = {**{each.name: "sandbox" for each in BROWSER_TOOLS}, **tool_placement}
@@ -110,7 +108,7 @@ def browser_settings(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Tools that run in the sandbox. Each imports what it needs itself, since it is shipped alone.
+# Tools that run in the sandbox. Each has its own imports, because it is shipped alone.
 
 
 @tool  # type: ignore[untyped-decorator]  # smolagents is untyped
@@ -175,10 +173,10 @@ def screenshots(
 ) -> StepCallback:
     """Returns a callback for `step_callbacks` that shows the model the browser's page and its address after each step.
 
-    It waits `settle_s` seconds for the page to settle, shrinks the picture to `max_side_px` on its longer side, and
-    drops the images of all but the last `keep_steps` steps, this one included. Before the first page it does nothing.
-    When no picture can be taken (the session is gone, an alert is open, the page does not load) the observation gives
-    the reason, and the run goes on. `timeout_s` limits the time to take it.
+    It waits `settle_s` seconds for the page, shrinks the screenshot to `max_side_px` pixels on its longer side, and
+    drops the images of all but the last `keep_steps` steps, including this one. Before the first page it does nothing.
+    If the screenshot fails (the session is gone, an alert is open, the page does not load), the observation has the
+    reason, and the run continues. `timeout_s` limits the screenshot.
     """
     if keep_steps < 1 or max_side_px < 1 or settle_s < 0:
         raise ValueError("keep_steps and max_side_px must be at least 1, and settle_s not below 0")
@@ -206,6 +204,6 @@ save_screenshot = screenshots()
 
 
 def _first_line(message: str) -> str:
-    """Returns the first line, cut to a length: selenium's messages go on with a stack of addresses."""
+    """Returns the first line, cut: selenium's messages continue with a stack of addresses."""
     line = message.partition("\n")[0]
     return line if len(line) <= REASON_CHARS_MAX else f"{line[:REASON_CHARS_MAX]}..."

@@ -1,4 +1,4 @@
-"""The output of a step, as smolagents takes it."""
+"""The output of a step in smolagents' form."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class RemoteCodeOutput(CodeOutput):  # type: ignore[misc]  # smolagents is untyp
 
 
 def writable(value: Any) -> Any:
-    """Returns the value, or an `OpaqueValue` for it if its text would exhaust the memory.
+    """Returns the value, or an `OpaqueValue` if its text would exhaust the memory.
 
-    smolagents takes `str` of each step's value. The codec keeps shared parts shared, so a small message can hold a list
-    with a million references to one text of 100 MB. Values without parts are bounded by their bytes and are left alone.
+    smolagents calls `str` on each step's value. The codec keeps shared parts shared, so a small message can hold a list
+    with a million references to a string of 100 MB. Values without parts are bounded by their own bytes.
     """
     if not holds_values(value) or text_chars(value) <= WRITTEN_CHARS_MAX:
         return value

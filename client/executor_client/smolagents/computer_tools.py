@@ -1,10 +1,9 @@
-"""Tools with which a model works in a session as on a computer: a shell, and files that it reads, writes and edits.
+"""Tools for a model to use a session like a computer: a shell, and reading, writing and editing files.
 
-They run in this process, as clients of the session, beside the agent's code: with the executor of a `CodeAgent` they
-work in the session of its code, with a session in that, and else in one of their own, which begins with the first call.
+They run in this process, as clients of a session: the session of a `CodeAgent`'s executor, a given session, or their
+own, which starts with the first call.
 
-`executor_client.computer` says what they return. What comes from the sandbox is text as any other; the model decides
-about it.
+`executor_client.computer` defines their results. Text from the sandbox is passed to the model unchecked.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _HOST_ONLY = "it is a client of the daemon, and works in the session of the agen
 
 
 class SandboxUnavailable(RuntimeError):
-    """The session is lost, or the daemon can't be reached: no other argument of a tool would help."""
+    """The session is lost, or the daemon can't be reached. Other arguments would not help."""
 
 
 class SessionSource:
-    """Finds the session that tools work in: that of an executor, one that was given, or one of their own."""
+    """Finds the session for tools: an executor's session, a given one, or their own."""
 
     def __init__(self, session: Session | None = None, executor: RemoteExecutor | None = None, **kwargs: Any) -> None:
-        """`kwargs` are those of `RemoteExecutor`, for a session of their own. Raises ValueError for two of these."""
+        """`kwargs` are arguments of `RemoteExecutor`, for an own session. Raises ValueError for two of these."""
         if (session is not None) + (executor is not None) + bool(kwargs) > 1:
             raise ValueError("pass a session, an executor, or the arguments of one: the tools work in one session")
         self._own = RemoteExecutor(**kwargs) if session is None and executor is None else None
@@ -47,7 +46,7 @@ class SessionSource:
 
 
 def _finder(session: Session | None, executor: RemoteExecutor | None) -> Callable[[], Session]:
-    """Returns a function that refers to no `SessionSource`: a reference cycle would keep its session alive."""
+    """Returns a function that does not refer to a `SessionSource`: a cycle would keep its session alive."""
     if session is not None:
         return lambda: session
     assert executor is not None
@@ -55,10 +54,10 @@ def _finder(session: Session | None, executor: RemoteExecutor | None) -> Callabl
 
 
 class _SessionTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is untyped
-    """A tool in a session. The arguments are those of `SessionSource`, or such a source that several tools share.
+    """A tool in a session. Takes the arguments of `SessionSource`, or a source that several tools share.
 
-    A call raises ValueError, with a sentence for the model, for what can't be done as it was asked for, and
-    SandboxUnavailable when the session or the daemon is gone.
+    A call raises ValueError, with a sentence for the model, if it can't be done, and SandboxUnavailable if the session
+    or the daemon is gone.
     """
 
     output_type = "string"
@@ -86,20 +85,22 @@ class ShellTool(_SessionTool):
     name = "shell"
     description = (
         "Runs a command with bash in the sandbox and returns its exit code and output. Every call is a new shell "
-        "that begins in the workspace: chain with `cd dir && ...`. Output is cut in the middle when it is long. There "
-        "is no terminal and no input; a command that does not end is ended after its timeout. With background=True, "
-        "for servers and long work, it goes on by itself and the call returns its process id at once."
+        "that starts in the workspace: chain with `cd dir && ...`. Long output is cut in the middle. There is no "
+        "terminal and no input, and the command is killed after its timeout. With background=True, for servers and "
+        "long work, the command keeps running and the call returns its process id at once."
     )
     inputs = {  # noqa: RUF012
         "command": {"type": "string", "description": "The command line, such as `python -m pytest -q`."},
         "timeout": {
             "type": "integer",
-            "description": f"Seconds after which the command is ended; {TIMEOUT_S} by default. Not for the background.",
+            "description": (
+                f"Seconds after which the command is killed; {TIMEOUT_S} by default. Not for the background."
+            ),
             "nullable": True,
         },
         "background": {
             "type": "boolean",
-            "description": "True to start it and go on; shell_output shows then what it prints.",
+            "description": "True to run it in the background; shell_output then shows its output.",
             "nullable": True,
         },
     }
@@ -111,15 +112,15 @@ class ShellTool(_SessionTool):
 
 
 class ShellOutputTool(_SessionTool):
-    """Shows what a process in the background has printed, and gives it input."""
+    """Shows the output of a background process, and gives it input."""
 
     name = "shell_output"
     description = (
-        "Returns what a process in the background has printed since the last look, and whether it still runs. Waits "
-        "until it ends or the seconds are over; text is written to its input before."
+        "Returns the new output of a background process, and whether it still runs. Waits until it ends or the time "
+        "is over. First writes `text` to its input."
     )
     inputs = {  # noqa: RUF012
-        "process": {"type": "string", "description": "The id that shell has returned."},
+        "process": {"type": "string", "description": "The id that shell returned."},
         "wait": {
             "type": "number",
             "description": f"Seconds to wait for its end; {WAIT_S:g} by default.",
@@ -137,12 +138,12 @@ class ShellOutputTool(_SessionTool):
 
 
 class ShellKillTool(_SessionTool):
-    """Ends a process in the background."""
+    """Kills a background process."""
 
     name = "shell_kill"
-    description = "Ends a process in the background, with all that it started, and returns what it printed last."
+    description = "Kills a background process with its descendants, and returns its last output."
     inputs = {  # noqa: RUF012
-        "process": {"type": "string", "description": "The id that shell has returned."},
+        "process": {"type": "string", "description": "The id that shell returned."},
     }
 
     def forward(self, process: str) -> str:
@@ -154,8 +155,8 @@ class ReadFileTool(_SessionTool):
     description = "Returns a text file of the workspace with line numbers, or a range of its lines."
     inputs = {  # noqa: RUF012
         "path": {"type": "string", "description": "The path, relative to the workspace."},
-        "first_line": {"type": "integer", "description": "The first line to show, from 1 on.", "nullable": True},
-        "last_line": {"type": "integer", "description": "The last line to show.", "nullable": True},
+        "first_line": {"type": "integer", "description": "The first line, counted from 1.", "nullable": True},
+        "last_line": {"type": "integer", "description": "The last line.", "nullable": True},
     }
 
     def forward(self, path: str, first_line: int | None = None, last_line: int | None = None) -> str:
@@ -164,7 +165,7 @@ class ReadFileTool(_SessionTool):
 
 class WriteFileTool(_SessionTool):
     name = "write_file"
-    description = "Writes a text file of the workspace, whole; directories are made. A file that is there is replaced."
+    description = "Writes a text file of the workspace; replaces an existing file and creates missing directories."
     inputs = {  # noqa: RUF012
         "path": {"type": "string", "description": "The path, relative to the workspace."},
         "content": {"type": "string", "description": "The whole text of the file."},
@@ -177,13 +178,13 @@ class WriteFileTool(_SessionTool):
 class EditFileTool(_SessionTool):
     name = "edit_file"
     description = (
-        "Replaces a piece of text in a file by another. `old` must be in the file exactly once, with its spaces and "
-        "line breaks and without line numbers: include enough lines around it."
+        "Replaces text in a file. `old` must occur in the file exactly once, with its spaces and line breaks and "
+        "without line numbers: include enough lines around it."
     )
     inputs = {  # noqa: RUF012
         "path": {"type": "string", "description": "The path, relative to the workspace."},
-        "old": {"type": "string", "description": "The text to be replaced, exactly as it is in the file."},
-        "new": {"type": "string", "description": "The text in its place."},
+        "old": {"type": "string", "description": "The text to replace, exactly as in the file."},
+        "new": {"type": "string", "description": "The replacement."},
     }
 
     def forward(self, path: str, old: str, new: str) -> str:
@@ -192,7 +193,7 @@ class EditFileTool(_SessionTool):
 
 class ListFilesTool(_SessionTool):
     name = "list_files"
-    description = "Lists the files of the workspace, or of a directory in it, with everything below."
+    description = "Lists the files of the workspace, or of a directory in it, recursively."
     inputs = {  # noqa: RUF012
         "path": {"type": "string", "description": "A directory; empty for the workspace.", "nullable": True},
         "pattern": {"type": "string", "description": "A glob that paths must match: `*.py`.", "nullable": True},
@@ -218,7 +219,7 @@ class SearchFilesTool(_SessionTool):
 
 
 class _Tools(list[smolagents.Tool]):
-    """Several tools that share one session. The arguments are those of `SessionSource`."""
+    """Several tools that share one session. Takes the arguments of `SessionSource`."""
 
     _KINDS: Sequence[Callable[..., _SessionTool]] = ()
 
@@ -232,19 +233,19 @@ class _Tools(list[smolagents.Tool]):
 
 
 class ShellTools(_Tools):
-    """A shell with processes in the background: shell, shell_output, shell_kill.
+    """A shell with background processes: shell, shell_output, shell_kill.
 
-    The arguments are those of `SessionSource`, as for a single tool.
+    Takes the arguments of `SessionSource`, like a single tool.
     """
 
     _KINDS = (ShellTool, ShellOutputTool, ShellKillTool)
 
 
 class FileTools(_Tools):
-    """The tools for files, which share one session: read, write, edit by exact replacement, list, search.
+    """Tools for files that share one session: read, write, edit by exact replacement, list, search.
 
-    The arguments are those of `SessionSource`. `CodeAgent(tools=[*ShellTools(executor=e), *FileTools(executor=e)],
-    executor=e)` works in the session of its code.
+    Takes the arguments of `SessionSource`. `CodeAgent(tools=[*ShellTools(executor=e), *FileTools(executor=e)],
+    executor=e)` works in the session of the agent's code.
     """
 
     _KINDS = (ReadFileTool, WriteFileTool, EditFileTool, ListFilesTool, SearchFilesTool)

@@ -1,11 +1,11 @@
-"""Shows prints of the agent's code, and waits of the client, on the agent's console as they happen.
+"""Shows prints of the agent's code, and waits of the client, live on the agent's console.
 
-The text comes from a sandbox and goes to a person's terminal: nothing in it may move the cursor, change colours, ring
-the bell, reorder text, or pass for rich markup or for the agent's own lines. Its total length is limited; the agent
-shows and keeps the logs again at the end of the step, cut by its own rule.
+The text comes from a sandbox and goes to a person's terminal: it must not move the cursor, change colours, ring the
+bell, reorder text, or look like rich markup or the agent's own lines. Its total length is limited; the agent shows the
+logs again at the end of the step, cut by its own rule.
 
-Shown lines cannot be erased, because panels of the agent may follow them. So a line that the program rewrites, as
-progress bars do, is shown at intervals and at its end.
+Lines can't be erased once shown, because panels of the agent may follow them. So a line that the program rewrites, like
+a progress bar, is shown at intervals and at its end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from executor_client.waits import Wait
 
 LINE_CHARS_MAX = 2_000
 COUNTS_SHOWN_EVERY_S = 5.0
-"""Seconds between two lines about one step of what is waited for."""
+"""Seconds between two lines about one step of a wait."""
 REWRITTEN_SHOWN_EVERY_S = 3.0
 TAB_CELLS = 8
 
@@ -42,13 +42,13 @@ def escape(text: str) -> str:
 
 
 def show_wait(logger: Any, wait: Wait) -> None:
-    """Logs a wait as one line on the agent's console; does nothing without a logger."""
+    """Logs a wait as one line on the agent's console, if there is a logger."""
     if logger is not None:
         _show(logger, Text(_for(logger, escape(str(wait))), style="dim italic"))
 
 
 class WaitLog:
-    """Logs waits; of one whose progress is reported at each change, each step, and now and then a count."""
+    """Logs waits. For a wait with progress, logs each step, and counts at intervals."""
 
     def __init__(self) -> None:
         self._step = ""
@@ -64,7 +64,7 @@ class WaitLog:
 
 @dataclass
 class _Line:
-    """The line of a stream that is not finished yet."""
+    """The unfinished line of a stream."""
 
     text: str = ""
     shown: str = ""
@@ -83,7 +83,7 @@ class LogStream:
 
     @property
     def showed_all(self) -> bool:
-        """True when nothing has been left out so far, except states of rewritten lines."""
+        """True if nothing was omitted so far, except states of rewritten lines."""
         return not self._cut
 
     def feed(self, text: str, stream: str = "stdout") -> None:
@@ -134,7 +134,7 @@ class LogStream:
             self._cut |= len(line) > LINE_CHARS_MAX or self._chars_left <= 0
             shown.append(_for(self._logger, cut) + (" ..." if len(line) > LINE_CHARS_MAX else ""))
             if self._chars_left <= 0:
-                shown.append("... the rest is not shown as it comes")
+                shown.append("... the rest is not shown live")
                 break
         if shown:
             _show(self._logger, _Barred(shown))
@@ -161,11 +161,11 @@ class _Barred:
 
 
 def _show(logger: Any, lines: _Barred | Text) -> None:
-    """Logs the lines; above the words that another agent's model streams on the same terminal.
+    """Logs the lines above text that another agent's model streams on the same terminal.
 
-    While rich shows such words, it has replaced `sys.stdout`, and draws them again below what is written there. Another
-    console than that agent's writes into the middle of them, and is drawn over. The display is held still meanwhile:
-    rich has no public lock for that, so where its own is not found, a line may break.
+    While rich shows streamed text, it replaces `sys.stdout` and redraws the text below new output. Another console
+    would write into the middle of it and be overwritten. So the display is locked meanwhile. Rich has no public lock;
+    if its private lock is missing, a line may break.
     """
     console, output = getattr(logger, "console", None), cast("Any", sys.stdout)
     drawing = getattr(output, "_FileProxy__console", None)
@@ -185,6 +185,6 @@ def _states(line: str) -> list[str]:
 
 
 def _for(logger: Any, text: str) -> str:
-    """Returns the text with characters escaped that the logger's console cannot encode."""
+    """Escapes characters that the logger's console can't encode."""
     console = getattr(logger, "console", None)
     return encodable(text, getattr(console, "encoding", None) or "utf-8")

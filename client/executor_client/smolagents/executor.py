@@ -1,7 +1,7 @@
 """`RemoteExecutor`: smolagents' executor interface on a session of the daemon.
 
-It is always truthy (smolagents replaces a falsy executor by its local one), connects at first use, can serve one agent
-after another, keeps the prints of code that failed (`state["_print_outputs"]`), and never runs code in this process.
+It is always truthy (smolagents replaces a falsy executor by its local one), connects on first use, can serve several
+agents in turn, keeps the prints of failed code (`state["_print_outputs"]`), and never runs code in this process.
 """
 
 from __future__ import annotations
@@ -78,39 +78,39 @@ _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, Reso
 class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolagents is untyped
     """Runs an agent's code in a sandbox of the daemon.
 
-    The first two parameters are those that smolagents passes to the executors it creates. `address` and `token` default
-    to the local daemon's own; `image`, `backend` and `limits` to the policy's. `network` names hosts that the code may
-    reach besides the policy's default ones. `logger`, an agent's, shows prints and waits as they happen. A given
-    `client` is used instead of a new one, and is not closed.
+    smolagents passes the first two parameters to the executors it creates. `address` and `token` default to the local
+    daemon's; `image`, `backend` and `limits` to the policy's. `network` names hosts that the code may reach in addition
+    to the policy's default hosts. `logger`, an agent's logger, shows prints and waits live. A given `client` is used
+    instead of a new one, and is not closed.
 
-    `packages` are requirements, such as "scikit-learn>=1.5", that the sandbox has beside the packages of its image; the
-    modules that they bring must be authorized, too. Where the policy adds packages by itself (`packages.auto`), the
-    authorized imports are enough, and so are the modules that tools in the sandbox need. Without that, an authorized
-    module that the sandbox lacks is refused at first use, with the images that have it, as far as that is known.
+    `packages` are requirements, such as "scikit-learn>=1.5", in addition to the packages of the image; their modules
+    must also be authorized. If the policy adds packages automatically (`packages.auto`), authorized imports and the
+    modules of tools in the sandbox are enough. Otherwise an authorized module that the sandbox lacks is refused on
+    first use, with the images known to have it.
 
-    `env` are environment variables of each session; a saved agent does not keep them. `labels` are the session's,
-    `node_labels` those that its node of a fleet must have. Each session begins with `state`, a result of
-    `Session.export_state`, and with `files` in its workspace: local paths, or a mapping from paths of the workspace to
-    local paths or bytes. `session`, a `Session` or the id of one, is used instead of a new session: it is neither ended
-    nor replaced, and arguments for creating a session can't be combined with it. With a name it goes on in the session
-    of that name, or makes it with those arguments; that one is not ended either.
+    `env` has environment variables of each session; they are not saved with an agent. `labels` are the session's
+    labels, `node_labels` the labels that its node in a fleet must have. Each session starts with `state`, a result of
+    `Session.export_state`, and with `files` in its workspace: local paths, or a mapping from workspace paths to local
+    paths or bytes. `session`, a `Session` or an id, is used instead of a new session: it is never ended or replaced,
+    and arguments for a new session can't be combined with it. If `session` is a name, the session of this name is used,
+    or created with those arguments; it is not ended either.
 
-    `tool_placement` is "host": tools run in this process; "sandbox": tools that can run there do; or a mapping from
-    tool names to one of the two, with "*" for all other names ("host" by default).
+    `tool_placement` is "host" (tools run in this process), "sandbox" (tools run in the sandbox if they can), or a
+    mapping from tool names to these, with "*" for all other names (default "host").
 
     `additional_functions` are offered to the code as further tools. If a final answer is a path of the workspace, its
-    file goes to `download_dir`, by default a directory that this process removes at its end.
+    file is saved in `download_dir`; default: a directory that is removed when this process ends.
 
     With `savepoints="each-step"`, a savepoint is taken before each step: `undo` goes back by steps, and a step that
-    crashed, ran out of memory or had to be killed leaves variables and files as they were before it.
+    crashed, ran out of memory or was killed leaves variables and files unchanged.
 
     `prelude` is code that runs first in each interpreter of each session, under the same rules as the agent's code,
-    authorized imports included. The agent's code can use the names that it defines.
+    including authorized imports. The agent's code can use its names.
 
-    Raises `InvalidRequest` for unknown limits. A request beyond the policy is refused at first use, before the model is
-    asked anything: `PolicyViolationError` then lists every violation.
+    Raises `InvalidRequest` for unknown limits. A request beyond the policy is refused on first use, before the first
+    call of the model; `PolicyViolationError` then lists every violation.
 
-    A call raises `CodeExecutionError` when the code failed, `DaemonLost` (not an `Exception`) when the daemon did.
+    A call raises `CodeExecutionError` if the code failed, `DaemonLost` (not an `Exception`) if the daemon failed.
     """
 
     _shows = ("_address", "_request.image", "_lease.current")
@@ -181,24 +181,24 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
 
     @property
     def state(self) -> SessionState:
-        """The variables of the session, read from and written to the sandbox on each access: `executor.state["x"]`."""
-        # Created on each access: stored, it would make a reference cycle and keep the executor alive.
+        """The session's variables, read from and written to the sandbox on each access: `executor.state["x"]`."""
+        # Created on each access: a stored one would be a reference cycle that keeps the executor alive.
         return SessionState(self._lease.variables, self.send_variables, self._print_outputs)
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
-        """Sets the variables of the task, in this interpreter and in each one that replaces it."""
-        self._interrupted = False  # an agent sends them when a run begins
+        """Sets the variables of the task, in this interpreter and in each replacement."""
+        self._interrupted = False  # an agent sends them at the start of a run
         sent = {name: unwrapped(value) for name, value in variables.items() if name not in BOOKKEEPING}
         for name in sent:
             if not str(name).isidentifier():
-                raise ValueError(f"the state variable {name!r} cannot be used in code: its name is no identifier")
+                raise ValueError(f"the state variable {name!r} can't be used in code: its name is not an identifier")
         if sent:
             self._note_replacement(lambda: self._lease.set_variables(sent))
 
     def send_tools(self, tools: Mapping[str, Callable[..., Any]]) -> None:
-        """Offers tools and managed agents to the code. They run where `tool_placement` says and are not changed.
+        """Offers tools and managed agents to the code. They run at their `tool_placement` and are not changed.
 
-        Raises `ToolNotShippable` for a tool that is placed in the sandbox and can't run there.
+        Raises `ToolNotShippable` for a tool that is placed in the sandbox but can't run there.
         """
         # An additional function overrides a tool of the same name, as in the local executor.
         placed = placed_tools({**tools, **self._functions}, self._tool_placement, self._answers.fetch)
@@ -224,7 +224,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
             lost_session = describe_lost_session(gone.reason, self._restored)
             raise CodeExecutionError(f"Code execution failed. {lost_session}", Outcome.LOST) from gone
         except ReentrantExecution:
-            # A tool used the executor that waits for it. The error belongs to that tool, not to the run.
+            # A tool used the executor that waits for it. This is the tool's error, not the run's.
             raise
         except InvalidRequest as error:
             raise CodeExecutionError(f"Code execution failed: {error.message}") from error
@@ -233,7 +233,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
                 self._lease.abandon()
             what = "refuses to go on" if isinstance(error, _REFUSALS) else "failed"
             raise DaemonLost(f"the execution service {what}: {error}") from error
-        self._interrupted = False  # by now it has ended this step
+        self._interrupted = False  # an interrupt has ended this step by now
         logs = self._keep(result, shown)
         if not result.succeeded and not result.is_final_answer:
             text = describe(result, code_action, self._lease.limits, self._restored)
@@ -241,7 +241,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         return RemoteCodeOutput(output=writable(result.output), logs=logs, is_final_answer=result.is_final_answer)
 
     def interrupt(self) -> None:
-        """Cancels the step that runs, from any thread, or else refuses the next one of this run. Variables are kept."""
+        """Cancels the running step, or refuses the next one of this run. Thread-safe. Variables are kept."""
         self._interrupted = True
         session = self._lease.current
         try:
@@ -252,65 +252,65 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
 
     @property
     def session(self) -> Session:
-        """The session that the code runs in. Creates it if there is none; another may replace it when it is lost."""
+        """The session of the code. Creates one if needed; if it is lost, another replaces it."""
         return self._lease.session()
 
     @property
     def files(self) -> SessionFiles:
-        """The files of the session's workspace: put, get, list, directories. Creates the session if there is none.
+        """The files of the session's workspace. Creates the session if needed.
 
-        A session that replaces this one has its own workspace: of these files, only the argument `files` is in it.
+        A replacement session has its own workspace, with only the files of the argument `files`.
         """
         return self._lease.session().files
 
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
         """Returns the value of an expression between two steps, for step callbacks; see `Session.evaluate`.
 
-        Creates no session, and leaves the tools and the logs and images of the last step as they are. Raises
-        EvaluationError when there is no value: the expression failed, the agent's code has not run yet or is running,
-        the session or the daemon is gone. Raises InvalidRequest if `expression` is not an expression.
+        Creates no session, and keeps the tools, and the logs and images of the last step. Raises EvaluationError if
+        there is no value: the expression failed, the agent's code has not run yet or is running, the session or the
+        daemon is gone. Raises InvalidRequest if `expression` is not an expression.
         """
         return self._lease.evaluate(expression, timeout_s)
 
     def undo(self, steps: int = 1) -> Rollback:
-        """Undoes the last steps: variables, modules and files of the workspace are as they were before them.
+        """Undoes the last steps: restores variables, modules and files of the workspace.
 
-        Only with `savepoints="each-step"`, and as far back as the session has savepoints. The prints and images of the
-        last step go, too. What tools did outside of the sandbox stays. `Rollback.undone` names the steps.
+        Only with `savepoints="each-step"`, as far back as the session has savepoints. The prints and images of the last
+        step are dropped. Effects of tools outside the sandbox stay. `Rollback.undone` names the steps.
 
-        Raises InvalidRequest when there are not so many steps, or when no savepoint was taken before the first of them,
-        as while the program has threads; then nothing is undone. Raises what `Session.rollback` raises.
+        Raises InvalidRequest if there are fewer steps, or if no savepoint was taken before the first of them, for
+        example because the program had threads; then nothing is undone. Raises the errors of `Session.rollback`.
         """
         done = self._undo.undo(steps)
         self._print_outputs[PRINT_OUTPUTS], self.last_images, self.last_artifacts = "", [], []
         return done
 
     def ask_undo(self, steps: int = 1) -> tuple[str, ...]:
-        """Has the steps before the current one undone when that has ended, for tools. Returns their first lines.
+        """For tools: undoes the steps before the current one when it has ended. Returns their first lines.
 
         Raises InvalidRequest as `undo` does.
         """
         return self._undo.ask(steps)
 
     def page(self, *, timeout_s: float | None = None) -> Page | None:
-        """Returns the page of the browser that helium drives in the session; None before the first page.
+        """Returns the current page of helium's browser in the session; None before the first page.
 
         Raises EvaluationError as `evaluate` does.
         """
         return read_page(self.evaluate(PAGE_EXPRESSION, timeout_s=timeout_s))
 
     def screenshot(self, *, timeout_s: float | None = None) -> PIL.Image.Image | None:
-        """Returns the picture of `page()`."""
+        """Returns the screenshot of `page()`."""
         page = self.page(timeout_s=timeout_s)
         return None if page is None else page.image
 
     def cleanup(self) -> None:
-        """Ends the session, unless it is the caller's own. Idempotent; the next use starts a new one."""
+        """Ends the session, unless the caller owns it. Idempotent; the next use starts a new one."""
         self._has_tools = False
         try:
             self._lease.close()
         except UnavailableError as error:
-            # The run is over and has its answer; once the daemon is back, it ends idle sessions by itself.
+            # The run has its answer, and the daemon ends idle sessions when it is back.
             _log.warning("the session could not be ended: %s", error)
 
     def __enter__(self) -> Self:
@@ -320,7 +320,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         self.cleanup()
 
     def saved_kwargs(self) -> dict[str, Any]:
-        """Returns the arguments that recreate such an executor for a saved agent, as JSON values. Never secrets.
+        """Returns the arguments to recreate this executor for a saved agent, as JSON values. Never secrets.
 
         Omits what belongs to this process or machine: files, state, session, functions, the directory for answers.
         """
@@ -363,19 +363,19 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         )
 
     def _note_replacement(self, send: Callable[[], None]) -> None:
-        """Sends something to the session. If the session had ended meanwhile, the next observation says so."""
+        """Sends something to the session. If the session had ended, the next observation says so."""
         try:
             send()
         except SessionGone as gone:
             self._note(describe_lost_session(gone.reason, self._restored))
 
     def _note(self, text: str) -> None:
-        """Adds a line to the beginning of the next observation; nothing for an empty one."""
+        """Adds a line at the start of the next observation, unless it is empty."""
         if text:
             self._notice = "\n".join(part for part in (self._notice, f"Note: {text}") if part)
 
     def _notify(self, text: str) -> None:
-        """Shows a line to the person who watches the run."""
+        """Shows a line to the person watching the run."""
         if self.logger is None:
             _log.info("%s", text)
         else:
@@ -406,10 +406,10 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
                 shown.whole = stream.showed_all
 
     def _warn(self, event: LimitWarningEvent) -> None:
-        """Shows that a limit is nearly used up, once for each limit of a session, to the person who watches the run.
+        """Shows the person watching the run that a limit is nearly used up, once for each limit of a session.
 
-        The model is warned of limits of the session only, which all later steps share: an execution that ends at its
-        own limit reports that in its result.
+        The model is only warned about limits of the session, which later steps share: an execution's own limit appears
+        in its result.
         """
         if not self._lease.note_warning(event.limit):
             return
@@ -422,7 +422,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
             self.logger.log(Text(f"Warning: {text}", style="bold yellow"), level=LogLevel.INFO)
 
     def _keep(self, result: ExecutionResult, shown: Shown) -> str:
-        """Keeps the images, files and logs of an execution; returns the logs as the observation has them."""
+        """Keeps the images, files and logs of an execution; returns the logs for the observation."""
         self.last_images = result.images
         self.last_artifacts = list(result.artifacts)
         notice, self._notice = self._notice, ""

@@ -1,11 +1,11 @@
-"""The failures that an executor reports: errors for the model to read, and the exception that stops a run.
+"""The failures of an executor: errors for the model to read, and the exception that stops a run.
 
-An agent turns every `Exception` of its executor into an observation for the model, at the cost of one step. That is
-right for a program that failed (`CodeExecutionError`: the model can correct it) and wrong for a daemon that is gone
-(`DaemonLost`: no code can correct that), which therefore is not an `Exception`.
+An agent turns every `Exception` of its executor into an observation for the model, which costs a step. That is right if
+the program failed (`CodeExecutionError`: the model can correct it) and wrong if the daemon is gone (`DaemonLost`: no
+code can correct that). So `DaemonLost` is not an `Exception`.
 
-The text is written for a model: the first line in the words of smolagents' local executor, for which prompts and agents
-are tuned, then a short traceback, then the state of the variables.
+The text is for a model: the first line is worded like smolagents' local executor, for which prompts and agents are
+tuned; a short traceback and the state of the variables follow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from executor_client._core.failure_text import headline, short_traceback
 
 NAMES_LISTED_MAX = 50
 
-_RAN_IN_PART = "The code of this step may have run in part; what it has done outside of the sandbox stays done."
+_RAN_IN_PART = "The code of this step may have run in part; its effects outside the sandbox remain."
 
 _TOO_LONG = (Outcome.TIMEOUT, Outcome.CPU_LIMIT)
 
@@ -60,7 +60,7 @@ def code_failure(text: str, outcome: Outcome) -> CodeExecutionError:
 
 
 class DaemonLost(BaseException):
-    """The daemon cannot be reached or refuses to go on, after the client's own bounded retries: the run must stop.
+    """The daemon can't be reached or refuses to continue, after the client's bounded retries: the run must stop.
 
     It is not an `Exception`, because smolagents turns each `Exception` into an observation and asks the model for
     another step until none is left. Catch it by name around `agent.run()`. Its cause is the client's error.
@@ -68,22 +68,22 @@ class DaemonLost(BaseException):
 
 
 class StreamedDaemonLost(DaemonLost, Exception):
-    """`DaemonLost` for the caller of `run(stream=True)`, where no agent is left that would swallow an `Exception`.
+    """`DaemonLost` for the caller of `run(stream=True)`, where no agent would swallow an `Exception`.
 
-    The caller is usually a web server, such as `GradioUI`, which reports an `Exception` to its user and nothing else.
+    The caller is usually a web server, such as `GradioUI`, which only reports an `Exception` to its user.
     """
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The contents that a new interpreter or session gets without the agent's doing, besides the tools."""
+    """The contents that a new interpreter or session gets automatically, in addition to the tools."""
 
     variables: Iterable[str] = ()
     prelude: bool = False
     beginnings: Iterable[str] = ()
     """Names of other contents of a new session."""
     replaced: bool = True
-    """False for a session of the caller's own, which is never replaced."""
+    """False for the caller's own session, which is never replaced."""
 
 
 def describe(result: ExecutionResult, code: str, limits: Limits, restored: Restored) -> str:
@@ -95,7 +95,7 @@ def describe(result: ExecutionResult, code: str, limits: Limits, restored: Resto
 
 def describe_lost_session(reason: str, restored: Restored) -> str:
     """Returns the notice that the session of earlier steps is gone, for a loss that no result describes."""
-    return f"The session of the steps before is gone ({reason}). {_aftermath(VariablesState.LOST, restored)}"
+    return f"The session of the earlier steps is gone ({reason}). {_aftermath(VariablesState.LOST, restored)}"
 
 
 def describe_restart(restored: Restored) -> str:
@@ -107,17 +107,17 @@ def _aftermath(state: VariablesState, restored: Restored) -> str:
     if state is VariablesState.KEPT:
         return "Variables, functions and imports defined before the failure are kept."
     if state is VariablesState.ROLLED_BACK:
-        return "Variables, functions, imports and files are again as they were before this step."
+        return "Variables, functions, imports and files are as before this step."
     if state is VariablesState.LOST and not restored.replaced:
-        return "The sandbox is gone, with all variables, functions, imports and files. No other takes its place."
+        return "The sandbox is gone, with all variables, functions, imports and files. It is not replaced."
     replaced = "interpreter had to be restarted" if state is VariablesState.RESET else "sandbox had to be replaced"
     names = sorted(restored.variables)
     listed = ", ".join(names[:NAMES_LISTED_MAX]) + (" and others" if len(names) > NAMES_LISTED_MAX else "")
     back = f"the tools and the variables given with the task ({listed})" if names else "the tools"
     prelude = " The code that prepares the session has run again." if restored.prelude else ""
     begins = ", ".join(restored.beginnings) if state is VariablesState.LOST else ""
-    begins = f" The new session begins with {begins}." if begins else ""
+    begins = f" The new session starts with {begins}." if begins else ""
     return (
         f"The {replaced}: all variables, functions and imports that your code defined, in this step or before, are "
-        f"lost and must be defined again. In place again: {back}.{prelude}{begins}"
+        f"lost and must be defined again. Restored: {back}.{prelude}{begins}"
     )

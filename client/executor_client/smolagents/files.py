@@ -1,10 +1,10 @@
 """Transfers files between an agent's user and the workspace of its session.
 
-Three kinds: the initial files of a session (`start_files`), the file that a final answer names (`AnswerFiles`), and the
-line of an observation that names the files of a step (`files_line`).
+Covers the initial files of a session (`start_files`), the file of a final answer (`AnswerFiles`), and the line of an
+observation that lists the files of a step (`files_line`).
 
 Names, sizes and the path of a final answer come from a sandbox, so they are untrusted: the local file gets a cleaned
-name in a directory of the client's choice, and never replaces another file.
+name in a directory that the client chooses, and never replaces another file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORKSPACE = "/workspace"
 """The path of the workspace inside a sandbox, the same on each backend."""
 
 ANSWER_BYTES_MAX = 256 << 20
-"""Bytes of the file of a final answer, which is fetched without a request. `files.get` fetches larger files."""
+"""Limit of the file of a final answer, which is fetched automatically. `files.get` fetches larger files."""
 FILES_LISTED_MAX = 10
 NAME_CHARS_MAX = 120
 LOCAL_NAME_BYTES_MAX = 100
@@ -77,16 +77,16 @@ def start_files(files: Files) -> tuple[StartFile, ...]:
     if files is None:
         return ()
     if isinstance(files, (str, bytes, os.PathLike)):
-        raise InvalidRequest("files is a list of local paths, or a mapping of paths of the workspace to local ones")
+        raise InvalidRequest("files must be a list of local paths, or a mapping from workspace paths to local paths")
     if isinstance(files, Mapping):
         return tuple(_start_file(name, source) for name, source in files.items())
     by_name: dict[str, StartFile] = {}
     for each in files:
         if not isinstance(each, (str, os.PathLike)):
-            raise InvalidRequest(f"files has a {type(each).__name__}; bytes need a name: files={{'name': data}}")
+            raise InvalidRequest(f"files contains a {type(each).__name__}; bytes need a name: files={{'name': data}}")
         name = Path(os.path.abspath(each)).name  # noqa: PTH100 - a link keeps its own name
         if name in by_name:
-            raise InvalidRequest(f"files has two of the name {name!r}: name them, files={{'a/{name}': ...}}")
+            raise InvalidRequest(f"files contains the name {name!r} twice; choose paths: files={{'a/{name}': ...}}")
         by_name[name] = _start_file(name, each)
     return tuple(by_name.values())
 
@@ -94,19 +94,19 @@ def start_files(files: Files) -> tuple[StartFile, ...]:
 def _start_file(name: object, source: object) -> StartFile:
     path = workspace_path(PurePath(name)) if isinstance(name, (str, PurePath)) else None
     if path is None:
-        raise InvalidRequest(f"files: {name!r} is no path in the workspace")
+        raise InvalidRequest(f"files: {name!r} is not a path in the workspace")
     if isinstance(source, (bytes, bytearray, memoryview)):
         return StartFile(path, bytes(source))
     if not isinstance(source, (str, os.PathLike)):
-        raise InvalidRequest(f"files: {name!r} is a {type(source).__name__}, neither a local path nor bytes")
+        raise InvalidRequest(f"files: {name!r} is a {type(source).__name__}; use a local path or bytes")
     local = Path(source)
     if not (local.is_file() or local.is_dir()):
-        raise InvalidRequest(f"files: there is no file or directory {str(local)!r} here")
+        raise InvalidRequest(f"files: the file or directory {str(local)!r} does not exist")
     return StartFile(path, local.absolute())
 
 
 def workspace_path(path: PurePath) -> str | None:
-    """Returns the path relative to the workspace; None if its text does not lead below it."""
+    """Returns the path relative to the workspace; None if it is outside."""
     parts = path.as_posix().split("/")
     if ".." in parts:
         return None
@@ -122,9 +122,9 @@ def workspace_path(path: PurePath) -> str | None:
 
 
 class AnswerFiles:
-    """Fetches the file that a final answer names. Used by the threads of host tools.
+    """Fetches the file of a final answer. Used by the threads of host tools.
 
-    `session` returns the session that runs the code; `notify` gets a sentence about the file, for the user.
+    `session` returns the session of the code; `notify` receives a sentence about the file for the user.
     """
 
     def __init__(
@@ -135,17 +135,17 @@ class AnswerFiles:
         self._notify = notify
 
     def fetch(self, answer: Any) -> Any:
-        """Returns the local path of a fetched file for a path of the workspace; any other answer unchanged.
+        """If the answer is a path of the workspace, fetches the file and returns its local path.
 
-        Raises FileNotFoundError or ValueError in the code in the sandbox when the path names no regular file of the
-        workspace, or its file cannot be fetched: the model can then give another answer.
+        Raises FileNotFoundError or ValueError, in the code in the sandbox, if the path is not a regular file of the
+        workspace or can't be fetched; the model can then give another answer.
         """
         session = self._session()
         if not isinstance(answer, PurePath) or session is None:
             return answer
         path = workspace_path(answer)
         if path is None:
-            self._notify(f"the final answer {_name(str(answer))} is no file of the workspace: it stays a path")
+            self._notify(f"the final answer {_name(str(answer))} is not a file of the workspace; it stays a path")
             return answer
         try:
             with ExitStack() as on_failure:
@@ -156,11 +156,11 @@ class AnswerFiles:
         except _REFUSALS as refusal:
             kind = FileNotFoundError if isinstance(refusal, NotFoundError) else ValueError
             raise kind(
-                f"the file of the final answer cannot be had: {refusal.message}. Answer with the path of a regular "
-                f"file of the workspace, or with str(path) if no file is meant"
+                f"the file of the final answer can't be fetched: {refusal.message}. Answer with the path of a regular "
+                f"file of the workspace, or with str(path) if it is not a file"
             ) from refusal
         except OSError as problem:
-            # The sandbox gets the reason without the client's own path.
+            # The sandbox gets the reason without the client's path.
             self._notify(f"the file of the final answer could not be written: {problem}")
             raise ValueError(
                 f"the file of the final answer could not be written on the client: {problem.strerror}"
@@ -182,11 +182,13 @@ def _reserve(directory: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return path
-    raise FileExistsError(errno.EEXIST, f"there are {SAME_NAMES_MAX} files of that name", str(directory / name))
+    raise FileExistsError(
+        errno.EEXIST, f"there are already {SAME_NAMES_MAX} files with this name", str(directory / name)
+    )
 
 
 def local_name(path: str) -> str:
-    """Returns the last part of a workspace path as a name that is safe locally: not hidden, not long, one line."""
+    """Returns the last part of a workspace path as a safe local name: not hidden, not long, one line."""
     name = _UNFIT.sub("_", path.rsplit("/", 1)[-1]).strip(" ")
     if name.startswith("."):
         name = f"_{name[1:]}"
@@ -202,7 +204,7 @@ _scratch_lock = threading.Lock()
 
 
 def scratch_directory() -> Path:
-    """Returns the temporary directory of this process, which is removed when the process ends."""
+    """Returns the temporary directory of this process, which is removed when it ends."""
     global _scratch
     with _scratch_lock:
         if _scratch is None or not _scratch.is_dir():
@@ -222,7 +224,7 @@ def _remove(directory: Path, owner: int) -> None:
 
 
 def files_line(artifacts: Sequence[FileInfo], *, truncated: bool) -> str:
-    """Returns a line that names the files that a step made or changed; empty without any."""
+    """Returns a line that lists the files that a step created or changed; empty without files."""
     if not artifacts:
         return ""
     listed = [f"{_name(each.path)}, {size_text(each.size_bytes)}" for each in artifacts[:FILES_LISTED_MAX]]
@@ -244,6 +246,6 @@ def size_text(size_bytes: int) -> str:
 
 
 def _name(path: str) -> str:
-    """Returns a path on one line; quoted, with other characters escaped, unless it is plain."""
+    """Returns a path on one line; quoted and escaped unless it is plain."""
     cut = path if len(path) <= NAME_CHARS_MAX else f"{path[:NAME_CHARS_MAX]}..."
     return cut if _PLAIN_NAME.fullmatch(cut) else repr(cut)

@@ -1,9 +1,9 @@
 """Turns the tools, managed agents and plain callables of an agent into tools of a session.
 
 The user's objects are called, never changed: their names, parameters and descriptions are read, and their results are
-unwrapped. Tools on the host run in the agent's own process: their secrets, connections and agents stay here, and only
-arguments and results travel. A managed agent that loses its own daemon raises `DaemonLost`, not an `Exception`: the
-client ends the execution for it, so the managing run stops as well.
+unwrapped. Host tools run in the agent's process: their secrets, connections and agents stay here, and only arguments
+and results travel. If a managed agent loses its daemon, it raises `DaemonLost`, which is not an `Exception`: the client
+ends the execution, so the managing run stops as well.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def placed_tools(
 
     `fetch` converts a final answer from the sandbox to the value for the caller.
 
-    Host tools are declared without parameters: the sandbox then passes all arguments on, and the tool itself checks
-    them, as when smolagents calls it. Some tools take one dict for all arguments, many have defaults.
+    Host tools are declared without parameters: the sandbox then passes all arguments, and the tool checks them, as with
+    smolagents. Some tools take one dict for all arguments, many have defaults.
     """
     _warn_of_unknown(placement, tools)
     placed = {}
@@ -60,7 +60,7 @@ def placed_tools(
 def _warn_of_unknown(placement: Placement, tools: Mapping[str, Any]) -> None:
     unknown = [] if isinstance(placement, str) else sorted(placement.keys() - tools.keys() - {ALL})
     if unknown:
-        _log.warning("tool_placement names no tools of this run: %s", ", ".join(unknown))
+        _log.warning("tool_placement names unknown tools: %s", ", ".join(unknown))
 
 
 class _HostTool:
@@ -76,8 +76,8 @@ class _HostTool:
 class _FinalAnswer(_HostTool):
     """Calls the tool that ends a run.
 
-    An answer that the tool returns unchanged came from the sandbox, so its path is one of the workspace. An answer that
-    the tool made itself is this process's, so its path is local and is not fetched.
+    If the tool returns its argument unchanged, a path is from the sandbox, so it is in the workspace. If the tool made
+    the answer, a path is local and is not fetched.
     """
 
     def __init__(self, tool: Callable[..., Any], fetch: Callable[[Any], Any]) -> None:

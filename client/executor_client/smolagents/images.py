@@ -1,7 +1,7 @@
 """A step callback that shows a model the images that its code displayed.
 
-smolagents shows a model the text of a step, and the images that a callback puts into `observations_images`. Each later
-request sends the step again, so older images are removed, as smolagents' guide to memory does.
+smolagents shows a model the text of a step, and images that a callback puts into `observations_images`. Each later
+request sends the step again, so older images are removed, as in smolagents' guide to memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_IMAGES = 8
 StepCallback = Callable[..., None]
 """Called with a step and `agent=`, as smolagents calls its `step_callbacks`."""
 
-# Modes that a PNG can hold, the form in which smolagents sends images to a model; and the nearest ones of other modes.
+# Modes of a PNG, in which smolagents sends images to a model, and the nearest ones for other modes.
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _NEAREST_MODES = {"I": "I;16", "I;16B": "I;16", "I;16L": "I;16", "La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 
@@ -30,15 +30,15 @@ _NEAREST_MODES = {"I": "I;16", "I;16B": "I;16", "I;16L": "I;16", "La": "LA", "RG
 def capture_images(
     *, keep_steps: int = KEEP_STEPS, max_side_px: int = MAX_SIDE_PX, max_images: int = MAX_IMAGES
 ) -> StepCallback:
-    """Returns a callback for `step_callbacks`, which any number of agents can share.
+    """Returns a callback for `step_callbacks`, which several agents can share.
 
-    It adds the displayed images of a step in their order, figures included, and then the step's value if that is an
-    image: `max_images` at most, each shrunk to `max_side_px` on its longer side. The last `keep_steps` steps, this one
-    included, keep their images; earlier steps lose theirs, including those added by other callbacks.
+    It adds the displayed images of a step in order, including figures, and then the step's value if that is an image:
+    at most `max_images`, each shrunk to `max_side_px` pixels on its longer side. The last `keep_steps` steps, including
+    this one, keep their images; earlier steps lose theirs, including those of other callbacks.
 
-    A step that failed keeps what it had displayed. For an agent that calls tools instead of writing code, the images
-    are those of the last call of a `RemotePythonInterpreterTool`. Steps of other kinds are ignored. Raises ValueError
-    for limits below 1.
+    A failed step keeps its displayed images. For an agent that calls tools instead of writing code, the images are from
+    the last call of a `RemotePythonInterpreterTool`. Other kinds of steps are ignored. Raises ValueError for limits
+    below 1.
     """
     for name, value in (("keep_steps", keep_steps), ("max_side_px", max_side_px), ("max_images", max_images)):
         if value < 1:
@@ -72,7 +72,7 @@ def _shown_images(step: Any, agent: Any) -> list[PIL.Image.Image]:
 
 
 def logs_with_images(result: ExecutionResult) -> str:
-    """Returns the logs with a line for each displayed image, with its number, at its place between the prints."""
+    """Returns the logs with a numbered line for each displayed image, in order."""
     text, copied, number = "", 0, 0
     for entry in result.image_entries:
         text += result.logs[copied : entry.log_offset]
@@ -88,9 +88,9 @@ def logs_with_images(result: ExecutionResult) -> str:
 
 
 def forget_images(agent: Any, newest: Any, keep_steps: int) -> None:
-    """Drops the images of all steps except the last `keep_steps`, `newest` included.
+    """Drops the images of all steps except the last `keep_steps`, including `newest`.
 
-    Steps are counted by their position in memory, because their numbers restart with each run.
+    Steps are counted by position in memory, because their numbers restart with each run.
     """
     steps = [step for step in agent.memory.steps if isinstance(step, ActionStep) and step is not newest]
     for step in steps[: max(0, len(steps) - (keep_steps - 1))]:
@@ -98,13 +98,13 @@ def forget_images(agent: Any, newest: Any, keep_steps: int) -> None:
 
 
 def add_images(step: Any, images: Iterable[PIL.Image.Image], max_side_px: int) -> None:
-    """Adds images after those of the step, in a new list: smolagents shares one list between steps."""
+    """Adds images to a step, in a new list: smolagents shares one list between steps."""
     ready = []
     for image in images:
         try:
             ready.append(_ready(image, max_side_px))
         except (OSError, SyntaxError, ValueError) as error:
-            # For example the user's own image of a closed file. An exception here would end the agent's run.
+            # For example an image of a closed file. An exception here would end the agent's run.
             add_observation(step, f"[an image could not be shown: {error}]")
     if ready:
         step.observations_images = [*(step.observations_images or ()), *ready]
@@ -116,7 +116,7 @@ def add_observation(step: Any, text: str) -> None:
 
 
 def _ready(image: PIL.Image.Image, max_side_px: int) -> PIL.Image.Image:
-    """Returns a copy that a PNG can hold and that is not too large; later changes of the image don't reach memory."""
+    """Returns a copy for a PNG with a limited size. Later changes of the image don't affect it."""
     ready = image.copy() if image.mode in _PNG_MODES else image.convert(_NEAREST_MODES.get(image.mode, "RGB"))
     ready.thumbnail((max_side_px, max_side_px))
     return ready

@@ -1,8 +1,8 @@
 """`RemotePythonInterpreterTool`: smolagents' `PythonInterpreterTool`, with the code in a sandbox.
 
-A `ToolCallingAgent` has no executor: its interpreter is a tool like any other. The model sees the same name, inputs and
-form of result as with smolagents' own tool. The differences: code runs in a sandbox, variables are kept between calls,
-and the tool owns a session, which the caller must end.
+A `ToolCallingAgent` has no executor; its interpreter is a tool. The model sees the same name, inputs and form of result
+as with smolagents' tool. The differences: code runs in a sandbox, variables are kept between calls, and the tool owns a
+session, which the caller must end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from executor_client.smolagents.failures import CodeExecutionError
 
 _WALL_TIME = "wall_time_s"
 
-# The module from which a saved tool is loaded. smolagents takes the first class in it, by name.
+# The module of a saved tool. smolagents loads the first class in it.
 _SAVED = """\
 import executor_client.smolagents
 
@@ -35,13 +35,13 @@ class {name}(executor_client.smolagents.RemotePythonInterpreterTool):
 class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is untyped
     """A tool `python_interpreter` that runs code in a sandbox of the daemon.
 
-    `authorized_imports` are added to the modules that smolagents always allows. `timeout_seconds` is the wall time of
-    one call, by default the policy's. All other arguments (`address`, `token`, `image`, `limits` and so on) are those
-    of `RemoteExecutor`. Calls from several threads, such as those of one reply of the model, run one after another.
+    `authorized_imports` are added to the modules that smolagents always allows. `timeout_seconds` limits the wall time
+    of one call; default: the policy's limit. All other arguments (`address`, `token`, `image`, `limits` and so on) are
+    arguments of `RemoteExecutor`. Calls from several threads run one after another.
 
-    A call raises `CodeExecutionError` when the code failed, which the agent reports to the model, and `DaemonLost` when
-    the daemon did, which ends the run. The session ends with `cleanup()`, with the `with` block, or when it is idle too
-    long; the next call starts a new one.
+    A call raises `CodeExecutionError` if the code failed, which the agent reports to the model, and `DaemonLost` if the
+    daemon failed, which ends the run. The session ends with `cleanup()`, with the `with` block, or after its idle time;
+    the next call starts a new one.
     """
 
     name = "python_interpreter"
@@ -64,7 +64,7 @@ class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smo
         limits = named_limits(limits)
         if timeout_seconds is not None:
             if _WALL_TIME in limits:
-                raise ValueError(f"timeout_seconds and limits[{_WALL_TIME!r}] say the same: pass either")
+                raise ValueError(f"timeout_seconds and limits[{_WALL_TIME!r}] are the same limit: pass one of them")
             limits[_WALL_TIME] = timeout_seconds
         additional = sorted(set(authorized_imports or ()) - set(BASE_BUILTIN_MODULES))
         self.authorized_imports = sorted({*BASE_BUILTIN_MODULES, *additional})
@@ -72,7 +72,7 @@ class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smo
             "code": {
                 "type": "string",
                 "description": (
-                    "The code snippet to evaluate. What it prints and the value of its last statement are returned. "
+                    "The code snippet to evaluate. Returns its output and the value of its last statement. "
                     f"It can only import the following python libraries: {self.authorized_imports}."
                 ),
             }
@@ -86,12 +86,12 @@ class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smo
             try:
                 output = self.executor(code)
             except CodeExecutionError as error:
-                # smolagents shows the model the error's text only.
+                # smolagents only shows the error's text to the model.
                 printed = self.executor.state["_print_outputs"]
                 if not printed:
                     raise
                 raise CodeExecutionError(f"{error}\nStdout before the failure:\n{printed}", error.outcome) from error
-        # A CodeAgent cuts the value of a step; a ToolCallingAgent cuts nothing, so the value is cut here.
+        # A CodeAgent cuts the value of a step, but a ToolCallingAgent does not.
         return f"Stdout:\n{output.logs}\nOutput: {truncate_content(str(output.output))}"
 
     def cleanup(self) -> None:
@@ -106,7 +106,7 @@ class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smo
         self.cleanup()
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the saved form, which loads as a tool of a sandbox again, with the same settings and no token."""
+        """Returns the saved form, which loads as a sandboxed tool with the same settings and without a token."""
         code = _SAVED.format(
             name=type(self).__name__,
             imports=self.executor.additional_authorized_imports,

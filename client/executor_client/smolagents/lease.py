@@ -1,8 +1,8 @@
-"""The session of one executor: created at first use, closed at the end, replaced when it is gone.
+"""The session of one executor: created on first use, closed at the end, replaced if it is lost.
 
-The prelude, the tools and the variables of the task are put into each new session, and the variables again after the
-interpreter was replaced. A replacement is never silent: `SessionGone` gives the caller the reason, for the model. A
-session of the caller's own is never replaced.
+Each new session gets the prelude, the tools and the variables of the task; each new interpreter gets the variables. A
+replacement is never silent: `SessionGone` gives the caller the reason, for the model. The caller's own session is never
+replaced.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ class SessionGone(Exception):
 
 @dataclass
 class _Contents:
-    """The contents that each session must have from outside the agent's code."""
+    """The contents that each session gets in addition to those of the agent's code."""
 
     tools: dict[str, Tool] | None = None
     tool_modules: tuple[str, ...] = ()
-    """Modules that shipped tools need and a session did not have."""
+    """Modules of shipped tools that a session lacked."""
     variables: dict[str, Any] = field(default_factory=dict)
 
 
 class SessionLease:
     """Owns the session, and the client if it was created here. Used by one thread at a time, except for `close`.
 
-    `existing`, a session, or the id or name of one, is the caller's: it is neither ended nor replaced. Where there is
-    no session of that name, one is made.
+    `existing`, a session, an id or a name, belongs to the caller: it is neither ended nor replaced. If no session has
+    this name, one is created.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SessionLease:
         self._limits = Limits()
         self._contents = _Contents()
         self._warned: set[str] = set()
-        self._has_run = False  # code of the agent, in the session that there is
+        self._has_run = False  # the agent's code, in the current session
 
     @property
     def variable_names(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class SessionLease:
 
     @property
     def owns_session(self) -> bool:
-        """True when sessions are created here, and therefore ended and replaced here."""
+        """True if sessions are created here, so they are ended and replaced here."""
         return self._existing is None
 
     @property
@@ -150,12 +150,12 @@ class SessionLease:
         return session
 
     def _named(self, client: ExecutorClient, name: str, on_failure: ExitStack) -> Session:
-        """Returns the session of a name, or makes it. Says in the log how one that was there differs."""
+        """Returns the session with this name, or creates it. Logs how an existing one differs."""
         for _ in range(NAME_RACES_MAX):
             with suppress(NotFoundError):
                 session = client.get_session(name=name)
                 if session.info.state is not SessionState.LOST:
-                    self._say_differences(session, name)
+                    self._log_differences(session, name)
                     return session
             try:
                 session = self._request.make(client, self._contents.tool_modules, name)
@@ -166,21 +166,21 @@ class SessionLease:
                 on_failure.enter_context(session)
                 self._require_modules(client, session)
                 return session
-        raise PreconditionError(f"session {name!r} is made and ended all the time by others", reason="NAME_TAKEN")
+        raise PreconditionError(f"other clients keep creating and ending session {name!r}", reason="NAME_TAKEN")
 
-    def _say_differences(self, session: Session, name: str) -> None:
+    def _log_differences(self, session: Session, name: str) -> None:
         if given := beginnings_of(self._request):
-            _log.warning("session %r is there already; %s can be of a new one only", name, ", ".join(given))
+            _log.warning("session %r already exists; %s only applies to a new session", name, ", ".join(given))
         authorized = set(session.info.authorized_imports)
         if session.info.workspace_imports:
             authorized.update(self._request.own_modules)
         missing = [each for each in self._request.authorized_imports if not authorized & {each, "*"}]
         if missing:
-            _log.warning("session %r is there already, and does not authorize %s", name, ", ".join(missing))
+            _log.warning("session %r already exists and does not authorize %s", name, ", ".join(missing))
 
     def _require_modules(self, client: ExecutorClient, session: Session) -> None:
-        """Raises InterpreterError for authorized modules that the image and the workspace lack, as smolagents' local
-        executor does. Where modules of the workspace must be authorized, steps may write them later."""
+        """Raises InterpreterError for authorized modules that the image and the workspace lack, like smolagents' local
+        executor. If modules of the workspace need authorization, later steps may write them."""
         info = session.info
         missing = missing_modules.asked_for(info, self._request.authorized_imports)
         if missing:
@@ -188,13 +188,13 @@ class SessionLease:
             missing = tuple(module for module in missing if module not in there)
         if missing and info.workspace_imports:
             images: tuple[str, ...] = ()
-            with suppress(ExecutorClientError):  # the message only suggests other images
+            with suppress(ExecutorClientError):  # the images are only a suggestion
                 images = client.get_policy().images
             raise InterpreterError(missing_modules.refusal(info, missing, images))
 
     def _remake_with(self, modules: Iterable[str]) -> bool:
-        """Ends a session that has run nothing and lacks modules of its tools, so that the next one is made with the
-        packages that bring them. Returns False where the policy adds none."""
+        """Ends an unused session that lacks modules of its tools, so that the next one gets packages with them. Returns
+        False if the policy adds no packages."""
         client, session = self._client, self._session
         if client is None or session is None or not self.owns_session or self._has_run or self._contents.tool_modules:
             return False
@@ -238,9 +238,9 @@ class SessionLease:
             raise
 
     def execute(self, code: str, run: Callable[[Session], ExecutionResult]) -> ExecutionResult:
-        """Runs code by `run`, and restores the variables if the interpreter was replaced meanwhile.
+        """Runs code by `run`, and restores the variables if the interpreter was replaced.
 
-        Raises `SessionGone`, after replacing the session, when it is gone and there is no result.
+        Raises `SessionGone`, after replacing the session, if it is gone and there is no result.
         """
         session = self.session()
         self._has_run = True
@@ -250,7 +250,7 @@ class SessionLease:
             if self.owns_session:
                 self._replace()
         elif result.state is VariablesState.ROLLED_BACK:
-            self._generation = result.generation  # it has the variables of the task, as the agent has left them
+            self._generation = result.generation  # the savepoint has the variables of the task
         elif result.generation != self._generation:
             try:
                 self._restore_variables(session, result.generation)
@@ -266,13 +266,13 @@ class SessionLease:
         """
         session = self._session
         if session is None:
-            raise EvaluationError("there is no session: no code has run yet, or its session has come to its end")
+            raise EvaluationError("there is no session: no code has run yet, or its session has ended")
         try:
             return session.evaluate(expression, timeout_s=timeout_s)
         except (EvaluationError, InvalidRequest):
             raise
         except ExecutorClientError as error:
-            raise EvaluationError(f"the session cannot evaluate it: {error}", reason=error.reason) from error
+            raise EvaluationError(f"the session can't evaluate it: {error}", reason=error.reason) from error
 
     def variables(self, names: Iterable[str] | None) -> dict[str, Any]:
         """Returns variables of the current session, all that hold data without `names`; none without a session.
@@ -287,13 +287,13 @@ class SessionLease:
         except (InvalidRequest, ReentrantExecution):
             raise
         except ExecutorClientError as error:
-            raise EvaluationError(f"the session gives no variables: {error}", reason=error.reason) from error
+            raise EvaluationError(f"the session's variables can't be read: {error}", reason=error.reason) from error
 
     def restore(self) -> bool:
-        """Restores the variables if the interpreter was replaced between two steps. Returns True if it was.
+        """Restores the variables if the interpreter was replaced between two steps. Returns True if so.
 
-        An evaluation saw the replacement in its own result, which the agent never sees. Raises `SessionGone`, after
-        replacing the session, when the session is gone meanwhile.
+        Only the result of an evaluation reported the replacement, which the agent does not see. Raises `SessionGone`,
+        after replacing the session, if the session is gone.
         """
         session = self._session
         if session is None or session.generation == self._generation:
@@ -308,7 +308,7 @@ class SessionLease:
                 session.set_variables(dict(self._contents.variables))
 
     def roll_back(self, savepoint: int) -> Rollback:
-        """Takes the session back to a savepoint; the variables of the task are those of then. Raises SessionGone."""
+        """Rolls the session back to a savepoint, including the variables of the task. Raises SessionGone."""
         with self._replacing():
             done = self.session().rollback(savepoint)
         self._generation = done.generation
@@ -334,7 +334,7 @@ class SessionLease:
                 client.close()
 
     def abandon(self) -> None:
-        """Forgets a session whose daemon does not answer, so that `close` does not wait for it again."""
+        """Forgets a session whose daemon does not answer, so that `close` does not wait for it."""
         with self._lock:
             self._session = None
 
@@ -357,9 +357,9 @@ class SessionLease:
 
 
 def weakly(method: Callable[_Given, _Made]) -> Callable[_Given, _Made | None]:
-    """Returns a callable that holds an executor's method weakly, and does nothing once the executor is gone.
+    """Returns a callable with a weak reference to an executor's method; it does nothing once the executor is gone.
 
-    The executor's client and session must not keep it alive: they end with it.
+    The executor's client and session must not keep it alive, because they end with it.
     """
     reference = weakref.WeakMethod(method)
 

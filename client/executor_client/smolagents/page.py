@@ -1,4 +1,4 @@
-"""Reads the page of the browser in a session, by one evaluation from outside."""
+"""Reads the current page of the browser in a session, by one evaluation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from executor_client import EvaluationError
 from executor_client._core.images import check_image
 
 URL_CHARS_MAX = 500
-"""Characters of an address that is shown to a model: a page can give itself an address of megabytes."""
+"""Characters of an address that are shown to a model: a page can have an address of megabytes."""
 
-# Chrome starts with the page "data:," of its own, which is not one that the agent opened.
+# Chrome starts with the page "data:,", which the agent did not open.
 PAGE_EXPRESSION = (
     "(lambda driver: None if driver is None or driver.current_url == 'data:,'"
     " else (driver.get_screenshot_as_png(), driver.current_url))(__import__('helium').get_driver())"
@@ -36,8 +36,8 @@ def read_page(value: Any) -> Page | None:
         case (bytes() as png, str() as url):
             shown = check_image(png, "image/png", "screenshot")
             if shown.pil is None:
-                raise EvaluationError(f"the browser gave no picture of its page: {shown.problem}")
+                raise EvaluationError(f"the browser's screenshot is invalid: {shown.problem}")
             address = " ".join(url.split())
             return Page(address if len(address) <= URL_CHARS_MAX else f"{address[:URL_CHARS_MAX]}...", shown.pil)
         case _:
-            raise EvaluationError(f"the browser gave no picture of its page, but a {type(value).__name__}")
+            raise EvaluationError(f"the browser returned a {type(value).__name__} instead of a screenshot")

@@ -1,7 +1,7 @@
 """Decides which of an agent's tools run in the sandbox, and ships smolagents' tools there.
 
-The sandbox has no smolagents. A tool arrives with its class, methods and state, on a small base class of ours that
-calls it as smolagents does. Objects that can't leave this process are refused by name: other agents, models, and tools
+The sandbox has no smolagents. A tool is shipped with its class, methods and state, on a small base class of ours that
+calls it like smolagents. Objects that can't leave this process are refused by name: other agents, models, and tools
 that only forward calls.
 """
 
@@ -25,12 +25,12 @@ from executor_client._shipping import Dialect, Owner, StandIn, owner_of
 HOST = "host"
 SANDBOX = "sandbox"
 ALL = "*"
-"""The key of a placement mapping that stands for all tools that it does not name."""
+"""The key of a placement mapping for all other tools."""
 
 Placement = str | Mapping[str, str]
 
 FINAL_ANSWER = "final_answer"
-"""The name by which smolagents knows the tool that ends a run, whatever its class."""
+"""smolagents' name for the tool that ends a run."""
 
 _WRAPPERS = {
     "SpaceToolWrapper": "calls a Space",
@@ -90,7 +90,7 @@ def checked(placement: Placement) -> str | dict[str, str]:
 
 
 def placement_of(name: str, tool: object, placement: Placement) -> str:
-    """Returns the placement of a tool. A host-only tool is on the host, unless the placement names it explicitly."""
+    """Returns the placement of a tool. A host-only tool runs on the host, unless the placement names it."""
     if isinstance(placement, str):
         placement = {ALL: placement}
     if name in placement:
@@ -99,7 +99,7 @@ def placement_of(name: str, tool: object, placement: Placement) -> str:
 
 
 def host_only(name: str, tool: object) -> str | None:
-    """Returns the reason why a tool can run in this process only; None if it may run in the sandbox."""
+    """Returns why a tool can only run in this process; None if it may run in the sandbox."""
     if name == FINAL_ANSWER:
         return "it gives the final answer, which is recorded in this process"
     if isinstance(tool, PipelineTool):
@@ -129,7 +129,7 @@ class SmolagentsDialect(Dialect):
     carries_bytecode = False
 
     def __init__(self, tool: object) -> None:
-        # A package that defines tools imports smolagents, so the sandbox can't import it: its source is shipped.
+        # The sandbox can't import a package that defines tools, because it imports smolagents: ship its source.
         classes = [each for each in type(tool).__mro__ if issubclass(each, BaseTool)]
         modules = [each.__module__ for each in classes]
         function = _function_of(tool)

@@ -1,4 +1,4 @@
-"""The arguments with which an executor makes its sessions."""
+"""The arguments for an executor's sessions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from executor_client import ExecutorClient, Session
 from executor_client.smolagents.files import StartFile
 
-# Names that smolagents' local executor offers without an import and CPython does not have as builtins.
+# Names that smolagents' local executor offers without an import, and that are not builtins of CPython.
 PRELUDE = """\
 from math import acos, asin, atan, atan2, ceil, cos, degrees, exp, floor, log, radians, sin, sqrt, tan
 """
@@ -18,7 +18,7 @@ from math import acos, asin, atan, atan2, ceil, cos, degrees, exp, floor, log, r
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """The arguments with which each session is created."""
+    """The arguments for each new session."""
 
     image: str | None
     authorized_imports: tuple[str, ...]
@@ -36,9 +36,9 @@ class SessionRequest:
     """The initial files of each session's workspace."""
 
     def make(self, client: ExecutorClient, modules: Iterable[str] = (), name: str | None = None) -> Session:
-        """Makes a session; `modules` are those that its tools are known to need. One with a name outlives the client.
+        """Creates a session; `modules` are needed by its tools. A session with a name outlives the client.
 
-        Raises PreconditionError (NAME_TAKEN) when another session has the name.
+        Raises PreconditionError (NAME_TAKEN) if another session has the name.
         """
         own = self.own_modules
         with ExitStack() as on_failure:
@@ -69,12 +69,12 @@ class SessionRequest:
 
     @property
     def own_modules(self) -> tuple[str, ...]:
-        """The authorized imports that `files` bring. The daemon must not look for them in the image, or in packages."""
+        """The authorized imports that `files` contain. The daemon must not look for them in the image or packages."""
         brought = set(map(module_of, (file.path for file in self.files)))
         return tuple(each for each in self.authorized_imports if each.partition(".")[0] in brought)
 
     def saved(self) -> dict[str, Any]:
-        """Returns the arguments that a saved agent keeps, as JSON values: none that belong to this process."""
+        """Returns the arguments to save with an agent, as JSON values, without those of this process."""
         saved: dict[str, Any] = {}
         for name in ("image", "backend", "limits", "labels", "node_labels", "prelude"):
             if value := getattr(self, name):
@@ -85,25 +85,25 @@ class SessionRequest:
 
 
 def module_of(path: str) -> str:
-    """Returns the name by which code imports this file of a workspace, or the package that it is in."""
+    """Returns the module name of this file of a workspace, or of its package."""
     return path.split("/", 1)[0].removesuffix(".py")
 
 
 def beginnings_of(request: SessionRequest) -> list[str]:
-    """Returns the names of the given arguments that only a new session can have."""
+    """Returns the names of the given arguments that only apply to a new session."""
     names = ("image", "limits", "prelude", "backend", "network", "packages", "env", "labels", "node_labels", "state")
     return [name for name in (*names, "files") if getattr(request, name)]
 
 
 def refuse_beginnings(request: SessionRequest) -> None:
-    """Raises ValueError for arguments of a new session that are combined with `session=`."""
+    """Raises ValueError for arguments of a new session combined with `session=`."""
     if given := beginnings_of(request):
-        raise ValueError(f"session= goes on in a session that there is; {', '.join(given)} can be of a new one only")
+        raise ValueError(f"session= uses an existing session, but {', '.join(given)} only applies to a new one")
 
 
 def check_access(client: ExecutorClient | None, session: Session | str | None, access: tuple[Any, ...]) -> None:
-    """Raises ValueError for two ways to one daemon."""
+    """Raises ValueError if the daemon is specified twice."""
     if client is not None and any(each is not None for each in access):
-        raise ValueError("address, token and tls belong to the client: pass either them or client")
+        raise ValueError("client already has address, token and tls: pass either them or client")
     if isinstance(session, Session) and any(each is not None for each in (client, *access)):
-        raise ValueError("a session has a client already: pass neither client nor address, token and tls with it")
+        raise ValueError("session already has a client: do not pass client, address, token or tls with it")

@@ -1,9 +1,9 @@
 """`executor.state`: the variables of the session, read from the sandbox on each access.
 
-smolagents' local executor keeps the variables of the code in a dict of this process, and its users read and set them
-there between steps. Here they are in the sandbox: each access asks the session, and nothing is cached.
+smolagents' local executor keeps the code's variables in a dict of this process, where users read and set them between
+steps. Here they are in the sandbox: each access is a request to the session, and nothing is cached.
 
-The entry `_print_outputs`, which smolagents itself reads, is kept by the executor and is not a variable.
+The entry `_print_outputs`, which smolagents reads, is kept by the executor and is not a variable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 PRINT_OUTPUTS = "_print_outputs"
 
 BOOKKEEPING = frozenset({PRINT_OUTPUTS, "_operations_count", "__name__"})
-"""Names in the state that are smolagents' own bookkeeping, not variables of the code."""
+"""Names of smolagents' bookkeeping in the state, which are not variables."""
 
 Read = Callable[[Iterable[str] | None], dict[str, Any]]
 Write = Callable[[Mapping[str, Any]], None]
@@ -23,12 +23,12 @@ Write = Callable[[Mapping[str, Any]], None]
 class SessionState(MutableMapping[str, Any]):
     """A mapping of the session's variables: `state["x"]` reads one, `state["x"] = 1` sets it as `send_variables` does.
 
-    Iteration yields the names that `Session.get_variables()` returns, those of data, and `_print_outputs`; modules,
-    functions and private names can be read by name. `items()` and `dict(state.items())` ask the session once, each
-    `state[name]` asks it again.
+    Iteration yields the names of `Session.get_variables()`, which are data, and `_print_outputs`; modules, functions
+    and private names can be read by name. `items()` and `dict(state.items())` make one request, each `state[name]`
+    another.
 
-    Raises KeyError for an unknown variable, also before any code has run; EvaluationError when the session is gone or
-    is running code; TypeError for a deletion, which only code in the session can do.
+    Raises KeyError for an unknown variable, or before any code has run; EvaluationError if the session is gone or is
+    running code; TypeError for a deletion, which only code in the session can do.
 
     `own` holds smolagents' bookkeeping, and is modified when smolagents sets it.
     """
@@ -52,11 +52,11 @@ class SessionState(MutableMapping[str, Any]):
             self._write({name: value})
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("variables of a session are deleted by its code only: del, in a step")
+        raise TypeError("only code in the session can delete variables: use del in a step")
 
     def __contains__(self, name: object) -> bool:
         try:
-            self[name]  # type: ignore[index]  # anything may be asked for
+            self[name]  # type: ignore[index]  # any object may be tested
         except KeyError:
             return False
         return True
@@ -77,4 +77,4 @@ class SessionState(MutableMapping[str, Any]):
         return {**self._read(None), **self._own}
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: the variables of the session, read when asked for>"
+        return f"<{type(self).__name__}: the variables of the session, read on access>"

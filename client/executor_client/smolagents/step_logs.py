@@ -1,7 +1,7 @@
-"""The logs of a step: complete for the model, and without the prints already shown for a person's console.
+"""The logs of a step: complete for the model, and without prints that a person's console has already shown.
 
-The console shows prints line by line as they happen. smolagents writes the logs of a step to it again when the step has
-ended. It uses one text for both: with a headline for the model, and as rich's `Text` for the console.
+The console shows prints live. At the end of a step, smolagents writes the logs to it again. It uses the same text for
+the model, with a headline, and for the console, as rich's `Text`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Shown:
 
 
 class ShownLogs(str):
-    """Logs whose prints the console has shown. rich's `Text` of them is `on_console`; otherwise they are the logs.
+    """Logs whose prints the console has shown. rich's `Text` shows `on_console` instead.
 
-    rich calls `translate` on a text to remove control characters: that call returns the other text. With a rich that
-    does not call it, the prints are shown twice, which is harmless.
+    rich calls `translate` on a text to remove control characters; that call returns the other text. If a version of
+    rich does not call it, the prints are shown twice, which is harmless.
     """
 
     on_console: str
@@ -41,7 +41,7 @@ class ShownLogs(str):
         return self
 
     def __str__(self) -> str:
-        """Returns itself, not a plain copy: smolagents passes the logs of a failed step through str()."""
+        """Returns itself, because smolagents passes the logs of a failed step through str()."""
         return self
 
     def translate(self, table: Any, /) -> str:
@@ -49,7 +49,7 @@ class ShownLogs(str):
 
 
 def step_logs(notice: str, result: ExecutionResult, shown: Shown, chars_max: int) -> str:
-    """Returns the observation of an execution without its value: the notice, the prints, the files that it made."""
+    """Returns the observation of an execution without its value: notice, prints and files."""
     files = files_line(result.artifacts, truncated=result.artifacts_truncated)
     logs = _joined(truncate_content(_joined(notice, last_states(logs_with_images(result))), chars_max), files)
     if shown.whole and result.logs.strip() and not result.omitted_output_bytes:
@@ -58,7 +58,7 @@ def step_logs(notice: str, result: ExecutionResult, shown: Shown, chars_max: int
 
 
 def _joined(*parts: str) -> str:
-    """Joins the parts that are not empty, each starting on a new line."""
+    """Joins the non-empty parts, each on a new line."""
     text = ""
     for part in filter(None, parts):
         text += part if not text or text.endswith("\n") else f"\n{part}"

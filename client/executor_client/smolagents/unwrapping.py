@@ -1,7 +1,7 @@
 """Unwraps AgentText, AgentImage and AgentAudio, in which smolagents wraps answers and results, into plain values.
 
-The sandbox does not know these classes. They return to it alone, as one agent's answer that is passed to the next, and
-inside lists and dicts, as the answers of several agents.
+The sandbox does not know these classes. They reach it as an agent's answer that is passed to another agent, or inside
+lists and dicts of several answers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from smolagents.agent_types import AgentType
 
 DEPTH_MAX = 200
-"""Levels of nested containers; the codec does not carry deeper ones either."""
+"""Levels of nested containers; the limit of the codec."""
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
@@ -19,8 +19,8 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 def unwrapped(value: Any) -> Any:
     """Returns the value with smolagents' types replaced by plain ones, at any depth of builtin containers.
 
-    The caller's objects are not changed: containers are copied if there is something to unwrap, with shared and cyclic
-    parts kept so; otherwise the value itself is returned.
+    The caller's objects are not changed: containers with something to unwrap are copied, and shared and cyclic parts
+    stay so; otherwise the value itself is returned.
     """
     if isinstance(value, AgentType):
         return value.to_raw()

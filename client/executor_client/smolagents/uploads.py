@@ -1,11 +1,11 @@
-"""Puts files that a person uploads for a run into the workspace, where the agent's code can open them.
+"""Puts a person's uploads for a run into the workspace, where the agent's code can open them.
 
-smolagents' `GradioUI(agent, file_upload_folder=...)` copies uploads into a folder of its own machine, names the paths
-in the task, and passes them to `run` as `images`, whatever their type (smolagents 1.24 and later). Here the files go
-into the workspace, the task gets their paths there, and the model sees those that are images.
+smolagents' `GradioUI(agent, file_upload_folder=...)` copies uploads into a local folder, names the paths in the task,
+and passes all of them to `run` as `images` (smolagents 1.24 and later). Here the files go into the workspace, the task
+gets their paths there, and the model sees the images among them.
 
-Only `images` is read, because it comes from the caller. A path in the text of a task may be written by anyone who can
-chat with the agent, and could name any file of the web server.
+Only `images` is read, because it comes from the caller. A path in the text of a task may come from anyone who can chat
+with the agent, and could name any file of the web server.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.files import workspace_path
 
 FOLDER = "uploads"
-"""The folder of the workspace for files whose own path can't be used there."""
+"""The workspace folder for files whose path can't be used there."""
 SHOWN_BYTES_MAX = 32 << 20
-"""Bytes of an image that the model is shown; a larger one is a file for the code only."""
+"""Limit of an image shown to the model; larger images are only files for the code."""
 
 _MIME_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
 def with_uploads(agent: Any, task: str, images: Any) -> tuple[str, Any]:
-    """Returns the task and the images of a run, after putting images that are paths into the workspace.
+    """Puts images that are paths into the workspace. Returns the task and the images of the run.
 
     Raises InvalidRequest for a path that is not a file, or that the policy refuses.
     """
@@ -56,14 +56,14 @@ def _put(executor: RemoteExecutor, path: str, there: str) -> None:
     try:
         executor.files.put(path, there)
     except OSError as error:
-        raise InvalidRequest(f"the file {path!r} cannot be given to the code: {error.strerror}") from error
+        raise InvalidRequest(f"the file {path!r} can't be read: {error.strerror}") from error
     except ExecutorClientError as error:
-        error.add_note(f"while the file {path!r} was put into the workspace of the session")
+        error.add_note(f"while copying the file {path!r} into the workspace of the session")
         raise
 
 
 def _picture(path: Path) -> PIL.Image.Image | None:
-    """Returns the file as an image for the model; None for other files and images that are unsafe to decode."""
+    """Returns the file as an image for the model; None for other files and unsafe images."""
     with path.open("rb") as file:
         data = file.read(SHOWN_BYTES_MAX + 1)
     mime_type = next((mime_type for start, mime_type in _MIME_TYPES.items() if data.startswith(start)), None)

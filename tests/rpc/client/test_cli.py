@@ -56,7 +56,7 @@ def test_failed_program_is_exit_code_1_with_its_traceback(
     assert cli.main(["run", "-"]) == 1
     assert dict(daemon.requests)["Execute"].code == "1/0"
     err = capsys.readouterr().err
-    assert err.startswith("Traceback ...\n") and "variables are gone" in err
+    assert err.startswith("Traceback ...\n") and "variables are lost" in err
 
 
 def test_options_of_the_daemon_may_follow_the_command(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_hosts_are_asked_for_by_name(daemon: FakeDaemon, capsys: Captured) -> No
     assert cli.main(["run", *options, "-c", "1"]) == 0
     assert list(daemon.requests[0][1].network) == ["pypi.org:443", "a.example", "*.b.example"]
     assert cli.main(["run", "--session", SESSION, *options, "-c", "1"]) == 2
-    assert "--network: a session that is there already has its own" in capsys.readouterr().err
+    assert "--network: not possible for an existing session" in capsys.readouterr().err
 
 
 def test_images_are_saved_where_asked(daemon: FakeDaemon, file: str, tmp_path: Path, capsys: Captured) -> None:
@@ -184,10 +184,10 @@ def test_artifacts_are_named_in_one_line(daemon: FakeDaemon, file: str, capsys: 
     made = [types.FileInfo(path=name) for name in ("a.csv", "b\n\x1b[2J")]
     daemon.journal = [result(artifacts=made)]
     assert cli.main(["run", file]) == 0
-    assert capsys.readouterr().err == "[made or changed: a.csv, b\\n\\x1b[2J]\n"
+    assert capsys.readouterr().err == "[created or changed: a.csv, b\\n\\x1b[2J]\n"
     daemon.journal = [result(artifacts=[types.FileInfo(path=str(n)) for n in range(12)])]
     cli.main(["run", file])
-    assert capsys.readouterr().err == "[made or changed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and more]\n"
+    assert capsys.readouterr().err == "[created or changed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and more]\n"
 
 
 def test_artifacts_are_saved_where_asked_and_nowhere_else(
@@ -238,7 +238,7 @@ def test_cp_refuses_in_one_line(daemon: FakeDaemon, capsys: Captured, arguments:
 def test_cp_wants_more_of_an_id_that_begins_several(daemon: FakeDaemon, capsys: Captured) -> None:
     daemon.sessions = [types.Session(session_id=name, state=types.SESSION_STATE_IDLE) for name in ("ab1", "ab2", "ab")]
     assert cli.main(["cp", __file__, "a:x"]) == 2
-    assert "'a' begins the ids of 3 sessions" in capsys.readouterr().err
+    assert "'a' matches 3 sessions" in capsys.readouterr().err
     assert cli.main(["cp", __file__, "ab:x"]) == 0, "a whole id is no beginning"
 
 
@@ -316,7 +316,7 @@ def test_run_goes_on_in_a_session_which_stays(daemon: FakeDaemon, capsys: Captur
     assert list(requests["AuthorizeImports"].authorized_imports) == ["os"]
     assert requests["Execute"].limits.wall_time_s == 2
     assert cli.main(["run", "--image", "data", *arguments]) == 2
-    assert "--image: a session that is there already has its own" in capsys.readouterr().err
+    assert "--image: not possible for an existing session" in capsys.readouterr().err
 
 
 def test_refused_import_names_the_option_that_authorizes_it(daemon: FakeDaemon, capsys: Captured) -> None:

@@ -32,7 +32,7 @@ def test_sessions_of_a_fleet_are_shown_and_found_with_and_without_the_node(
         asked = [request.session_id for name, request in daemon.requests if name == "GetSession"]
         assert asked[-1] == found
     assert cli.main(["ls", "3f2a"]) == 2
-    assert "'3f2a' begins the ids of 2 sessions" in capsys.readouterr().err
+    assert "'3f2a' matches 2 sessions" in capsys.readouterr().err
 
 
 def test_labels_of_the_node_are_asked_for_by_name(daemon: FakeDaemon, capsys: Captured) -> None:
@@ -42,4 +42,4 @@ def test_labels_of_the_node_are_asked_for_by_name(daemon: FakeDaemon, capsys: Ca
         cli.main(["run", "--node-label", "zone", "-c", "1"])
     assert "'zone' is not NAME=VALUE, as in zone=a" in capsys.readouterr().err
     assert cli.main(["run", "--session", SESSION, "--node-label", "zone=a", "-c", "1"]) == 2
-    assert "--node-label: a session that is there already has its own" in capsys.readouterr().err
+    assert "--node-label: not possible for an existing session" in capsys.readouterr().err

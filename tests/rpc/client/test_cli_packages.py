@@ -84,7 +84,7 @@ def test_a_python_that_the_header_does_not_admit_is_said_before_anything_runs(
     (tmp_path / "s.py").write_text("# /// script\n# requires-python = '>=3.99'\n# ///\nprint()\n")
     assert cli.main(["run", str(tmp_path / "s.py")]) == 2
     err = capsys.readouterr().err
-    assert f"{tmp_path}/s.py, line 2: the script needs Python >=3.99, and the image 'base' has 3." in err
+    assert f"{tmp_path}/s.py, line 2: the script needs Python >=3.99, but the image 'base' has 3." in err
     assert "Execute" not in daemon.names() and "DeleteSession" in daemon.names()
 
 
@@ -97,9 +97,9 @@ def test_a_mistake_in_the_header_makes_no_session(daemon: FakeDaemon, tmp_path: 
 
 def test_a_session_that_is_there_keeps_its_packages(daemon: FakeDaemon, script: str, capsys: Captured) -> None:
     assert cli.main(["run", "--session", SESSION, "--with", "six", "-c", "1"]) == 2
-    assert "--with: a session that is there already has its own" in capsys.readouterr().err
+    assert "--with: not possible for an existing session" in capsys.readouterr().err
     assert cli.main(["run", "--session", SESSION, script]) == 0
-    assert "the packages in the script's header are not asked for" in capsys.readouterr().err
+    assert "ignored the packages in the script's header" in capsys.readouterr().err
     assert asked(daemon, "PrepareEnvironment") == []
 
 

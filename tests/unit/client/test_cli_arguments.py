@@ -61,7 +61,7 @@ def test_ports_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixtur
         make_parser().parse_args(
             ["port-forward", "s", "--", text] if text.startswith("-") else ["port-forward", "s", text]
         )
-    assert "is no port" in capsys.readouterr().err
+    assert "is not a port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_session_is_meant_by_its_id_its_name_or_the_beginning_of_its_id(text: 
 
 
 def test_beginnings_of_several_ids_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="begins the ids of 2 sessions"):
+    with pytest.raises(InvalidRequest, match="matches 2 sessions"):
         matching_id(SESSIONS, "3f2")
 
 
@@ -89,8 +89,8 @@ def test_beginnings_of_several_ids_are_refused() -> None:
     [
         (SESSIONS, "analysys", "there is no session 'analysys'; did you mean analysis?"),
         (SESSIONS, "xyz", "there are analysis, 3f2b00000000, 3f"),
-        ({}, "x", "there are none now"),
-        ({f"{i:032x}": f"job-{i}" for i in range(10, 50)}, "work", "`executor ps` lists the 40 there are"),
+        ({}, "x", "you have no sessions"),
+        ({f"{i:032x}": f"job-{i}" for i in range(10, 50)}, "work", "`executor ps` lists your 40 sessions"),
         (SESSIONS, "", "there is no session ''"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_result_says_what_became_of_the_session() -> None:
     assert is_error and said.startswith("Code execution failed at line 'x = 1' due to: ValueError: bad\n")
     assert "defined before the failure are kept" in said
     said, is_error = last_text(**failed, state=VariablesState.RESET, generation=2, replaced=True)
-    assert is_error and "of this call or before are lost" in said
+    assert is_error and "functions and imports are lost" in said
     said, is_error = last_text(generation=2, replaced=True)
     assert not is_error and "Before this call the interpreter had to be restarted" in said
     said, is_error = last_text(outcome=Outcome.LOST, state=VariablesState.LOST)
@@ -190,7 +190,7 @@ def test_a_result_says_what_became_of_the_session() -> None:
 def test_files_that_were_made_are_named_up_to_a_limit() -> None:
     files = tuple(FileInfo(f"f{number}\n", 1_234, False, datetime.now(UTC)) for number in range(30))
     said, _ = last_text(artifacts=files[:1])
-    assert "Files made or changed: 'f0\\n' (1,234 bytes)\n" in said
+    assert "Files created or changed: 'f0\\n' (1,234 bytes)\n" in said
     said, _ = last_text(artifacts=files)
     assert said.count("1,234 bytes") == content.FILES_LISTED_MAX and " and more\n" in said
 

@@ -79,7 +79,7 @@ def test_lines_up_to_the_limit_are_passed_on_and_a_longer_one_ends_the_input(mon
         os.write(relay.host, b"d" * 101)
         passed_on = relay.all_passed_on()
     assert passed_on.splitlines()[:3] == [b"a" * 100, b"b" * 100, b"c" * 50]
-    assert relay.reports == ["a message of the host has more than 100 bytes; the connection ends here"]
+    assert relay.reports == ["closing the connection: a message of the host has more than 100 bytes"]
 
 
 def test_an_sdk_that_has_gone_ends_the_relay() -> None:

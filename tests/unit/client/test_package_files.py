@@ -9,7 +9,6 @@ import pytest
 
 from executor_client import InvalidRequest
 from executor_client.cli.package_files import FILE_BYTES_MAX, packages_of
-from executor_client.cli.python_versions import admits
 from executor_client.cli.script_header import ScriptHeader, read_header
 
 HEADER = """\
@@ -45,7 +44,7 @@ def test_a_script_without_a_header_asks_for_nothing() -> None:
 def test_the_last_line_that_may_end_a_header_does() -> None:
     """By PEP 723, whose reference parser is greedy."""
     text = "# /// script\n# dependencies = [\n# ///\n# ]\n# ///\n"
-    with pytest.raises(InvalidRequest, match="no TOML"):
+    with pytest.raises(InvalidRequest, match="not valid TOML"):
         read_header(text, "s.py")
 
 
@@ -57,14 +56,14 @@ def test_a_header_that_never_ends_is_none_and_is_found() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["# dependencies = ["], "s.py, line 2: the header is no TOML"),
+        (["# dependencies = ["], "s.py, line 2: the header is not valid TOML"),
         (["# x = 1", "# = 2"], "at line 4"),
         (["# dependencies = []", "# depends = []"], "s.py, line 4: unknown key 'depends'"),
         (["# [dependency-groups]", "# dev = []"], "s.py, line 3: unknown key 'dependency-groups'"),
-        (["# dependencies = 'polars'"], "s.py, line 3: dependencies is no list of texts"),
-        (["# dependencies = [1]"], "s.py, line 3: dependencies is no list of texts"),
-        (["# requires-python = 3.11"], "s.py, line 3: requires-python is no text"),
-        (["#", "# requires-python = '3.11'"], "s.py, line 4: requires-python: '3.11' is no bound of versions"),
+        (["# dependencies = 'polars'"], "s.py, line 3: dependencies is not a list of strings"),
+        (["# dependencies = [1]"], "s.py, line 3: dependencies is not a list of strings"),
+        (["# requires-python = 3.11"], "s.py, line 3: requires-python is not a string"),
+        (["#", "# requires-python = '3.11'"], "s.py, line 4: requires-python is not a version specifier"),
         (["# ///", "", "# /// script"], "s.py, line 5: a second header; the first is in line 2"),
     ],
 )
@@ -79,39 +78,14 @@ def test_another_python_is_said_with_the_line_that_asks_for_it() -> None:
     header = read_header(HEADER, "s.py")
     header.check_python("3.12.4", "base")
     with pytest.raises(
-        InvalidRequest, match=r"s.py, line 3: the script needs Python >=3.11,<3.14, and the image 'old'"
+        InvalidRequest, match=r"s.py, line 3: the script needs Python >=3.11,<3.14, but the image 'old'"
     ):
         header.check_python("3.10.2", "old")
 
 
-@pytest.mark.parametrize(
-    ("specifier", "admitted", "refused"),
-    [
-        ("", ["2.7", "3.12.1"], []),
-        (">=3.11", ["3.11.0", "3.11", "3.12.1", "4.0"], ["3.10.9", "3.11.0rc1"]),
-        (">3.11", ["3.11.1", "3.12"], ["3.11.0", "3.10"]),
-        ("<3.12", ["3.11.9", "2.7"], ["3.12.0", "3.12.0rc1"]),
-        ("<=3.12", ["3.12.0", "3.11.9"], ["3.12.1"]),
-        ("==3.12", ["3.12.0"], ["3.12.1"]),
-        ("==3.12.*", ["3.12.0", "3.12.9"], ["3.1", "3.13.0"]),
-        ("!=3.12.*", ["3.11.0", "3.13.0"], ["3.12.9"]),
-        ("!=3.12.3", ["3.12.4"], ["3.12.3"]),
-        ("~=3.11", ["3.11.0", "3.13.1"], ["3.10.0", "4.0.0"]),
-        ("~=3.11.2", ["3.11.2", "3.11.9"], ["3.11.1", "3.12.0"]),
-        (">= 3.11 , < 4", ["3.11.0"], ["4.0.0"]),
-        (">=3.13.0rc1", ["3.13.0", "3.14.0"], ["3.12.9"]),
-        (">=3", ["not a version"], []),
-    ],
-)
-def test_versions_of_python_are_compared_by_pep_440(specifier: str, admitted: list[str], refused: list[str]) -> None:
-    assert [version for version in admitted if not admits(specifier, version)] == []
-    assert [version for version in refused if admits(specifier, version)] == []
-
-
-@pytest.mark.parametrize("specifier", ["3.11", "=>3.11", ">=3.x", "~=3", ">=3.11.*", ">=3.11 <4", "x"])
-def test_what_is_no_bound_is_refused(specifier: str) -> None:
-    with pytest.raises(ValueError, match=r"bound of versions|goes with|two parts"):
-        admits(specifier, "3.11.7")
+def test_a_pre_release_of_python_is_compared_and_an_odd_version_is_not() -> None:
+    read_header(HEADER, "s.py").check_python("3.13.0rc1", "base")
+    read_header(HEADER, "s.py").check_python("not a version", "base")
 
 
 # -- files
@@ -148,23 +122,23 @@ def test_requirements_come_from_standard_input(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("-r other.txt", "the option -r can't be used: write the lines of that file into this one"),
-        ("--constraint=c.txt", "the option --constraint can't be used: write the bounds"),
+        ("-r other.txt", "the option -r can't be used: copy the lines of that file into this one"),
+        ("--constraint=c.txt", "the option --constraint can't be used: write the version bounds"),
         ("-e .", "the option -e can't be used: only packages of the index"),
         ("-ihttps://user:secret@index.example/", "the option -i can't be used: the daemon's operator"),
         ("--extra-index-url https://index.example/", "the option --extra-index-url can't be used: the daemon's"),
         ("--find-links ./wheels", "the option --find-links can't be used: the daemon's operator"),
-        ("--require-hashes", "the option --require-hashes can't be used: that is always so; leave the line out"),
+        ("--require-hashes", "the option --require-hashes can't be used: this always applies; remove the line"),
         ("--no-binary :all:", "the option --no-binary can't be used: only wheels"),
-        ("--use-feature=x", "the option --use-feature can't be used: it has no meaning here"),
+        ("--use-feature=x", "the option --use-feature can't be used: it has no effect here"),
         ('numpy --config-settings="a=b"', "the option --config-settings can't be used"),
-        ("numpy==${VERSION}", "variables are not replaced"),
-        ("./wheels/x-1.0-py3-none-any.whl", "is no package of an index"),
-        ("x-1.0-py3-none-any.whl", "is no package of an index"),
-        ("x @ https://files.example/x.zip", "is no package of an index"),
-        ("git+https://git.example/x", "is no package of an index"),
-        ("x@file:x.whl", "is no package of an index"),
-        ("C:\\x", "is no package of an index"),
+        ("numpy==${VERSION}", "variables are not supported"),
+        ("./wheels/x-1.0-py3-none-any.whl", "is not a package of an index"),
+        ("x-1.0-py3-none-any.whl", "is not a package of an index"),
+        ("x @ https://files.example/x.zip", "is not a package of an index"),
+        ("git+https://git.example/x", "is not a package of an index"),
+        ("x@file:x.whl", "is not a package of an index"),
+        ("C:\\x", "is not a package of an index"),
     ],
 )
 def test_what_is_no_package_of_the_index_is_refused_with_what_to_do(tmp_path: Path, line: str, said: str) -> None:
@@ -201,15 +175,15 @@ def test_a_lock_is_read_as_its_versions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x =", "is no TOML"),
+        ("x =", "is not valid TOML"),
         ("", "lock-version is None"),
         ('lock-version = "2.0"', "lock-version is '2.0'; locks of version"),
         ('lock-version = "1.0"', "names no packages"),
-        ('lock-version = "1.0"\npackages = [1]', "packages is no list of tables"),
+        ('lock-version = "1.0"\npackages = [1]', "packages is not a list of tables"),
         ('lock-version = "1.0"\n[[packages]]\nversion = "1"', "a package has no name"),
         ('lock-version = "1.0"\n[[packages]]\nname = "x"\nversion = 1', "a package has no name"),
-        ('lock-version = "1.0"\n[[packages]]\nname = "x"\nwheels = [{}]', "x is locked to no version"),
-        ('lock-version = "1.0"\n[[packages]]\nname = "x"\nversion = "1"', "x 1 is locked to no wheel"),
+        ('lock-version = "1.0"\n[[packages]]\nname = "x"\nwheels = [{}]', "x has no version"),
+        ('lock-version = "1.0"\n[[packages]]\nname = "x"\nversion = "1"', "x 1 has no wheel"),
         ('lock-version = "1.0"\n[[packages]]\nname = "x"\nvcs = {}', "x is locked to vcs"),
         ('lock-version = "1.0"\n[[packages]]\nname = "x"\narchive = {}', "x is locked to archive"),
         (
@@ -239,7 +213,7 @@ def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
         ("missing.txt", "cannot be read"),
         ("binary.txt", "cannot be read"),
         ("large.txt", "is larger than"),
-        ("pyproject.toml", "is no lock"),
+        ("pyproject.toml", "is not a lock file"),
     ):
         (tmp_path / "pyproject.toml").write_text("[project]")
         with pytest.raises(InvalidRequest, match=said):

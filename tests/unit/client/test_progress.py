@@ -43,9 +43,9 @@ def test_without_a_terminal_each_step_is_a_line(capsys: pytest.CaptureFixture[st
     console.end_wait()
     console.remark("done")
     assert capsys.readouterr().err.splitlines() == [
-        "[making the environment: resolving]",
-        "[making the environment: installing, 3 of 23 packages]",
-        "[making the environment: first import\\x1b[2J]",
+        "[building the environment: resolving]",
+        "[building the environment: installing, 3 of 23 packages]",
+        "[building the environment: first import\\x1b[2J]",
         "[done]",
     ]
 
@@ -78,6 +78,6 @@ def test_a_terminal_that_can_not_move_its_cursor_gets_lines(monkeypatch: pytest.
     for progress in STEPS[:3]:
         report(console, progress)
     assert terminal.getvalue().splitlines() == [
-        "[making the environment: resolving]",
-        "[making the environment: installing, 3 of 23 packages]",
+        "[building the environment: resolving]",
+        "[building the environment: installing, 3 of 23 packages]",
     ]

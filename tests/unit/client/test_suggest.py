@@ -81,7 +81,7 @@ def session(**options: Any) -> Session:
         (
             agent,
             {"limits": {}},
-            "CodeAgent() has no argument 'limits': it is the executor's, executor_kwargs={'limits': ...}",
+            "CodeAgent() has no argument 'limits'; pass it to the executor: executor_kwargs={'limits': ...}",
         ),
         (agent, {"max_step": 3}, "CodeAgent() has no argument 'max_step': did you mean max_steps=?"),
     ],

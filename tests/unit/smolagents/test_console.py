@@ -80,7 +80,7 @@ def test_sequence_in_two_pieces_is_left_out_all_the_same() -> None:
 def test_endless_output_without_a_line_break_is_bounded() -> None:
     text = shown(*["x" * 1000] * 100, chars_max=20_000)
     assert len(text) < 30_000
-    assert text.endswith("| ... the rest is not shown as it comes\n")
+    assert text.endswith("| ... the rest is not shown live\n")
 
 
 def test_ten_megabytes_cost_no_more_than_what_is_shown() -> None:

@@ -66,7 +66,7 @@ def test_labels_of_the_node_are_asked_for_with_the_session_and_saved(daemon: Fak
         executor("1")
         assert executor.saved_kwargs() == {"address": daemon.address, "node_labels": labels}
     assert [dict(request.node_labels) for name, request in daemon.requests if name == "CreateSession"] == [labels]
-    with pytest.raises(ValueError, match="node_labels can be of a new one only"):
+    with pytest.raises(ValueError, match="node_labels only applies to a new one"):
         RemoteExecutor(node_labels=labels, session="0" * 32)
 
 
@@ -79,7 +79,7 @@ def test_packages_are_asked_for_with_the_session_and_saved(daemon: FakeDaemon) -
     assert list(created.packages) == packages and not created.modules
     with pytest.raises(InvalidRequest, match="packages is of type str; write packages="):
         RemoteExecutor(packages="polars")
-    with pytest.raises(ValueError, match="packages can be of a new one only"):
+    with pytest.raises(ValueError, match="packages only applies to a new one"):
         RemoteExecutor(packages=["polars"], session="0" * 32)
 
 
@@ -168,7 +168,7 @@ def test_hosts_are_asked_for_with_the_session(daemon: FakeDaemon) -> None:
     assert list(created.network) == ["pypi.org:443", "*.example.com"]
     with pytest.raises(InvalidRequest, match="network is of type str; write network="):
         RemoteExecutor(network="pypi.org")
-    with pytest.raises(ValueError, match="network can be of a new one only"):
+    with pytest.raises(ValueError, match="network only applies to a new one"):
         RemoteExecutor(network=["pypi.org"], session="0" * 32)
 
 

@@ -15,11 +15,11 @@ import types
 from executor_api.values import ValueLimits, digest
 
 from ..checks.control import ControlException
+from ..checks.time_limit import within
 from ..wire.lean import dumps
 from ..wire.link_messages import Answered, BeginBranch, BranchChanges, EndBranch
 from ..wire.messages import MAX_NAME_CHARS
 from ..wire.savepoint_messages import Changes
-from .own_process import within
 from .savepoint import Positions
 
 TYPE_CHECKING = False

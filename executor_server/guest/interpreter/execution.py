@@ -10,6 +10,7 @@ from ..checks.control import ControlException, ExecutionInterrupted, FinalAnswer
 from ..checks.failures import describe, text_of
 from ..checks.meter import OperationLimitExceeded
 from ..checks.sentinels import LastValue
+from ..checks.time_limit import clear_timers, within
 from ..wire import link
 from ..wire.lean import dumps, signal
 from ..wire.link_messages import NearLimit, Output, ProgramEnded, ProgramStopped, RunProgram
@@ -18,7 +19,7 @@ from . import display
 from .encoding import encode_description, encode_in_parts, encode_output
 from .fitness import why_unfit
 from .leftovers import end_leftovers, threads
-from .own_process import clear_timers, give_headroom, hold_headroom, within
+from .own_process import give_headroom, hold_headroom
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,17 +1,16 @@
-"""The interpreter's process: what turns a fork of the supervisor into one, its limits and its timers."""
+"""The interpreter's process: what turns a fork of the supervisor into one, and its limits."""
 
 from __future__ import annotations
 
 import os
 import resource
 
-from ..checks.control import ControlException
 from ..wire import libc, rlimits
 from ..wire.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional
+    from typing import Any, Optional
 
 OOM_SCORE = 900
 """When memory runs out, the kernel should kill this process, not the supervisor. Processes with 1000 go first:
@@ -19,8 +18,6 @@ savepoints, and those that calls have started."""
 
 # Bytes of data withheld from programs, for the work between two: a program may keep all the memory that it has.
 _HEADROOM_BYTES = 2 * 1024 * 1024
-# Seconds between two exceptions in a call that goes on after the first.
-_AGAIN_S = 0.1
 
 
 def settle(config: Any) -> None:
@@ -65,39 +62,6 @@ def _move_data_limit(by_bytes: int) -> None:
     if soft != resource.RLIM_INFINITY:
         moved = max(soft + by_bytes, 0)
         resource.setrlimit(resource.RLIMIT_DATA, (moved if hard == resource.RLIM_INFINITY else min(moved, hard), hard))
-
-
-class TimeUp(ControlException):
-    """A call took too long."""
-
-    __module__ = "builtins"
-
-
-def within(time_s: float, function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function in the main thread, and raises TimeUp in it when `time_s` are over, again and again.
-
-    It bounds the time spent on a program's own objects after it: its value, its figures.
-    """
-    is_running = True
-
-    def stop(_signum: int, _frame: object) -> None:
-        if is_running:
-            raise TimeUp(f"it took longer than {time_s:g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, time_s, _AGAIN_S)
-    try:
-        return function(*args)
-    finally:
-        is_running = False
-        clear_timers()
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: a C library's
-
-
-def clear_timers() -> None:
-    """Stops the timers of the process: one that a program left running would end the next one, or the interpreter."""
-    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
-        signal.setitimer(timer, 0)
 
 
 class OwnProcess:

@@ -25,7 +25,7 @@ from functools import partial
 
 from ..checks.failures import text_of
 from ..checks.imports import CALLED_IMPORT
-from ..wire.lean import signal
+from ..checks.time_limit import TimeUp, within
 from .index import MAX_REASON_CHARS, NotPickled, omitted_entries, read_index
 from .pickled_names import check_name, check_value, is_ours_or_standard
 from .world import Placeholder, World, sealed
@@ -52,10 +52,6 @@ def restore(world: World, fd: int, size: int, guarded: Callable[..., Any]) -> di
         index = read_index(fd, size)
         reader = _Reader(world, file, index, guarded)
         return reader.read()
-
-
-class _LateError(BaseException):
-    """Reading one variable takes too long."""
 
 
 class _Reader:
@@ -107,16 +103,7 @@ class _Reader:
         return ""
 
     def _in_time(self, end: int) -> Any:
-        def late(_signum: int, _frame: Any) -> None:
-            raise _LateError
-
-        before = signal.signal(signal.SIGALRM, late)
-        signal.setitimer(signal.ITIMER_REAL, min(READ_TIME_S, self._deadline - time.monotonic()))
-        try:
-            value = self._guarded(self._unpickler.load)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        value = within(min(READ_TIME_S, self._deadline - time.monotonic()), self._guarded, self._unpickler.load)
         if self._file.tell() != end:
             raise NotPickled("it has other bytes than the index says")
         if type(value) is Placeholder:
@@ -176,7 +163,7 @@ class _Memory(pickle.Unpickler):
 
 
 def _read_reason(error: BaseException) -> str:
-    if isinstance(error, _LateError):
+    if isinstance(error, TimeUp):
         return f"reading it takes longer than {READ_TIME_S:g} s, or than was left of {RESTORE_TIME_S:g} s for all"
     if isinstance(error, NotPickled):
         return str(error)[:MAX_REASON_CHARS]

@@ -1,0 +1,46 @@
+"""Bounds the time of a program's own code where no execution bounds it: of its values, its figures, its pickles."""
+
+from __future__ import annotations
+
+from ..wire.lean import signal
+from .control import ControlException
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+# Seconds between two exceptions in a call that goes on after the first.
+_AGAIN_S = 0.1
+
+
+class TimeUp(ControlException):
+    """A call took too long."""
+
+    __module__ = "builtins"
+
+
+def within(time_s: float, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function in the main thread, and raises TimeUp in it when `time_s` are over, again and again.
+
+    Timers of the program end with this.
+    """
+    is_running = True
+
+    def stop(_signum: int, _frame: object) -> None:
+        if is_running:
+            raise TimeUp(f"it took longer than {time_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, time_s, _AGAIN_S)
+    try:
+        return function(*args)
+    finally:
+        is_running = False
+        clear_timers()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: a C library's
+
+
+def clear_timers() -> None:
+    """Stops the timers of the process: one that a program left running would end the next one, or the interpreter."""
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)

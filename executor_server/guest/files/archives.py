@@ -2,9 +2,9 @@
 
 The supervisor does both itself, a piece at a time: nothing here waits, forks or holds more than a piece and a header.
 Both ends of a transfer are hostile. Agent code may change the directory meanwhile: `workspace` opens every file again
-by its parts and follows no link, and a file that shrinks while it is read ends the transfer. An archive that arrives
-may hold anything: a member is a regular file or a directory with a safe relative name, or it is refused by name. A file
-appears whole or not at all; a directory does not: the members before a refused one stay.
+by its parts and follows no link, and a file that shrinks while it is read ends the transfer. A received archive may
+hold anything: a member that is no regular file or directory with a safe relative name is refused by name. Files appear
+whole or not at all. Directories do not: the members before a refused one stay.
 
 The format is POSIX ustar, with pax headers for what it has no room for. GNU's long names are read too.
 """
@@ -40,7 +40,7 @@ MAX_OMITTED = 256
 # Extension headers before one member.
 _MAX_EXTENSIONS = 4
 _MAX_SHOWN_CHARS = 200
-# Parts in one read: opening a file takes longer than reading a small one, and the loop waits meanwhile.
+# Parts in one read: opening a file takes longer than reading a small one, and the loop has to wait.
 _PARTS_AT_A_TIME = 128
 
 
@@ -49,9 +49,9 @@ _PARTS_AT_A_TIME = 128
 
 
 class ArchiveDownload:
-    """A directory being read: its regular files and directories; links and all else are left out.
+    """A directory being read: its regular files and directories; everything else is omitted.
 
-    Raises PathRefused, before anything is sent, for one that is too large or too deep.
+    Raises PathRefused, before anything is sent, for a directory that is too large or too deep.
     """
 
     def __init__(self, root: str, path: str, max_bytes: int) -> None:
@@ -185,7 +185,7 @@ class ArchiveUpload:
         self.on_file: Callable[[str, os.stat_result], None] = lambda _path, _status: None
 
     def write(self, data: memoryview) -> None:
-        """Raises PathRefused, with the member's name, for what can't be unpacked here."""
+        """Raises PathRefused, with the member's name, for a member that can't be unpacked here."""
         if len(data) > self.remaining:
             raise PathRefused("more data than announced")
         while data:
@@ -328,7 +328,7 @@ _MATTERS = frozenset(("path", "size", "linkpath"))
 
 
 def _member(kind: bytes, name: bytes, size: int, mode: int, extensions: dict[str, bytes]) -> _Member:
-    """Raises PathRefused for one that is neither a regular file nor a directory."""
+    """Makes a member. Raises PathRefused for anything but a regular file or a directory."""
     raw = extensions.get("path", name)
     try:
         path = raw.decode()

@@ -1,15 +1,15 @@
 """Artifacts: the regular files of the workspace that an execution made or changed.
 
-The supervisor scans the workspace itself, before the code starts and after it has ended, so the program has no say in
-it. A file counts when its size, modification time or inode has changed. Files that the supervisor writes meanwhile, for
-a client, do not count.
+The supervisor scans the workspace itself, before the code starts and after it has ended, so the program can't influence
+the scan. A file counts when its size, modification time or inode has changed. Files that the supervisor writes for a
+client meanwhile do not count.
 
-An empty workspace, which most sessions have, is not scanned again and again: as long as the directory was not changed,
-it is empty. No program can set the time of that change, only its clock is coarse: it is believed when it is older than
-two changes that the kernel might stamp with the same time.
+An empty workspace, which most sessions have, is scanned once: it stays empty until the directory changes. No program
+can set the time of that change, but the kernel's clock is coarse. So the time is trusted only when it is old enough
+that a new change would get another one.
 
-Like `workspace`, a scan goes from descriptor to descriptor and follows no link. It looks at a bounded number of
-entries: a workspace of a million files must not hold up a result.
+Like `workspace`, a scan goes from descriptor to descriptor and follows no link. It reads a bounded number of entries: a
+workspace of a million files must not delay a result.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     State = tuple[int, int, int]
     """Inode, size and time of modification; of the directory, the time of any change."""
 
-# Entries that a scan looks at, about 3 µs each: at the end, and at the start, while the program waits.
+# Entries that a scan reads, about 3 µs each: at the end, and at the start, while the program waits.
 MAX_LOOKED_AT = 5_000
 MAX_REMEMBERED = 2_000
-# More than the kernel's coarse clock, which stamps files, moves at a time.
+# Longer than one step of the kernel's coarse clock, which stamps files.
 _STAMP_NS = 100_000_000
 
 
 class Scan:
-    """The regular files of a workspace by path, as they were at one time; not all of them when `truncated`."""
+    """The regular files of a workspace by path at one time; incomplete when `truncated`."""
 
     def __init__(self, root: str, at_most: int) -> None:
         self.files: dict[str, os.stat_result] = {}
@@ -102,14 +102,14 @@ class Scan:
 
 
 class ArtifactFinder:
-    """Finds the artifacts of one execution after the other, and remembers an empty workspace."""
+    """Finds the artifacts of executions, and remembers an empty workspace."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._empty: Optional[State] = None  # the directory when it was empty
 
     def begin(self) -> Artifacts:
-        """Returns what finds the files of an execution that starts now."""
+        """Begins an execution. Returns the object that finds its files."""
         state = self._settled_state()
         if state is not None and state == self._empty:
             return Artifacts(self._root, state)
@@ -118,15 +118,15 @@ class ArtifactFinder:
         return Artifacts(self._root, self._empty, scan)
 
     def _settled_state(self) -> Optional[State]:
-        """Returns the directory's state; None when a change now might have the same."""
+        """Returns the directory's state; None when a change now might leave the same state."""
         state = _directory_state(self._root)
         return state if state is not None and time.time_ns() - state[2] >= _STAMP_NS else None
 
 
 class Artifacts:
-    """The files of one execution, which starts when this is made.
+    """The files of one execution, which starts when this is created.
 
-    `empty` is the state of a directory that was empty, when that may be believed; `scan` is what it holds else.
+    `empty` is the trusted state of an empty directory; otherwise `scan` has its files.
     """
 
     def __init__(self, root: str, empty: Optional[State] = None, scan: Optional[Scan] = None) -> None:
@@ -157,12 +157,12 @@ class Artifacts:
         known = self._known.get(path)
         if known is not None:
             return known != _state(status)
-        # A file that the first scan did not reach: the time of its last change decides, which no program can set.
+        # The first scan did not reach this file. The time of its last change decides; no program can set it.
         return self._knows_all or status.st_ctime_ns >= self._started_ns
 
 
 def stamp_ns() -> int:
-    """Returns the time that a file would be stamped with now; on newer kernels that is no clock of the system."""
+    """Returns the kernel's present time stamp for files; on newer kernels no system clock has it."""
     fd = os.memfd_create("now", os.MFD_CLOEXEC)
     try:
         return os.fstat(fd).st_ctime_ns
@@ -177,6 +177,6 @@ def _state(status: os.stat_result) -> State:
 def _directory_state(root: str) -> Optional[State]:
     try:
         status = os.stat(root, follow_symlinks=False)
-    except OSError:  # agent code may have taken away its own right to it
+    except OSError:  # agent code may have removed its own permission
         return None
     return (status.st_ino, status.st_size, status.st_ctime_ns) if stat.S_ISDIR(status.st_mode) else None

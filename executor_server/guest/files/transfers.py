@@ -1,7 +1,7 @@
-"""Transfers beside the jobs: staged blobs, and files of the workspace.
+"""Transfers: staged blobs, and files of the workspace.
 
-The supervisor serves them itself, at any time, so a program that hangs does not lock its files away. Nothing blocks:
-both live in memory (memory files, tmpfs), and move in pieces of one chunk.
+The supervisor serves them itself, at any time, so a hanging program does not lock its files away. Nothing blocks: both
+live in memory (memory files, tmpfs), and move in pieces of one chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_BLOBS = 64
 MAX_TRANSFERS = 16
-# Bytes of all blobs staged at one time, and of one value that is sent.
+# Bytes of all blobs staged at a time, and of one value.
 MAX_BLOB_BYTES = BLOB_BYTES_MAX
 # Seconds for a blob to be completed, and then to be named by a message; only time with a daemon counts.
 BLOB_TIME_S = 60.0
@@ -52,13 +52,13 @@ class Transfers:
         self._downloads: dict[int, Union[workspace.Download, archives.ArchiveDownload]] = {}
         self._serial = 0
         self._on_file = on_file
-        # A clock that stands still without a daemon, since nothing could complete or name a blob then.
+        # A clock that stops without a daemon: nothing can complete or name a blob then.
         self._connected_s = 0.0
         self._looked_at = time.monotonic()
         self._was_connected = False
 
     def close_all(self) -> None:
-        """Closes all of them, without a word to the daemon."""
+        """Closes all transfers without telling the daemon."""
         for blob in self._blobs.values():
             os.close(blob.fd)
         for upload in self._uploads.values():
@@ -67,9 +67,9 @@ class Transfers:
             download.close()
 
     def on_new_daemon(self) -> None:
-        """Drops the transfers of files that the last daemon began, which the new one does not know.
+        """Drops the last daemon's file transfers, which the new one does not know.
 
-        Staged blobs stay: a message of the last daemon that the new one sends again may name them.
+        Staged blobs stay: the new daemon may repeat a message that names them.
         """
         for upload in self._uploads.values():
             upload.abandon()
@@ -111,7 +111,7 @@ class Transfers:
             os.close(blob.fd)
 
     def claim_blob(self, blob_id: str) -> None:
-        """Keeps a blob from expiring: a job that waits names it."""
+        """Keeps a blob from expiring: a waiting job names it."""
         blob = self._blobs.get(blob_id)
         if blob is not None:
             blob.deadline = float("inf")
@@ -126,7 +126,7 @@ class Transfers:
                 self.drop_blob(blob_id)
 
     def take_blob(self, blob_id: str) -> Optional[int]:
-        """Returns the descriptor of a complete blob, sealed, which is the caller's, or None without such a blob."""
+        """Returns the sealed descriptor of a complete blob, which the caller owns; None if there is none."""
         blob = self._blobs.pop(blob_id, None)
         if blob is None:
             return None
@@ -207,11 +207,11 @@ class Transfers:
 
     @property
     def busy(self) -> bool:
-        """True when `pump` has something to send that the daemon takes now."""
+        """True when `pump` has something to send and the daemon accepts it."""
         return bool(self._downloads) and not self._channel.full
 
     def pump(self) -> None:
-        """Sends a piece of each file that is read, while the daemon takes them; then the loop goes on."""
+        """Sends a piece of each download, as long as the daemon accepts them."""
         for op, download in list(self._downloads.items()):
             if self._channel.full:
                 return
@@ -235,9 +235,9 @@ class Transfers:
 
 
 def _archives() -> Any:
-    """Imports the module at its first use: the start of every sandbox would pay for what few sessions need.
+    """Imports the module at its first use, since few sessions need it.
 
-    Agent code can't change what is imported: the guest's archive is mounted read-only, and no other path is searched.
+    Agent code can't change the module: the guest's archive is mounted read-only, and no other path is searched.
     """
     from . import archives
 

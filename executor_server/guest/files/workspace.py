@@ -1,8 +1,8 @@
 """The files of the workspace, served by the supervisor while agent code may be changing them.
 
 The attack: agent code has the same uid and can swap a directory for a link between a check and its use. So no path
-string is used twice: every part of a path is opened relative to the descriptor of the part before it, never following a
-link, and checks are made on the open descriptor. Opening never blocks (a FIFO would), and only regular files are read.
+string is used twice. Each part of a path is opened relative to the descriptor of the part before it, never following a
+link, and checks use the open descriptor. Opening never blocks (a FIFO would), and only regular files are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_PATH_CHARS = 1024
 MAX_DEPTH = 32
 MAX_LISTED = DIRECTORY_ENTRIES_MAX
-# Entries of any kind that one listing looks at: more would keep the supervisor from its other work.
+# Entries of any kind that one listing reads: more would keep the supervisor from its other work.
 _MAX_LOOKED_AT = 20_000
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -32,7 +32,7 @@ _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK
 
 
 class PathRefused(Exception):
-    """The path is not one of a file in the workspace that can be used; the message says why.
+    """The path names no usable file of the workspace; the message says why.
 
     The reason is "path_refused", "file_not_found" or "too_large".
     """
@@ -43,7 +43,7 @@ class PathRefused(Exception):
 
 
 def split_path(path: str) -> list[str]:
-    """Splits a relative path. Raises PathRefused for one that is absolute, climbs out, or is too long or deep."""
+    """Splits a relative path. Raises PathRefused for an absolute, escaping, long or deep one."""
     if len(path) > MAX_PATH_CHARS or "\0" in path:
         raise PathRefused(f"a path has at most {MAX_PATH_CHARS} characters, none of them NUL")
     if path.startswith("/"):
@@ -224,7 +224,7 @@ def list_files(
 ) -> tuple[list[FileEntry], bool]:
     """Lists regular files and directories below a directory, sorted by path; true when there are more.
 
-    `leave_out` gets the path of each entry that is neither or can't be named, and the reason.
+    `leave_out` gets the path of each omitted entry and the reason.
     """
     parts = split_path(path)
     found: list[FileEntry] = []
@@ -286,7 +286,7 @@ def open_inner(name: str, directory: int) -> Optional[int]:
     try:
         return os.open(name, _DIRECTORY, dir_fd=directory)
     except OSError:
-        return None  # replaced by something else since it was listed, or not readable
+        return None  # replaced since it was listed, or unreadable
 
 
 def is_text(name: str) -> bool:

@@ -3,8 +3,8 @@
 Theory of operation. Pickling runs code of the program: each `__reduce__` and `__getstate__` may loop for ever, exit,
 exhaust memory, or change the very variables that are being written. None of that may cost the session its
 interpreter, so the interpreter forks and the copy pickles (writer.py). The copy has the variables by copy-on-write and
-reports on a pipe which variable it begins with. The interpreter itself only watches: one that kills its copy, or takes
-longer than VARIABLE_TIME_S, is left out, and a new copy begins from the start, _MAX_COPIES times.
+reports on a pipe which variable it begins with. The interpreter itself only watches. A variable that kills its copy, or
+takes longer than VARIABLE_TIME_S, is left out, and a new copy begins from the start, at most _MAX_COPIES times.
 
 Invariant: `export` changes nothing in the interpreter, and the file that it returns is whole (segments that add up, and
 an index) or there is no file. Each reason for a variable that is missing is in the index.
@@ -14,15 +14,15 @@ The races:
   for ever there, so a copy can hang without any fault of the variable that it is at. The time per variable ends it.
 - The interpreter reaps a copy itself and kills it only before that (`_end_copy`): a process id that is not reaped yet
   can't belong to another process.
-- A process that the copy forked lives on with the pipe and the memory file. So the end of a copy is its report _END
-  and its exit status, never the end of the pipe, and the file is sealed before its index is read: what the manifest
-  says is what is sent. Sealing fails while such a process has the file mapped for writing; then there is no export.
+- A process that the copy forked lives on with the pipe and the memory file. So a copy ends with its report _END and its
+  exit status, never with the end of the pipe, and the file is sealed before its index is read: the manifest describes
+  the sent bytes. Sealing fails while such a process has the file mapped for writing; then there is no export.
 - A copy shares the file and its offset with the copy before, and a part may be written already. Each begins with an
   empty file.
 
-The attack: all that comes from a copy may be forged by the program, its position on the pipe as well as the file. A
-position counts only within the list of names, an index is bounded before it is read, and neither decides more than the
-program could decide anyway about its own variables. The session that restores the state checks all of it again.
+The attack: the program may forge everything that a copy sends, its position on the pipe as well as the file. A position
+counts only within the list of names, and an index is bounded before it is read. Both decide only about the program's
+own variables, and the session that restores the state checks everything again.
 
 A copy lives below the limits of the sandbox: half of the memory that is left, for its heap (RLIMIT_DATA) and for the
 file, which a control group counts too. Without that bound the kernel would end the sandbox instead of the copy.
@@ -153,7 +153,7 @@ class _Copies:
         self._names = [each for each in self._names if each != name]
 
     def _copy(self, fd: int) -> tuple[Optional[int], str]:
-        """Runs one copy. Returns the position that it reached, and why it failed; empty when it came to the end."""
+        """Runs one copy. Returns the position that it reached, and why it failed; empty if it finished."""
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
         reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -239,7 +239,7 @@ def _status_bytes(field: str) -> int:
 
 
 def _copy_bytes(world: World) -> int:
-    """Bytes that a copy may take: half of about what the sandbox has left."""
+    """Returns the bytes that a copy may take: about half of what the sandbox has left."""
     return max((world.memory_bytes - _status_bytes("RssAnon:")) // 2, _MIN_COPY_BYTES)
 
 

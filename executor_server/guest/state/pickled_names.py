@@ -1,9 +1,9 @@
 """Checks the classes and functions that a state names: those that the program may import, and those of plain values.
 
-A pickle calls the functions that it names. So of the standard library it may name what the rules authorize, and besides
-the few classes and functions by which plain values are written, which only make them. Of other libraries it may name
-classes where the library is loaded already, as a table of pandas names the array that it holds: nothing is imported
-that the program could not import, least of all a file of the workspace.
+A pickle calls the functions that it names. So of the standard library it may name only what the rules authorize, and
+the few classes and functions that make plain values. Of other libraries it may name classes if the library is loaded
+already, as a pandas table names its array. Nothing is imported that the program could not import, least of all a file
+of the workspace.
 
 This is a guard-rail, like the rules of imports themselves. The sandbox is the wall.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_name(rules: Rules, module: str, name: str) -> None:
-    """Checks a name before it is looked up. Raises NotPickled for one that the rules refuse, or that makes no value."""
+    """Checks a name before it is looked up. Raises NotPickled if the rules refuse it, or if it makes no value."""
     public = public_name(module)
     if rules.denies(public) or rules.denies(module):
         raise NotPickled(f"the policy denies {public}")
@@ -43,7 +43,7 @@ def check_name(rules: Rules, module: str, name: str) -> None:
 
 
 def check_value(rules: Rules, module: str, name: str, value: Any) -> None:
-    """Checks the object that was found by a name that `check_name` let pass. Raises NotPickled too."""
+    """Checks the object behind a name that passed `check_name`. Raises NotPickled, too."""
     if isinstance(value, types.ModuleType):
         raise NotPickled(f"it reaches the module {module}.{name} through another one")
     if value is types.CodeType or value is types.FunctionType:
@@ -67,7 +67,7 @@ def _authorizes(rules: Rules, public: str) -> bool:
 
 
 def _authorized_parents(rules: Rules, public: str) -> Iterator[str]:
-    """Yields the authorized packages that contain this module: a program can get from them what they use of it."""
+    """Yields the authorized packages that contain this module: a program can reach its parts through them."""
     parts = public.split(".")
     for count in range(1, len(parts)):
         parent = ".".join(parts[:count])

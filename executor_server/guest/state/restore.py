@@ -43,7 +43,7 @@ _NUMBER = struct.Struct("<i")
 
 
 def restore(world: World, fd: int, size: int, guarded: Callable[..., Any]) -> dict[str, Any]:
-    """Reads as many variables as can be into the namespace and returns the manifest. Closes the file.
+    """Reads as many variables as possible into the namespace and returns the manifest. Closes the file.
 
     `guarded` calls a function with arguments and bounds the agent code that this runs. Raises NotPickled when the file
     is no state.
@@ -111,9 +111,9 @@ class _Reader:
         return value
 
     def _forget_half(self, begin: int, end: int) -> None:
-        """Drops the objects of a segment that failed from the memo, as they may be made by half.
+        """Drops the possibly half-made objects of a failed segment from the memo.
 
-        Its texts, classes and functions are kept: each is whole by itself, and later segments refer to them everywhere.
+        Its texts, classes and functions stay: each is complete, and later segments refer to them everywhere.
         """
         self._file.seek(begin)
         first, atoms = _numbers(self._file.read(end - begin))
@@ -207,7 +207,7 @@ _PLAIN_TYPES = frozenset(
 
 
 def _builtin(world: World, name: str) -> Any:
-    """Returns the builtin that the program has by this name. Raises NotPickled."""
+    """Returns the program's builtin of this name. Raises NotPickled."""
     if name in _PLAIN_TYPES:
         return vars(builtins)[name]
     if name not in vars(builtins) or name not in world.names or (name[:2] == "__" and name != "__import__"):

@@ -1,9 +1,9 @@
 """Pickles variables into segments and an index: the part of an export that runs in the copy of the interpreter.
 
-One pickler writes all variables, so that what two of them share is written once. A variable that fails leaves entries
-in the pickler's memo that refer to bytes that will not be there, and a later variable would refer to them in turn. So
-after a failure the file and the memo go back to a checkpoint, and the variables since then are written again. A copy of
-the memo costs time that grows with the state; checkpoints take at most a _CHECKPOINT_SHARE-th of the time.
+One pickler writes all variables, so that shared objects are written once. A failed variable leaves memo entries that
+refer to missing bytes, and a later variable would refer to them in turn. So after a failure the file and the memo go
+back to a checkpoint, and the variables since then are written again. Copying the memo costs time that grows with the
+state, so checkpoints take at most a _CHECKPOINT_SHARE-th of the time.
 
 Invariant: each memo entry of the pickler refers to bytes of a segment that is in the index.
 """
@@ -72,7 +72,7 @@ def _write_all(fd: int, data: Any) -> None:
 
 
 class _Nowhere:
-    """A file that keeps nothing, for a pickle that is only tried."""
+    """A file that keeps nothing, for a trial pickle."""
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -101,7 +101,7 @@ class Writer:
         self._checkpoint_s = 0.0
 
     def write(self, names: list[str], omitted: dict[str, str], stop_at: float) -> None:
-        """Writes these variables; adds to `omitted` the reason for each that it could not write before `stop_at`."""
+        """Writes these variables until `stop_at`; adds the reason for each failure to `omitted`."""
         try:
             make = pickler_type(self._world)
         except ImportError:
@@ -129,7 +129,7 @@ class Writer:
         _write_all(self._fd, self._index(version, omitted))
 
     def _index(self, version: str, omitted: dict[str, str]) -> bytes:
-        """Returns the end of the file; it names fewer of the variables left out where there is no room for all."""
+        """Returns the end of the file. Without room for all omitted variables, it names fewer."""
         named = MAX_OMITTED
         while True:
             index = {
@@ -162,7 +162,7 @@ class Writer:
             self._checkpoint_cost_s = self._checkpoint_s - now
 
     def _go_back(self) -> None:
-        """Returns to the checkpoint after a failure, and writes again what came between."""
+        """Returns to the checkpoint after a failure, and rewrites the variables since then."""
         count, memo = self._checkpoint
         again = [segment["name"] for segment in self._segments[count:]]
         del self._segments[count:]

@@ -244,7 +244,7 @@ async def test_holding_what_is_not_there_is_refused(bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "a.b", "x" * 65])
 def test_no_id_of_a_sandbox_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SandboxFailure, match="no id"):
+    with pytest.raises(SandboxFailure, match="not a valid sandbox id"):
         Holds(tmp_path).add("env-1", "local", name)
     assert list(tmp_path.iterdir()) == []
 

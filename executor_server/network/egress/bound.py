@@ -1,4 +1,4 @@
-"""A session that is bound to the proxy: what the next process must be given, and what the last one left unfinished."""
+"""A session that is bound to the proxy: the state that a restarted process needs, and its open connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from executor_server.guest.egress import reasons
 from executor_server.network.egress.interface import EgressSink
 from executor_server.network.egress.reports import BadReport, connection_of, count, denial_of
 
-# A session has no more connections than its rules allow. Some more may be reported while they change.
+# Connections beyond the rules' limit that may be reported while the rules change.
 _MORE_CONNECTIONS = 64
 
 
@@ -33,7 +33,7 @@ class BoundSession:
         self.listener = listener  # None where the sandbox is on another machine
         self.total_bytes = total_bytes
         self.exhausted: str | None = None
-        self.is_settled = True  # the proxy has nothing to report that was not reported
+        self.is_settled = True  # the proxy has reported everything
         self._sink = sink
         self._sent_bytes = used.sent_bytes
         self._received_bytes = used.received_bytes
@@ -58,13 +58,13 @@ class BoundSession:
         return {"type": "exhaust", "session": self.session_id, "reason": self.exhausted}
 
     def follow(self, earlier: BoundSession) -> None:
-        """Takes the place of an earlier binding of the same session, whose connections go on."""
+        """Replaces an earlier binding of the same session; its connections go on."""
         self._open.update(earlier._open)
         earlier._open.clear()
         earlier.close()
 
     def take(self, message: dict[str, Any]) -> None:
-        """Passes a report on. Raises BadReport; the report is dropped then."""
+        """Passes a report to the sink. Raises BadReport; the report is dropped then."""
         kind = message["type"]
         self.is_settled = False
         if kind == "moved":
@@ -83,20 +83,24 @@ class BoundSession:
             raise BadReport("its type is unknown")
 
     def note_settled(self) -> None:
-        """Notes that all was reported. With an open connection there may be more at any time."""
+        """Notes that all was reported. With an open connection, there may be more at any time."""
         self.is_settled = not self._open
 
     def abandon(self) -> None:
-        """Reports what is open as ended, since the process that had it is no more.
+        """Reports open connections as ended, since their process is gone.
 
-        The bytes of such a connection were counted as the session's when they were reported; which part was its own,
-        only the process knew.
+        The session's totals have the reported bytes; only the process knew the part of each connection.
         """
         now = time.monotonic()
         for connection, since in self._open.values():
-            lost = dataclasses.replace(connection, duration_s=now - since, reason=reasons.PROXY_ENDED)
-            # The session's totals hold all that was reported; which connection moved it, the process alone knew.
-            self._sink.connection_closed(dataclasses.replace(lost, sent_bytes=None, received_bytes=None))
+            lost = dataclasses.replace(
+                connection,
+                duration_s=now - since,
+                reason=reasons.PROXY_ENDED,
+                sent_bytes=None,
+                received_bytes=None,
+            )
+            self._sink.connection_closed(lost)
         self._open.clear()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The certificate authorities that sandboxes with a network trust: the system's, those of `ca_file`, and the proxy's.
 
-The proxy's authority is made by a process of its own the first time, so that its key is never in the daemon's memory.
+A separate process creates the proxy's authority at first use, so that its key is never in the daemon's memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from executor_server.network.egress.interface import EgressError
 
 CERTIFICATE_NAME = "authority.pem"
 # A line between certificates, which readers of PEM files ignore. Chromium has the system's authorities built in, and
-# takes those after this line (images/browser/trust-authorities).
+# gets those after this line (images/browser/trust-authorities).
 OWN_MARK = b"# Authorities of this daemon: those of egress.ca_file, and the egress proxy's own."
 _MAX_FILE_BYTES = 2**23
 _HASH_CHARS = 16
 _MAKE_S = 30.0
-# Another bundle is made when the system's authorities change, and the older ones may be mounted in sandboxes.
+# A new bundle is created when the system's authorities change; sandboxes may still have older ones mounted.
 _KEPT_BUNDLES = 8
 
 
@@ -49,7 +49,7 @@ def build_bundle(directory: Path, ca_file: Path | None) -> Path:
 
 
 def ensure_certificate(directory: Path) -> bytes:
-    """Returns the authority's certificate, and makes the authority on first use. Raises EgressError."""
+    """Returns the authority's certificate, and creates the authority at first use. Raises EgressError."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -60,12 +60,12 @@ def ensure_certificate(directory: Path) -> bytes:
         made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_MAKE_S, check=False)
         if made.returncode != 0:
             lines = made.stderr.decode("utf-8", "replace").strip().splitlines() or ["it gave no reason"]
-            raise EgressError(f"The proxy's certificate authority can't be made: {lines[-1][:300]}")
+            raise EgressError(f"The proxy's certificate authority can't be created: {lines[-1][:300]}")
     return _read(path)
 
 
 def _system_files() -> Iterator[Path]:
-    """Yields the file of the system's authorities, where there is one: the one that OpenSSL reads, or a usual one."""
+    """Yields the file of the system's authorities, if any: the one that OpenSSL reads, or a usual one."""
     for name in (
         ssl.get_default_verify_paths().cafile or "",
         "/etc/ssl/certs/ca-certificates.crt",

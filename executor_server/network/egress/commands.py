@@ -1,7 +1,7 @@
-"""Commands to a proxy and what comes back, over whatever carries its messages.
+"""Commands to a proxy, and its answers and reports, over any transport.
 
-The proxy is believed as little as a sandbox. One that breaks the form of a message too often has a fault or was taken
-over; values that are odd in themselves are dropped and counted, since a sandbox may have found out how to cause them.
+The proxy is as untrusted as a sandbox. If it breaks the form of messages too often, it has a fault or was taken over.
+Odd values are dropped and counted, since a sandbox may have found out how to cause them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ProxyEnded(EgressError):
 
 
 class Commands:
-    """Numbers commands, waits for their answers, and passes reports on to the sessions that they are about."""
+    """Numbers commands, waits for their answers, and passes reports to their sessions."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Commands:
         session_of: Callable[[str], BoundSession | None],
         on_broken: Callable[[str], None],
     ) -> None:
-        """`write` sends a message, with a descriptor or None. `on_broken` gets the reason why it is of no use."""
+        """`write` sends a message, with a descriptor or None. `on_broken` gets the reason why the proxy is unusable."""
         self._write = write
         self._session_of = session_of
         self._on_broken = on_broken
@@ -48,18 +48,18 @@ class Commands:
         self._bad_reports = 0
 
     def send(self, message: Message) -> None:
-        """Sends a command that is not answered."""
+        """Sends a command without an answer."""
         self._write(message, None)
 
     def asked(self, message: Message, descriptor: int | None = None) -> int:
-        """Sends a command that is answered; returns its number, for `answer`. Raises EgressError."""
+        """Sends a command with an answer; returns its number, for `answer`. Raises EgressError."""
         number = next(self._numbers)
         self._write({**message, "number": number}, descriptor)
         self._answers[number] = asyncio.get_running_loop().create_future()
         return number
 
     async def answer(self, number: int, timeout_s: float) -> None:
-        """Waits for the answer to a command. Raises EgressError when it failed, is late, or the proxy has ended."""
+        """Waits for the answer to a command. Raises EgressError if it failed, is late, or the proxy has ended."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._answers[number]
@@ -72,18 +72,18 @@ class Commands:
         await self.answer(self.asked(message), timeout_s)
 
     def ask_and_forget(self, message: Message) -> None:
-        """Sends a command whose answer is not waited for."""
+        """Sends a command and ignores its answer."""
         self._write({**message, "number": next(self._numbers)}, None)
 
     def fail_all(self) -> None:
-        """The proxy has ended, so no answer comes any more. What is said next is another one's."""
+        """Fails all waiting commands, since the proxy has ended. Later messages are another process's."""
         self._bad_reports = 0
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(ProxyEnded("The egress proxy ended."))
 
     def take(self, message: Message) -> None:
-        """Takes a message of the proxy, which is believed as little as a sandbox."""
+        """Takes a message of the proxy, which is as untrusted as a sandbox."""
         kind = message["type"]
         try:
             if kind in ("done", "failed"):
@@ -94,7 +94,7 @@ class Commands:
                 raise BadReport("its session is not bound")
             session.take(message)
             if kind == "denied":
-                # Later in this round of the loop: the sink's notice to the guest is on its way then, and comes first.
+                # Later in this round of the loop, so that the sink's notice to the guest is sent first.
                 ack = {"type": "ack", "number": count(message.get("number"))}
                 asyncio.get_running_loop().call_soon(self.send, ack)
         except BadReport as error:
@@ -102,7 +102,7 @@ class Commands:
 
     def _take_answer(self, message: Message) -> None:
         answer = self._answers.get(count(message.get("number")))
-        if answer is None or answer.done():  # it came too late for who asked
+        if answer is None or answer.done():  # too late for its caller
             return
         if message["type"] == "done":
             answer.set_result(None)

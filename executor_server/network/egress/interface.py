@@ -1,4 +1,4 @@
-"""The seam between sessions and the egress proxy: what the service promises, and to whom it reports."""
+"""The interface between sessions and the egress proxy: the promises of the service, and its reports."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from executor_server.core import EgressConnection, EgressDenial, NetworkRules, N
 
 
 class EgressError(SandboxFailure):
-    """The egress proxy can't do what is asked; the message is a sentence that says why and what to do.
+    """The egress proxy failed; the message is a sentence with the reason and what to do.
 
-    It is for the administrator and may name paths of the host: a session's client only learns that there is no network.
+    It is for the administrator and may name paths of the host. Clients only learn that there is no network.
     """
 
 
 @dataclass(frozen=True)
 class EgressSettings:
-    """The administrator's settings for the way out, checked for their form ([egress] of the configuration)."""
+    """The administrator's settings for the network, with their form checked ([egress] of the configuration)."""
 
     internal: tuple[str, ...] = ()  # ranges of private addresses that names may resolve to
     resolver: tuple[str, ...] = ()  # DNS servers as ADDRESS:PORT; empty: as the host resolves
     upstream_proxy: str | None = None  # http://HOST:PORT
-    upstream_resolves: bool = False  # names are left to the upstream proxy, and their addresses unchecked
+    upstream_resolves: bool = False  # the upstream proxy resolves names, and addresses are not checked
     ca_file: Path | None = None  # PEM certificates of authorities that hosts may have besides the system's
     secrets: Mapping[str, Path] = field(default_factory=dict)  # files, by the names that policies use
 
@@ -34,42 +34,42 @@ class EgressSettings:
 class EgressSink(Protocol):
     """Notified of one session's network, in the daemon's loop. Its methods must neither block nor raise.
 
-    Every value was checked: it has the form that its class promises, is bounded, and is printable in one line. It may
-    still be untrue, since a proxy that was taken over can report anything about the sessions that it serves.
+    Each value has the form of its class, is bounded, and is printable in one line. It may still be false, since a proxy
+    that was taken over can report anything about its sessions.
     """
 
     def connection_opened(self, connection: EgressConnection) -> None:
-        """A connection was made. Its `connection_id` is new in this session, also after the proxy was restarted."""
+        """A connection was opened. Its `connection_id` is new in this session, even after a restart of the proxy."""
 
     def connection_closed(self, connection: EgressConnection) -> None:
-        """A connection that was reported as opened has ended. Called once for each, whatever dies."""
+        """An open connection has ended. Called once for each, whatever dies."""
 
     def connection_denied(self, denial: EgressDenial) -> None:
-        """A connection or request was refused. The program gets its answer after this, so the log has it first."""
+        """A connection or request was refused. Called before the program gets its answer."""
 
     def denials_uncounted(self, count: int) -> None:
-        """So many refusals more were not reported one by one, because they came too fast."""
+        """Refused `count` more requests, too fast to report each."""
 
     def listener_misused(self) -> None:
-        """The sandbox tried to block the proxy by its listener, and has no network any more."""
+        """The sandbox tried to block the proxy through its listener, and has lost its network."""
 
     def moved(self, sent_bytes: int, received_bytes: int) -> None:
-        """So many bytes more were sent and received since the last call. The sums are the session's totals."""
+        """Bytes sent and received since the last call. Their sums are the session's totals."""
 
 
 class RemoteListener(Protocol):
-    """The listener of a sandbox on another machine, by those who can start a proxy beside it there."""
+    """The listener of a sandbox on another machine, and how to start a proxy there."""
 
     def next_token(self) -> str:
-        """A token that the guest takes for its listener; no other has been shown it. Raises SandboxFailure."""
+        """Returns an unused token with which the guest hands out its listener. Raises SandboxFailure."""
         ...
 
     async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Starts a proxy in the machine and opens a stream to it. Raises SandboxFailure."""
+        """Starts a proxy on the machine and opens a stream to it. Raises SandboxFailure."""
         ...
 
     async def allow_hosts(self, hosts: Sequence[str]) -> None:
-        """Lets the machine itself reach these hosts and no others. Raises SandboxFailure."""
+        """Limits the machine's own network to these hosts. Raises SandboxFailure."""
         ...
 
 
@@ -80,9 +80,8 @@ class Egress(Protocol):
     def ca_bundle(self) -> Path:
         """A file with the system's certificate authorities, those of `ca_file`, and the proxy's own.
 
-        Sandboxes with a network get it read-only. The same content always has the same path; a file that was handed
-        out is never changed. The first use in a state directory's life blocks for up to half a second, later ones
-        do not. Raises EgressError.
+        Sandboxes with a network get it read-only. The same content always has the same path, and a file never changes.
+        The first use in a state directory blocks for up to half a second. Raises EgressError.
         """
         ...
 
@@ -95,29 +94,28 @@ class Egress(Protocol):
         used: NetworkUsage,
         total_bytes: int | None = None,
     ) -> None:
-        """Serves the listener of a session's sandbox from now on, and reports to `sink`.
+        """Serves the listener of a session's sandbox, and reports to `sink`.
 
-        Takes the listener over and closes it in every case. `used` are the session's totals so far: `max_sent_bytes`
-        and `max_received_bytes` count from there; `total_bytes` is the bound as in `allow`. Starts the proxy's process
-        when this is the first session. From the return on, the session stays bound until `release`, whatever becomes of
-        the process: connections that wait in the listener's queue are served by the next one. A session that is bound
-        already gets the new listener.
+        Takes ownership of the listener, and closes it in every case. `used` are the session's totals so far, from which
+        `max_sent_bytes` and `max_received_bytes` count; `total_bytes` is the bound as in `allow`. The first session
+        starts the proxy's process. A bound session stays bound until `release`, even if the process dies: connections
+        wait in the listener's queue for the next process. If the session is already bound, it gets the new listener.
 
-        Raises EgressError when the proxy can't serve it, and then nothing is bound.
+        Raises EgressError if the proxy can't serve it; nothing is bound then.
         """
         ...
 
     def change(self, session_id: str, rules: NetworkRules) -> None:
-        """Applies other rules; connections that they do not allow are closed. Ignores sessions that are not bound."""
+        """Applies new rules; closes connections that they do not allow. Ignores unbound sessions."""
         ...
 
     def allow(self, session_id: str, total_bytes: int | None) -> None:
-        """Bounds what a session has sent and received together in all, `used` included; None: no bound, as at first.
+        """Sets the bound of all bytes that a session sends and receives, `used` included. None, the default: no bound.
 
-        At the bound its connections are not closed: no more is read until a higher bound comes. `moved` is reported at
-        once when a session has half of its bound's rest left, and at the bound, so a bound that is raised in time
-        costs no speed. It may be passed by at most 256 KiB. The bound is a total and not an addition, because reports
-        and bounds cross on their way. Ignores sessions that are not bound.
+        At the bound its connections stay open, but no more is read until the bound rises. `moved` is reported at once
+        when half of the remaining bytes are used, and at the bound, so raising it in time costs no speed. It may be
+        exceeded by at most 256 KiB. The bound is a total, not an increment, because reports and bounds cross on their
+        way. Ignores unbound sessions.
         """
         ...
 
@@ -126,16 +124,16 @@ class Egress(Protocol):
         ...
 
     async def settle(self, session_id: str) -> None:
-        """Returns when the sink has all reports of what the proxy had done for a session when this was called.
+        """Returns when the sink has all reports of what the proxy did for a session before this call.
 
-        The result of an execution waits for it, so it is one exchange with the proxy, and bounded in time: where the
-        proxy does not answer, this returns without. Returns at once for sessions that are not bound.
+        The result of an execution waits for this, so it is one exchange with a timeout; if the proxy does
+        not answer, it returns anyway. Returns at once for unbound sessions.
         """
         ...
 
     async def release(self, session_id: str) -> None:
         """Closes the session's connections and its listener. The sink has all reports when it returns. Idempotent.
 
-        Bounded in time: where the proxy does not answer, what is still open is reported as PROXY_ENDED.
+        Has a timeout: if the proxy does not answer, open connections are reported as PROXY_ENDED.
         """
         ...

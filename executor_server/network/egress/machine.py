@@ -1,14 +1,14 @@
-"""The way out of a sandbox on another machine: the proxy runs beside it there, and is driven over a stream.
+"""The network of a sandbox on another machine: the proxy runs there, and is driven over a stream.
 
-Theory of operation. The listener of such a sandbox can't be passed to this host, so a command in the machine takes it
+Theory of operation. The listener of such a sandbox can't be passed to this host, so a command on the machine takes it
 and serves it (guest/cloud/egress.py). The stream of that command carries the control protocol. When the stream breaks,
-the command is started again, with the next token of the guest's chain; it ends its predecessor. Programs that connect
-meanwhile wait in the kernel's queue, as for a proxy of this host that is restarted.
+the command is started again with the next token of the guest's chain, and ends its predecessor. Programs that connect
+meanwhile wait in the kernel's queue, as during a restart of this host's proxy.
 
-The machine belongs to one session, so what the proxy says concerns no other one. It is believed as little as a sandbox,
-because hostile bytes reach it: each report is checked, and a stream that breaks the form of the protocol is closed.
+The machine belongs to one session, so the proxy's reports concern no other session. The proxy is as untrusted as a
+sandbox, because hostile bytes reach it: each report is checked, and a stream that breaks the protocol is closed.
 
-The machine's own network is the outer wall: it is asked to let the hosts of the rules out, and nothing else.
+The machine's own network is the outer wall: it lets out to the hosts of the rules only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 
 
 class MachineProxy:
-    """The proxy of one session, in the machine of its sandbox. `open` it; `close` it in every case."""
+    """The proxy of one session, on the machine of its sandbox. `open` it; `close` it in every case."""
 
     def __init__(self, session: BoundSession, listener: RemoteListener, internal: Sequence[str]) -> None:
         self._session = session
@@ -50,13 +50,13 @@ class MachineProxy:
         self._closed = False
 
     async def open(self) -> None:
-        """Has the listener served. Raises EgressError."""
+        """Starts to serve the listener. Raises EgressError."""
         try:
             async with asyncio.timeout(_START_S):
                 await self._allow(self._session.rules)
                 stream = await self._begin()
         except TimeoutError:
-            raise EgressError(f"No egress proxy was there in the machine within {_START_S:g} seconds.") from None
+            raise EgressError(f"The egress proxy on the machine did not start within {_START_S:g} seconds.") from None
         self._supervisor = asyncio.create_task(self._supervise(stream))
 
     def send(self, message: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ class MachineProxy:
             self._stream.commands.send(message)
 
     async def change(self, rules: NetworkRules) -> None:
-        """Applies other rules, to the proxy first: a wall that is opened before it would be open for nothing."""
+        """Applies new rules, to the proxy before the machine's network."""
         self.send(self._session.change_message())
         try:
             await self._allow(rules)
@@ -99,7 +99,7 @@ class MachineProxy:
             raise EgressError(f"The machine's own network can't be opened: {failure}.") from failure
 
     async def _begin(self) -> _Stream:
-        """Starts a proxy in the machine and binds the session to it. Raises EgressError."""
+        """Starts a proxy on the machine and binds the session to it. Raises EgressError."""
         stream = _Stream(self._session)
         try:
             await self._listener.open(lambda: stream)
@@ -108,7 +108,7 @@ class MachineProxy:
             await stream.commands.ask(self._session.bind_message(), _ANSWER_S)
         except SandboxFailure as failure:
             stream.abort()
-            raise EgressError(f"No egress proxy can be started in the machine: {failure}.") from failure
+            raise EgressError(f"The egress proxy on the machine can't be started: {failure}.") from failure
         except BaseException:
             stream.abort()
             raise
@@ -144,7 +144,7 @@ class MachineProxy:
 
 
 async def _watch(stream: _Stream) -> str:
-    """Returns the reason of the stream's end. Asks something now and then: the proxy ends where it hears nothing."""
+    """Returns the reason of the stream's end. Sends regular requests, since an idle proxy ends itself."""
     while True:
         done, _ = await asyncio.wait({stream.ended}, timeout=_PING_INTERVAL_S)
         if done:
@@ -193,13 +193,13 @@ class _Stream(asyncio.Protocol):
 
 
 def hosts_of(rules: NetworkRules) -> list[str]:
-    """The hosts as the cloud takes them: names, and `*.` before a domain. Ports are the proxy's to check."""
+    """Returns the hosts in the cloud's form: names, and `*.` before a domain. The proxy checks the ports."""
     patterns = [HostPattern.parse(text) for text in rules.allowed]
     return sorted({f"*.{pattern.host}" if pattern.wildcard else pattern.host for pattern in patterns})
 
 
 class Machines:
-    """The sessions whose sandboxes are not on this host. Calls for others do nothing."""
+    """The sessions whose sandboxes are on other machines. Calls for other sessions do nothing."""
 
     def __init__(self, internal: Sequence[str]) -> None:
         self._internal = internal

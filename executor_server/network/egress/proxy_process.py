@@ -1,6 +1,6 @@
-"""The proxy's process, as the daemon sees it: started, given its settings, and ended without a trace.
+"""The proxy's process, as the daemon starts, configures and ends it.
 
-Everything that it says is read with a bound and answered to at most; it gets no environment but what its start needs.
+All its output is read with a bound. Its environment has only the variables that its start needs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ PROXY_COMMAND = (sys.executable, "-P", "-m", "executor_server.network.proxy")
 _START_S = 20.0
 _END_S = 2.0
 _REAP_S = 5.0
-# A proxy that is so far behind reads nothing any more: ten thousand sessions are bound with less.
+# A proxy with a larger backlog has stopped reading: binding ten thousand sessions takes less.
 _MAX_BACKLOG_BYTES = 2**25
 _STDERR_BYTES = 4096
 # A proxy that was taken over could fill the log.
 _MAX_LOGGED_BYTES = 2**20
 _MAX_MESSAGE_CHARS = 1000
-# Python, libc and OpenSSL start as they do for the daemon. Its credentials are not among them.
+# Variables that Python, libc and OpenSSL need to start as in the daemon; no credentials are among them.
 _KEPT_VARIABLES = (
     *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR"),
@@ -50,9 +50,9 @@ class ProxyProcess:
     def __init__(
         self, command: Sequence[str], on_message: Callable[[Message], None], on_end: Callable[[str], None]
     ) -> None:
-        """`command` gets the number of a descriptor as one argument more.
+        """`command` gets the number of a descriptor as an additional argument.
 
-        `on_end` is called once, when a process that was started is of no use any more; then `close` it.
+        `on_end` is called once, when a started process has become unusable; `close` it then.
         """
         self._command = command
         self._on_message = on_message
@@ -67,7 +67,7 @@ class ProxyProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self, settings: EgressSettings, directory: str) -> None:
-        """Starts the process, and waits until it is confined. Raises EgressError; `close` it all the same."""
+        """Starts the process, and waits until it is confined. Raises EgressError; `close` it even then."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self._ready = asyncio.get_running_loop().create_future()
@@ -92,7 +92,7 @@ class ProxyProcess:
             raise EgressError(f"The egress proxy was not ready within {_START_S:g} seconds.") from None
 
     def send(self, message: Message, descriptor: int | None = None) -> None:
-        """Never blocks. Raises EgressError for a message that is too large; nothing is sent then."""
+        """Sends a message; never blocks. Raises EgressError for a message that is too large, and sends nothing then."""
         line = encode(message if descriptor is None else {**message, "descriptor": True})
         if len(line) > MAX_COMMAND_BYTES:
             raise EgressError(f"The rules of a session's network are larger than {MAX_COMMAND_BYTES:,} bytes.")
@@ -100,12 +100,12 @@ class ProxyProcess:
             self._link.send_line(line, descriptor)
 
     def read_arrived(self) -> None:
-        """Takes the messages that have arrived by now."""
+        """Handles the messages that have arrived."""
         if self._link is not None:
             self._link.read_arrived()
 
     async def close(self) -> None:
-        """Ends the process and reaps it. The link's end is enough for a process that is well. Idempotent."""
+        """Ends the process and reaps it; a healthy process ends when the link closes. Idempotent."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -136,7 +136,7 @@ class ProxyProcess:
     def _ended(self, why: str) -> None:
         assert self._ready is not None
         if not self._ready.done():
-            self._ready.set_exception(EgressError(f"The egress proxy did not start: {why}. The log has what it said."))
+            self._ready.set_exception(EgressError(f"The egress proxy did not start: {why}. The log has its output."))
         elif not self._ready.cancelled() and self._ready.exception() is None:
             self._on_end(why)
 
@@ -144,10 +144,9 @@ class ProxyProcess:
 def _popen(command: Sequence[str], link: int) -> subprocess.Popen[bytes]:
     """Starts the process with that descriptor. Blocks for some milliseconds. Raises OSError.
 
-    By `subprocess`, which calls vfork. asyncio's subprocesses are started by uvloop with a fork that runs the fork
-    handlers of every library in the child, and gRPC's crash there while its threads are busy: one start in five of a
-    daemon with the Docker backend. And from the loop's thread, because the process asks the kernel to be killed when
-    the thread that started it ends.
+    Uses `subprocess`, which calls vfork. uvloop starts asyncio's subprocesses with a fork that runs the fork handlers
+    of all libraries in the child, and gRPC's crash there while its threads are busy (one start in five of a daemon with
+    the Docker backend). Runs in the loop's thread, because the kernel kills the process when its starting thread ends.
     """
     return subprocess.Popen(
         [*command, str(link)],
@@ -176,9 +175,9 @@ async def _reap(process: subprocess.Popen[bytes], timeout_s: float) -> None:
 
 
 async def _log_stderr(pipe: IO[bytes] | None) -> None:
-    """Logs what the process says, and reads to the end, so that it never waits.
+    """Logs the process's stderr, and reads it to the end, so that the process never blocks.
 
-    Its own words hold no text of a sandbox (network/proxy/server.py); what else is there is escaped.
+    Its own messages have no text of a sandbox (network/proxy/server.py); other text is escaped.
     """
     assert pipe is not None
     stream = asyncio.StreamReader()

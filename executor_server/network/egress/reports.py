@@ -1,7 +1,7 @@
-"""Reads the reports of the proxy, which parses what sandboxes send: its process is believed as little as they are.
+"""Reads the reports of the proxy, which is as untrusted as the sandboxes whose bytes it parses.
 
-Text is cut and made printable instead of refused. It may be what a sandbox sent, and no sandbox may bring the proxy
-down for the others by a character that was overlooked.
+Text is cut and made printable instead of refused: it may come from a sandbox, and an overlooked character must not let
+one sandbox bring down the proxy of all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_COUNT = 2**53
 
 
 class BadReport(Exception):
-    """A report has not the form of its type; the message is a clause and holds no text of it."""
+    """A report does not have the form of its type; the message is a clause without text of the report."""
 
 
 def connection_of(values: object, *, ended: bool) -> EgressConnection:
@@ -69,7 +69,7 @@ def count(value: object) -> int:
 
 
 def text(value: object, max_chars: int) -> str:
-    """Reads text that fits into one line of a log. Raises BadReport."""
+    """Reads text, and makes it fit into one line of a log. Raises BadReport."""
     if not isinstance(value, str):
         raise BadReport("a text is none")
     return "".join(character if character.isprintable() else "?" for character in value[:max_chars])

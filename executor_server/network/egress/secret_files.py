@@ -1,7 +1,7 @@
-"""Opens the files of secrets for the proxy, which reads them: the daemon never has their content.
+"""Opens the files of secrets for the proxy, which reads them; the daemon never has their content.
 
-A user who can read a secret's file has the secret, and one who can write it chooses what is sent in its place. So a
-file is used only when no user but its owner can do either, and the owner is root or the daemon's user.
+A user who can read a secret's file has the secret, and a user who can write it can replace it. So a file is used only
+if its owner is root or the daemon's user, and no other user can read or write it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MAX_SECRET_FILE_BYTES = 16_384
 
 
 class BadSecretFile(Exception):
-    """The message is a sentence that names the key and the file and says what to do."""
+    """The message is a sentence that names the key and the file, and what to do."""
 
 
 @contextlib.contextmanager
 def open_secrets(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, int], list[str]]]:
-    """Opens all files; yields the descriptors of those that can be used, and a sentence for each of the others."""
+    """Opens all files; yields the descriptors of usable ones, and a sentence about each of the others."""
     with contextlib.ExitStack() as stack:
         opened: dict[str, int] = {}
         problems: list[str] = []
@@ -40,8 +40,8 @@ def _open(name: str, path: Path) -> int:
     if not path.is_absolute():
         raise BadSecretFile(f"{file} must be named by its absolute path.")
     try:
-        # O_NONBLOCK: a named pipe put there must not hang the daemon. A link is followed: secrets that are mounted into
-        # containers are links, and what matters is who can read and write the file at its end.
+        # O_NONBLOCK: a named pipe must not hang the daemon. Links are followed, since secrets that are mounted into
+        # containers are links; what matters is who can read and write the target.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise BadSecretFile(f"{file} can't be read: {error.strerror}.") from error

@@ -55,7 +55,7 @@ class EgressService:
     """Implements `Egress`."""
 
     def __init__(self, settings: EgressSettings, directory: Path, *, command: Sequence[str] = PROXY_COMMAND) -> None:
-        """`directory` is the service's own, below the state directory; it is made when it is needed."""
+        """`directory` is the service's own, below the state directory; it is created when it is needed."""
         self._settings = settings
         self._command = command
         self._directory = directory
@@ -65,31 +65,31 @@ class EgressService:
         self._process: ProxyProcess | None = None  # one that is ready
         self._supervisor: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Future[ProxyProcess]] = set()  # for a process that is ready
-        self._end: asyncio.Future[str]  # completes with the process that runs, and says why
+        self._end: asyncio.Future[str]  # completes when the running process ends, with the reason
         self._secret_problems: list[str] = []
-        self._started: ProxyProcess | None = None  # one that is being given what it needs, or is ready
+        self._started: ProxyProcess | None = None  # one that is starting or ready
         self._commands = Commands(self._write, self._sessions.get, self._note_end)
         self._machines = Machines(settings.internal)
         self.restarts = 0
-        """Times that a process had to be replaced."""
+        """How often a process was replaced."""
 
     # ------------------------------------------------------------------------------------------------------------------
     # Its life
 
     async def start(self) -> None:
-        """Checks the files of secrets, so that a daemon does not begin to serve with one that is of no use.
+        """Checks the files of secrets, so that the daemon does not serve with an unusable one.
 
-        Starts nothing. Raises EgressError, which says of each file what to do.
+        Starts nothing. Raises EgressError, which says for each file what to do.
         """
         with open_secrets(self._settings.secrets) as (_, problems):
             if problems:
                 raise EgressError(" ".join(problems))
 
     async def prepare(self) -> None:
-        """Starts the process ahead of the first session. Raises EgressError when it can't be started.
+        """Starts the process before the first session. Raises EgressError if it can't be started.
 
-        For a policy that grants a network: its first session is then made as quickly as every other one, and what is
-        wrong with the settings is found at the daemon's start.
+        For a policy that grants a network: the first session is then created as quickly as later ones, and wrong
+        settings are found at the daemon's start.
         """
         await asyncio.to_thread(lambda: self.ca_bundle)
         await self._running()
@@ -97,7 +97,7 @@ class EgressService:
             raise EgressError(" ".join(self._secret_problems))
 
     async def close(self) -> None:
-        """Ends the process, and with it whatever is still open. Idempotent."""
+        """Ends the process and all open connections. Idempotent."""
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.cancel()
@@ -110,7 +110,7 @@ class EgressService:
 
     @property
     def pid(self) -> int | None:
-        """The process, where one runs."""
+        """The process id, if one runs."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -122,7 +122,7 @@ class EgressService:
             return self._bundle
 
     async def reload_secrets(self) -> None:
-        """Reads the files of all secrets again. Raises EgressError; the earlier secrets are then still in use."""
+        """Reads the files of all secrets again. Raises EgressError; the earlier secrets stay in use then."""
         with open_secrets(self._settings.secrets) as (opened, problems):
             if problems:
                 raise EgressError(" ".join(problems))
@@ -187,11 +187,11 @@ class EgressService:
             self._machines.exhaust(session_id, reason)
 
     async def settle(self, session_id: str) -> None:
-        """Asks the proxy only where it may have something to report.
+        """Asks the proxy only if it may have something to report.
 
         Each connection is reported before its program gets a byte over it, and each refusal before its answer leaves.
-        So reports about a step have arrived when its result has, though they may not be read yet. A session without
-        one since it was settled, and without an open connection, has nothing more: most steps cost one look.
+        So the reports of a step have arrived with its result, though they may not be read yet. A session without a
+        report since it was settled, and without an open connection, has none; most steps need no exchange.
         """
         session, process = self._sessions.get(session_id), self._process
         if session is None:
@@ -223,7 +223,7 @@ class EgressService:
     # The process
 
     async def _running(self) -> ProxyProcess:
-        """Returns the process that is ready, and waits for the next one where there is none. Raises EgressError."""
+        """Returns the ready process, or waits for the next one. Raises EgressError."""
         if self._process is not None:
             return self._process
         if self._supervisor is None or self._supervisor.done():
@@ -248,7 +248,7 @@ class EgressService:
             why = await self._run_one()
             self.restarts += 1
             if not self._sessions and not self._waiting:
-                # No session needs one now; the next one starts another.
+                # No session needs a process; the next session starts one.
                 _log.warning("egress_proxy_gone", reason=why)
                 return
             if time.monotonic() - began > _STEADY_S:
@@ -258,7 +258,7 @@ class EgressService:
             pause_s = min(_MAX_BACKOFF_S, max(_BACKOFF_S, 2 * pause_s))
 
     async def _run_one(self) -> str:
-        """Runs one process to its end; returns a clause that says why it ended."""
+        """Runs one process to its end; returns the reason, as a clause."""
         self._end = asyncio.get_running_loop().create_future()
         process = self._started = ProxyProcess(self._command, self._commands.take, self._note_end)
         try:
@@ -298,7 +298,7 @@ class EgressService:
             self._end.set_result(why)
 
     async def _send_all_secrets(self, process: ProxyProcess) -> list[str]:
-        """Gives a new process what can be used of the secrets; the requests that need another are refused."""
+        """Gives a new process the usable secrets; requests that need others are refused."""
         with open_secrets(self._settings.secrets) as (opened, problems):
             try:
                 await self._send_secrets(process, opened, partial=True)
@@ -341,7 +341,7 @@ class EgressService:
 
 
 async def _finished(work: Coroutine[Any, Any, None]) -> None:
-    """Waits until the work is done, which is bounded in time, also where the waiting task is cancelled meanwhile."""
+    """Waits until the work, which has a timeout, is done, even if the waiting task is cancelled."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

@@ -1,7 +1,7 @@
-"""The filter of system calls for the proxy's process: that of a sandbox, without what a proxy never does.
+"""The system call filter of the proxy's process: a sandbox's filter, without the calls that the proxy never makes.
 
-It makes sockets and threads and reads files. A proxy that was taken over runs no program, makes no process, changes no
-file, listens nowhere and signals no process.
+The proxy creates sockets and threads and reads files. If it is taken over, it can't run a program, create a process,
+change a file, listen or signal a process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One connection through a proxy of its own, as `check-host` tries it: what a sandbox gets must have been seen once."""
+"""Tries one connection through a temporary proxy, for `check-host`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _GREETING = b"from outside"
 
 
 async def try_connection(settings: EgressSettings, *, command: Sequence[str] = PROXY_COMMAND) -> str | None:
-    """Reaches a server at an address of this host, which the trial's proxy alone may reach; returns the address.
+    """Connects to a server at an address of this host, which only the trial's proxy may reach; returns the address.
 
-    None: the host has no address that could be opened, so nothing was tried. Raises EgressError.
+    None: the host has no suitable address, so nothing was tried. Raises EgressError.
     """
     own = OwnAddresses()
     open_ones = (text for text in sorted(map(str, own())) if AddressRules((text,), own).why_refused(text) is None)
@@ -69,7 +69,7 @@ async def _ask(proxy: tuple[str, int], target: str) -> bytes:
 
 
 class _NoSink:
-    """The trial's answer says it all."""
+    """The trial needs no reports."""
 
     def connection_opened(self, connection: EgressConnection) -> None: ...
     def connection_closed(self, connection: EgressConnection) -> None: ...

@@ -1,4 +1,4 @@
-"""Arguments: `FD` to serve the daemon at the other end of this descriptor, or `authority DIR` to make an authority."""
+"""Arguments: `FD` serves the daemon at the other end of this descriptor; `authority DIR` creates an authority."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The certificate authority of a state directory, and the certificates that it makes for hosts whose TLS is terminated.
+"""The certificate authority of a state directory, and its certificates for hosts whose TLS is terminated.
 
-The sandboxes of this daemon trust it, and nothing else does. Its key is in the state directory, readable by the
-daemon's user alone, and in the memory of this process. The daemon reads the certificate only, for the bundle that
-sandboxes get.
+Only the sandboxes of this daemon trust it. Its key is in the state directory, readable by the daemon's user only, and
+in the memory of this process. The daemon reads only the certificate, for the bundle of sandboxes.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ MAX_LEAVES = 256
 
 _NAME = "remote-executor egress"
 _LIFETIME = datetime.timedelta(days=3650)
-# An authority that ends within a session's life would fail in the middle of it.
+# An authority must not expire during a session.
 _REMAKE_BEFORE_END = datetime.timedelta(days=60)
-# Longer than a leaf is kept and a connection lasts; the clock of a sandbox's host may be behind by a little.
+# Longer than a leaf is kept and a connection lasts; the clock of a sandbox's host may be slightly behind.
 _LEAF_LIFETIME = datetime.timedelta(days=4)
 _CLOCK_ERROR = datetime.timedelta(hours=1)
 _MAX_FILE_BYTES = 2**14
 
 
 class AuthorityError(Exception):
-    """The authority can't be read or made; the message is a sentence that says what to do."""
+    """The authority can't be read or created; the message is a sentence that says what to do."""
 
 
 def ensure_authority(directory: Path) -> None:
-    """Makes the authority where it is missing or near its end. Raises AuthorityError."""
+    """Creates the authority if it is missing or about to expire. Raises AuthorityError."""
     _read_or_make(directory)
 
 
 class Authority:
-    """Makes server-side TLS contexts, one for each host, each with a certificate for that host alone."""
+    """Creates server-side TLS contexts, one for each host, each with a certificate for that host only."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         self._key = key
@@ -64,7 +63,7 @@ class Authority:
 
     @classmethod
     def read(cls, directory: Path) -> Authority:
-        """Reads the authority, or makes it on first use. Raises AuthorityError."""
+        """Reads the authority, or creates it at first use. Raises AuthorityError."""
         return cls(*_read_or_make(directory))
 
     def context_for(self, host: str) -> ssl.SSLContext:
@@ -82,11 +81,11 @@ class Authority:
         return context
 
     def leaf(self, host: str) -> bytes:
-        """Makes a certificate for one host, in PEM form."""
+        """Creates a certificate for one host, in PEM form."""
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder()
-            # A common name may have 64 characters, a host 253: the host is in the alternative name alone.
+            # A common name has at most 64 characters, a host 253, so the host is in the alternative name only.
             .subject_name(x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, _NAME)]))
             .issuer_name(self._certificate.subject)
             .public_key(self._leaf_key.public_key())
@@ -117,7 +116,7 @@ def _server_context(chain: bytes) -> ssl.SSLContext:
     context.num_tickets = 0
     context.set_alpn_protocols(["http/1.1"])
     check_server_names(context)
-    # `ssl` loads certificates from files only. A memory file is one that never exists on a disk.
+    # `ssl` loads certificates from files only; a memory file is never on a disk.
     fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
     try:
         os.write(fd, chain)
@@ -132,9 +131,9 @@ def _read_or_make(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cer
         directory.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise AuthorityError(f"The directory {directory} can't be made: {error.strerror}.") from error
+        raise AuthorityError(f"The directory {directory} can't be created: {error.strerror}.") from error
     try:
-        # Two processes may find none at the same time; the second one then finds the first one's.
+        # Two processes may start without an authority at the same time; the second finds that of the first.
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             return _read(directory)
@@ -147,16 +146,16 @@ def _read_or_make(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cer
 
 
 def _read(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """Raises FileNotFoundError also for an authority that is near its end: another takes its place."""
+    """Raises FileNotFoundError also for an authority that is about to expire, which is then replaced."""
     key_path = directory / KEY_NAME
-    remedy = f"remove {directory}, and another authority is made"
+    remedy = f"remove {directory} to have another authority created"
     try:
         key = serialization.load_pem_private_key(_read_private(key_path), password=None)
         certificate = x509.load_pem_x509_certificate(_read_file(directory / CERTIFICATE_NAME))
     except ValueError as error:
         raise AuthorityError(f"The authority in {directory} is damaged; {remedy}.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        raise AuthorityError(f"The key in {key_path} is not that of the certificate beside it; {remedy}.")
+        raise AuthorityError(f"The key in {key_path} does not match its certificate; {remedy}.")
     if certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC) < _REMAKE_BEFORE_END:
         raise FileNotFoundError
     return key, certificate
@@ -168,8 +167,8 @@ def _read_private(path: Path) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise AuthorityError(
-                f"The key {path} could have been read or put there by another user; remove {path.parent}, and "
-                "another authority is made."
+                f"Another user may have read or written the key {path}; remove {path.parent} to have another "
+                "authority created."
             )
         return os.read(fd, _MAX_FILE_BYTES)
     finally:
@@ -198,8 +197,8 @@ def _make(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    # Wherever this is interrupted, no key lies beside a certificate that is not its own: without a key there is no
-    # authority, and another is made.
+    # An interruption must not leave a key next to another authority's certificate. Without a key there is no authority,
+    # and a new one is created.
     (directory / KEY_NAME).unlink(missing_ok=True)
     _write(directory / CERTIFICATE_NAME, certificate.public_bytes(serialization.Encoding.PEM))
     _write(directory / KEY_NAME, _private_pem(key))

@@ -1,8 +1,8 @@
-"""Gives the memory of a library's code back that is needed for moments, hours apart.
+"""Releases the memory of a library's code that is rarely used.
 
-Making a certificate runs through 7 MB of the code and constants of `cryptography`, a sixth of the process, and each
-host needs one a day. The kernel keeps such pages for the process until memory is short. They are a file's, unchanged:
-given back, they are mapped again where they are needed, which takes 0.2 ms for a certificate.
+Creating a certificate touches 7 MB of code and constants of `cryptography`, a sixth of the process, once a day for each
+host. The kernel keeps such pages until memory is short. They are unchanged pages of a file, so after a release they are
+mapped again when needed, which takes 0.2 ms for a certificate.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class CodePages:
-    """The pages of one library that is loaded."""
+    """The pages of one loaded library."""
 
     def __init__(self, library: str) -> None:
-        """`library` is its path. Where the kernel does not say what is mapped, nothing is given back."""
+        """`library` is its path. If the kernel does not report the mappings, nothing is released."""
         try:
             self._ranges = tuple(_unchanged(library))
         except OSError:
@@ -28,15 +28,15 @@ class CodePages:
 
     def release(self) -> None:
         for start, end in self._ranges:
-            # A refusal costs memory and nothing else.
+            # A failure costs only memory.
             _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
 
 def _unchanged(library: str) -> Iterator[tuple[int, int]]:
-    """Yields the parts of the library's mapping that can't be written to and never were.
+    """Yields the parts of the library's mapping that are read-only and were never written.
 
-    The loader writes addresses into other parts, and protects some of these afterwards: given back, they would hold the
-    file's content, and the next use would crash.
+    The loader writes addresses into other parts, and makes some of them read-only afterwards. After a release, they
+    would have the file's content, and the next use would crash.
     """
     start = end = 0
     with Path("/proc/self/smaps").open(encoding="utf-8", errors="replace") as mappings:

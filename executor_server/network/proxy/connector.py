@@ -1,4 +1,4 @@
-"""Connects through another proxy, where the network lets nothing out directly."""
+"""Connects through an upstream proxy, for networks without direct access."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _HEAD_BYTES = 2**14
 
 
 class UpstreamProxy:
-    """Asks an HTTP proxy for a tunnel to the target, by its name. The address that was classified is not used: the
-    proxy resolves for itself, and is trusted with what it finds."""
+    """Asks an HTTP proxy for a tunnel to the target, by its name.
+
+    The classified address is not used: the upstream proxy resolves names itself, and is trusted.
+    """
 
     def __init__(self, url: str) -> None:
-        """`url` is http://HOST:PORT; the host is the administrator's, so its address is not classified."""
+        """`url` is http://HOST:PORT. The administrator chose the host, so its address is not classified."""
         parts = urllib.parse.urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -62,7 +64,7 @@ class UpstreamProxy:
 
 
 async def _ask(endpoint: Endpoint, target: Target, deadline: float) -> None:
-    """Sends CONNECT and reads the head of the answer, byte by byte: what follows it is the tunnel's."""
+    """Sends CONNECT and reads the head of the answer byte by byte, since the tunnel's bytes follow."""
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
     request = h11.Request(method="CONNECT", target=str(target), headers=[("Host", str(target))])
     await endpoint.send(connection.send(request) + connection.send(h11.EndOfMessage()), deadline)

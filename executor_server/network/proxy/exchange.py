@@ -1,12 +1,12 @@
 """One request and its response between the two sides of a terminated connection.
 
-Theory of operation. Two h11 machines stand back to back: one is the server of the sandbox, the other the client of the
-real server. Events pass between them, never bytes, so each side's framing is our own: no length, no transfer coding, no
-header of one connection reaches the other as it was written, and no second request can hide in a body. Request and
-response are pumped at the same time, each at the pace of who takes it; memory holds one piece per direction.
+Theory of operation. There are two h11 machines: one is the sandbox's server, the other the real server's client. Events
+pass between them, never bytes, so each side has our own framing: no length, transfer coding or header line of one
+connection reaches the other as it was written, and no second request can hide in a body. Request and response are
+transferred at the same time, each at the pace of its receiver, with one piece per direction in memory.
 
-The secret's header is set here, on the one request that is sent next. It is set after every header of that name was
-removed, in all spellings that a gateway might fold into one.
+The secret's header is set here, on the next request only, after all headers of that name were removed, in all spellings
+that a gateway might fold into one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HTTPS_PORT = 443
 
 
 class Client:
-    """The sandbox's side: its TLS stream, and the machine that speaks HTTP on it."""
+    """The sandbox's side: its TLS stream, and its HTTP machine."""
 
     def __init__(self, stream: TlsStream) -> None:
         self.stream = stream
@@ -64,7 +64,7 @@ class Exchange:
         self._heard = False  # the server has sent something
 
     async def run(self) -> bool:
-        """Returns True when the connection is ready for another request. Raises OSError, Ended, DeadlinePassed."""
+        """Returns True if the connection can take another request. Raises OSError, Ended, DeadlinePassed."""
         request: h11.Request | None = None
         try:
             request = await self._read_head()
@@ -89,7 +89,7 @@ class Exchange:
     # The request
 
     async def _read_head(self) -> h11.Request | None:
-        """Returns the next request; None at the end. A client may be idle between requests, not within a head."""
+        """Returns the next request; None at the end. A client may idle between requests, but not within a head."""
         machine = self._client.machine
         deadline: float | None = None
         lines = LineLimit(HEAD_LINES)
@@ -114,7 +114,7 @@ class Exchange:
             machine.receive_data(data)
 
     def _outgoing(self, request: h11.Request) -> h11.Request:
-        """The request as the server gets it. Raises Refusal."""
+        """Returns the request for the server. Raises Refusal."""
         check_framing(request)
         self._check_target(request)
         rules = self._tunnel.allowed.secrets
@@ -160,7 +160,7 @@ class Exchange:
         upload = self._tunnel.create_task(self._upload(outgoing, server))
         download = self._tunnel.create_task(self._download(request, server))
         try:
-            # A server may answer before it has read the request, and then the rest of it is not waited for.
+            # A server may answer before it has read the whole request; then the rest is not awaited.
             await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)
             if not download.done():
                 upload.result()
@@ -201,7 +201,7 @@ class Exchange:
             elif isinstance(event, h11.Data):
                 await self._send_up(server, h11.Data(data=bytes(event.data)))
             elif isinstance(event, h11.EndOfMessage):
-                # Without its trailers: a server may take them for headers, and they were not checked.
+                # Without the trailers, which were not checked: a server may treat them as headers.
                 await self._send_up(server, h11.EndOfMessage())
                 return
             else:
@@ -210,12 +210,12 @@ class Exchange:
     async def _send_up(self, server: Server, event: h11.Event) -> None:
         data = server.machine.send(event)
         assert data is not None
-        # A server that takes no more may have answered all the same, which the download learns.
+        # A server that stops reading may have answered anyway; the download finds out.
         with contextlib.suppress(OSError):
             await server.stream.send(data)
 
     async def _download(self, request: h11.Request, server: Server) -> bool:
-        """Returns True when the server has switched to another protocol."""
+        """Returns True if the server has switched to another protocol."""
         lines = LineLimit(RESPONSE_HEAD_LINES)
         while True:
             await self._share.step()
@@ -233,7 +233,7 @@ class Exchange:
                 if event.status_code == 101:
                     await self._send_down(switching(event))
                     return True
-                # A client of HTTP/1.0 knows none, and would take it for the response.
+                # An HTTP/1.0 client would take it for the response.
                 if request.http_version == b"1.1":
                     headers = end_to_end(event.headers)
                     await self._send_down(h11.InformationalResponse(status_code=event.status_code, headers=headers))
@@ -285,7 +285,7 @@ class Exchange:
     # The end
 
     async def _switch(self, server: Server) -> None:
-        """Passes bytes on in both directions, until one side has ended."""
+        """Copies bytes in both directions until one side has ended."""
         client = self._client
         await server.stream.send(client.machine.trailing_data[0])
         await client.stream.send(server.machine.trailing_data[0])
@@ -303,16 +303,16 @@ class Exchange:
             await asyncio.gather(*directions, return_exceptions=True)
 
     async def _finish(self) -> None:
-        """Ends the client's side so that it can read what it was sent, whatever it still sends itself."""
+        """Ends the client's side so that the client can still read the response while it sends."""
         stream = self._client.stream
         await stream.close(asyncio.get_running_loop().time() + LINGER_S)
         await stream.endpoint.linger(LINGER_S)
 
 
 class _Unheard(Exception):
-    """A connection that was used before ended before it said anything: it was closed while the request was on its way.
+    """A reused connection ended without a response, since the server closed it while the request was sent.
 
-    The client gets no answer but the same end, which it knows how to treat: only it knows what may be sent twice.
+    The client's connection ends in the same way, since only the client knows which requests may be repeated.
     """
 
 

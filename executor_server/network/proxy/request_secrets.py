@@ -1,9 +1,9 @@
-"""Decides which secret a request gets, by its method and path, and refuses paths that servers read in different ways.
+"""Decides which secret a request gets, by its method and path, and refuses ambiguous paths.
 
-The server decides what a path means, and this process has to decide the same before it adds a credential. Servers
-differ in how often they decode a path, in which order they do it and look for `..`, and in what they take for a
-slash. So a path of which two readings are possible is refused wherever paths matter, and is passed on as it was sent
-otherwise: a normalised one would be a third reading.
+The server decides what a path means, and this process must come to the same result before it adds a credential. Servers
+differ in how often they decode a path, whether they do so before they resolve `..`, and which characters they take for
+a slash. So an ambiguous path is refused wherever paths matter, and otherwise passed on unchanged: a normalised path
+would be one more reading.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from executor_server.guest.egress.host_rules import SecretRule
 
 _SIGN = re.compile(rb"[^a-z0-9]")
 _ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")
-# By these some servers and frameworks take another method or path than the request line's.
+# Headers by which some servers and frameworks replace the method or path of the request line.
 _METHOD_OVERRIDES = {b"x-http-method", b"x-http-method-override", b"x-method-override"}
 _PATH_OVERRIDES = {b"x-original-url", b"x-rewrite-url", b"x-original-uri"}
 
 
 class Ambiguous(Exception):
-    """A request can be read in more than one way; the message is a clause that says what is in the way."""
+    """A request is ambiguous; the message is a clause with the reason."""
 
 
 def secrets_for(
@@ -52,8 +52,8 @@ def _covers(rule: SecretRule, method: str, path: str) -> bool:
     if not path.startswith("/"):  # `*`, which asks about the server as a whole
         return False
     if not any(_matches(pattern, path) for pattern in rule.paths):
-        # Where a server drops matrix parameters or empty segments, the path may be covered after all: then there are
-        # two readings. Where neither reading is covered, the request gets no secret and goes on.
+        # A server that drops matrix parameters or empty segments may read a covered path: then there are two readings.
+        # If neither reading is covered, the request goes on without a secret.
         if any(_matches(pattern, _reduced(path)) for pattern in rule.paths):
             raise Ambiguous("has empty segments or parameters (`;`), which servers read in different ways")
         return False
@@ -63,20 +63,20 @@ def _covers(rule: SecretRule, method: str, path: str) -> bool:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """A pattern that ends in `*` covers all that begins with the part before it, and not that part itself."""
+    """A pattern that ends in `*` covers longer paths that begin with the part before it."""
     if pattern.endswith("*"):
         return path.startswith(pattern[:-1]) and len(path) > len(pattern) - 1
     return path == pattern
 
 
 def _reduced(path: str) -> str:
-    """The path as servers see it that drop parameters and empty segments."""
+    """Returns the path without parameters and empty segments, as some servers read it."""
     *above, last = [segment.partition(";")[0] for segment in path.split("/")]
     return "/" + "".join(f"{segment}/" for segment in above if segment) + last
 
 
 def plain_path(target: bytes) -> str:
-    """Returns the path of a request's target, decoded once. Raises Ambiguous where decoding is not the end of it."""
+    """Returns the path of a request's target, decoded once. Raises Ambiguous if that is not the only reading."""
     raw = target.partition(b"?")[0]
     if b"#" in raw:
         raise Ambiguous("has a fragment")
@@ -110,7 +110,7 @@ def _check_overrides(rule: SecretRule, header_names: Sequence[bytes]) -> None:
 
 
 def is_spelling_of(name: bytes, header: str) -> bool:
-    """True for each name that a server might take for the header: CGI and its heirs make `_` of each other sign."""
+    """True for each name that a server might take for the header: CGI replaces other signs by `_`."""
     return _folded(name) == _folded(header.encode("ascii"))
 
 

@@ -1,7 +1,7 @@
-"""Resolves names by DNS servers that the configuration names; host_resolver.py of the guest does it as the host does.
+"""Resolves names with the configured DNS servers; host_resolver.py of the guest resolves them as the host does.
 
-The proxy caches, limits the look-ups of one session, and gives up after a time; here the look-ups of all sessions are
-bounded. Both resolvers return addresses as text, which the proxy classifies before it connects to any.
+The proxy caches names, limits the look-ups of one session, and has a timeout; this module limits the look-ups of all
+sessions. Both resolvers return addresses as text, which the proxy classifies before it connects.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dns.asyncresolver import Resolver
     from dns.nameserver import Nameserver
 
-# A look-up is repeated after each of these pauses, with the next server first, while the earlier ones go on: a packet
-# may be lost, a server silent or slow. Their sum is a little less than the proxy waits.
+# A look-up is repeated after each of these pauses, with the next server first, while the earlier ones go on, since a
+# packet may be lost, or a server slow. Their sum is slightly less than the proxy's timeout.
 _PAUSES_S = (1.5, 3.0, 5.0)
 _MAX_RUNNING = 1024
 
@@ -45,7 +45,7 @@ class DnsResolver:
         addresses = [address for answer in answers if isinstance(answer, list) for address in answer]
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if not addresses and failures:
-            # A name that does not exist is a better answer than a server's silence about one of its families.
+            # "Does not exist" is a better answer than a timeout for one of the families.
             raise next((each for each in failures if isinstance(each, Unresolved)), failures[0])
         return addresses
 
@@ -79,9 +79,9 @@ async def _look_up(resolver: Resolver, host: str, kind: str) -> list[str]:
 
 
 def _import_dns() -> None:
-    """Imports all that a resolution needs: once the process has dropped its privileges, it may not find its files."""
-    # The package is worth 7 MB, and most hosts do without; its other transports would be 6 MB more where they are
-    # installed. Names come here in their ASCII form.
+    """Imports all modules for resolution, since the process may not be able to read their files after confinement."""
+    # The package takes 7 MB, and most hosts don't need it; its other transports, if installed, would take 6 MB more.
+    # Names come here in ASCII form.
     import dns._features
 
     for unneeded in ("doh", "doq", "trio", "idna", "dnssec"):

@@ -1,4 +1,4 @@
-"""The secrets that requests get on their way out: read from files that the daemon opened, kept in this process."""
+"""The secrets for outgoing requests: read from files that the daemon opened, kept in this process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping
 
 MAX_SECRET_BYTES = 2**14
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z0-9][A-Za-z0-9._-]{0,63})\}")
-# A field value of RFC 9110, in ASCII: printable, with spaces inside only. Tabs are allowed there and are more often a
-# mistake than meant.
+# A field value of RFC 9110, in ASCII: printable, with spaces inside only. Tabs are allowed there, but are more often a
+# mistake.
 _SECRET = re.compile(rb"[!-~]+(?: +[!-~]+)*")
 
 
 class BadSecret(Exception):
-    """The content of a secret's file is of no use; the message is a clause that says why, without the content."""
+    """The content of a secret's file is unusable; the message is a clause with the reason, without the content."""
 
 
 class SecretMissing(Exception):
-    """A header needs a secret that is not there. The message is the secret's name."""
+    """A header needs a missing secret. The message is the secret's name."""
 
 
 def read_secret(descriptor: int) -> str:
-    """Reads a secret from an open file, and closes it. A line break at its end is not part of it. Raises BadSecret."""
+    """Reads a secret from an open file, and closes it. Drops a final line break. Raises BadSecret."""
     try:
         content = os.pread(descriptor, MAX_SECRET_BYTES + 1, 0)
     except OSError as error:
@@ -42,7 +42,7 @@ def read_secret(descriptor: int) -> str:
 
 
 class Secrets:
-    """Fills the placeholders of headers. Its representation holds names only."""
+    """Fills the placeholders of headers. Its representation has names only."""
 
     def __init__(self) -> None:
         self._values: Mapping[str, str] = {}

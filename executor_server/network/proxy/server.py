@@ -1,15 +1,15 @@
 """The proxy's process: takes settings and secrets from the daemon, confines itself, and serves until the daemon ends.
 
-Theory of operation. The process is started with one end of a socket pair. The daemon's first message holds the
-settings; the process then reads what only the daemon's user can read, imports all that it will ever need, gives its
-privileges up (confinement.py), and answers `ready`. From there on it obeys the control protocol
-(guest/egress/control_protocol.py), and two messages more:
+Theory of operation. The process gets one end of a socket pair. The daemon's first message has the settings. The process
+then reads the files that only the daemon's user can read, imports everything that it will need, gives up its privileges
+(confinement.py), and answers `ready`. From then on it follows the control protocol (guest/egress/control_protocol.py),
+with two more messages:
 
-    secret   name                       one secret; the file came with it, opened and checked by the daemon
-    secrets  number, count, partial     all were sent: use them. Where some can't be used, `failed` says which and
-                                        nothing changes, except that with `partial` those that can be used are
+    secret   name                       one secret, with its file, which the daemon has opened and checked
+    secrets  number, count, partial     all were sent: use them. If some are unusable, `failed` lists them and nothing
+                                        changes, except that with `partial` the usable ones are used
 
-When the link ends, so does the process, at once: without a daemon nothing is counted and nothing recorded.
+When the link ends, the process ends at once: without a daemon, nothing would be counted or recorded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from executor_server.network.proxy.secrets import BadSecret, Secrets, read_secre
 from executor_server.network.proxy.server_names import ignore_unreadable_names
 
 START_S = 10.0
-# Reports that the daemon has not read. It reads all the time; if it does not, nothing is recorded, and none may go on.
+# Reports that the daemon has not read. If the daemon stops reading, nothing is recorded, so no session may go on.
 _MAX_BACKLOG_BYTES = 2**23
 _SHOWN_PROBLEMS = 8
 
@@ -53,7 +53,7 @@ class Unusable(Exception):
 
 
 class Parts:
-    """The parts that are made before the process is confined, from files that only the daemon's user may read."""
+    """The parts that are created before the confinement, from files that only the daemon's user may read."""
 
     def __init__(self, settings: Message) -> None:
         """Raises Unusable."""
@@ -71,7 +71,7 @@ class Parts:
 
 
 class NoTerminator:
-    """The terminator of a configuration without secrets, where a rule with one has nothing to set."""
+    """The terminator of a configuration without secrets."""
 
     async def terminate(self, tunnel: Tunnel) -> None:
         """Raises Refusal."""
@@ -87,7 +87,7 @@ def _terminator(settings: Message, secrets: Secrets) -> Terminator:
 
     try:
         authority = Authority.read(Path(settings["directory"]))
-        authority.context_for("a.invalid")  # imports and opens whatever the first certificate needs
+        authority.context_for("a.invalid")  # imports and opens everything that the first certificate needs
     except AuthorityError as error:
         raise Unusable(str(error)) from error
     try:
@@ -153,7 +153,7 @@ class Server:
 
 
 def serve(descriptor: int) -> int:
-    """Serves the daemon at the other end of the descriptor. Returns the exit code where that did not come about."""
+    """Serves the daemon at the other end of the descriptor. Returns the exit code of a failed start."""
     sys.unraisablehook = ignore_unreadable_names
     sys.excepthook = _report_without_text
     sock = socket.socket(fileno=descriptor)
@@ -165,7 +165,7 @@ def serve(descriptor: int) -> int:
         try:
             confine(Confinement(settings["uid"], seccomp))
         except OSError as error:
-            raise Unusable(f"The egress proxy can't give its privileges up: {error.strerror}.") from error
+            raise Unusable(f"The egress proxy can't give up its privileges: {error.strerror}.") from error
     except Unusable as error:
         sock.sendall(encode({"type": "failed", "number": 0, "message": str(error)}))
         return 1
@@ -182,7 +182,7 @@ async def _serve(sock: socket.socket, parts: Parts) -> None:
 
 
 def _read_settings(sock: socket.socket) -> Message:
-    """Reads the first line, byte by byte: what follows it comes with descriptors, and belongs to the link."""
+    """Reads the first line byte by byte: later messages come with descriptors and belong to the link."""
     sock.settimeout(START_S)
     line = b""
     while not line.endswith(b"\n"):
@@ -197,12 +197,12 @@ def _read_settings(sock: socket.socket) -> Message:
 
 
 def _end(_why: str) -> None:
-    """The daemon is gone. Not by an exception: whatever is in the way of the loop's end would let connections go on."""
+    """Ends the process, since the daemon is gone; an exception could be delayed, and connections would go on."""
     os._exit(0)
 
 
 def _report_without_text(kind: type[BaseException], _error: BaseException, trace: Any) -> None:
-    """An exception's text may hold what a sandbox sent, which the daemon's log must not have. Its place is enough."""
+    """Reports where an exception was raised. Its text may come from a sandbox, so the daemon's log must not have it."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)][-8:]
     where = "; ".join(f"{code.co_filename}:{line} {code.co_name}" for code, line in frames)
     sys.stderr.write(f"{kind.__name__} at {where}\n")

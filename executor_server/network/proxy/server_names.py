@@ -1,4 +1,4 @@
-"""The server's side of a TLS connection that is meant for one host: the client must name that host."""
+"""The server's side of a TLS connection for one host: the client must name that host."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from executor_server.guest.egress.refusals import shown
 
 
 class NamedServer(ssl.SSLObject):
-    """`ssl` makes it; `expect` must be called before the handshake. Without it no name is accepted."""
+    """Created by `ssl`. `expect` must be called before the handshake; otherwise no name is accepted."""
 
     _host = ""
     _is_address = False
     refusal = ""
-    """A clause that says why the client's server name was refused; empty as long as it was not."""
+    """The reason why the client's server name was refused, as a clause; empty if it was not."""
 
     def expect(self, host: str, *, is_address: bool) -> None:
         self._host = host
         self._is_address = is_address
 
     def check(self, server_name: str | None) -> int | None:
-        """Returns None to go on, or the alert that ends the handshake."""
+        """Returns None to continue, or the alert that ends the handshake."""
         if server_name is None:
-            if self._is_address:  # addresses are no server names
+            if self._is_address:  # addresses are not server names
                 return None
             self.refusal = "its ClientHello has no server name"
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
@@ -51,9 +51,10 @@ def _check(server: Any, server_name: str | None, _context: ssl.SSLContext) -> in
 
 
 def ignore_unreadable_names(unraisable: Any) -> None:
-    """As sys.unraisablehook: a server name that is not ASCII fails its handshake, and needs no traceback on stderr.
+    """A sys.unraisablehook that drops the tracebacks of server names that are not ASCII.
 
-    `ssl` reports it as an exception that no caller can catch, so a sandbox could fill a log with them.
+    Such a name fails its handshake. `ssl` reports it as an exception that no caller can catch, so a sandbox could fill
+    the log.
     """
     if not isinstance(unraisable.exc_value, UnicodeDecodeError):
         sys.__unraisablehook__(unraisable)

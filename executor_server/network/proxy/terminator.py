@@ -1,8 +1,8 @@
-"""Terminates TLS where a rule has secrets, so that requests can be seen, checked, and given their header.
+"""Terminates TLS for rules with secrets, so that requests can be read, checked, and get their header.
 
-The sandbox meets a certificate of the daemon's own authority, which it trusts; the server is verified against the
-system's authorities. Between the two sides requests and responses are read and written by h11: what leaves was framed
-here, so nothing that could be read in two ways reaches the server (exchange.py). Only HTTP/1.1 is offered.
+The sandbox sees a certificate of the daemon's own authority, which it trusts; the server is verified against the
+system's authorities. In between, h11 parses and writes requests and responses. All that leaves was framed here, so
+nothing ambiguous reaches the server (exchange.py). Only HTTP/1.1 is offered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OLD_TLS = {"UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "WRONG_SSL_VERSION"}
 
 
 class TlsTerminator:
-    """The proxy's Terminator. One for all sessions; everything about one connection is in its tunnel."""
+    """The proxy's Terminator, one for all sessions; the state of a connection is in its tunnel."""
 
     def __init__(self, authority: Authority, upstream: ssl.SSLContext, secrets: Secrets) -> None:
         """`upstream` is the context for connections to servers, as `upstream_context` makes it."""
@@ -70,7 +70,7 @@ class TlsTerminator:
 
 
 def _refused(tunnel: Tunnel, server: NamedServer, error: ssl.SSLError) -> Refusal | OSError:
-    """A name or a version is refused. A client that does not trust the certificate, or goes away, breaks it itself."""
+    """Returns a refusal of the name or TLS version; an OSError if the client itself broke off the handshake."""
     opening = f"the connection to {tunnel.target} was closed:"
     if server.refusal:
         return Refusal(reasons.SERVER_NAME, f"{opening} {server.refusal}")

@@ -1,7 +1,7 @@
-"""TLS over the proxy's endpoints, by memory buffers: nothing is read before there is room for it.
+"""TLS over the proxy's endpoints, with memory buffers: nothing is read before there is room for it.
 
-asyncio's own TLS takes over a transport and reads ahead; here a stream reads when it is asked to, as an endpoint does,
-keeps to the room that the session has, and can be given bytes that were read before it was made.
+asyncio's own TLS takes over a transport and reads ahead. This stream reads only on request, as an endpoint does, within
+the session's room, and accepts bytes that were read before it was created.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _IDLE_READS = 4
 
 @dataclass(frozen=True)
 class Intake:
-    """The room for bytes from one side, and their count (protocols.Meter)."""
+    """The room for bytes from one side, and the function that counts them (protocols.Meter)."""
 
     room: Callable[[], int]
     room_opened: Callable[[], Awaitable[None]]
@@ -39,14 +39,14 @@ class TlsStream:
         intake: Intake,
         received: bytes = b"",
     ) -> None:
-        """As the client where there is a `server_name`, else as the server."""
+        """With a `server_name` it is the client, otherwise the server."""
         self.endpoint = endpoint
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._incoming.write(received)
         self._intake = intake
         self._sending = asyncio.Lock()
-        self._share = LoopShare()  # a peer may send messages of TLS without end, in which there is nothing for a reader
+        self._share = LoopShare()  # a peer may send endless TLS messages without data
         self.ssl = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
@@ -65,7 +65,7 @@ class TlsStream:
                 raise
 
     async def receive(self, deadline: float | None = None) -> bytes:
-        """Returns what there is; nothing at the end, which peers that just close are allowed to leave unannounced."""
+        """Returns the available data; empty at the end, which a peer need not announce."""
         await self._share.step()
         while True:
             try:
@@ -82,14 +82,14 @@ class TlsStream:
             await self._flush(None)
 
     async def close(self, deadline: float) -> None:
-        """Announces the end, so that the peer knows that nothing was cut off. Does not wait for its answer."""
-        # It would like the peer's announcement too, or there is no peer any more.
+        """Announces the end, so that the peer knows that nothing was cut off. Does not wait for the peer's."""
+        # `unwrap` raises when it would wait for the peer, or the peer is gone.
         with contextlib.suppress(ssl.SSLError):
             self.ssl.unwrap()
         await self._flush(deadline)
 
     def is_idle(self) -> bool:
-        """False when the peer has ended the connection, or sent something unasked. Never waits."""
+        """False if the peer has ended the connection or sent unexpected data. Never waits."""
         for _ in range(_IDLE_READS):
             try:
                 self.ssl.read(1)
@@ -118,8 +118,10 @@ class TlsStream:
             self._incoming.write_eof()
 
     async def _receive(self, deadline: float | None) -> bytes:
-        """Reads at most what may be moved in the moment in which it is read. Nothing is awaited before it is counted:
-        other connections of the session share the room."""
+        """Reads at most as much as there is room for now.
+
+        There is no await between reading and counting, since other connections of the session share the room.
+        """
         await self._share.step()
         while True:
             size = self._intake.room()
@@ -135,7 +137,7 @@ class TlsStream:
             return data
 
     async def _flush(self, deadline: float | None) -> None:
-        # Taken out under the lock: two coroutines that send must not interleave their records.
+        # Under the lock, so that two sending coroutines do not interleave their records.
         async with self._sending:
             if self._outgoing.pending:
                 await self.endpoint.send(self._outgoing.read(), deadline)

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from executor_server.backends.channel.channel import READY_TIME_S
+from executor_server.backends.channel.daemon_channel import READY_TIME_S
 from executor_server.backends.e2b import E2BBackend
 from executor_server.core.errors import (
     ExecutorError,

@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import pytest
 
-from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.backends.local import LocalBackend
+from executor_server.backends.local.bwrap_process import BwrapProcess
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.fork_server import fork, fork_servers, forked_process
 from executor_server.backends.local.fork_server.fork_server import ForkServer
 from executor_server.backends.local.fork_server.forked_process import ForkedProcess
-from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.resources import Resources
 from executor_server.core import SandboxSpec
 from executor_server.core.config import LocalImage
@@ -48,7 +48,7 @@ SHORTEN = "import signal, time; signal.getitimer(0)[0] and (signal.setitimer(0, 
 BLOCKED = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(1000)"
 # Leaves the filter of system calls out, and reports that it is there.
 LIAR = """\
-import sys; s = sys.modules.get("executor_guest.fork_server.sandbox"); \
+import sys; s = sys.modules.get("executor_guest.fork_server.forked_sandbox"); \
 s and setattr(s, "_STEPS", [step for step in s._STEPS if "filter" not in step[0]]); \
 s and setattr(s, "report", lambda real=s.report: (lambda said: said["status"].update(Seccomp="2") or said)(real()))"""
 

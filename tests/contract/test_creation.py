@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.backends.base import Backend, Sandbox
-from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.core.errors import BackendFull, ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.contract.harness import MIB, Harness

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.backends.base import Backend
-from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.backends.settings import CA_BUNDLE
 from executor_server.core.errors import SandboxFailure
 from executor_server.sessions import Session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from executor_server.backends.base import Backend
-from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from tests.contract.harness import Harness
 from tests.contract.marks import instead, promise
 from tests.contract.probes import Probe

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from executor_client import InvalidRequest, UnavailableError, Wait, WaitKind
-from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.backends.docker import DockerBackend, check, probe
 from executor_server.backends.docker.host import NoEngine, engine_socket
 from executor_server.core.config.backend_config import DockerImage, DockerSection

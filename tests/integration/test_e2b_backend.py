@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from executor_server.backends.base import Backend, KnownSandbox
-from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.backends.e2b import E2BBackend, access, retry, sandbox
 from executor_server.backends.e2b.check import examine
 from executor_server.backends.e2b.sandbox import E2BSandbox

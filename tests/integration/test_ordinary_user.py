@@ -192,7 +192,7 @@ from pathlib import Path
 import structlog
 from executor_server.backends.base import KnownSandbox
 from executor_server.backends.local import LocalBackend
-from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.core.model import SandboxSpec
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 STATE_DIR, SPEC = Path({str(home / "o")!r}), SandboxSpec("base", 2**28, 32, 2**24, 60.0)

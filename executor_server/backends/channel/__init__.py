@@ -4,11 +4,10 @@ It owns connecting, sending with acknowledgement, and the conversion of a guest'
 field of them checked. It must not know sessions, nor which backend made the sandbox.
 """
 
-from executor_server.backends.channel.channel import READY_TIME_S, GuestChannel
+from executor_server.backends.channel.daemon_channel import READY_TIME_S, GuestChannel
 from executor_server.backends.channel.endpoint import GuestEndpoint, RefusedError, SocketEndpoint, UnreachedError
 from executor_server.backends.channel.events import read_event, read_result
-from executor_server.backends.channel.process_events import PROCESS_EVENTS, read_process_event
-from executor_server.backends.channel.requests import (
+from executor_server.backends.channel.guest_requests import (
     Request,
     VariablesReply,
     changes_part,
@@ -21,6 +20,7 @@ from executor_server.backends.channel.requests import (
     written_bytes,
     written_file,
 )
+from executor_server.backends.channel.process_events import PROCESS_EVENTS, read_process_event
 from executor_server.backends.channel.tokens import first_token
 from executor_server.backends.channel.tool_packing import BlobDigests, packed_tools
 from executor_server.guest.wire.messages import MAX_PAYLOAD_BYTES

@@ -3,8 +3,8 @@
 It works for root and for an ordinary user; `check_host` reports, and `start` requires, that this host can isolate.
 These walls confine a sandbox, from outside in: a host user of its own (under root's daemon; else the daemon's user),
 namespaces of every kind, no network, a file system of its own (layout.py), a control group or else resource limits
-(cgroups.py), no capabilities, no new privileges, and a filter of system calls (seccomp_program.py). process.py puts
-them up in order; where the policy allows it, a sandbox is forked behind the same walls instead (fork server/).
+(cgroups.py), no capabilities, no new privileges, and a filter of system calls (seccomp_program.py). bwrap_process.py
+puts them up in order; where the policy allows it, a sandbox is forked behind the same walls instead (fork server/).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from executor_server.backends.environments import Mount, have_environment
+from executor_server.backends.local.bwrap_process import BwrapProcess
 from executor_server.backends.local.cgroups import BESIDE_SANDBOX
 from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.file_counts import limit_files
@@ -24,7 +25,6 @@ from executor_server.backends.local.fork_server.fork_servers import Fallback, Fo
 from executor_server.backends.local.fork_server.forked_process import ForkedProcess, ForkFailed
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import SANDBOX_ID, environment_of
-from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.records import ProcessRecord, Record, remove_record, write_record
 from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.sandbox import LocalSandbox

@@ -14,10 +14,10 @@ from pathlib import Path
 from executor_server.backends.environments import Mount
 from executor_server.backends.guest_archive import pack_guest
 from executor_server.backends.local.bubblewrap import Bwrap
+from executor_server.backends.local.bwrap_process import BwrapProcess, start_bwrap
 from executor_server.backends.local.cgroups import Cgroup, CgroupTrees, NoCgroups
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import Layout, build_etc
-from executor_server.backends.local.process import BwrapProcess, start_bwrap
 from executor_server.backends.local.system import build_tools
 from executor_server.core import SandboxSpec
 from executor_server.guest.wire import rlimits

@@ -20,8 +20,8 @@ import structlog
 from executor_server.backends.base import PassiveSandbox
 from executor_server.backends.channel import SocketEndpoint
 from executor_server.backends.directory import remove_sandbox_directory
+from executor_server.backends.local.bwrap_process import SandboxProcess
 from executor_server.backends.local.cgroups import Cgroup
-from executor_server.backends.local.process import SandboxProcess
 from executor_server.backends.teardown import Teardown
 from executor_server.guest.wire.exit_codes import END_REASONS
 

@@ -17,7 +17,7 @@ _OUTPUT_BYTES = 1_048_576
 _CHUNK_BYTES = 65_536
 _END_TIMEOUT_S = 10.0
 
-# The supervisor's first act in a sandbox of root's daemon; see process.py.
+# The supervisor's first act in a sandbox of root's daemon; see bwrap_process.py.
 _DROP = f"import os; os.setgroups([]); os.setresgid(*[{SANDBOX_ID}] * 3); os.setresuid(*[{SANDBOX_ID}] * 3)\n"
 
 

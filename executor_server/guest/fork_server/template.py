@@ -24,7 +24,7 @@ import select
 from ..wire import kernel, native_threads, privileges
 from ..wire.fork_server_messages import FAILED, READY, REFUSED, TEMPLATE_NAME
 from ..wire.lean import dumps, passed_descriptors, signal, socket
-from . import sandbox
+from . import forked_sandbox
 from .memory import take_arenas, use_huge_pages
 from .modules import import_modules
 from .report import namespaces
@@ -139,7 +139,7 @@ class TemplateProcess:
             child = -1
             _answer(control, FAILED + f"no process: {error.strerror}".encode())
         if child == 0:
-            sandbox.become(control)
+            forked_sandbox.become(control)
         try:
             kernel.enter_namespace(self._own_pids, kernel.CLONE_NEWPID)
         except OSError:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from executor_api.messages import write
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_server.api import to_wire
-from executor_server.backends.channel import requests
+from executor_server.backends.channel import guest_requests
 from executor_server.backends.channel.events import read_event, read_result
-from executor_server.backends.channel.requests import VariablesReply, variables_part
+from executor_server.backends.channel.guest_requests import VariablesReply, variables_part
 from executor_server.core.model import (
     BlobChunk,
     BlobRef,
@@ -119,7 +119,7 @@ def test_variables_and_listings_are_read() -> None:
     assert variables_part(variables(listed, b"AAC")) == VariablesReply(
         (("a", b"AA"), ("b", BlobRef("g1", 9)), ("c", b"C")), ("d",)
     )
-    assert requests.listing(listing([FILE])) == ([FileInfo("a", 1, False, 0.5)], False)
+    assert guest_requests.listing(listing([FILE])) == ([FileInfo("a", 1, False, 0.5)], False)
 
 
 MALFORMED: dict[str, tuple[Callable[[Frame], Any], Frame]] = {
@@ -182,13 +182,13 @@ MALFORMED: dict[str, tuple[Callable[[Frame], Any], Frame]] = {
     "a variable without name": (variables_part, variables({"variables": [{"inline": 0}], "missing": []})),
     "missing that are numbers": (variables_part, variables({"variables": [], "missing": [1]})),
     "variables that are not JSON": (variables_part, frame(Kind.DONE, {"names": 1}, b"{")),
-    "a listing that is an object": (requests.listing, listing({})),
-    "a listing of texts": (requests.listing, listing(["a"])),
-    "a listing without end": (requests.listing, listing([FILE] * 10_001)),
-    "a listing that is not JSON": (requests.listing, frame(Kind.DONE, {"truncated": False}, b"[")),
-    "a file of negative size": (requests.listing, listing([{**FILE, "size": -1}])),
-    "a file of no time": (requests.listing, listing([{**FILE, "modified": None}])),
-    "a directory that is 1": (requests.listing, listing([{**FILE, "directory": 1}])),
+    "a listing that is an object": (guest_requests.listing, listing({})),
+    "a listing of texts": (guest_requests.listing, listing(["a"])),
+    "a listing without end": (guest_requests.listing, listing([FILE] * 10_001)),
+    "a listing that is not JSON": (guest_requests.listing, frame(Kind.DONE, {"truncated": False}, b"[")),
+    "a file of negative size": (guest_requests.listing, listing([{**FILE, "size": -1}])),
+    "a file of no time": (guest_requests.listing, listing([{**FILE, "modified": None}])),
+    "a directory that is 1": (guest_requests.listing, listing([{**FILE, "directory": 1}])),
 }
 
 
@@ -247,7 +247,7 @@ def test_any_frame_gives_values_that_a_message_can_carry_or_a_frame_error(
     if with_detail:
         body = json.dumps(detail).encode()
         head = {**RESULT, **head, "error": len(body)}
-    for read in (read_event, read_result, variables_part, requests.listing):
+    for read in (read_event, read_result, variables_part, guest_requests.listing):
         try:
             value = read(frame(kind, head, body))
         except FrameError:
@@ -276,7 +276,7 @@ def test_texts_that_utf_8_cannot_carry_reach_the_client_escaped() -> None:
     carry(read_event(frame(Kind.TOOL_CALL, {"call": "c", "name": "\ud800"})))
     carry(read_result(failed(type="\ud800", message="\ud800", traceback="\ud800", statement="\ud800")))
     carry(variables_part(variables({"variables": [{"name": "\ud800", "inline": 0}], "missing": ["\ud800"]})))
-    carry(requests.listing(listing([{**FILE, "path": "\ud800"}])))
+    carry(guest_requests.listing(listing([{**FILE, "path": "\ud800"}])))
 
 
 def carry(value: Any) -> None:

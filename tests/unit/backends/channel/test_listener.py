@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.backends.channel import listener as daemons_end
-from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.backends.channel.endpoint import RefusedError, SocketEndpoint, UnreachedError
 from executor_server.core.errors import SandboxFailure
 from executor_server.guest.wire.frames import PROTOCOL_VERSION, Frame, Kind, encode_frame

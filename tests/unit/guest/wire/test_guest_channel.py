@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from executor_server.backends.channel.channel import GuestChannel
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.backends.channel.endpoint import SocketEndpoint
 from executor_server.core.errors import SandboxFailure
 from executor_server.guest.wire import guest_channel

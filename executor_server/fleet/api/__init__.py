@@ -1,5 +1,5 @@
-"""The calls between the front and the nodes of a fleet, on a connection on which both have shown certificates of it.
+"""The gRPC services of a front, and the mutually authenticated calls between it and its nodes.
 
-It owns their messages' form and who is refused a link. It must not know how nodes are chosen or leases counted: that is
-in `executor_server.fleet.membership`.
+It owns the form of their messages, and the links. It must not decide which node is lost or best: that is in
+`executor_server.fleet.membership`. Read proxy.py for a call's way to its node, front_link.py for a link.
 """

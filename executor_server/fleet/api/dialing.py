@@ -1,8 +1,8 @@
 """Dials nodes: learns from its certificate which node answers at an address, and opens a channel to that one.
 
-An address says nothing about the node behind it: pods get another one at each start, and the name in DNS is that of all
-of them. So one TLS handshake asks who is there, and gRPC's own connection, whose calls carry the names of clients, is
-then made to this name only: if another node, or anybody else, has the address by then, it does not come about.
+An address does not identify a node: pods get another one at each start, and they share a DNS name. So a TLS handshake
+first finds out which node is there. gRPC then connects to this name only; the connection fails if another node, or
+anybody else, has the address by then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DIAL_TIME_S = 1.0
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """Bytes of one answer of a node, which may have the sessions of all tenants there."""
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
-"""Bytes of one message to a node: the policy with all tokens, or a client's."""
+"""Bytes of one message to a node: the policy with its lock files, or a client's."""
 MAX_NODE_METADATA_BYTES = 16 * 1024
 EXPIRY_WARNING = timedelta(days=30)
 KEEPALIVE_S = 10.0

@@ -1,7 +1,7 @@
 """The front's part in its fleet while it runs: the links, what is known over them, and what is lost.
 
-`Members` knows and decides; here are the clock, the links that it hears from, and those who are to know of a change.
-A loss is on the disk before anybody hears of it, which `Members` sees to.
+`Members` decides. This file has the clock and the links, and notifies others of changes. `Members` writes a loss to the
+disk before it reports it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _log = structlog.get_logger(__name__)
 
 
 class FrontFleet:
-    """Owns the links, and answers who has a session."""
+    """Owns the links, and finds the node of a session."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class FrontFleet:
         await asyncio.gather(*(link.close() for link in links), *self._working, return_exceptions=True)
 
     def follow(self, wanted: frozenset[str]) -> None:
-        """Looks for nodes at these addresses. A link to another address stays as long as it is up."""
+        """Links to the nodes at these addresses. A link to any other address stays as long as it is up."""
         self._wanted = wanted
         timing = self.members.timing
         for text in sorted(wanted - self._links.keys()):
@@ -125,7 +125,7 @@ class FrontFleet:
         self._drop_unwanted()
 
     def refuse(self, nodes: frozenset[str]) -> None:
-        """Refuses these nodes and no others: closes their links at once, and looks at nodes again that are allowed."""
+        """Refuses these nodes and no others: closes their links at once, and tries allowed ones again."""
         changed, self._refused = self._refused ^ nodes, nodes
         if changed:
             _log.warning("fleet_nodes_refused", nodes=sorted(nodes))
@@ -239,7 +239,7 @@ class FrontFleet:
         change.set()
 
     async def settled(self) -> None:
-        """Returns when all sessions of an earlier front are known, or their nodes have had the time to report."""
+        """Returns when all sessions of an earlier front are known, or their nodes had enough time to report."""
         while not self.members.is_settled(lease_clock()):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):

@@ -1,11 +1,11 @@
-"""The front's links: one task for each address, which finds the node there, links to it, and keeps the link.
+"""The front's links: one task for each address finds the node there, links to it, and keeps the link.
 
-A link ends when the connection does, when the node says something wrong, or when it says nothing for too long: a new
-connection may find a path where the old one's packets are lost. It is made again at once, and from then on every half
-second. Nothing that a node does holds up another: each has its own task and connection, every wait has a limit, and
-reports that come faster than they should are read no faster.
+A link ends when the connection does, when the node sends something wrong, or when it is silent for too long: packets
+may be lost on the old connection only. The front then links again at once, and after that every half second. No node
+can hold up another: each has its own task and connections, every wait has a limit, and early reports are not read
+early.
 
-It is the lease, and not the link, that says if a node is lost; see `executor_server.fleet.membership`.
+The lease, not the link, decides whether a node is lost (membership/members.py).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from executor_server.fleet.api.node_calls import RefusedByNode, refusal_of
 from executor_server.fleet.membership import Control, FrontHello, NodeHello, NodeRefused, NodeReport, Renewal
 
 HELLO_TIME_S = 30.0
-"""Seconds for a node to answer a hello; before that it ends the sessions that were lost."""
+"""Seconds for a node to answer a hello. It first ends the sessions that were reported lost."""
 RETRY_S = 0.5
-"""Seconds at most between two attempts to link; the first one after a link comes at once."""
+"""Longest time between two attempts to link; the first one after a link is immediate."""
 MAX_WRONG_RETRIES = 20
-"""The longest wait after what no node should say, in first ones: reading it took the front's time."""
+"""Limit of the growing wait after a wrong message, as a multiple of the first wait. Reading it cost the front time."""
 CONTROL_AGAIN_S = 10.0
-"""Seconds after which a control that is not in force yet is sent again."""
+"""Seconds after which a control is sent again if it is not in force yet."""
 REFUSED_TEXT = "the configuration refuses it (fleet.refused_nodes)"
 
 _log = structlog.get_logger(__name__)

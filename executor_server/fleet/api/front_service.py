@@ -1,7 +1,7 @@
-"""ExecutorService of a front: it places sessions, and answers for lost ones; everything else is a node's to answer.
+"""ExecutorService of a front: it places sessions and answers for lost ones. Nodes answer everything else.
 
-Methods whose request names a session are not here but in proxy.py, except the two that an old or a curious client may
-ask about any session, GetSession and DeleteSession, and RenameSession, which concerns the other nodes too.
+Methods whose request names a session are in proxy.py, with three exceptions: GetSession and DeleteSession also serve
+lost sessions, and RenameSession concerns the other nodes too.
 """
 
 from __future__ import annotations

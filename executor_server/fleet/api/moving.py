@@ -1,9 +1,9 @@
-"""Moves sessions from a node that is drained to others: variables and files, as their profiles allow to export them.
+"""Moves sessions from a drained node to others: their variables and files, if their profiles allow an export.
 
-The state goes from node to node through the front in pieces, and is kept nowhere. The new session is made first, and
-the old one is ended last: after any failure one of them has the state. The reason of the old one names the new one.
-Sessions in which something runs or waits are left alone, and so are those with environment variables, whose values only
-their sandboxes have. A name moves with its session. Savepoints are copies of an interpreter, and stay behind.
+The state passes through the front in pieces and is not stored. The new session is created first and the old one ended
+last, so one of them has the state after any failure. The reason of the old session names the new one. Sessions in which
+something runs or waits stay, and so do sessions with environment variables, whose values only their sandboxes have. A
+name moves with its session. Savepoints are copies of an interpreter, and stay behind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Calls from a front to its nodes, one by one or all at once, on the links' own connections.
 
-A node answers a refused call with a status of ours, which has an ErrorInfo; it goes on to the client as it is. Any
-other status was made by gRPC itself: the node could not be reached, or the connection broke, and then it is not known
-whether the call had an effect. Its text may name addresses, so the client gets one of ours instead.
+A node refuses a call with a status of ours, which has an ErrorInfo; the client gets it unchanged. Any other status
+comes from gRPC itself: the node could not be reached, or the connection broke. Then the call may have had an effect.
+Such a text may name addresses, so the client gets one of ours instead.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from executor_server.fleet.api.wire import PRINCIPAL_KEY, principal_bytes
 T = TypeVar("T")
 
 RETRY_S = 1.0
-"""Seconds after which a client may ask again for what a node did not answer."""
+"""Seconds after which a client may repeat a call that a node did not answer."""
 ASK_TIME_S = 3.0
-"""Seconds for a node to answer what all nodes are asked; one that takes longer is left out."""
+"""Seconds for the answer to a call to all nodes; a slower node is left out."""
 
 # Metadata of a client's call that go on to the node: its trace.
 _PASSED_ON = frozenset({"traceparent", "tracestate"})
@@ -64,7 +64,7 @@ class RefusedByNode(PassedOn):
 
 
 class NodeSilent(Unavailable):
-    """The node has not answered the call, which may have had an effect. The client gets this when it must ask again."""
+    """The node has not answered the call, which may have had an effect. A client that gets this must try again."""
 
     def __init__(self, node: str, problem: str = "") -> None:
         super().__init__(Reason.NODE_FENCED, f"the node {node} did not answer; it may come back", retry_after_s=RETRY_S)
@@ -163,7 +163,7 @@ def translated(node: str) -> Iterator[None]:
 
 
 def refusal_of(node: str, error: grpc.aio.AioRpcError) -> RefusedByNode | ExecutorError:
-    """Reads the status of a call to a node. NodeSilent for one that says nothing of what the node has done."""
+    """Returns the error for the status of a call to a node; NodeSilent if the call may have had an effect."""
     code, message = error.code(), error.details() or ""
     details = next((value for key, value in cast("Any", error).trailing_metadata() or () if key == DETAILS_KEY), b"")
     if isinstance(details, bytes) and 0 < len(details) <= _MAX_DETAILS_BYTES:

@@ -1,10 +1,10 @@
-"""Finds a node for a request: the best one, the next one after a refusal, or the first that gets room again.
+"""Finds a node for a request: the best one, the next one after a refusal, or the first one with room again.
 
-A request that finds all nodes full is parked for at most `park_s`. While some are parked, new ones join them, so that
-none overtakes; places are offered fairly among tenants when nodes report (`fleet.parking`).
+A request that finds all nodes full is parked for at most `park_s`. New requests join the parked ones and don't overtake
+them. When nodes report, places are offered fairly among tenants (membership/parking.py).
 
-Sessions with packages need an environment, which a node makes once, in a minute. So such sessions go where their
-environment is or is being made, as long as there is room; else each repeated request would have another node begin.
+Sessions with packages need an environment, which takes a node about a minute to make. So they go to a node that has or
+makes it, as long as there is room; otherwise each repeated request would start a build on another node.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from executor_server.fleet.membership import (
 )
 
 MAX_ATTEMPTS = 64
-"""Nodes that are asked for one session; a fleet that refuses so often is not helped by more."""
-# Environments of which it is known where they are.
+"""Nodes that are tried for one session."""
+# Environments whose nodes are remembered.
 _MAX_ENVIRONMENTS = 1024
 _MAX_LISTED = 20
 
 _FULL = {Reason.BACKEND_FULL.value, Reason.TOO_MANY_SESSIONS.value}
-# Refusals by which another node may have another opinion; one of a tenant's quota is about its part of this node.
+# Refusals that another node may not share.
 _OF_ONE_NODE = {
     Reason.BACKEND_UNAVAILABLE.value,
     Reason.IMAGE_NOT_READY.value,

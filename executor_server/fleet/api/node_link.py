@@ -1,12 +1,11 @@
 """FleetService: a node's end of the link to its front.
 
-The front opens the link and says hello; the node answers when it has ended what the front has reported lost. From then
-on the node reports at the interval of the hello, and each answer renews its lease. A link lasts until the connection
-breaks, one end says something wrong, or another link takes its place: a front whose connection broke comes back before
-this end knows about it.
+The front opens the link and sends its hello. The node first ends the sessions that the front reported lost, and then
+answers. After that it reports at the interval of the hello, and each answer is a heartbeat. A link lasts until the
+connection breaks, one end sends something wrong, or another link replaces it: a front may come back before this end
+notices that the connection broke.
 
-Each report goes out in whole before the next is built, so a front that reads slowly gets fewer of them, and none waits
-in memory.
+Each report is sent before the next one is built, so a slow front gets fewer reports and none wait in memory.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _log = structlog.get_logger(__name__)
 
 
 class LinkedNode(Protocol):
-    """The node behind the link: its lease, its reports, its policy and tokens."""
+    """The node behind the link: its heartbeat, its reports, its policy."""
 
     async def hello(self, hello: FrontHello) -> NodeHello:
-        """Begins a link; returns when the node has ended what the front has reported lost.
+        """Begins a link; returns when the node has ended the sessions that the front reported lost.
 
-        Links that were begun before renew nothing from then on. Raises PreconditionFailed when the node refuses it.
+        Raises PreconditionFailed when the node refuses the front.
         """
         ...
 
@@ -51,7 +50,7 @@ class LinkedNode(Protocol):
     def renewed(self, renewal: Renewal) -> None: ...
 
     async def take_control(self, control: Control) -> None:
-        """Puts policy and tokens in force; a report says what became of it."""
+        """Puts the policy in force; a later report says whether that worked."""
         ...
 
 
@@ -66,7 +65,7 @@ class FleetService(fleet_grpc.FleetServiceServicer):
         self._reported = asyncio.Event()
 
     async def last_report(self) -> None:
-        """Has what has ended reported before the node stops, where there is a link."""
+        """Sends one more report before the node stops, if there is a link."""
         if self._link is None:
             return
         self._reported.clear()

@@ -1,11 +1,11 @@
 """Passes calls for sessions on to their nodes, as the bytes that they are.
 
-A request is read only to find the session that it names, with the parser that the node uses too, so that both see the
-same one; then its bytes go on unchanged, and so do the answer's. Streams go on message by message: each waits until the
-other side has taken it, so that nothing piles up here. The call that ends first ends the other one: a client that
-leaves cancels the node's call, its deadline is the node's, and the node's status is the client's.
+A request is parsed only to find its session, with the parser that the node uses too, so that both see the same id. Its
+bytes go on unchanged, and so do those of the answer. Streams are passed on message by message: each message waits until
+the other side has taken it, so nothing piles up here. The call that ends first ends the other one: a client that leaves
+cancels the node's call, its deadline is the node's, and the node's status is the client's.
 
-Handlers are coroutines that write to their context, for the reasons that service.py gives.
+Handlers are coroutines that write to their context; service.py says why.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Router(Protocol):
 
 
 def proxy_handlers(router: Router, *, by_hand: frozenset[str]) -> dict[str, dict[str, Handler]]:
-    """Returns the handlers of all methods whose request names a session, without those that are written `by_hand`.
+    """Returns the handlers of all methods whose request names a session, except those written `by_hand`.
 
-    They are for RpcServer, by the names of service and method.
+    The keys are the names of service and method, as RpcServer needs them.
     """
     return {
         service.full_name: {
@@ -159,7 +159,7 @@ async def _first(pieces: AsyncIterator[bytes], parts: Sequence[str]) -> bytes:
 async def _both(send: Coroutine[Any, Any, None], receive: Coroutine[Any, Any, T]) -> T:
     """Returns what `receive` returns, which is the end of the call, while `send` passes the client's messages on.
 
-    A client that has sent all goes on to receive; one whose stream breaks ends the call.
+    A client that has sent everything goes on receiving. A client whose stream breaks ends the call.
     """
     sending, receiving = asyncio.create_task(send), asyncio.create_task(receive)
     try:

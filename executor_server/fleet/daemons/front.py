@@ -1,7 +1,7 @@
 """Builds the front of a fleet from its configuration, runs it, and shuts it down in order.
 
-A front makes no sandboxes: it has no backend and no sessions of its own, so it starts fast and stops at once. Sessions
-on its nodes go on without it for as long as their leases do, and the next front finds them.
+A front has no backend and no sessions of its own, so it starts fast and stops at once. The sessions on its nodes go on
+without it for a while, and the next front finds them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from executor_server.policy.quotas import Admission, Capacity, Quotas
 
 VERSION = version("remote-executor")
 BACKEND = "fleet"
-"""The word for a front's backend, in the metrics and the audit log."""
+"""The name of a front's backend in the metrics and the audit log."""
 # Seconds for calls to end.
 STOP_GRACE_S = 1.0
 

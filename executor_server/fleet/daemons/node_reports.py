@@ -32,8 +32,8 @@ MAX_ENDED = MAX_NODE_SESSIONS // 2
 class EndedSessions(Observer):
     """Collects the ids of sessions that end.
 
-    The front knows a session from the moment at which it was made, and one that is made and ended between two reports
-    is in the lists of neither. The front would count it for ever.
+    A session that is created and ended between two reports is in the list of neither. The front knows it from its
+    creation, and would count it for ever.
     """
 
     def __init__(self, node: str) -> None:
@@ -41,8 +41,8 @@ class EndedSessions(Observer):
         self._ids: set[str] = set()
 
     def session_ended(self, session: SessionFacts, reason: str) -> None:
-        # Not one of an earlier name, which ends at the start. Without a link nothing takes the ids, and the next one
-        # begins with a full report.
+        # A session of an earlier name of the node ends at the start. The number is limited because nothing takes the
+        # ids without a link; the next link begins with a full report.
         if node_of(session.session_id) == self._node and len(self._ids) < MAX_ENDED:
             self._ids.add(session.session_id)
 

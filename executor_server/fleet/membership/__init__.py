@@ -1,8 +1,8 @@
 """Many daemons as one: what a front and its nodes agree on, and what each of them decides.
 
-It owns leases and epochs, the front's knowledge of its nodes, placement, and the shares of quotas. All of it takes the
-time as an argument and does no I/O, so that a simulation can run it with any network. It must not know gRPC: the calls
-between front and nodes are in `fleet.api`.
+It owns leases and epochs, the front's knowledge of its nodes, placement, and the use of tenants over all nodes. Most of
+it takes the time as an argument and does no I/O, so that a simulation can run it with any network. It must not know
+gRPC: the calls between front and nodes are in `fleet.api`. Read members.py and heartbeat.py first.
 """
 
 from executor_server.fleet.membership.certificates import (

@@ -1,13 +1,16 @@
 """Certificates of a fleet: its authority, and those by which its front and its nodes know each other.
 
-The authority signs nothing else, so a name in its certificates is that of a member of the fleet: the front is
-`front.fleet.internal`, a node `NAME.node.fleet.internal`. A front's certificate is for TLS clients only and a node's
-for TLS servers only, so that neither can stand for the other even where a name is not looked at.
+The authority signs nothing else, so each name in its certificates is that of a member: `front.fleet.internal` for the
+front, `NAME.node.fleet.internal` for a node. A front's certificate is for TLS clients only and a node's for TLS servers
+only, so neither can impersonate the other even where a name is not checked.
 
-`issue_front` and `issue_node` write below one directory, which is the operator's: the authority's key stays there, and
-a member gets a folder with `ca.pem`, `cert.pem` and `key.pem`. Issuing again renews the certificate; the key of a
-member stays, so that a member that reads its folder meanwhile never finds a key that does not fit. An authority is
-never replaced.
+`issue_front` and `issue_node` write below the operator's directory. The authority's key stays there; each member gets a
+folder with `ca.pem`, `cert.pem` and `key.pem`. Issuing again renews the certificate and keeps the member's key, so a
+member that reads its folder meanwhile always finds a matching pair. An authority is never replaced.
+
+Nodes that no person sets up make their keys themselves (`request_certificate`), and the authority signs their requests.
+The channel in between carries public keys and certificates only. It must not be open to everybody, since the sender of
+a request is not checked here.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ Role = Literal["front", "node"]
 
 
 class CertificateError(Exception):
-    """A certificate or a key can't be read, made or used; the message is a sentence that says what to do."""
+    """A certificate or a key can't be read, made or used; the message says what to do."""
 
 
 @dataclass(frozen=True)

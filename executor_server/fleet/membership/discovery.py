@@ -1,8 +1,7 @@
 """The addresses at which a front finds its nodes: a fixed list, the addresses of a DNS name, the lines of a file.
 
-A source that fails says nothing about nodes: the addresses that it gave last stay until it can be read again. An
-address that disappears is no loss either. The front goes on with a node that it has a link to, and only stops to look
-for one that it has none to; it is the lease that says when a node is lost.
+When a source can't be read, its last addresses stay in use. An address that disappears does not end a link; the front
+only stops looking for a node there. The lease decides when a node is lost.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from executor_server.core import AddressError, TcpAddress, addresses
 from executor_server.core.config import ConfigError, FleetSection, read_bytes
 
 DNS_INTERVAL_S = 5.0
-"""Seconds between two questions for the DNS name."""
+"""Seconds between two DNS queries."""
 FILE_INTERVAL_S = 0.5
-"""Seconds between two looks at the file of addresses."""
+"""Seconds between two readings of the file of addresses."""
 RESOLVE_TIME_S = 5.0
-"""Seconds that the answer to a question for a DNS name may take."""
+"""Seconds that a DNS query may take."""
 MAX_ADDRESSES = 4096
-"""Addresses of one source; a file with more is refused, and of the answer to a question the first ones are taken."""
+"""Addresses of one source. A file with more is refused; of a DNS answer the first ones are taken."""
 
 _log = structlog.get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """The ids of sessions in a fleet: `NODE-EPOCHRANDOM`.
 
-An id alone says which node has the session, and under which epoch of that node it began. So a front can say of any id
-of an epoch that is over that the session is lost, even when it has forgotten the session, or never knew it.
+An id alone names the node of a session, and the node's epoch in which it began. So a front knows that a session of an
+earlier epoch is lost, even if it has forgotten the session or never knew it.
 """
 
 from __future__ import annotations

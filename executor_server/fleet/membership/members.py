@@ -1,9 +1,9 @@
 """The front's knowledge of its nodes: which are linked, which sessions there are, and which are lost.
 
-Theory of operation. `linked` begins a link with a node's hello, `reported` takes a report and returns the renewal that
-answers it, `tick` declares sessions lost whose node has had no renewal for too long. All other knowledge follows from
-the reports, which are complete at the begin of a link: so a front that starts again knows everything as soon as its
-nodes have linked. Durable are only the words that can't be taken back (store.py).
+Theory of operation. `linked` begins a link with a node's hello, `reported` takes a report, and `tick` declares sessions
+lost when their node has not reported for too long. All other knowledge comes from the reports. The first report on a
+link is complete, so a restarted front knows everything as soon as its nodes have linked. Only statements that can't be
+taken back are stored (store.py).
 
 Invariants; those of heartbeat.py are the other half:
 
@@ -16,12 +16,13 @@ Invariants; those of heartbeat.py are the other half:
    it is lost, lost_epoch is the highest epoch seen, so a node with an old state directory gets an epoch above all.
 5. One link. A report on any link but the present one renews nothing. Sequences rise by one on a link; a gap ends it.
 6. One front. A node that obeys a later start of this front, or one with a copy of its state directory, is that one's:
-   this front does not declare it lost, whatever it does not hear. A node that only says so keeps its own sessions from
-   being lost, and no others.
+   this front does not declare it lost, however long it is silent. A node that lies about it keeps only its own
+   sessions from being lost.
 7. Checked before changed. A report that is refused changes nothing but its link, and renews nothing.
 8. Bounded. A node can make the front remember at most `MAX_NODE_SESSIONS` sessions, whatever it reports.
 
-A front that was stopped itself finds its nodes' reports unread: `tick` notices the gap, and waits before it decides.
+A front that was stopped itself finds unread reports when it goes on. `tick` notices the gap, and waits before it
+decides.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ MAX_NODES = 4096
 TICK_S = 0.25
 """Seconds between two calls of `tick`."""
 STALL_S = 1.0
-"""A longer time between two ticks means that the front was stopped. Then it gives its nodes the time of a lease again,
-to link and to report."""
+"""A longer gap between two ticks means that the front was stopped. Its nodes then get a whole lease again to link and
+report."""
 MAX_EPOCH_STEP = 2**20
-"""A node can't use up the epochs that its name has."""
+"""Limits how far one hello can raise an epoch, so that a node can't use up the epochs of its name."""
 HOLD_S = 2.0
-"""Seconds after the front's start in which it waits for the first reports of its nodes before it places sessions."""
+"""Seconds that a starting front waits for the first reports of its nodes before it places sessions."""
 _MAX_CLOSED_EARLY = 1024
 
 
@@ -220,7 +221,7 @@ class Members:
             self.changed(member)
 
     def superseded(self, node: str) -> None:
-        """Notes that a node has refused a link because it obeys another process with this front's identity."""
+        """Notes that a node obeys another process with this front's identity, and has refused a link."""
         member = self._members.get(node)
         if member is not None:
             member.is_taken = True
@@ -246,7 +247,7 @@ class Members:
             raise NodeRefused(f"node {hello.node} is linked already")
 
     def _enter_epoch(self, member: KnownNode, hello: NodeHello, now_s: float) -> None:
-        """A node that comes with a higher epoch has ended what it had, so that is lost."""
+        """A node with a higher epoch has ended its earlier sessions, so these are lost."""
         if (hello.epoch, hello.instance) != (member.epoch, member.instance):
             old = replace(member.stored, instance=hello.instance, epoch=hello.epoch, lost_epoch=hello.epoch - 1)
             tombstones = self._tombstones_of(member, f"node {member.name} has ended its sandboxes", now_s)
@@ -271,7 +272,7 @@ class Members:
     # -- reports ---------------------------------------------------------------------------------------------------
 
     def reported(self, link: Link, report: NodeReport, now_s: float) -> bool:
-        """Takes a report. Returns True when it is to be answered with a renewal, False for one that came before.
+        """Takes a report. Returns True if it must be answered with a renewal, False for a repeated one.
 
         Raises NodeRefused; the link is over then, and the caller closes the connection.
         """
@@ -369,7 +370,7 @@ class Members:
     # -- losses ----------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Lost]:
-        """Declares lost what must be lost by now; to be called every `TICK_S`.
+        """Declares sessions lost whose time is over. Call it every `TICK_S`.
 
         Raises sqlite3.Error when a loss can't be written: the next call tries again, and returns the earlier ones too.
         """
@@ -387,7 +388,7 @@ class Members:
         if member.state is MemberState.LOST or member.is_taken:
             return False
         if member.state is MemberState.UNSEEN:
-            # No session is known there, and until its node has fenced itself it may come back with all that it had.
+            # Its sessions are unknown, and until the node has ended them it may come back with all of them.
             return now_s >= self._unseen_until_s
         return now_s >= member.renewed_s + self.timing.lease_s + MARGIN_S
 
@@ -420,9 +421,9 @@ class Members:
     # -- finding ---------------------------------------------------------------------------------------------------
 
     def where(self, session_id: str, now_s: float) -> tuple[Whereabouts, KnownNode | None, Tombstone | None]:
-        """Returns what a call for a session needs: its node when that is linked, the tombstone when it is lost.
+        """Returns where a call for a session goes: to its node if that is linked, or nowhere if the session is lost.
 
-        A lost session has no tombstone when this front never knew it, or has forgotten it: then its node is returned.
+        A lost session has no tombstone if this front never knew or has forgotten it; then its node is returned.
         """
         tombstone = self.sessions.tombstone(session_id)
         if tombstone is not None:
@@ -440,10 +441,10 @@ class Members:
         return (Whereabouts.NODE if member.state is MemberState.LINKED else Whereabouts.WAIT), member, None
 
     def take_surplus(self, node: str, now_s: float) -> list[str]:
-        """Returns sessions that the caller deletes on a node: another one has answered their requests since.
+        """Returns sessions of a node that the caller must delete: another node has answered their requests since.
 
-        Their node was away for `HOLD_S` after a front's start. A client that repeats a request saw no first answer.
-        Each is returned again after a lease for as long as it is there: a node that wakes refuses without one.
+        That happens when the node was away for `HOLD_S` after a front's start and a client repeated its request. Each
+        session is returned again after a lease until it is gone.
         """
         surplus = self._members[node].surplus
         due = sorted(session_id for session_id, due_s in surplus.items() if due_s <= now_s)
@@ -451,7 +452,7 @@ class Members:
         return due
 
     def replaced(self, session_id: str, tenant: str, reason: str, now_s: float) -> None:
-        """Notes that a session which its node has ended goes on elsewhere: it is lost. Raises sqlite3.Error."""
+        """Marks a moved session as lost under its old id. Raises sqlite3.Error."""
         known = self.sessions.find(session_id)
         request_id = known.request_id if known is not None else ""
         tombstone = Tombstone(session_id, tenant, request_id, reason, self._ahead_s + now_s)

@@ -1,8 +1,8 @@
 """Requests that wait for a place on some node, fair among tenants, bounded in number.
 
-When a place may be free, the tenants are asked in rotation, one request of each, so that a tenant with a hundred
-waiting requests gets one place for each that another tenant gets. Within a tenant, requests for the same kind of place
-are served in order; one that can't be placed does not delay those of another kind.
+Places are offered to the tenants in rotation, one request each, so that a tenant with a hundred waiting requests gets
+no more places than one with a few. Requests of a tenant for the same kind of place are served in order; a request that
+can't be placed does not delay those of another kind.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Chooses the node for a session: fast, since it sees three nodes and not all of them.
+"""Chooses the node for a session, quickly: it compares three nodes and not all of them.
 
-A node is a candidate for a (backend, image) when it is linked, has reported, does not drain, has the fleet's policy and
-tokens in force, can make such sandboxes now, and has a free place; creations under way take places. Candidates are kept
+A node is a candidate for a (backend, image) when it is linked, has reported, does not drain, has the fleet's policy
+in force, can make such sandboxes now, and has a free place; creations under way take places. Candidates are kept
 in sets from which one is drawn in constant time, and each report of a node updates its own entries only.
 
-Of the candidates, those with a warm sandbox of the wanted kind come first. Three are drawn at random, and the one with
-the lowest score is taken. Fronts and reports are always a little late: with the very best node of all, all creations of
-half a second would go to the same one.
+Candidates with a warm sandbox of the wanted kind come first. Three are drawn at random, and the one with the lowest
+score is taken. Reports are always a little old: if the best node of all were taken, all creations of half a second
+would go to the same node.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ _MAX_WINDOWS = 1024
 class Earlier:
     """The result of an earlier call with the same request; one field is set.
 
-    `node`: it has the session, or is making it; it gives the answer when it is asked for the same request.
-    `creation`: this front has it under way; its end is the answer. `tombstone`: the session is lost.
+    `node`: it has or creates the session, and answers the repeated request. `creation`: this front has it under way.
+    `tombstone`: the session is lost.
     """
 
     node: str = ""
@@ -94,9 +94,9 @@ class Reservations:
         self._members.changed(member)
 
     def answered(self, creation: Creation, session_id: str, now_s: float) -> bool:
-        """Takes the node's answer. Returns False when what it made was lost meanwhile: then `place` on another node.
+        """Takes the node's answer. Returns True if the creation is over.
 
-        After True the creation is over. A node that answers with an id that is not its own has made nothing: False.
+        False: the session was lost meanwhile, or its id is not one of the node's. Then `place` it on another node.
         """
         member = self._members.get(creation.node)
         if member is None or not self._is_current(creation) or not _is_of(member, session_id):
@@ -118,7 +118,7 @@ class Reservations:
         return True
 
     def refused(self, creation: Creation, *, is_full: bool) -> None:
-        """The node has not made it, for sure. `is_full`: it has no room, until its next report."""
+        """Notes that the node has certainly not created it. `is_full`: the node has no room until its next report."""
         member = self._members.get(creation.node)
         if member is not None:
             member.creating.discard(creation.request)
@@ -127,7 +127,7 @@ class Reservations:
         creation.node = ""
 
     def may_move(self, creation: Creation) -> bool:
-        """Returns True when no node can have made it for a client; else the same node must be asked again."""
+        """True if no node can have created the session. Else the same node must be asked again."""
         return not self._is_current(creation)
 
     def end(self, creation: Creation) -> None:
@@ -148,7 +148,7 @@ class Reservations:
         return int(window.total(now_s)) if window is not None else 0
 
     def _learn(self, report: NodeReport, now_s: float) -> None:
-        """Counts what an earlier front has had a node create within the last minute, as if it had just been."""
+        """Counts the creations of the last minute that an earlier front began, as if they had just happened."""
         for tenant, use in report.tenants.items():
             if use.creations:
                 self._window(tenant, now_s).add(use.creations, now_s)

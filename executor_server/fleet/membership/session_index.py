@@ -1,8 +1,7 @@
 """The sessions that a front knows: by id, by request, counted by tenant; creations under way; lost ones.
 
-Counts are exact: a session counts from the moment its creation is reserved at the front, until its node reports its
-end or its node is lost. The answer to a creation and the node's report of it arrive in any order, and the same session
-is never counted twice.
+Counts are exact. A session counts from the reservation of its creation until its node reports its end or is lost. The
+answer to a creation and the node's report may arrive in any order; the session is counted once.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Creation:
 
 
 class SessionIndex:
-    """For use by `Members`, which decides; this only counts."""
+    """Counts for `Members`, which decides."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, KnownSession] = {}

@@ -1,10 +1,9 @@
 """The front's durable knowledge: its identity, its term, the epochs of its nodes, and the sessions that are lost.
 
 `fleet.db` in the front's state directory. Each write is on the disk when its method returns (WAL with a sync at each
-commit), since what can't be taken back depends on it: a link on its epoch, "lost" on lost_epoch. A file that is
-damaged stops the start, because a front that has forgotten what it reported lost would let it come back; so does a row
-that does not fit its checksum. Lost sessions are the exception: a damaged row of those is left out, and its session is
-one that is not found.
+commit), because statements that can't be taken back depend on it. A damaged file or row stops the start: a front that
+has forgotten which sessions it reported lost would let them come back. A damaged row of a lost session is the
+exception: it is left out, and the session is not found.
 """
 
 from __future__ import annotations

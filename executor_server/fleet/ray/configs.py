@@ -1,7 +1,7 @@
 """The configurations of the front and the nodes of a fleet on Ray, made of one that the operator gives for all.
 
-Its sections hold for both, with three exceptions: files of tokens, policy and state keys are the front's, since nodes
-get their content from it; addresses and the state directory are chosen here; of [fleet] each gets the keys of its role.
+Its sections apply to both, with three exceptions: the listeners and tokens for clients, the policy and the state key
+are the front's; addresses and the state directory are chosen here; of [fleet] each gets the keys of its role.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A daemon of this machine: a folder with its configuration, state directory, pid file and log.
 
-It is started at most once: who starts it again adopts the one that runs.
+It runs at most once: a second start adopts the running one.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m executor_server.fleet.ray.detach PID_FILE LOG_FILE COMMAND...
 
-Prints `started PID` or `adopted PID`. Ray ends the children of an actor with it, also those in a session of their own:
-raylets look for them by their parents. This program is that child. It forks the command into a session of its own and
-ends, so that the command's parent is process 1. It is a program and not a function, since a Ray worker has threads, and
-a process with threads can't fork and go on.
+Prints `started PID` or `adopted PID`. When an actor ends, Ray also ends its children, even those in another session:
+raylets find them by their parents. This program is that child. It forks the command into a new session and ends, so
+that the command's parent is process 1. It is a program and not a function because a Ray worker has threads, and a
+process with threads can't fork and go on.
 """
 
 from __future__ import annotations

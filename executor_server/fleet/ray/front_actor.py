@@ -25,20 +25,20 @@ from executor_server.fleet.ray.roster import Roster
 from executor_server.fleet.ray.watcher import DaemonWatcher
 
 STEP_S = 0.5
-"""Seconds between two looks at Ray's nodes and at the front."""
+"""Seconds between two checks of Ray's nodes and of the front."""
 CERTIFICATE_LOOK_S = 3600.0
-"""Seconds between two looks at the time that the front's certificate has left."""
+"""Seconds between two checks of the end of the front's certificate."""
 ASK_INTERVAL_S = 2.0
-"""Seconds between two questions to the front for its nodes."""
+"""Seconds between two requests to the front for its nodes."""
 EMPTY_LOOKS = 2
-"""Looks in a row at which a node must be drained and empty before it is released."""
+"""Checks in a row that must find a node drained and empty before it is released."""
 DEFAULT_PLACES = 64
 
 MAX_MORE_NODES = 8
 """Nodes to ask for at a time beyond those that there are."""
 HOLD_S = 120.0
-"""Seconds for which the request stands after nothing waited any more. A parked request waits for seconds, and a machine
-takes a minute or two to come: withdrawn at once, the request would never be met."""
+"""Seconds for which the request stands after nothing waits any more. A parked request waits for seconds, and a machine
+takes a minute or two to start: a request that is withdrawn at once would never be met."""
 
 _SERVED = ("NODE_STATE_SERVING", "NODE_STATE_DRAINING", "NODE_STATE_WAITING", "NODE_STATE_SILENT")
 

@@ -1,8 +1,8 @@
-"""A Ray cluster on this machine alone: some raylets at loopback addresses of their own, for trials and for the demo.
+"""A Ray cluster on this machine alone, for trials and the demo: some raylets, each with its own loopback address.
 
-`cluster.json` says which processes are ours. It is written before the first start, with the directory that Ray's
-processes have in their command lines, so that a start that was killed halfway leaves nothing that `stop_cluster` would
-not find. The end of this cluster ends no other Ray of the machine, which `ray stop` would.
+`cluster.json` identifies our processes. It is written before the first start, with the directory that Ray's processes
+have in their command lines, so `stop_cluster` also finds everything after a start that was killed halfway. Unlike
+`ray stop`, it ends no other Ray of the machine.
 """
 
 from __future__ import annotations

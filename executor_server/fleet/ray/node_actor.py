@@ -1,7 +1,7 @@
 """The actor on one of Ray's nodes: starts or adopts the daemon of its machine.
 
-It holds nothing that is needed after it: its end, and that of its raylet, leave the daemon running, and the actor that
-Ray starts next finds the daemon by its pid file.
+Nothing depends on the actor's state. The daemon goes on when the actor or its raylet ends, and the next actor finds the
+daemon by its pid file.
 """
 
 from __future__ import annotations

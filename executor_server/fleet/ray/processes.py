@@ -1,7 +1,7 @@
 """Processes that outlive their starter, known by more than their number.
 
-A process number is used again after its process. So a pid file has the start time of its process and the boot that it
-was in as well, and nothing is signalled or adopted that does not have all three.
+Process numbers are reused. So a pid file also has the start time of the process and the boot, and a process is
+signalled or adopted only if all three match.
 """
 
 from __future__ import annotations

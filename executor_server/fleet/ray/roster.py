@@ -1,8 +1,8 @@
 """The nodes of a fleet as the front's actor knows them: an actor on each of Ray's nodes, and the addresses of daemons.
 
-`step` is called again and again and never waits for a node: it begins a call to an actor, and a later step takes the
-answer. The address of a daemon stays listed when its Ray node is gone, since the daemon may be well: the front decides
-by its lease. It is forgotten when the front has had no lease of that node for `FORGET_AFTER_S`.
+`step` is called repeatedly and never waits for a node: it begins a call to an actor, and a later step takes the answer.
+The address of a daemon stays listed when its Ray node is gone, because the daemon may still run. It is forgotten when
+the front has not heard from that node for `FORGET_AFTER_S`.
 """
 
 from __future__ import annotations

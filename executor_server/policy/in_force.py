@@ -1,10 +1,10 @@
 """The policy in force: read from its file, and replaced when the file's content means another policy.
 
-A file that can't be used changes nothing, and is reported as an error, once for each content. It is read again as soon
-as it changes: another content, another file under its name, another link to it. So are the lock files that it names.
+An unusable file changes nothing and is reported as an error, once for each content. The file is read again as soon as
+its content, inode or link changes, and so are the lock files that it names.
 
-The beginning of a policy file can be a valid policy, and one that knows fewer tenants. So a file is believed only when
-it has not changed for `SETTLE_S`. A new file that is written beside it and renamed is safe however slow the disk is.
+Half of a policy file can be a valid policy with fewer tenants. So a file is used only after it has not changed for
+`SETTLE_S`. Writing a new file next to it and renaming that is safe on any disk.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, built_in_policy, parse_policy
 
 WATCH_INTERVAL_S = 0.5
-"""Seconds between two looks at the policy file for changes."""
+"""Seconds between checks of the policy file for changes."""
 SETTLE_S = 0.1
-"""Seconds without a change after which a file is taken to be complete."""
+"""Seconds without a change after which a file counts as complete."""
 
-# Readings of a file that changes each time, before it is refused.
+# Attempts to read a changing file before it is refused.
 _MAX_READINGS = 20
 
 _log = structlog.get_logger(__name__)
@@ -38,20 +38,20 @@ _READ_AGAIN: tuple[_Signature, ...] = ()  # never those of files, of which there
 
 
 class PolicyListener:
-    """Hears of each reading that was asked for, and of those that found something new. In the event loop."""
+    """Notified, in the event loop, of each requested reading and of each reading with news."""
 
     def policy_changed(self, before: Policy, now: Policy) -> None:
         """Another policy is in force. Must not raise."""
 
     def policy_unchanged(self) -> None:
-        """A reading was asked for, and the policy is the same."""
+        """A requested reading found the same policy."""
 
     def policy_refused(self, current: Policy, problems: Sequence[str]) -> None:
-        """The file can't be used, and this policy stays in force."""
+        """The file can't be used; `current` stays in force."""
 
 
 class PolicyStore:
-    """Owns the policy in force, and the task that watches its file. Without a file there is nothing to watch."""
+    """Owns the policy in force, and the task that watches its file, if it has one."""
 
     def __init__(
         self,
@@ -61,11 +61,9 @@ class PolicyStore:
         listener: PolicyListener | None = None,
         copies: Path | None = None,
     ) -> None:
-        """Reads the file, and of its lock files the copies in this folder, where it came from the front of a fleet.
+        """Reads the file, and `copies` of its lock files if the policy came from a fleet's front. Raises ConfigError.
 
-        `make` raises ConfigError for a valid policy that can't be served here; any thread calls it.
-
-        Raises ConfigError.
+        `make` raises ConfigError for a valid policy that can't be served here; any thread may call it.
         """
         self._path = path
         self._copies = copies
@@ -94,14 +92,14 @@ class PolicyStore:
             await asyncio.gather(watcher, return_exceptions=True)
 
     async def reload(self) -> bool:
-        """Reads the file now; True when another policy is in force since. Raises ConfigError, which changes nothing."""
+        """Reads the file now; returns True if the policy changed. Raises ConfigError, and changes nothing then."""
         if self._path is None:
             self._listener.policy_unchanged()
             return False
         return await self._read(self._path, asked=True)
 
     def reload_soon(self) -> None:
-        """As `reload`, for a signal: the watcher does it, and only the log and the listener hear of the result."""
+        """Lets the watcher reload, for a signal; the result goes to the log and the listener only."""
         self._asked.set()
 
     # -- watching ------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""The network of a session: the hosts that it is granted, the violations of a request, and what tightening leaves.
+"""The network of a session: granted hosts, violations of a request, and the result of tightening.
 
-Pure functions. A pattern without a port stands for the ports 443 and 80, so each port is decided by itself.
+Pure functions. A pattern without a port stands for ports 443 and 80, so each port is decided separately.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from executor_server.policy.profile import Profile
 from executor_server.policy.violations import listed, not_allowed, rule_of, shortened
 
 CONFIGURED_SECRETS = "egress.secrets"
-"""The rule behind a refusal that no policy can change: a key of the daemon's configuration."""
+"""The configuration key behind a refusal that no policy can change."""
 
 BACKENDS_WITHOUT_SECRETS = frozenset({"e2b"})
-"""Their egress proxy runs in a machine that is not ours, and is given no secret."""
+"""They have no egress proxy of ours, so they get no secrets."""
 
 _LIMIT_NAMES = tuple(each.name for each in fields(NetworkRules) if each.name.startswith("max_"))
 
 
 @dataclass(frozen=True)
 class NetworkSummary:
-    """The hosts that the sessions of a profile have, and those that they may ask for."""
+    """The default hosts of a profile's sessions, and the hosts that they may request."""
 
     default: tuple[str, ...]
     allowed: tuple[str, ...]
@@ -47,7 +47,7 @@ def network_summary(profile: Profile) -> NetworkSummary:
 
 
 def network_rules(profile: Profile, asked: Sequence[str]) -> NetworkRules:
-    """The default hosts and those asked for, in canonical form; NO_NETWORK when there are none."""
+    """Returns the rules for the default and the requested hosts; NO_NETWORK if there are none."""
     return _rules(profile, _hosts(profile, [pattern_of(text).text for text in asked]))
 
 

@@ -1,8 +1,8 @@
-"""The packages of a session: what a profile grants of those asked for, and what is left when the policy changes.
+"""The packages of a session: what a profile grants of the requested ones, and what remains when the policy changes.
 
-Pure functions. A package is granted with the profile's bounds added to those that were asked for, so whatever is
-installed is within both. Its dependencies come with it, whatever they are: they are the choice of its authors, not of
-the client. An extra brings dependencies that the client chooses, so each has to be allowed by name.
+Pure functions. A granted package has the requested bounds and the profile's, so the installed version is within both.
+Its dependencies come with it: its authors choose them, not the client. The client chooses extras, so each extra must be
+allowed by name.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from executor_server.policy.requirement import BadRequirement, Requirement, read
 from executor_server.policy.violations import above_ceiling, listed, not_allowed, number, rule_of, shortened
 
 CONFIGURED_INDEX = "environments.index_url"
-"""The rule behind a refusal that no policy can change: a key of the daemon's configuration."""
+"""The configuration key behind a refusal that no policy can change."""
 
 _ADVISED_NAMES = 5
 
 
 @dataclass(frozen=True)
 class PackagesSummary:
-    """The packages that sessions of a profile may ask for."""
+    """The packages that a profile's sessions may request."""
 
-    allowed: tuple[str, ...] = ()  # with bounds; "*" where every package of the index may be asked for
+    allowed: tuple[str, ...] = ()  # with bounds; "*" if every package of the index may be requested
     locked: tuple[str, ...] = ()  # "name==version" of the lock
     auto: bool = False
     max_requirements: int = 0
@@ -50,7 +50,7 @@ def packages_summary(table: PackagesTable, *, own_index: bool) -> PackagesSummar
 
 
 def packages_spec(table: PackagesTable, asked: Sequence[Requirement]) -> PackagesSpec | None:
-    """Returns what is approved of requirements that no violation was found for; None when there are none."""
+    """Returns the approved packages, for requirements without violations; None if there are none."""
     if not asked:
         return None
     if table.lock is not None:
@@ -62,7 +62,7 @@ def packages_spec(table: PackagesTable, asked: Sequence[Requirement]) -> Package
 
 
 def _whole(table: PackagesTable, lock: LockFile) -> PackagesSpec:
-    """One environment for all: the packages of a lock were chosen to go together."""
+    """Returns one environment for all sessions: the packages of a lock belong together."""
     return PackagesSpec((), str(lock.file), lock.sha256, None, table.max_environment_bytes)
 
 
@@ -72,13 +72,13 @@ def _bounded(table: PackagesTable, asked: Requirement) -> Requirement:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Violations. `name` is the profile's. `own_index`: the daemon has one, so "*" stands for what its operator put there.
+# Violations. `name` is the profile's. `own_index`: the daemon has an index of its own, so "*" stands for its content.
 
 
 def package_violations(
     name: str, table: PackagesTable, asked: Sequence[Requirement], *, own_index: bool
 ) -> Iterator[Violation]:
-    """Violations for packages that the profile does not grant, each with what it grants of them."""
+    """Yields a violation for each package that the profile does not grant, with what it grants instead."""
     for each in asked:
         violation = _lock_violation(name, table.lock, each) if table.lock is not None else None
         if table.lock is None:

@@ -1,7 +1,7 @@
-"""Checks requests in a session that the policy has approved: pure decisions, by its spec alone.
+"""Checks requests in an approved session: pure decisions, by its spec alone.
 
-They hold for a session that outlived the policy which approved it, too. Each refusal is a PolicyViolation that lists
-every violation, as for the session itself (decide.py).
+So they also hold for a session whose policy was replaced. Each refusal is a PolicyViolation with every violation, as in
+decide.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A running session held to a policy that came into force after it was created.
+"""Holds a running session to a newer policy.
 
-Limits, imports, hosts and language rules become the stricter of both policies: what was granted is never widened.
-Rules about tools, files, processes, ports, states and the audit log are not grants, so they become the new policy's.
-The sandbox stays as it is.
+Limits, imports, hosts and language rules become the stricter of both policies, so grants are never widened. Rules about
+tools, files, processes, ports, states and the audit log are not grants: the new policy's apply. The sandbox does not
+change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AnyLimits = TypeVar("AnyLimits", Limits, ExecutionLimits)
 def why_sandbox_must_go(
     profile: Profile, choice: BackendChoice, sandbox: SandboxSpec, backend: str, *, own_index: bool
 ) -> str | None:
-    """The reason why a sandbox, which can't be changed while it runs, is not allowed any more; None when it is."""
+    """Returns why a running sandbox, which can't be changed, is no longer allowed; None if it is."""
     if backend not in choice.backends_of(profile):
         return f"the policy does not allow the {backend} backend any more"
     if sandbox.image not in choice.images_of(profile, backend):
@@ -62,7 +62,7 @@ def why_sandbox_must_go(
 
 
 def tightened_to(profile: Profile, spec: SessionSpec) -> SessionSpec:
-    """The spec held to the profile; its references to the policy are the caller's to replace."""
+    """Returns the spec held to the profile; the caller replaces its references to the policy."""
     limits = _at_most(spec.limits, max_limits(profile))
     most = _at_most(spec.execution_max, execution_max(profile, limits))
     denied = tuple(sorted({*spec.denied_imports, *profile.imports.denied}))

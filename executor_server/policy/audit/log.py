@@ -1,12 +1,13 @@
 """The audit log of a running daemon: writes each record before its event takes place.
 
-`write` hands a record to the kernel, where it outlives the daemon. Outliving the host is the configuration's choice
-(`audit.sync`): with `always`, `durable` returns when all records so far are on the disk, several of them per fsync;
-with `interval` they are brought there at intervals; with `never` the system decides.
+`write` hands a record to the kernel, where it survives the daemon. `audit.sync` decides what survives the host: with
+`always`, `durable` returns when all records so far are on disk, many per fsync; with `interval` records are synced at
+intervals; with `never` the system decides.
 
-A log that can't be written never raises and never blocks for good. `write` returns False, and the caller decides if the
-event may take place. Lost records are counted, and the log records their number as soon as it can be written again.
-Listeners hear of the first failure (`on_failing`), so that executions that may not run unrecorded can be stopped.
+If the log can't be written, it never raises and never blocks forever. `write` returns False, and the caller decides
+whether the event may take place. Lost records are counted, and their number is recorded as soon as the log can be
+written again. Listeners are notified of the first failure (`on_failing`), to stop executions that may not run
+unrecorded.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from executor_server.policy.audit.chain import AuditKind
 from executor_server.policy.audit.log_files import AuditDirError, AuditFiles, Flush
 
 FLUSH_TIME_S = 10.0
-"""Seconds that a flush may take; a slower disk counts as one that fails."""
+"""Seconds that a flush may take; a slower disk counts as failing."""
 
 RETRY_INTERVAL_S = 0.25
 """Seconds between attempts to write a log that failed."""
 
 REPORT_INTERVAL_S = 60.0
-"""Seconds between messages about records that are lost."""
+"""Seconds between messages about lost records."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """Keys of the configuration's `[audit]` that say when the log is brought to the disk."""
+    """When the log is synced to disk, from `[audit]` of the configuration."""
 
     sync: Literal["always", "interval", "never"] = "interval"
     sync_interval_s: float = 1.0
@@ -53,7 +54,7 @@ class AuditStats:
     records: int = 0
     bytes: int = 0
     lost_records: int = 0
-    failures: int = 0  # times that it began to fail
+    failures: int = 0  # times that writing began to fail
     flushes: int = 0
     is_failing: bool = False
 
@@ -65,7 +66,7 @@ class _Gap:
     since: str
     error: str
     lost: Counter[str] = field(default_factory=Counter)
-    # The disk failed to keep what the kernel took: only a successful flush shows that it works again.
+    # The disk lost data that the kernel had accepted: only a successful flush shows that it works again.
     needs_flush: bool = False
 
 
@@ -103,7 +104,7 @@ class AuditLog:
         self._ticker = asyncio.create_task(self._tick_forever())
 
     async def close(self) -> None:
-        """Brings all records to the disk, and closes the files. Idempotent."""
+        """Syncs all records to disk and closes the files. Idempotent."""
         if self._ticker is None:
             return
         self._ticker.cancel()
@@ -155,7 +156,7 @@ class AuditLog:
         return True
 
     async def durable(self) -> bool:
-        """Waits until all records so far are as durable as `sync` asks. False: they are not, and won't be."""
+        """Waits until all records so far are as durable as `sync` requires. False: they won't be."""
         if self._settings.sync != "always":
             return True
         wanted, failures = self._files.position.seq, self.stats.failures
@@ -254,7 +255,7 @@ class AuditLog:
         self._mended()
 
     def _mended(self) -> bool:
-        """True when the log can be written again; then it has recorded the gap."""
+        """Returns True if the log can be written; a gap has been recorded then."""
         gap = self._gap
         now_s = time.monotonic()
         # The files of a flush that hangs must not be closed while it uses them.

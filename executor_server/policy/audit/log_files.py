@@ -1,16 +1,16 @@
-"""Writes the files of the audit log: numbered files that records are only appended to, and an anchor beside them.
+"""Writes the files of the audit log: numbered append-only files, and an anchor next to them.
 
     audit-000001.jsonl, audit-000002.jsonl, …    the chain; the first record of a file holds the last of the one before
     anchor                                       number and hash of the last record, so that a missing end is noticed
     lock                                         held by the daemon that writes
 
-A record is written by one call before its event takes place, and the anchor after it. So a daemon that is killed leaves
-a log that is as long as the anchor says, or one record longer, maybe with half a record at its end. The event of half a
-record has not taken place: the next daemon cuts it off, and records that. When a log is shorter than the anchor says,
-another process has cut it, or the host has lost its end.
+One call writes a record before its event takes place, and the anchor after the record. So a killed daemon leaves a log
+of the anchor's length, or one record longer, perhaps with half a record at its end. The event of half a record has not
+taken place: the next daemon cuts it off and records that. If a log is shorter than its anchor, another process has cut
+it, or the host has lost its end.
 
-Calls wait for nothing but the disk; those that may wait long are in `Flush`, for a thread. After an OSError the log is
-as it was before the call, and `mend` must come before the next record.
+Calls wait only for the disk; those that may wait long are in `Flush`, which a thread runs. After an OSError the log is
+unchanged, and `mend` must be called before the next record.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEX
 
 
 class AuditDirError(Exception):
-    """The directory can't hold the audit log; the message is a sentence that says why and what to do."""
+    """The directory can't hold the audit log; the message gives the reason and the remedy."""
 
 
 @dataclass
 class Flush:
-    """Files to bring to the disk, and the steps that follow. Made in the event loop, run in a thread."""
+    """Files to sync, and the steps that follow. Made in the event loop, run in a thread."""
 
     current: int
     position: Position
@@ -111,14 +111,14 @@ class AuditFiles:
         except OSError as error:
             self.close()
             raise AuditDirError(
-                f"The audit log in {self._directory} can't be opened: {error.strerror}. Mend it, choose another "
-                "directory (audit.directory), or do without (audit.enabled = false)."
+                f"The audit log in {self._directory} can't be opened: {error.strerror}. Repair it, choose another "
+                "directory (audit.directory), or disable the log (audit.enabled = false)."
             ) from error
 
     def _lock_directory(self) -> None:
         found = self._directory.lstat()
         if not stat.S_ISDIR(found.st_mode):
-            raise AuditDirError(f"The audit directory {self._directory} is not a directory (a link to one won't do).")
+            raise AuditDirError(f"The audit directory {self._directory} is not a directory (a link is not accepted).")
         if found.st_uid != os.geteuid():
             raise AuditDirError(f"The audit directory {self._directory} belongs to user {found.st_uid}.")
         if found.st_mode & 0o022:
@@ -134,7 +134,7 @@ class AuditFiles:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
             raise AuditDirError(
-                f"Another executor-server writes the audit log in {self._directory}; each needs a directory of its own."
+                f"Another executor-server writes the audit log in {self._directory}; choose another directory."
             ) from error
         self._anchor_fd = os.open(self._directory / ANCHOR_NAME, flags, 0o600)
 

@@ -107,14 +107,14 @@ class _Verifier:
                     self._read_record(piece)
                 elif is_last and len(piece) < MAX_LINE_BYTES:
                     size = f"{len(piece)} bytes"
-                    text = f"is torn: {size} without an end, as a killed daemon leaves them; cut off when one starts"
+                    text = f"is incomplete ({size}), as a killed daemon leaves it; the next daemon cuts it off"
                     self._find(self.verdict.notes, self.next_seq, text)
                 else:
                     self._damaged()
             pending = not ends
 
     def _damaged(self) -> None:
-        self.problem(self.next_seq, "should be here, and this line is no record")
+        self.problem(self.next_seq, "should be here, but this line is not a record")
         self._hashes = None
 
     def _read_record(self, line: bytes) -> None:
@@ -127,7 +127,7 @@ class _Verifier:
         if link.actual_hash != link.stated_hash:
             # The change may be in its own number.
             self._seq = self.next_seq if self._seq is not None or link.prev == GENESIS.hash else link.seq
-            self.problem(self._seq, "was changed: its hash is not that of its content")
+            self.problem(self._seq, "was changed: its hash does not match its content")
             self._hashes = (link.stated_hash, link.actual_hash)
             return
         self._check_order(link)
@@ -141,18 +141,18 @@ class _Verifier:
                 self._begin = (self._file, self._line, Position(link.seq - 1, link.prev))
         elif self._hashes is None:
             if link.seq <= self._seq:
-                self.problem(link.seq, f"does not belong here, behind record {self._seq}")
+                self.problem(link.seq, f"does not belong here, after record {self._seq}")
         elif link.seq > self.next_seq:
             self.problem(link.seq, f"follows record {self._seq}: {_count(link.seq - self.next_seq)} missing before it")
         elif link.seq < self.next_seq:
-            self.problem(link.seq, f"does not belong here, behind record {self._seq}: added, repeated or moved")
+            self.problem(link.seq, f"does not belong here, after record {self._seq}: added, repeated or moved")
         elif link.prev not in self._hashes:
-            self.problem(link.seq, f"does not follow record {self._seq} as it is: one of the two was replaced")
+            self.problem(link.seq, f"does not follow record {self._seq}: one of the two was replaced")
 
     def _check_known(self, link: Link) -> None:
-        for known, who in ((self._anchor, "the anchor"), (self._expected, "what is expected")):
+        for known, who in ((self._anchor, "the anchor"), (self._expected, "the expected record")):
             if known is not None and link.seq == known.seq and link.stated_hash != known.hash:
-                self.problem(link.seq, f"is not the one that {who} names: it was replaced")
+                self.problem(link.seq, f"does not match {who}: it was replaced")
 
     def _check_kind(self, link: Link, line: bytes) -> None:
         if link.kind not in (AuditKind.FILE_REMOVED, AuditKind.AUDIT_GAP, AuditKind.AUDIT_REPAIRED):
@@ -162,12 +162,12 @@ class _Verifier:
             if self._begin is not None and fields.get("last_hash") == self._begin[2].hash:
                 self._begin = None
         elif link.kind == AuditKind.AUDIT_GAP:
-            text = f"says that the log could not be written: {_count(fields.get('records', 0))} missing before it"
+            text = f"reports that the log could not be written: {_count(fields.get('records', 0))} missing before it"
             self._find(self.verdict.notes, link.seq, text)
         elif fields.get("what") == "torn_record":
-            self._find(self.verdict.notes, link.seq, "says that half a record was cut off when the daemon started")
+            self._find(self.verdict.notes, link.seq, "reports that half a record was cut off when the daemon started")
         else:
-            self.problem(link.seq, f"says what the daemon found when it started: {_repair_text(fields)}")
+            self.problem(link.seq, f"reports what the daemon found when it started: {_repair_text(fields)}")
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -176,22 +176,22 @@ class _Verifier:
             self._file, self._line, before = self._begin
             self.problem(
                 before.seq + 1,
-                f"is the first, and nothing in the log says that what was before it was removed: "
+                f"is the first, and the log does not record that earlier ones were removed: "
                 f"{_count(before.seq)} missing",
             )
         self._file, self._line = "", 0
         last_seq = self._seq or 0
         if self._anchor is None:
-            self.problem(last_seq, "is the last, and there is no anchor: an end that is missing would not be noticed")
+            self.problem(last_seq, "is the last, and there is no anchor: a missing end would go unnoticed")
         elif self._anchor.seq > last_seq:
             missing = _count(self._anchor.seq - last_seq)
             self.problem(
                 last_seq + 1, f"should come at the end, up to {self._anchor.seq} by the anchor: {missing} missing"
             )
         if self._expected is not None and self._expected.seq > last_seq:
-            self.problem(self._expected.seq, "is expected, and the log ends before it")
+            self.problem(self._expected.seq, "is expected, but the log ends before it")
         elif self._expected is not None and self._expected.seq <= last_seq - self.verdict.records:
-            self.problem(self._expected.seq, "is expected, and was removed with old files")
+            self.problem(self._expected.seq, "is expected, but was removed with old files")
 
 
 def _count(number: object) -> str:
@@ -207,5 +207,5 @@ def _repair_text(fields: dict[str, object]) -> str:
         case "damaged_record":
             return f"the end of {fields.get('file')} was damaged"
         case "anchor_missing":
-            return "the anchor was missing, and maybe records at the end with it"
-    return "what this version does not know"
+            return "the anchor was missing, and perhaps records at the end"
+    return "an entry unknown to this version"

@@ -1,10 +1,10 @@
 """Admission: holds tenants to their quotas, and records everything in the audit log before it happens.
 
-First the quota is reserved, then the record is written; the reservation is released when that fails. With
-`audit.sync = "always"` an effect waits until its record is on the disk.
+It reserves the quota, then writes the record, and releases the reservation if that fails. With `audit.sync = "always"`
+an effect waits until its record is on disk.
 
-When the log can't be written, sessions whose profile is `fail_closed` stop: their requests are refused, and their
-executions end as soon as the failure is known. All others go on, and the log says later how many records it lacks.
+When the log can't be written, sessions of `fail_closed` profiles stop: their requests are refused, and their executions
+end as soon as the failure is known. Others go on, and the log later states how many records are missing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STOPPED_TEXT = "the audit log can't be written, and the policy lets nothing run 
 
 
 class Admission(AdmissionController):
-    """Asks the quotas and the audit log; `log` is None when it is switched off."""
+    """Checks quotas and writes the audit log; `log` is None if auditing is off."""
 
     def __init__(self, quotas: Quotas, creations: FairSemaphore, log: AuditLog | None) -> None:
         self._quotas = quotas
@@ -63,7 +63,7 @@ class Admission(AdmissionController):
         return release
 
     async def request(self, principal: Principal, request_id: str, spec: SessionSpec) -> None:
-        """Records that a session is about to be made; its place is reserved elsewhere. Raises Unavailable."""
+        """Records that a session is about to be created; its place is reserved elsewhere. Raises Unavailable."""
         fields = of_request(principal, request_id, spec)
         await self._record(AuditKind.SESSION_REQUESTED, fields, fail_closed=spec.audit.fail_closed)
 

@@ -1,14 +1,14 @@
-"""Windows: how the sessions of a tenant share its quota of network traffic, though they move bytes in another process.
+"""Windows: how a tenant's sessions share its quota of network traffic, which another process counts.
 
-The egress proxy reports bytes after it has moved them, and the daemon may be busy meanwhile. A quota that was only
-checked against reports could be passed by as much as a fast network carries until a report is read. So a session moves
-at most a window beyond what it has reported, and asks for the next one when half of it is used.
+The egress proxy reports bytes after moving them, and the daemon may read the report late. If a quota were checked
+against reports only, a fast network could exceed it by everything it carries until then. So a session moves at most one
+window beyond its reported bytes, and requests the next window when half of this one is used.
 
-A window is a quarter of what is left, divided by the tenant's sessions, and lies between `MIN_WINDOW_BYTES` and
-`MAX_WINDOW_BYTES`. Windows that are open when others use the quota up would be too large then. So whenever half of what
-was left is used, all sessions of the tenant ask again, and their windows shrink with it. Hence all windows together are
-at most half of what is left, until that is less than the smallest window for each session. A quota is passed by at most
-MIN_WINDOW_BYTES for each session, beside what the proxy reads at once.
+A window is a quarter of the remaining quota, divided by the tenant's sessions, and at least `MIN_WINDOW_BYTES` and at
+most `MAX_WINDOW_BYTES`. An open window becomes too large when other sessions use up the quota. So whenever half of the
+remaining quota is used, all sessions of the tenant request new, smaller windows. All windows together are then at most
+half of the remaining quota, until each session has the smallest window. A quota is exceeded by at most MIN_WINDOW_BYTES
+per session, plus what the proxy reads at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PART = 4
 
 
 class EgressWindows:
-    """Grants windows. `ask_again` is called with a tenant whose sessions must ask for theirs again."""
+    """Grants windows. `ask_again` is called with a tenant whose sessions must renew their windows."""
 
     def __init__(self) -> None:
         self.ask_again: Callable[[str], None] = lambda tenant: None
@@ -35,7 +35,7 @@ class EgressWindows:
         self._waiting.clear()
 
     def grant(self, tenant: str, left_bytes: float, sessions: int, wait_s: float) -> int:
-        """Returns the next window of one of so many sessions; 0 when the quota is spent for `wait_s` more seconds."""
+        """Returns the next window of one of `sessions`; 0 if the quota is spent for `wait_s` more seconds."""
         self._left[tenant] = max(left_bytes, self._left.get(tenant, 0.0))
         if left_bytes <= 0:
             if tenant not in self._waiting:
@@ -45,7 +45,7 @@ class EgressWindows:
         return max(MIN_WINDOW_BYTES, min(MAX_WINDOW_BYTES, part))
 
     def note_used(self, tenant: str, left_bytes: float) -> None:
-        """Notes that the sessions of a tenant have moved bytes, and how many are left of its quota."""
+        """Notes traffic of a tenant's sessions, and the bytes left of its quota."""
         before = self._left.get(tenant)
         if before is not None and before > 0 and left_bytes <= before / 2:
             self._left[tenant] = max(left_bytes, 0.0)
@@ -61,7 +61,7 @@ class EgressWindows:
             self.note_used(tenant, left_bytes)
 
     def forget(self, tenant: str) -> None:
-        """Drops what is known of a tenant that has no quota any more, or uses nothing."""
+        """Forgets a tenant without a quota or without use."""
         self._left.pop(tenant, None)
         if (timer := self._waiting.pop(tenant, None)) is not None:
             timer.cancel()

@@ -237,7 +237,7 @@ class Quotas(Observer):
                 self._windows.note_bound(tenant, math.inf if bound is None else bound - used)
 
     def on_window_change(self, ask_again: Callable[[str], None]) -> None:
-        """Sets who has the sessions of a tenant ask for their windows again."""
+        """Sets the callback that makes a tenant's sessions renew their windows."""
         self._windows.ask_again = ask_again
 
     def calls_per_second(self, tenant: str) -> int | None:

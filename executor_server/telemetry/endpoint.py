@@ -75,7 +75,7 @@ class MetricsEndpoint:
         """Raises AddressError when `listen` is no HOST:PORT."""
         address = addresses.parse(listen)
         if not isinstance(address, TcpAddress):
-            raise AddressError(f"{listen!r} is no address for metrics; write HOST:PORT.")
+            raise AddressError(f"{listen!r} is not an address for metrics; write HOST:PORT.")
         self._address = address
         self._metrics = metrics
         self._server: asyncio.Server | None = None

@@ -1,4 +1,4 @@
-"""Metrics of environments of packages: how often one was there, how long others took to make, what was removed."""
+"""Metrics of package environments: hits, builds, removals."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from executor_server.telemetry.instruments import Book
 
 
 class EnvironmentMetrics(EnvironmentObserver):
-    """Counts. Labels are words of ours: no package, image or tenant is one."""
+    """Counts. Labels are words of ours, never packages, images or tenants."""
 
     def __init__(self, book: Book) -> None:
         self._requests = book.counter(
             "environment_requests",
-            "Requests for an environment of packages; `result`: `hit` when it was ready, or `miss`. A client that waits"
-            " asks again and again, and so does the pool.",
+            "Requests for package environments; `result`: `hit` if it was ready, else `miss`. Waiting clients and the"
+            " pool ask repeatedly.",
             "result",
         )
         self._builds = book.counter(
             "environment_builds",
-            "Builds of environments that ended. `reused`: their lock led to one that was there; `refused`: none can be"
-            " made of these packages; `failed`: another attempt may do better.",
+            "Finished builds of environments. `reused`: their lock led to an existing one; `refused`: these packages"
+            " can't be built; `failed`: another attempt may succeed.",
             "outcome",
         )
-        self._build = book.histogram("environment_build_seconds", "Builds of environments, without waiting.", "outcome")
-        self._bytes = book.counter("environment_built_bytes", "Bytes of the environments that were made.")
-        self._evicted = book.counter("environments_evicted", "Environments that were removed.")
-        self._evicted_bytes = book.counter("environment_evicted_bytes", "Bytes of the environments that were removed.")
+        self._build = book.histogram("environment_build_seconds", "Duration of builds, without waiting.", "outcome")
+        self._bytes = book.counter("environment_built_bytes", "Bytes of built environments.")
+        self._evicted = book.counter("environments_evicted", "Removed environments.")
+        self._evicted_bytes = book.counter("environment_evicted_bytes", "Bytes of removed environments.")
 
     def environment_hit(self, use: EnvironmentUse, environment_id: str) -> None:
         self._requests.labels("hit").inc()

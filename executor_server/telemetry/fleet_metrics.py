@@ -20,25 +20,23 @@ class FleetMetrics:
             " (it obeys another front).",
             "state",
         )
-        self._parked = book.gauge("fleet_parked", "Requests for sessions that wait for a node with room.")
+        self._parked = book.gauge("fleet_parked", "Session requests waiting for a node with room.")
         self._placements = book.counter(
             "fleet_placements",
-            "Requests for sessions; `result`: `placed`, `refused` by all nodes or by one for good, or `withdrawn`.",
+            "Session requests; `result`: `placed`, `refused` by all nodes or finally by one, or `withdrawn`.",
             "result",
         )
-        self._placement = book.histogram(
-            "fleet_placement_seconds", "From a request for a session to the answer of its node, waiting included."
-        )
+        self._placement = book.histogram("fleet_placement_seconds", "Duration of placing a session, waiting included.")
         self._attempts = book.counter(
             "fleet_attempts",
             "Calls for a session to nodes; `result`: `made`, `refused`, or `unanswered` when the connection broke.",
             "result",
         )
         self._links = book.counter("fleet_links", "Links to nodes; `change`: `up` or `down`.", "change")
-        self._lost_nodes = book.counter("fleet_nodes_lost", "Times that a node was lost with its sessions.")
-        self._lost_sessions = book.counter("fleet_sessions_lost", "Sessions that were lost with their node.")
+        self._lost_nodes = book.counter("fleet_nodes_lost", "Lost nodes.")
+        self._lost_sessions = book.counter("fleet_sessions_lost", "Sessions lost with their node.")
         self._moved = book.counter(
-            "fleet_sessions_moved", "Sessions to be moved from a drained node; `result`: `moved` or `left`.", "result"
+            "fleet_sessions_moved", "Sessions of drained nodes; `result`: `moved` or `left`.", "result"
         )
 
     def fleet_seen(self, states: Iterable[str], parked: int) -> None:

@@ -80,25 +80,21 @@ class Metrics(Observer, PolicyListener):
         self._build = book.gauge("build_info", "1; its labels say what runs.", "version", "python", "backend")
         self._created = book.counter(
             "sessions_created",
-            "Sessions made; `start`: `warm` of a kept sandbox, or `cold`.",
+            "Created sessions; `start`: `warm` from the pool, or `cold`.",
             "profile",
             "image",
             "backend",
             "start",
         )
-        self._creation = book.histogram(
-            "session_creation_seconds", "From a request for a session to the session.", "start"
-        )
-        self._recovered = book.counter("sessions_recovered", "Sessions of an earlier daemon brought back.", "profile")
-        self._lost = book.counter("sessions_lost", "Sessions whose sandbox was gone.", "profile")
+        self._creation = book.histogram("session_creation_seconds", "Duration of session creation.", "start")
+        self._recovered = book.counter("sessions_recovered", "Recovered sessions of an earlier daemon.", "profile")
+        self._lost = book.counter("sessions_lost", "Sessions that lost their sandbox.", "profile")
         self._ended = book.counter(
             "sessions_ended", "Sessions that ended; `reason`: `other` is another policy.", "profile", "reason"
         )
         self._executions = book.counter("executions", "Executions that ended.", "outcome", "profile")
-        self._execution = book.histogram(
-            "execution_seconds", "From the acceptance of an execution to its end, waiting included.", "profile"
-        )
-        self._waiting = book.gauge("executions_unfinished", "Executions that wait or run.")
+        self._execution = book.histogram("execution_seconds", "Duration of executions, waiting included.", "profile")
+        self._waiting = book.gauge("executions_unfinished", "Waiting and running executions.")
         self._phase = book.histogram(
             "phase_seconds",
             "Where time goes. `admission`: quotas and audit before an effect; `creation_queue`: waiting to have a"
@@ -107,42 +103,34 @@ class Metrics(Observer, PolicyListener):
             " answer to a tool call.",
             "phase",
         )
-        self._warnings = book.counter("limit_warnings", "Executions warned that a budget is nearly spent.", "limit")
+        self._warnings = book.counter("limit_warnings", "Warnings of a nearly spent budget.", "limit")
         self._tool_calls = book.counter("tool_calls", "Tool calls sent to clients.", "profile")
         self._tool_answers = book.counter(
             "tool_answers", "Answers of clients to tool calls: a `value` or an `error`.", "result"
         )
-        self._files = book.counter("files_got", "Files and archives got out of sessions.", "profile")
-        self._file_bytes = book.counter(
-            "files_got_bytes", "Bytes of files and archives got out of sessions.", "profile"
-        )
-        self._processes = book.counter(
-            "processes", "Processes that calls started and that ended.", "outcome", "profile"
-        )
-        self._running_processes = book.gauge("processes_running", "Processes that calls have started and that run.")
+        self._files = book.counter("files_got", "Files and archives read from sessions.", "profile")
+        self._file_bytes = book.counter("files_got_bytes", "Bytes of files and archives read from sessions.", "profile")
+        self._processes = book.counter("processes", "Processes that ended.", "outcome", "profile")
+        self._running_processes = book.gauge("processes_running", "Running processes.")
         self._process_bytes = book.counter(
-            "process_output_bytes", "Bytes that processes printed, those left out included.", "profile"
+            "process_output_bytes", "Bytes that processes printed, omitted ones included.", "profile"
         )
-        self._ports = book.counter("port_connections", "Connections to ports of sandboxes that ended.", "profile")
+        self._ports = book.counter("port_connections", "Ended connections to ports of sandboxes.", "profile")
         self._port_bytes = book.counter(
-            "port_bytes", "Bytes over such connections; `way`: `received` by the program, or `sent`.", "way", "profile"
+            "port_bytes", "Bytes over such connections; `way`: `received` or `sent` by the program.", "way", "profile"
         )
         self._states = book.counter("states", "States of sessions; `way`: `exported` or `restored`.", "way", "profile")
-        self._state_bytes = book.counter(
-            "state_bytes", "Bytes of states that were exported or restored.", "way", "profile"
-        )
+        self._state_bytes = book.counter("state_bytes", "Bytes of exported and restored states.", "way", "profile")
 
     def _make_network_instruments(self, book: Book) -> None:
-        self._connections = book.counter(
-            "egress_connections", "Connections of sandboxes that have ended, by the reason of the end.", "reason"
-        )
-        self._open_connections = book.gauge("egress_connections_open", "Connections of sandboxes that last.")
+        self._connections = book.counter("egress_connections", "Ended connections of sandboxes, by reason.", "reason")
+        self._open_connections = book.gauge("egress_connections_open", "Open connections of sandboxes.")
         self._egress_bytes = book.counter(
             "egress_bytes", "Bytes over the network; `direction`: `sent` or `received` by sandboxes.", "direction"
         )
         self._egress_denied = book.counter(
             "egress_denied",
-            "Connections and requests of sandboxes that were refused; `other`: too fast to be reported one by one.",
+            "Refused connections and requests of sandboxes; `other`: too fast to report one by one.",
             "reason",
         )
 
@@ -151,18 +139,18 @@ class Metrics(Observer, PolicyListener):
             "guest_protocol_violations", "Messages from sandboxes that violated the protocol."
         )
         self._refused = book.counter("requests_refused", "Calls refused.", "reason", "method")
-        self._violations = book.counter("policy_violations", "Requested things that the policy does not grant.", "kind")
+        self._violations = book.counter("policy_violations", "Violations in requests that the policy refused.", "kind")
         self._reloads = book.counter(
             "policy_reloads",
-            "Times the policy was read again: `changed`, `unchanged`, or `refused`, not being valid.",
+            "Reloads of the policy: `changed`, `unchanged`, or `refused` as invalid.",
             "result",
         )
-        self._calls = book.histogram("rpc_seconds", "Calls served, streams to their end.", "method")
-        self._call_ends = book.counter("rpc_ended", "Calls that ended, by gRPC status.", "method", "code")
-        self._open_calls = book.gauge("rpc_open", "Calls and streams that are being served.", "method")
+        self._calls = book.histogram("rpc_seconds", "Duration of calls, streams to their end.", "method")
+        self._call_ends = book.counter("rpc_ended", "Ended calls, by gRPC status.", "method", "code")
+        self._open_calls = book.gauge("rpc_open", "Open calls and streams.", "method")
         self._lag = book.histogram(
             "event_loop_lag_seconds",
-            "Delay of the daemon's event loop behind its timers.",
+            "Lag of the daemon's event loop.",
             buckets=_LAG_SECONDS,
         )
 

@@ -28,13 +28,13 @@ SESSIONS = Described(
     f"{PREFIX}sessions",
     "gauge",
     ("state", "profile", "backend"),
-    "Sessions that there are; `state`: `idle`, `busy`, `paused` or `lost`.",
+    "Sessions; `state`: `idle`, `busy`, `paused` or `lost`.",
 )
 BACKENDS = Described(
     f"{PREFIX}backend_state",
     "gauge",
     ("backend", "state"),
-    "Of each backend where several run: 1 for its state, which is `up`, `full` or `down`.",
+    "If several backends run: 1 for the state of each, which is `up`, `full` or `down`.",
 )
 POLICY = Described(
     f"{PREFIX}policy_info", "gauge", ("version", "fingerprint"), "1; its labels say which policy is in force."
@@ -43,29 +43,29 @@ TENANT_USE = Described(
     f"{PREFIX}tenant_use",
     "gauge",
     ("tenant", "quota"),
-    "What a tenant that the policy lists has and has used, under the names of the quotas.",
+    "Current and past use of a tenant that the policy lists, by quota.",
 )
 TENANT_QUOTA = Described(
     f"{PREFIX}tenant_quota",
     "gauge",
     ("tenant", "quota"),
-    "What a listed tenant may have and use, where there is a quota.",
+    "Quotas of a tenant that the policy lists.",
 )
 POOL_GAUGES = {
-    "size": "Sandboxes that are to be kept ready.",
-    "depth": "Sandboxes that are kept ready.",
-    "making": "Sandboxes being made, to be kept.",
+    "size": "Warm sandboxes that the pool should have.",
+    "depth": "Warm sandboxes in the pool.",
+    "making": "Sandboxes being created for the pool.",
 }
 POOL_COUNTERS = {
-    "hits": "Sessions that got a kept sandbox.",
-    "misses": "Sessions of a kind that is kept, for which a sandbox had to be made.",
-    "made": "Sandboxes made, to be kept.",
-    "failed": "Attempts to make a sandbox to be kept that failed.",
-    "lost": "Kept sandboxes that died.",
-    "outdated": "Kept sandboxes thrown away: image, guest or policy are others by now, or a better one came.",
-    "closed": "Kept sandboxes that ended with the pool.",
-    "ready_count": "Sandboxes that got ready, to be kept or on the spot.",
-    "ready_time_sum_s": "Time that getting ready took, in seconds.",
+    "hits": "Sessions that got a warm sandbox.",
+    "misses": "Sessions of a pooled kind that needed a new sandbox.",
+    "made": "Sandboxes created for the pool.",
+    "failed": "Failed attempts to create a sandbox for the pool.",
+    "lost": "Warm sandboxes that died.",
+    "outdated": "Warm sandboxes discarded: image, guest or policy changed, or a better one was ready.",
+    "closed": "Warm sandboxes that ended with the pool.",
+    "ready_count": "Sandboxes that became ready, for the pool or for a session.",
+    "ready_time_sum_s": "Seconds that they took to become ready.",
 }
 # Fields of quotas.TenantUse by the name of their quota.
 _USED = {
@@ -80,30 +80,44 @@ _USED = {
 _POOL_NAMES = {"ready_count": "ready", "ready_time_sum_s": "ready_seconds"}
 
 ENVIRONMENT_GAUGES = {
-    "environments": ("environments", "Environments of packages that there are."),
-    "environments_in_use": ("in_use", "Environments of packages that a sandbox has."),
-    "environments_building": ("building", "Environments of packages that are being made."),
-    "environments_queued": ("queued", "Environments of packages that wait to be made."),
-    "environments_disk_bytes": ("total_bytes", "Bytes on the disk of environments, their cache and builds."),
+    "environments": ("environments", "Package environments."),
+    "environments_in_use": ("in_use", "Package environments in use."),
+    "environments_building": ("building", "Package environments being built."),
+    "environments_queued": ("queued", "Package environments waiting to be built."),
+    "environments_disk_bytes": ("total_bytes", "Bytes on disk of environments, cache and builds."),
 }
 AUDIT_FAILING = Described(f"{PREFIX}audit_failing", "gauge", (), "1 while the audit log can't be written, else 0.")
 AUDIT_COUNTERS = {
     "records": "Records written to the audit log.",
     "bytes": "Bytes written to the audit log.",
     "lost_records": "Records that could not be written.",
-    "failures": "Times that the audit log began to fail.",
-    "flushes": "Times that the audit log was forced to the disk.",
+    "failures": "Times that writing the audit log began to fail.",
+    "flushes": "Times that the audit log was synced to disk.",
 }
 
 FORKED = Described(
-    f"{PREFIX}fork_server_sandboxes_total", "counter", (), "Sandboxes that the fork server of the local backend made."
+    f"{PREFIX}fork_server_sandboxes_total", "counter", (), "Sandboxes forked by the local backend's fork server."
 )
+<<<<<<< HEAD
+=======
+FORKED_AHEAD = Described(
+    f"{PREFIX}fork_server_ahead_total",
+    "counter",
+    (),
+    "Forked sandboxes that were prewarmed.",
+)
+>>>>>>> 194ebeb9 (Describe the metrics in plain English)
 NOT_FORKED = Described(
     f"{PREFIX}fork_server_fallbacks_total",
     "counter",
     ("reason",),
+<<<<<<< HEAD
     "Sandboxes that bubblewrap made although the policy allows the fork server; `reason`: `rare` (the pool keeps"
     " none of this kind), `starting`, `failing`, `failed`, `silent`, `unverified` or `unsupported`.",
+=======
+    "Sandboxes made by bubblewrap although the policy allows the fork server; `reason`: `rare` (too few requests"
+    " for a fork server), `starting`, `failing`, `failed`, `silent`, `unverified` or `unsupported`.",
+>>>>>>> 194ebeb9 (Describe the metrics in plain English)
 )
 
 DESCRIBED = (

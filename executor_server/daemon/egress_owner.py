@@ -84,9 +84,9 @@ async def network_finding(config: Config) -> HostFinding:
     try:
         address = await try_connection(_settings(config))
     except EgressError as error:
-        remedy = "Until this is fixed, sessions with a network reach nothing; see the lines above and [egress]."
+        remedy = "Sessions with a network reach nothing until this is fixed; see the lines above and [egress]."
         return HostFinding("network", False, f"No connection through the egress proxy: {error}", remedy, required=False)
-    tried = "a connection was made through it" if address else "not tried, as this host has no address but loopback's"
+    tried = "a connection was made through it" if address else "not tried, since this host has only loopback addresses"
     return HostFinding("network", True, f"The egress proxy runs: {tried}.")
 
 

@@ -24,7 +24,7 @@ async def packages_finding(config: Config) -> HostFinding:
         ok=False,
         detail="No session can have packages: their environments are made on this host, in sandboxes of the local "
         f"backend, which can't be made here ({', '.join(missing)}).",
-        remedy="`executor-server check-host --backend local` says how to mend it; else put packages into templates.",
+        remedy="Run `executor-server check-host --backend local` to find the remedy, or put packages into templates.",
         required=False,
     )
 

@@ -98,26 +98,12 @@ AUDIT_COUNTERS = {
 FORKED = Described(
     f"{PREFIX}fork_server_sandboxes_total", "counter", (), "Sandboxes forked by the local backend's fork server."
 )
-<<<<<<< HEAD
-=======
-FORKED_AHEAD = Described(
-    f"{PREFIX}fork_server_ahead_total",
-    "counter",
-    (),
-    "Forked sandboxes that were prewarmed.",
-)
->>>>>>> 194ebeb9 (Describe the metrics in plain English)
 NOT_FORKED = Described(
     f"{PREFIX}fork_server_fallbacks_total",
     "counter",
     ("reason",),
-<<<<<<< HEAD
-    "Sandboxes that bubblewrap made although the policy allows the fork server; `reason`: `rare` (the pool keeps"
+    "Sandboxes made by bubblewrap although the policy allows the fork server; `reason`: `rare` (the pool keeps"
     " none of this kind), `starting`, `failing`, `failed`, `silent`, `unverified` or `unsupported`.",
-=======
-    "Sandboxes made by bubblewrap although the policy allows the fork server; `reason`: `rare` (too few requests"
-    " for a fork server), `starting`, `failing`, `failed`, `silent`, `unverified` or `unsupported`.",
->>>>>>> 194ebeb9 (Describe the metrics in plain English)
 )
 
 DESCRIBED = (

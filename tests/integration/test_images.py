@@ -104,7 +104,7 @@ def test_every_package_is_pinned_by_its_hash() -> None:
     ("arguments", "message"),
     [
         (["nonsense"], "no image nonsense; available: "),
-        (["base", "--base", "localhost:1/no/such"], "localhost:1/no/such is no base"),
+        (["base", "--base", "localhost:1/no/such"], "localhost:1/no/such can't be used as a base"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_a_line(arguments: list[str], message: str) -> None:

@@ -1,7 +1,7 @@
-"""The configuration file and the state directory: read, checked, and trusted only where no other user could write.
+"""The configuration file and the state directory, trusted only if no other user could write them.
 
-It owns the keys, their defaults and their documentation, and the lock that keeps a second daemon out of a state
-directory. It must not know what the values are used for.
+It owns the keys with their defaults and documentation, and the lock of the state directory. It must
+not know what the values are used for.
 """
 
 from executor_server.core.config.backend_config import DockerImage, DockerSection, E2BImage, E2BSection, LocalImage

@@ -49,7 +49,7 @@ class LocalImage(Section):
     python: AbsolutePath
     """The folder of the environment, or its interpreter."""
     preload: Preload = ()
-    """Modules that are imported ahead in every sandbox, so that its first import of them costs nothing."""
+    """Modules to import ahead in every sandbox, so that importing them later costs nothing."""
 
 
 class DockerImage(Section):
@@ -58,7 +58,7 @@ class DockerImage(Section):
     reference: ImageReference
     """The reference of the image, as in `docker run`."""
     preload: Preload = ()
-    """Modules that are imported ahead in every sandbox."""
+    """Modules to import ahead in every sandbox."""
 
 
 class LocalSection(Section):
@@ -67,7 +67,7 @@ class LocalSection(Section):
     images: Annotated[dict[ImageName, Annotated[LocalImage, _by("python")]], Field(min_length=1)] = Field(
         default_factory=lambda: {"base": LocalImage(python=Path(sys.executable))}
     )
-    """Names that clients may ask for, each with a Python environment of this host. The first is the default."""
+    """Image names for clients, each with a Python environment of this host. The first is the default."""
     bwrap: AbsolutePath | None = None
     """The bubblewrap to use. Not set: the system's, else the one that comes with the package."""
 
@@ -80,7 +80,7 @@ class DockerSection(Section):
             name: DockerImage(reference=f"remote-executor/{name}") for name in ("base", "data", "browser")
         }
     )
-    """Names that clients may ask for, each with an image of the Engine. The first is the default."""
+    """Image names for clients, each with an image of the Engine. The first is the default."""
     host: EngineHost | None = None
     """The Engine's address. Not set: `$DOCKER_HOST`, else the Engine of this host."""
     runtime: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
@@ -93,7 +93,7 @@ class E2BImage(Section):
     template: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
     """The id or name of the template."""
     preload: Preload = ()
-    """Modules that are imported ahead in every sandbox."""
+    """Modules to import ahead in every sandbox."""
 
 
 class E2BSection(Section):
@@ -102,18 +102,18 @@ class E2BSection(Section):
     images: Annotated[dict[ImageName, Annotated[E2BImage, _by("template")]], Field(min_length=1)] = Field(
         default_factory=lambda: {"base": E2BImage(template="code-interpreter-v1")}
     )
-    """Names that clients may ask for, each with a template of the account. The first is the default."""
+    """Image names for clients, each with a template of the account. The first is the default."""
     api_key_file: AbsolutePath | None = None
-    """A file with the key, which no other user can read. Not set: `$E2B_API_KEY`."""
+    """A private file with the API key. Not set: `$E2B_API_KEY`."""
     api_url: HttpUrl | None = None
-    """The address of E2B's API. Not set: as the SDK's environment variables say, else E2B's cloud."""
+    """The address of E2B's API. Not set: from the SDK's environment variables, else E2B's cloud."""
     sandbox_url: HttpUrl | None = None
-    """The address of the sandboxes. Not set: as the SDK's environment variables say, else E2B's cloud."""
+    """The address of the sandboxes. Not set: from the SDK's environment variables, else E2B's cloud."""
     lifetime_s: Annotated[float, Field(strict=True, ge=60, le=DAY_S)] = 600.0
-    """Seconds that a sandbox outlives its daemon; a daemon that runs renews them."""
+    """Seconds that a sandbox outlives its daemon; a running daemon renews them."""
     max_sandboxes: Count = 20
-    """Sandboxes that the account may have at a time."""
+    """Sandboxes of the account at a time."""
     pause_idle_s: Seconds | None = None
-    """Seconds without use after which a sandbox is paused until it is used again. Not set: never."""
+    """Seconds without use until a sandbox is paused; using it resumes it. Not set: never."""
     reconnect_s: Seconds = 120.0
-    """Seconds that the connection to a sandbox may be broken before its session is lost."""
+    """Seconds that the connection to a sandbox may be broken until its session is lost."""

@@ -1,8 +1,8 @@
 """The daemon's configuration: every key with its default, read from TOML.
 
-No key needs to be set. The file is validated as a whole: `load` raises one ConfigError that lists each problem with the
-path of its key and the values that are allowed. Options of the command line are merged in before, so the result, which
-is frozen, is the configuration in effect.
+No key needs to be set. The file is validated as a whole: `load` raises one ConfigError that lists each problem with its
+key and the allowed values. Command line options are merged in first, so the frozen result is the configuration in
+effect.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ class ServerSection(Section):
     """Addresses of the daemon, its backends, and limits of connections."""
 
     listen: tuple[str, ...] = ()
-    """Addresses for clients, `HOST:PORT` or `unix:PATH`, besides the state directory's Unix socket, which is always
-    there. Empty: 127.0.0.1:50051, if it is free."""
+    """Addresses for clients, `HOST:PORT` or `unix:PATH`, in addition to the Unix socket in the state directory. Empty:
+    127.0.0.1:50051, if it is free."""
     state_dir: AbsolutePath = Field(default_factory=default_state_dir)
     """The folder for the daemon's token, socket, sessions and audit log. One daemon at a time uses it."""
     backend: BackendName = "local"
     """The backend that makes sandboxes, unless a profile of the policy lists others."""
     other_backends: Annotated[tuple[BackendName, ...], AfterValidator(each_once)] = ()
-    """Backends that run beside it, for the profiles of the policy that list them."""
+    """More backends, for profiles of the policy that list them."""
     tls_cert: AbsolutePath | None = None
-    """The daemon's certificate, in PEM form. It is required to listen on any address that is not of this host."""
+    """The daemon's certificate (PEM). Required for addresses that other machines can reach."""
     tls_key: AbsolutePath | None = None
     """The key of the certificate."""
     tls_client_ca: AbsolutePath | None = None
-    """TCP clients must show a certificate of this authority. One that the policy maps to a tenant needs no token."""
+    """TCP clients need a certificate of this CA. A certificate that the policy maps to a tenant replaces the token."""
     peer_socket: AbsolutePath | None = None
-    """A Unix socket at which a user of this host is known by number, which the policy maps to a tenant."""
+    """A Unix socket that identifies users of this host by uid; the policy maps a uid to a tenant."""
     token_file: AbsolutePath | None = None
     """Tokens of tenants, made by `executor-server token new`. Not set: `tokens.json` in the state directory."""
     max_concurrent_calls: Count = 1024
-    """Calls at a time of all clients together."""
+    """Open calls of all clients together."""
 
     @model_validator(mode="after")
     def _check_backends(self) -> ServerSection:
@@ -94,39 +94,39 @@ PoolSize = Annotated[int, Field(strict=True, ge=0, le=1024)]
 
 
 class WarmSection(Section):
-    """One kind of sandbox to keep ready: of an image, with the limits of a profile unless others are given."""
+    """One kind of sandbox to keep ready, with the limits of a profile unless others are given."""
 
     image: ImageName
     """The name of the image."""
     size: PoolSize
     """Sandboxes of this kind to keep ready."""
     profile: Name | None = None
-    """The profile whose limits they have. Not set: the default profile."""
+    """The profile with their limits. Not set: the default profile."""
     memory_bytes: Bytes | None = None
-    """Bytes of memory of such a sandbox. Not set: as the profile has it."""
+    """Bytes of memory of each. Not set: the profile's."""
     processes: Count | None = None
-    """Processes of such a sandbox. Not set: as the profile has it."""
+    """Processes of each. Not set: the profile's."""
     disk_bytes: Bytes | None = None
-    """Bytes of files of such a sandbox. Not set: as the profile has it."""
+    """Bytes of files of each. Not set: the profile's."""
     max_files: Count | None = None
-    """Files in each file system of such a sandbox. Not set: as the profile has it."""
+    """Files in each file system of each. Not set: the profile's."""
     network: bool = False
-    """True for sandboxes of sessions that ask for hosts. Those of a profile with default hosts have it anyway."""
+    """True for sessions that request hosts. Sandboxes of a profile with default hosts always have a network."""
     packages: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """Packages of such a sandbox, as sessions ask for them. Their environment is made when the daemon has started."""
+    """Packages of each, as sessions request them. The daemon builds their environment after its start."""
 
 
 class PoolSection(Section):
-    """Sandboxes that are kept ready."""
+    """Warm sandboxes, kept ready for sessions."""
 
     size: PoolSize = 2
-    """Sandboxes of the default image with the default limits to keep ready, when `warm` names none. 0: no pool."""
+    """Sandboxes of the default image and limits to keep ready, if `warm` is empty. 0: no pool."""
     warm: Annotated[tuple[WarmSection, ...], Field(max_length=64)] = ()
     """The kinds of sandboxes to keep ready, instead of the default kind."""
 
 
 def sessions_for(memory_bytes: int) -> int:
-    """Returns how many sessions a host with this memory takes: an idle one of a local sandbox needs some 13 MiB."""
+    """Returns how many sessions this memory is enough for; an idle local sandbox needs about 13 MiB."""
     return max(_FEWEST_SESSIONS, min(_MOST_SESSIONS, memory_bytes // _BYTES_PER_SESSION))
 
 
@@ -140,15 +140,15 @@ class SessionsSection(Section):
     max_sessions: Count = Field(default_factory=lambda: sessions_for(_memory_bytes()))
     """Sessions of all tenants at a time. Not set: one for each 24 MiB of the host's memory, from 64 to 1,000."""
     journal_bytes: Bytes = 64 * MIB
-    """Bytes of the events that are kept of one session's executions."""
+    """Bytes of kept events of one session's executions."""
     journal_total_bytes: Bytes = 512 * MIB
-    """Bytes of the events that are kept of all sessions' executions, shared fairly among tenants."""
+    """Bytes of kept events of all sessions' executions, shared fairly among tenants."""
     silence_s: Seconds = 60.0
     """Seconds that a sandbox may take to answer a ping before its session is lost."""
     drain_s: Seconds = 30.0
     """Seconds that a stopping daemon waits for running executions."""
     orphan_time_s: Seconds = 600.0
-    """Seconds without a daemon after which a sandbox ends itself."""
+    """Seconds without a daemon until a sandbox ends itself."""
 
     @property
     def ping_interval_s(self) -> float:
@@ -157,11 +157,10 @@ class SessionsSection(Section):
 
 
 class StateSection(Section):
-    """States of sessions that clients export."""
+    """Exported states of sessions."""
 
     key_file: AbsolutePath | None = None
-    """A file with a key, which no other user can read, shared by daemons that restore each other's states. Not set:
-    the daemon's own key."""
+    """A private file with a key, shared by daemons that restore each other's states. Not set: the daemon's own key."""
 
 
 class PolicySection(Section):
@@ -175,41 +174,41 @@ class AuditSection(Section):
     """The audit log."""
 
     enabled: bool = True
-    """True when the audit log is written."""
+    """True to write the audit log."""
     directory: AbsolutePath | None = None
     """The folder of the log. Not set: `audit` in the state directory."""
     max_file_bytes: Annotated[int, WrittenSize, Field(strict=True, ge=64 * KIB, lt=2**40)] = 64 * MIB
-    """Bytes after which a file of the log is followed by the next."""
+    """Bytes of a file of the log, after which the next begins."""
     max_files: Count | None = None
-    """Files to keep; the oldest of more are removed. Not set: all."""
+    """Files to keep; older ones are removed. Not set: all."""
     sync: Literal["always", "interval", "never"] = "interval"
-    """The time at which records are forced to the disk: `always` after each, each second with `interval`, or `never`,
-    which leaves it to the system."""
+    """When records are synced to disk: after each (`always`), each second (`interval`), or when the system does it
+    (`never`)."""
 
 
 class MetricsSection(Section):
     """The endpoint for Prometheus."""
 
     listen: str | None = None
-    """The endpoint's address, `HOST:PORT`, which asks for no token. Not set: there is none."""
+    """The endpoint's address, `HOST:PORT`; it needs no token. Not set: no endpoint."""
 
 
 class TracingSection(Section):
     """OpenTelemetry traces."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://\S{1,255}$")] | None = None
-    """The URL that spans are sent to, by OTLP over HTTP. Not set: there are none."""
+    """The URL for spans, OTLP over HTTP. Not set: no traces."""
     service_name: Name = "remote-executor"
     """The name of the service in its spans."""
     sample_ratio: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 1.0
-    """The part of the traces that begin here which is recorded. The client decides for a trace that it began."""
+    """The recorded part of traces that begin here. The client decides about traces that it begins."""
 
 
 class LogSection(Section):
     """The daemon's own log, on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important messages that are written."""
+    """The lowest level of written messages."""
     format: Literal["auto", "console", "json"] = "auto"
     """`auto` is `console` on a terminal, else `json`."""
 

@@ -1,6 +1,6 @@
-"""The configuration of the egress proxy: how it finds addresses, which private ones it may reach, and its secrets.
+"""The configuration of the egress proxy: name resolution, reachable private addresses, and secrets.
 
-The hosts that sessions may reach are in the policy. A session without any of them needs nothing of this.
+The policy names the hosts that sessions may reach. Without such hosts none of this is needed.
 """
 
 from __future__ import annotations
@@ -89,28 +89,26 @@ def _as_array(value: object) -> object:
 
 
 class EgressSection(Section):
-    """The egress proxy, through which sessions reach the hosts that their policy names (docs/policy.md). Its process is
-    started for the first session that has such a host."""
+    """The egress proxy: sessions reach the hosts of their policy through it (docs/policy.md). Its process starts with
+    the first session that has such a host."""
 
     internal: Annotated[tuple[AddressRange, ...], Field(max_length=MAX_RANGES)] = ()
-    """Ranges of private addresses that the names in a policy may resolve to, such as those of mirrors of your own. All
-    other private addresses are refused whatever a name resolves to. An address of this host must be listed by itself,
-    as a range of /32 or /128."""
+    """Ranges of private addresses that hosts of a policy may resolve to, such as your own mirrors. All other private
+    addresses are refused. An address of this host must be listed alone, as /32 or /128."""
     resolver: Annotated[tuple[Resolver, ...], BeforeValidator(_as_array), Field(max_length=MAX_RESOLVERS)] = ()
-    """DNS servers that resolve the names, in order of preference; one may be written without the array. Empty: as this
-    host resolves names."""
+    """DNS servers, in order of preference; a single one needs no array. Empty: this host's resolver."""
     upstream_proxy: Annotated[str, AfterValidator(_PROXY_FORM)] | None = None
-    """An HTTP proxy that all connections go through, by CONNECT, after the names and addresses were checked here. Not
-    set: connections are made from here."""
+    """An HTTP proxy for all connections (CONNECT), used after names and addresses were checked here. Not set: direct
+    connections."""
     upstream_resolves: bool = False
-    """True leaves it to `upstream_proxy` to resolve names, where this host can't. The addresses are then not checked
-    here: that proxy is trusted not to connect to private ones."""
+    """True if `upstream_proxy` resolves names because this host can't. Addresses are not checked here then; that proxy
+    must refuse private ones."""
     ca_file: AbsolutePath | None = None
-    """Certificates of authorities, in PEM form, that hosts may have besides the system's: of your own mirrors. It
-    counts where the proxy terminates TLS, and sandboxes get it in their bundle."""
+    """More CA certificates (PEM), such as for your own mirrors. The proxy uses them where it terminates TLS, and
+    sandboxes get them in their bundle."""
     secrets: Annotated[dict[Name, AbsolutePath], Field(max_length=MAX_SECRETS)] = Field(default_factory=dict)
-    """Files that no other user can read, each with one secret, by the names that `value` of a policy's
-    `network.secrets` has for them. Their content never enters a sandbox."""
+    """Private files with one secret each, by the names that `value` in a policy's `network.secrets` uses. Their content
+    never enters a sandbox."""
 
     @model_validator(mode="after")
     def _check_upstream(self) -> EgressSection:

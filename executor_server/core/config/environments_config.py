@@ -1,6 +1,6 @@
-"""The configuration of environments: the index that packages come from, and how much making and keeping them may take.
+"""The configuration of package environments: the index, and limits of building and keeping them.
 
-The packages that sessions may have are in the policy. A daemon whose policy grants none needs nothing of this.
+The policy names the packages that sessions may have. Without such packages none of this is needed.
 """
 
 from __future__ import annotations
@@ -72,33 +72,31 @@ _AUTHORIZATION_FORM = ReadForm(
 
 
 class EnvironmentsSection(Section):
-    """Environments: packages that sessions have besides those of their image, as their policy grants them. Each is made
-    once, in a sandbox whose only way out is the index, and seen read-only by every session that asks for the same
-    packages."""
+    """Environments of packages that sessions have in addition to their image's. Each is built once, in a sandbox that
+    reaches only the index, and shared read-only by all sessions with the same packages."""
 
     uv: AbsolutePath | None = None
-    """The uv to use. Not set: that of the Python environment that the daemon runs in, else the system's."""
+    """The uv to use. Not set: the one next to the daemon's Python, else the system's."""
     index_url: Annotated[str, AfterValidator(_URL_FORM)] | None = None
-    """The index that packages come from, by the simple API. Not set: PyPI. One of your own lets a policy allow `"*"`:
-    every package that you put there."""
+    """The package index (simple API). Not set: PyPI. With an index of your own a policy can allow `"*"`, every package
+    in it."""
     index_hosts: Annotated[
         tuple[Annotated[str, AfterValidator(_HOST_FORM)], ...], Field(max_length=MAX_INDEX_HOSTS)
     ] = ()
-    """The hosts of the index, its own and those that its files come from. Empty: the host of `index_url` alone, and for
-    PyPI both of its hosts. Where one has a private address, `egress.internal` must have its range."""
+    """The hosts of the index and of its files. Empty: the host of `index_url`, or both hosts of PyPI. Private addresses
+    must be in `egress.internal`."""
     index_authorization: Annotated[str, AfterValidator(_AUTHORIZATION_FORM)] | None = None
-    """The header `Authorization` of requests to the host of `index_url`. The egress proxy sets it, and no sandbox sees
-    it. For `Basic` the file of the secret has the Base64 of `USER:PASSWORD`."""
+    """The header `Authorization` for the host of `index_url`. The egress proxy sets it; no sandbox sees it. For `Basic`
+    the secret is the Base64 of `USER:PASSWORD`."""
     cache: AbsolutePath | None = None
-    """The folder of the environments and of the downloaded wheels, on one file system. Not set: `environments` in the
-    state directory."""
+    """The folder for environments and downloaded wheels, on one file system. Not set: `environments` in the state
+    directory."""
     max_bytes: Bytes = 20 * GIB
-    """Bytes of that folder. Environments and wheels that were not used for longest are removed first, and none that is
-    in use."""
+    """Bytes of that folder. The least recently used environments and wheels are removed, none that is in use."""
     build_timeout_s: Seconds = 600.0
-    """Seconds that making one environment may take."""
+    """Seconds that building one environment may take."""
     max_archive_bytes: Annotated[int, WrittenSize, Field(strict=True, gt=0, le=GIB)] = 256 * MIB
-    """Bytes of the archive in which an environment travels to a machine of E2B. A larger one is refused there."""
+    """Bytes of the archive of an environment for an E2B sandbox. Larger environments are refused there."""
 
     @property
     def hosts(self) -> tuple[str, ...]:

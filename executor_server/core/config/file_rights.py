@@ -1,8 +1,8 @@
 """Refuses files of settings that another user could have written.
 
-A user who can write the policy file grants himself any right, and the configuration names the policy file. So both are
-used only when no user but the daemon's own and root could have written them: by the rights of the file, and by those of
-its directory, where another file could be put in its place.
+A user who can write the policy file can grant himself any right, and the configuration names the policy file. So both
+are used only if nobody but root and the daemon's own user could have written them. That depends on the rights of the
+file, and of its directory, where it could be replaced.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 
 def untrusted(descriptor: int, path: Path) -> str | None:
-    """Returns why the open file is not to be trusted, and what to run: the end of a sentence. None: it is trusted.
+    """Returns why the open file is untrusted, and the remedy, as the end of a sentence; None if it is trusted.
 
-    A file that is mounted read-only is trusted whatever its owner: only a user who may mount could have put it there.
-    Containers get files of the host like this, whose users have other numbers inside.
+    A read-only mounted file is trusted whatever its owner, since only a user who may mount could put it there.
+    Containers get files of the host like this, and user ids differ inside.
     """
     if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         return None
@@ -44,7 +44,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """True when a group is its user's alone. Where each user has one, the umask is 002: it may write all files."""
+    """True if the group is its user's own. With such groups the umask is 002, so the group may write all files."""
     try:
         user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
     except KeyError:

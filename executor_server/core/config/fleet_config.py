@@ -36,19 +36,19 @@ class FleetSection(Section):
     role: Literal["front", "node"] | None = None
     """`front` places sessions on nodes and makes none itself; `node` has sessions, and serves its front alone."""
     certificates: AbsolutePath | None = None
-    """The folder with `ca.pem`, `cert.pem` and `key.pem` of this front or node (`executor-server fleet init`)."""
+    """The folder with this member's `ca.pem`, `cert.pem` and `key.pem` (`executor-server fleet init`)."""
     # -- of a front
     nodes: Annotated[tuple[_TcpAddress, ...], Field(max_length=4096)] = ()
     """The nodes' addresses for the front, `HOST:PORT` each."""
     dns: _TcpAddress | None = None
-    """A DNS name, `HOST:PORT`, whose addresses are those of the nodes; it is asked every five seconds."""
+    """A DNS name, `HOST:PORT`, of the nodes' addresses; resolved every five seconds."""
     nodes_file: AbsolutePath | None = None
-    """A file that lists the nodes' addresses, one a line; it is read again when it changes."""
+    """A file with the nodes' addresses, one a line; read again when it changes."""
     refused_nodes: Annotated[tuple[NodeName, ...], Field(max_length=4096)] = ()
-    """The names of nodes that the front links to no more, as when a certificate was stolen. SIGHUP and `executor-server
-    admin reload` read them again, and close the links of those that are new."""
+    """Names of nodes that the front refuses, such as after a certificate was stolen. SIGHUP and `executor-server admin
+    reload` read them again and close the links of new ones."""
     park_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 5.0
-    """Seconds that a request for a session waits for a place when all nodes are full."""
+    """Seconds that a session request waits if all nodes are full."""
     report_interval_s: Seconds = 0.5
     """Seconds between two reports of a node."""
     lease_s: Seconds = 3.0
@@ -56,13 +56,13 @@ class FleetSection(Section):
     fence_s: Seconds = 10.0
     """Seconds beyond `lease_s` without an answer of the front after which a node ends its sessions."""
     wrong_retry_s: Seconds = 30.0
-    """Seconds before the front tries a node again that said what no node should say. Each further time doubles them, up
-    to twenty times as many."""
+    """Seconds before the front tries a node again that sent something wrong. They double each time, up to twenty
+    times."""
     # -- of a node
     listen: _TcpAddress | None = None
     """The address at which the node serves its front, `HOST:PORT`."""
     labels: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
-    """Labels of the node, for clients that ask for some with `node_labels`."""
+    """Labels of the node, which clients can require with `node_labels`."""
 
     @model_validator(mode="after")
     def _check_role(self) -> FleetSection:

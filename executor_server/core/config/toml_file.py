@@ -1,4 +1,4 @@
-"""Reads TOML files of settings: small regular files, and where it matters only such as no other user could write."""
+"""Reads TOML files of settings: small regular files, if required not writable by other users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{
 
 
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
-    """Returns the tables of a TOML file that no other user could write. Raises ConfigError, which names its `kind`."""
+    """Returns the tables of a TOML file that no other user could write. Raises ConfigError, naming the `kind`."""
     return parse_toml(read_trusted(path, kind), f"{kind} {path}")
 
 

@@ -120,7 +120,7 @@ def serve(owner_pid: int | None, **options: Any) -> None:
     except (StateDirError, AddressError, AuditDirError) as error:
         fail(EXIT_PLACE, str(error))
     except SandboxFailure as error:
-        fail(EXIT_HOST, f"{error}\n`executor-server check-host` says more.")
+        fail(EXIT_HOST, f"{error}\nRun `executor-server check-host` for details.")
 
 
 @main.command()

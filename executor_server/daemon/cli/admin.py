@@ -97,7 +97,7 @@ _NODE = click.argument("node", metavar="[NODE]", default="")
 def drain(node: str, move: bool, as_json: bool, **access: Any) -> None:
     """Stops the daemon from accepting new sessions; existing sessions continue. Through a front: the NODE."""
     if move and not node:
-        raise click.UsageError("--move needs the NODE whose sessions are to be moved")
+        raise click.UsageError("--move needs a NODE: its sessions are moved")
     _drain(access, as_json=as_json, resume=False, node=node, move=move)
 
 

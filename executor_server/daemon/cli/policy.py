@@ -153,7 +153,7 @@ def _request_text(request: str) -> str:
 def _summary(file: PolicyFile) -> Iterator[str]:
     yield f"version      {file.version}"
     yield f"fingerprint  {file.fingerprint}"
-    yield f"default      {file.default or 'none: tenants that are not listed are refused'}"
+    yield f"default      {file.default or 'none: unlisted tenants are refused'}"
     for name, profile in file.profiles.items():
         extends = f" (extends {profile.extends})" if profile.extends else ""
         yield f"profile      {name}{extends}"

@@ -43,7 +43,7 @@ def policy_text(data: bytes, file: PolicyFile, config: Config, config_path: Path
 
 def fail_policy(path: Path | None, problems: Sequence[str]) -> NoReturn:
     listed = "\n".join(f"  {line}" for line in problems)
-    fail(EXIT_CONFIG, f"The policy {path or 'that is built in'} can't be used:\n{listed}")
+    fail(EXIT_CONFIG, f"The policy {path or 'built in'} can't be used:\n{listed}")
 
 
 def _policy_of_any_daemon(file: PolicyFile, config: Config) -> Policy:

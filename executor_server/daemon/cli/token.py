@@ -94,7 +94,7 @@ def revoke(token_id: str, **place: Any) -> None:
     except TokenFileError as error:
         fail(EXIT_PLACE, str(error))
     if record is None:
-        fail(EXIT_UNKNOWN, f"There is no token of this id in {path}; `executor-server token list` shows them.")
+        fail(EXIT_UNKNOWN, f"No token with this id in {path}; list them with `executor-server token list`.")
     click.echo(f"Token {record.id} of tenant {record.tenant} is {_validity(record)}.", err=True)
 
 

@@ -116,7 +116,7 @@ def _obtain(reference: str) -> bool:
     except subprocess.TimeoutExpired:
         return False
     if pulled.returncode != 0:
-        print(f"images: it can't be had ({pulled.stdout.strip()[:200]}); making a base from this host's Debian")
+        print(f"images: it could not be pulled ({pulled.stdout.strip()[:200]}); making a base from this host's Debian")
     return pulled.returncode == 0
 
 
@@ -217,16 +217,16 @@ def exclusive(cache: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as busy:
-            raise BuildFailure("another build runs here") from busy
+            raise BuildFailure("another build is running here") from busy
         yield
 
 
 def require_engine() -> None:
     """Raises BuildFailure when no Engine answers."""
     if shutil.which("docker") is None:
-        raise BuildFailure("there is no `docker` command here; images are built with it")
+        raise BuildFailure("no `docker` command, which builds images; install Docker")
     if _engine("version").returncode != 0:
-        raise BuildFailure("no Docker Engine answers; start one (`make engine` in a clone of the repository)")
+        raise BuildFailure("the Docker Engine does not answer; start it (`make engine` in a clone of the repository)")
 
 
 def _download(lock: Path, interpreter: Interpreter, folder: Path) -> None:
@@ -250,7 +250,7 @@ def _download(lock: Path, interpreter: Interpreter, folder: Path) -> None:
 def _interpreter(base: str) -> Interpreter:
     asked = _engine("run", "--rm", "--network", "none", "--entrypoint", "python3", base, "-I", "-c", INTERPRETER)
     if asked.returncode != 0:
-        raise BuildFailure(f"{base} is no base: {asked.stdout.strip()[-500:]}")
+        raise BuildFailure(f"{base} can't be used as a base: {asked.stdout.strip()[-500:]}")
     return Interpreter(*json.loads(asked.stdout.splitlines()[-1]))
 
 

@@ -96,7 +96,7 @@ def check_exposure(address: Address, *, has_tls: bool) -> None:
     """Raises AddressError when the network could read tokens and code there."""
     if isinstance(address, TcpAddress) and not address.is_loopback and not has_tls:
         raise AddressError(
-            f"{address} is reachable from other machines, and traffic would be unencrypted: set server.tls_cert and "
+            f"{address} is reachable from other machines, and traffic would be unencrypted. Set server.tls_cert and "
             "server.tls_key, or listen on 127.0.0.1 or a Unix socket."
         )
 

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 from smolagents.local_python_executor import LocalPythonExecutor
 
-from executor_server.guest.checks.control import FinalAnswerGiven
+from executor_server.guest.checks.control import FinalAnswerGiven, find_control
 from executor_server.guest.checks.instrumentation import LAST_STATEMENT
 from executor_server.guest.checks.meter import OperationLimitExceeded
 from tests.support.agent_program import Agent, run
@@ -73,6 +73,15 @@ def test_control_exception_passes_every_handler(trick: str, capsys: pytest.Captu
     agent.namespace.update(final=final, control=control)
     assert agent.run(UNWINDING[trick]).error is control
     assert "kept" not in capsys.readouterr().out
+
+
+def test_control_exception_is_found_deep_in_groups() -> None:
+    control = FinalAnswerGiven()
+    group: BaseExceptionGroup[BaseException] = BaseExceptionGroup("inner", [ValueError(), control])
+    for _ in range(1000):
+        group = BaseExceptionGroup("outer", [group])
+    assert find_control(group) is control
+    assert find_control(ExceptionGroup("plain", [ValueError()])) is None
 
 
 def test_cleanup_runs_while_a_control_exception_unwinds() -> None:

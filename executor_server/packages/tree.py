@@ -1,11 +1,11 @@
-"""Takes over what uv installed: checks each entry of the tree, and makes it the daemon's own.
+"""Takes over an installed tree: checks each entry, and makes it the daemon's own.
 
-Trusted code, on the host, of a directory that hostile archives filled. When it begins, the sandbox that wrote there is
-gone, and no other has ever seen the directory, so nothing changes meanwhile. Names are not trusted: nothing is opened
-by a path with more than one part, and no link is followed.
+This is trusted code on the host that works on a directory filled by hostile archives. The sandbox that wrote there is
+gone by then, and no other has seen the directory, so it does not change meanwhile. Names are untrusted: no path with
+more than one part is opened, and no link is followed.
 
-Packages list their files with hashes (RECORD). A file that is not what its package lists was replaced by another
-package, or changed on the disk. Files with no SHA-256 hash have nothing to be compared with.
+Packages list their files with hashes (RECORD). A file that differs from its package's list was replaced by another
+package, or changed on the disk. Files without a SHA-256 hash can't be compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_ENTRIES = 300_000
 """Files and directories of one environment. PyTorch with its libraries has 25,000."""
 MAX_DEPTH = 64
 MAX_LISTS_BYTES = 64 * 2**20
-"""Bytes of all lists of an environment. That of PyTorch has 2 MB."""
+"""Bytes of all lists of an environment. PyTorch's list has 2 MB."""
 _MAX_NAME_BYTES = 255
 _MAX_SHOWN_CHARS = 200
 _MAX_SCRIPT_BYTES = 65_536
@@ -42,7 +42,7 @@ _LOCK_NAME = ".lock"
 
 
 class TreeRefused(SandboxFailure):
-    """The tree is not what an environment may be. The message is a clause for a client: "it has a symbolic link"."""
+    """The tree is not allowed in an environment. The message is a clause for a client: "it has a symbolic link"."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Tree:
 def take_over(
     parent_fd: int, name: str, max_bytes: int, max_entries: int = MAX_ENTRIES, walk: Walk | None = None
 ) -> Tree:
-    """Checks the directory `name` in `parent_fd` and all that is in it, sets owners and modes, and hashes the files.
+    """Checks the directory `name` in `parent_fd` with its content, sets owners and modes, and hashes the files.
 
     Blocks. Raises TreeRefused, OSError, Stopped.
     """
@@ -84,7 +84,7 @@ def opened_directory(name: str, directory: int) -> Iterator[int]:
 
 
 def _take_directory(fd: int, path: str, tree: Tree, limits: tuple[int, int], walk: Walk, depth: int = 0) -> None:
-    """`path` is that of the directory below the top, with a slash at its end; `limits` are bytes and entries."""
+    """`path` is relative to the top, with a slash at its end; `limits` are bytes and entries."""
     max_bytes, max_entries = limits
     if depth > MAX_DEPTH:
         raise TreeRefused(f"it has directories more than {MAX_DEPTH} deep")
@@ -117,7 +117,7 @@ def _take_directory(fd: int, path: str, tree: Tree, limits: tuple[int, int], wal
 
 
 def _check_name(name: str) -> None:
-    """Refuses names that can't be written down: not UTF-8, of several lines, or with another system's separator."""
+    """Refuses unprintable names: not UTF-8, of several lines, or with another system's separator."""
     try:
         encoded = name.encode()
     except UnicodeEncodeError as error:
@@ -127,7 +127,7 @@ def _check_name(name: str) -> None:
 
 
 def _take_file(name: str, directory: int) -> str:
-    """Hashes a file, and gives it the one mode of programs or the one of others."""
+    """Hashes a file, and sets its mode, which depends only on whether it is executable."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     with os.fdopen(fd, "rb", buffering=0) as file:
         _make_own(fd, 0o755 if os.fstat(fd).st_mode & 0o111 else 0o644)
@@ -158,7 +158,7 @@ def _note_top(tree: Tree, name: str, *, is_directory: bool) -> None:
 def _check_lists(site_fd: int, tree: Tree) -> None:
     """Compares the files with the lists of their packages. Raises TreeRefused, OSError."""
     owners: dict[str, tuple[str, str]] = {}  # the first package that lists a file, and the hash in its list
-    misfits: dict[str, str] = {}  # files that are not as listed, and a package that lists them
+    misfits: dict[str, str] = {}  # files that differ from a list, and the package of the list
     left_bytes = MAX_LISTS_BYTES
     for info in sorted(tree.infos):
         text = _read_list(site_fd, info, left_bytes) if f"{info}/{_LIST}" in tree.hashes else b""
@@ -172,7 +172,7 @@ def _check_lists(site_fd: int, tree: Tree) -> None:
             if first != listed and owner != info:
                 raise TreeRefused(
                     f"two of its packages, {_shown(owner)} and {_shown(info)}, have the file {_cut(path)} with "
-                    "different contents: ask for one of them"
+                    "different contents; request only one of them"
                 )
             if tree.hashes.get(path) != listed:
                 misfits.setdefault(path, info)
@@ -193,7 +193,7 @@ def _read_list(site_fd: int, info: str, max_bytes: int) -> bytes:
 
 
 def _rows(text: bytes) -> Iterator[tuple[str, str]]:
-    """Yields paths and hashes, up to the first row that is none."""
+    """Yields paths and hashes, up to the first invalid row."""
     try:
         for row in csv.reader(io.StringIO(text.decode("utf-8", "replace"), newline="")):
             if len(row) >= 2:
@@ -203,7 +203,7 @@ def _rows(text: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _may_be_missing(path: str) -> bool:
-    """True for bytecode, and for paths that lead out of the directory, to files that are installed elsewhere."""
+    """True for bytecode, and for paths outside the directory, whose files are installed elsewhere."""
     return path.endswith(".pyc") or path.startswith("/") or ".." in path.split("/")
 
 
@@ -217,10 +217,10 @@ def _cut(path: str) -> str:
 
 
 def make_scripts_portable(site_fd: int, python: str) -> None:
-    """Lets the console scripts be run by whichever Python is first on PATH, in place of the build sandbox's own.
+    """Makes console scripts run with the first Python on PATH instead of the build sandbox's.
 
-    uv writes the interpreter's path into each, and the same environment may serve images that have it elsewhere.
-    Blocks. Call it after `take_over`. Raises OSError.
+    uv writes the interpreter's path into each script, but other images may have Python elsewhere. Blocks. Must be
+    called after `take_over`. Raises OSError.
     """
     try:
         with opened_directory(_SCRIPTS, site_fd) as scripts, os.scandir(scripts) as entries:
@@ -246,7 +246,7 @@ def _make_portable(name: str, scripts: int, python: str) -> None:
 
 
 def _after_shebang(text: bytes, python: bytes) -> bytes | None:
-    """Returns what follows the line, or the two of them for a long path, that names the interpreter."""
+    """Returns the text after the line (two lines for a long path) that names the interpreter."""
     first, _, rest = text.partition(b"\n")
     if first == b"#!" + python:
         return rest

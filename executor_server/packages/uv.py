@@ -25,7 +25,7 @@ from executor_server.guest.wire.paths import PROGRAMS_PATH, WORK_PATH
 UV_PATH = f"{PROGRAMS_PATH}/uv"
 CACHE_PATH = f"{WORK_PATH}/cache"
 
-# The second numbers of the manylinux platforms that uv knows; the first is 2. Wheels for an older one will do.
+# The minor versions of the manylinux platforms 2.x that uv knows. Wheels for an older one work, too.
 _MANYLINUX = (17, 28, *range(31, 41))
 _MACHINES = ("x86_64", "aarch64")
 _VERSION_TIMEOUT_S = 20.0
@@ -38,19 +38,19 @@ _MAX_EXPLANATION_LINES = 30
 
 
 class UvMissing(SandboxFailure):
-    """There is no uv that can be used. The message says what to do; it is for the administrator."""
+    """No usable uv was found. The message says what to do; it is for the administrator."""
 
 
 @dataclass(frozen=True)
 class Uv:
-    """The program, and the version that it says it is."""
+    """The program, and the version that it reports."""
 
     path: Path
     version: str
 
 
 def find_uv(configured: Path | None = None) -> Uv:
-    """Returns the configured uv, else the one of the daemon's own environment, else the one on PATH.
+    """Returns the configured uv, else that of the daemon's own environment, else that on PATH.
 
     Blocks, and runs it once. Raises UvMissing.
     """
@@ -62,8 +62,8 @@ def find_uv(configured: Path | None = None) -> Uv:
             problems.append(f"{path} cannot be used: {error}")
     raise UvMissing(
         "; ".join(problems)
-        or "uv is missing, which makes environments of packages: install remote-executor[server], "
-        "or name one as uv in [environments]"
+        or "uv, which builds package environments, is missing: install remote-executor[server], "
+        "or set uv in [environments]"
     )
 
 
@@ -90,14 +90,14 @@ def _version_of(path: Path) -> str:
     ).stdout
     match = _VERSION.match(answer)
     if match is None:
-        raise ValueError("it does not answer as uv does")
+        raise ValueError("it does not answer like uv")
     return match[1]
 
 
 def place_uv(uv: Uv, programs: Path) -> None:
-    """Copies uv to the directory of build sandboxes' programs, as a file that every user can run and none can change.
+    """Copies uv to the programs of build sandboxes, as a file that all users can run and none can change.
 
-    Blocks. Replaces another one at once, so a build sandbox sees one of them. Raises OSError.
+    Blocks. Replaces an older copy atomically. Raises OSError.
     """
     scratch = Path(tempfile.mkdtemp(prefix=".uv-", dir=programs))
     try:
@@ -111,7 +111,7 @@ def place_uv(uv: Uv, programs: Path) -> None:
 
 @dataclass(frozen=True)
 class ForeignPython:
-    """The Python of a target that is not the one of the build sandbox."""
+    """The Python of a target that differs from the build sandbox's."""
 
     version: str  # "3.12"
     platform: str  # as uv calls it: "x86_64-manylinux_2_28"
@@ -123,7 +123,7 @@ class ForeignPython:
 
 
 def foreign_python(interpreter: Interpreter) -> ForeignPython:
-    """Names the Python of a machine in a cloud to uv. Raises EnvironmentFailed when uv knows no platform for it."""
+    """Describes the Python of a cloud machine to uv. Raises EnvironmentFailed if uv has no platform for it."""
     version = ".".join(map(str, interpreter.version))
     if interpreter.machine in _MACHINES and interpreter.libc == "musl":
         return ForeignPython(version, f"{interpreter.machine}-unknown-linux-musl")
@@ -131,12 +131,12 @@ def foreign_python(interpreter: Interpreter) -> ForeignPython:
     if interpreter.machine in _MACHINES and interpreter.libc == "glibc" and known:
         return ForeignPython(version, f"{interpreter.machine}-manylinux_{known[-1]}")
     raise EnvironmentFailed(
-        "there are no packages for the machines of this image: their processor or C library has none"
+        "there are no packages for the machines of this image: their processor or C library is not supported"
     )
 
 
 def environment(*, ca_bundle: str = CA_BUNDLE) -> dict[str, str]:
-    """All environment variables that uv gets."""
+    """Returns all environment variables of uv."""
     return {
         **egress_environment(ca_bundle),
         "HOME": "/tmp",
@@ -157,7 +157,7 @@ def compile_command(
 ) -> list[str]:
     """Returns the command that resolves the requirements on its input, and prints the wheels (PEP 751).
 
-    `is_locked`: the input has all packages in their versions.
+    `is_locked`: the input has all packages with their versions.
     """
     newest: Sequence[str] = ()
     if exclude_newer_s is not None:
@@ -174,7 +174,7 @@ def compile_command(
 
 
 def install_command(wheels: Sequence[str], target: str, foreign: ForeignPython | None) -> list[str]:
-    """Returns the command that installs exactly the packages of the lock on its input, of wheels in directories."""
+    """Returns the command that installs exactly the packages of the lock on its input, from directories of wheels."""
     return [
         *(UV_PATH, "pip", "install", "--requirements", "-", "--target", target),
         *("--require-hashes", "--no-deps", "--no-build", "--link-mode", "hardlink", "--no-progress"),
@@ -184,14 +184,14 @@ def install_command(wheels: Sequence[str], target: str, foreign: ForeignPython |
 
 
 def _python_options(foreign: ForeignPython | None) -> Sequence[str]:
-    own = ("--python", "{python}")  # the program that runs uv knows where it is
+    own = ("--python", "{python}")  # the program that runs uv fills it in
     if foreign is None:
         return own
     return (*own, "--python-version", foreign.version, "--python-platform", foreign.platform)
 
 
-# uv has one exit code for these and for every other error, so its text decides. Where that changes, a build that could
-# have been repeated is not, and nothing else happens.
+# uv has the same exit code for these and all other errors, so its text decides. If the texts change, the only effect is
+# that a temporary failure is not retried.
 _PASSING = (
     "error sending request",
     "error decoding response body",
@@ -209,14 +209,14 @@ _PROGRESS = ("Using CPython", "Using Python", "Resolved ", "Prepared ", "Install
 
 @dataclass
 class Listener:
-    """Follows what uv says while it works: progress for a person, and the text of its errors."""
+    """Follows uv's output: progress for a person, and the text of its errors."""
 
     step: str
-    total: int = 0  # packages; 0: not known
+    total: int = 0  # packages; 0: unknown
     said: list[str] = field(default_factory=list)
 
     def take(self, line: str) -> Progress | None:
-        """Takes a line; returns the progress, when that has changed."""
+        """Takes a line; returns the progress if it has changed."""
         line = _ANSI.sub("", line)
         if len(self.said) < 400:
             self.said.append(line)
@@ -227,12 +227,12 @@ class Listener:
 
     @property
     def may_pass(self) -> bool:
-        """True when uv failed for what has nothing to do with the packages: the index, the way there, the disk."""
+        """True if the failure is not caused by the packages, but by the index, the network or the disk."""
         return any(cause in line for line in self.said for cause in _PASSING)
 
     @property
     def explanation(self) -> str:
-        """uv's own explanation of its failure, for a client: without addresses and paths, and cut."""
+        """uv's own explanation of its failure, for a client: cut, and without addresses and paths."""
         lines = [_cleaned(line) for line in self.said if not line.startswith(_PROGRESS)]
         text = "\n".join(line for line in lines if line)
         first = text.split("\n")[:_MAX_EXPLANATION_LINES]

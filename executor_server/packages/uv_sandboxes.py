@@ -32,18 +32,18 @@ from executor_server.packages.uv import ForeignPython, Listener, Uv, environment
 
 MIB = 2**20
 RETRY_S = 30.0
-"""Seconds after which a build that an index prevented is worth another attempt."""
+"""Seconds until the next attempt at a build that failed because of the index."""
 _MEMORY_BYTES = 2048 * MIB
 _DISK_BYTES = 1024 * MIB
 _PROCESSES = 256
 _ORPHAN_TIME_S = 60.0
 _WATCH_INTERVAL_S = 0.1
 _WATCH_PAUSES = 5  # times as long as measuring takes
-# Connections of uv at one time and in a minute: it reads pages and files of many packages at once, from two hosts. Each
-# one that is refused is tried again by uv, and costs seconds.
+# Concurrent connections of uv, and those per minute: it reads pages and files of many packages at once, from two hosts.
+# uv retries refused connections, which costs seconds.
 _MAX_CONNECTIONS = 256
 _MAX_NEW_CONNECTIONS_PER_MINUTE = 6000
-# uv's own cache has some files besides those of an environment.
+# uv's own cache has some files in addition to those of an environment.
 _VOLUME_FACTOR = 1.25
 
 _log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ class BuildSlot:
 
     maker: BuildSandboxes
     image: str  # of the build sandboxes
-    foreign: ForeignPython | None = None  # the target's Python, where it is not that of the image
+    foreign: ForeignPython | None = None  # the target's Python, if it is not that of the image
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class BuildSettings:
     build_timeout_s: float
     uv: Path | None = None  # None: the daemon's own
     max_entries: int = tree.MAX_ENTRIES
-    first_import_time_s: float = 60.0  # modules that are not imported by then have no bytecode
+    first_import_time_s: float = 60.0  # modules that are not imported within it get no bytecode
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class UvTask:
 
 
 class UvSandboxes:
-    """Makes build sandboxes for uv."""
+    """Creates build sandboxes for uv."""
 
     def __init__(self, places: Places, settings: BuildSettings, egress: Egress) -> None:
         self._places = places
@@ -112,7 +112,7 @@ class UvSandboxes:
         self._placing = asyncio.Lock()
 
     async def placed(self) -> Uv:
-        """Finds uv, and puts it where build sandboxes see it. Raises UvMissing, OSError."""
+        """Finds uv, and copies it for build sandboxes. Raises UvMissing, OSError."""
         async with self._placing:
             if self._uv is None:
                 found = await asyncio.to_thread(find_uv, self._settings.uv)
@@ -122,7 +122,7 @@ class UvSandboxes:
 
     @asynccontextmanager
     async def directory(self) -> AsyncIterator[Path]:
-        """A directory for one build sandbox to write to, which is removed at the end of the block. Raises OSError."""
+        """Creates a directory for one build sandbox to write to; removes it at the end of the block. Raises OSError."""
         work = self._places.work / secrets.token_hex(8)
         work.mkdir(mode=0o700)
         try:
@@ -134,7 +134,7 @@ class UvSandboxes:
     async def open(
         self, slot: BuildSlot, work: Path, max_environment_bytes: int, *, egress: bool
     ) -> AsyncIterator[UvSandbox]:
-        """A build sandbox that writes to `work`, and may reach the index. Raises SandboxFailure."""
+        """Opens a build sandbox that writes to `work`; with `egress`, it can reach the index. Raises SandboxFailure."""
         order = Order(
             slot.maker,
             build_spec(slot.image, egress=egress, disk_bytes=max(_DISK_BYTES, max_environment_bytes)),
@@ -159,9 +159,9 @@ class UvSandbox:
         self._timeout_s = settings.build_timeout_s
 
     async def run(self, task: UvTask, listener: Listener, on_progress: Callable[[Progress], None]) -> Python:
-        """Runs a task to its end; returns the Python that it ran beside.
+        """Runs a task to its end; returns the sandbox's Python.
 
-        Raises EnvironmentFailed with uv's explanation, ImageNotReady for what may pass, SandboxFailure.
+        Raises EnvironmentFailed with uv's explanation, ImageNotReady for temporary failures, SandboxFailure.
         """
         run = _Run(listener, on_progress)
         text = program("run_uv", _task(task, self._file_bytes))
@@ -181,7 +181,7 @@ class UvSandbox:
         return run.end(self._slot, self.running.denials)
 
     async def _watch(self) -> None:
-        """Ends with an error when more is written than an environment may have."""
+        """Raises EnvironmentFailed when more is written than an environment may have."""
         pause_s = _WATCH_INTERVAL_S
         while True:
             await asyncio.sleep(pause_s)
@@ -194,9 +194,9 @@ class UvSandbox:
 
 
 def build_spec(image: str, *, egress: bool, disk_bytes: int = _DISK_BYTES) -> SandboxSpec:
-    """Returns the spec of a build sandbox. No policy is asked, as no session's code runs there.
+    """Returns the spec of a build sandbox. No policy applies, since no session's code runs there.
 
-    `disk_bytes` bounds the largest file that can be written anywhere in it, so it is that of an environment for uv.
+    `disk_bytes` bounds the largest file that can be written anywhere in it; for uv it is an environment's limit.
     """
     return SandboxSpec(
         image=image,
@@ -238,7 +238,7 @@ def _refused(denial: EgressDenial) -> str:
 
 @dataclass
 class _Run:
-    """One run of uv, as its program reports it."""
+    """One run of uv, as reported by its program."""
 
     listener: Listener
     on_progress: Callable[[Progress], None]
@@ -263,14 +263,14 @@ class _Run:
     def end(self, slot: BuildSlot, denials: Sequence[EgressDenial]) -> Python:
         if self.unusable:
             raise EnvironmentFailed(
-                f"uv can't run in the image {slot.image!r} ({self.unusable}): its C library or processor is another "
-                "one than the daemon's; a statically linked uv can be named as uv in [environments]"
+                f"uv can't run in the image {slot.image!r} ({self.unusable}): its C library or processor differs from "
+                "the daemon's; set a statically linked uv as uv in [environments]"
             )
         python = self._python()
         if self.exit_code is None or python is None:
-            raise ImageNotReady("the program that makes environments did not report its end", RETRY_S)
+            raise ImageNotReady("the program that builds environments did not report its end", RETRY_S)
         if self.exit_code < 0:
-            why = f"uv was ended by signal {-self.exit_code}, as the kernel does where memory is short"
+            why = f"uv was killed by signal {-self.exit_code}, probably because memory was short"
             raise ImageNotReady(f"could not install the packages: {why}; try again", RETRY_S)
         forbidden = [each for each in denials if each.reason == reasons.NOT_ALLOWED]
         if self.exit_code and forbidden:

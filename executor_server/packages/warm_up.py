@@ -43,7 +43,7 @@ async def warm_up(
 ) -> Written:
     """Imports the top-level modules of these distributions (empty: of all), and writes the bytecode into `site_fd`.
 
-    Returns what was written; where the first import fails, that is less or nothing, and the log says why.
+    Returns the files written; less or none if the first import fails, which is logged.
     """
     writer = BytecodeWriter(site_fd, cache_tag)
     task = {
@@ -75,5 +75,5 @@ def _note(said: dict[str, Any], on_progress: Callable[[Progress], None]) -> None
 
 
 def cache_tag_of(python: str) -> str:
-    """Returns the tag of bytecode of a Python such as "3.12" or "3.13t"."""
+    """Returns the bytecode tag of a Python such as "3.12" or "3.13t"."""
     return "cpython-" + python.rstrip("t").replace(".", "")

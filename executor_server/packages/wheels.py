@@ -28,27 +28,27 @@ _log = structlog.get_logger(__name__)
 
 
 class Wheels:
-    """The cache. Its methods block, except where they say so."""
+    """The cache. Its methods block unless they say otherwise."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._in_use: Counter[str] = Counter()
 
     def has(self, sha256: str) -> bool:
-        """True when a file is there, which `missing` has to verify before it is used. Does not block."""
+        """True if the file exists; `missing` must verify it before use. Does not block."""
         return self._path(sha256).is_dir()
 
     def missing(self, hashes: Collection[str], walk: Walk) -> list[str]:
-        """Verifies these wheels, and removes damaged ones. Returns the hashes of those that are not there.
+        """Verifies these wheels, and removes damaged ones. Returns the hashes of the missing ones.
 
         Raises Stopped, OSError.
         """
         return [sha256 for sha256 in hashes if not self._is_whole(sha256, walk)]
 
     def add(self, wheels: Collection[Wheel], directory: Path, walk: Walk) -> None:
-        """Copies what a build sandbox downloaded, each file by its hash as its name.
+        """Copies the files that a build sandbox downloaded, each named by its hash.
 
-        Raises EnvironmentFailed when one is another file, Stopped, OSError.
+        Raises EnvironmentFailed if the content of one does not match its hash, Stopped, OSError.
         """
         for wheel in wheels:
             self._add(wheel, directory / wheel.sha256, walk)
@@ -57,7 +57,7 @@ class Wheels:
         staging = self._places.staging / f"new-{secrets.token_hex(8)}"
         staging.mkdir(mode=0o755)
         try:
-            staging.chmod(0o755)  # the umask may say less, and the user of build sandboxes has to read it
+            staging.chmod(0o755)  # despite the umask: the user of build sandboxes must read it
             with os.fdopen(os.open(downloaded, _READ), "rb") as source, (staging / wheel.file_name).open("xb") as copy:
                 digest = hashlib.sha256()
                 while chunk := source.read(_CHUNK_BYTES):
@@ -73,14 +73,14 @@ class Wheels:
             try:
                 staging.rename(self._path(wheel.sha256))
             except OSError:
-                if not self.has(wheel.sha256):  # no other build was faster
+                if not self.has(wheel.sha256):  # else another build was faster
                     raise
         finally:
             remove(staging)
 
     @contextmanager
     def in_use(self, hashes: Collection[str]) -> Iterator[None]:
-        """Keeps these wheels from being evicted as long as the block lasts. Does not block."""
+        """Protects these wheels from eviction for the duration of the block. Does not block."""
         self._in_use.update(hashes)
         try:
             yield
@@ -88,7 +88,7 @@ class Wheels:
             self._in_use -= Counter(hashes)
 
     def unused(self) -> list[tuple[float, Path]]:
-        """Returns the wheels that no build uses, each with its last use in seconds since the epoch. Raises OSError."""
+        """Returns unused wheels, each with its last use in seconds since the epoch. Raises OSError."""
         found = []
         for path in self._places.wheels.iterdir():
             with suppress(FileNotFoundError):  # a damaged one is removed in another thread
@@ -100,7 +100,7 @@ class Wheels:
         return self._in_use[path.name] > 0
 
     def take_out(self, path: Path) -> Path:
-        """Ends the use of a wheel, at once. Returns what is to be removed. Raises OSError."""
+        """Removes a wheel from the cache, atomically. Returns the directory to remove. Raises OSError."""
         removed = self._places.staging / f"old-{secrets.token_hex(8)}"
         with suppress(FileNotFoundError):
             path.rename(removed)
@@ -108,7 +108,7 @@ class Wheels:
 
     @staticmethod
     def mounted(sha256: str) -> str:
-        """Returns the directory of a wheel, as a build sandbox sees it. Does not block."""
+        """Returns the directory of a wheel inside build sandboxes. Does not block."""
         return f"{PROGRAMS_PATH}/wheels/{sha256}"
 
     def _path(self, sha256: str) -> Path:

@@ -76,7 +76,7 @@ class Creations:
         self._creations[key] = _Creation(made)
 
     def forget(self, session: Session) -> None:
-        """Forgets the request of an ended session: if it comes again, it is a new one."""
+        """Forgets the request of an ended session; the same id is a new request then."""
         key = (session.owner.tenant, session.record.request_id)
         creation = self._creations.get(key)
         if creation is not None and creation.made is session:

@@ -3,10 +3,10 @@
 Theory of operation. A message is one line of JSON (guest/egress/control_protocol.py). The daemon may send one
 descriptor with a message, which then has the field `descriptor: true`; the kernel delivers it with the first byte of
 that message or earlier, in order, so a queue matches them. Only the process takes descriptors. The daemon reads without
-room for any, and the kernel then closes what a proxy that was taken over tries to hand to it.
+room for any, so the kernel closes those that a proxy sends after it was taken over.
 
-Both ends read a bounded piece per turn of their loop. What can't be written waits in memory; `max_backlog_bytes` is
-where an end that does not read is given up.
+Both ends read a bounded piece per turn of their loop. Unwritten data waits in memory; an end that does not read is
+given up after `max_backlog_bytes`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 from executor_server.guest.egress.control_protocol import ControlError, LineReader, encode
 
 _READ_BYTES = 65_536
-# Descriptors that one read can bring: the kernel ends a read at the message that carries some.
+# Descriptors of one read: the kernel ends a read at a message with descriptors.
 _MAX_DESCRIPTORS = 4
 
 Message = dict[str, Any]
 
 
 class Link:
-    """One end. Works on asyncio's loops and on uvloop. `on_message` owns the descriptor that it is given."""
+    """One end. Works with asyncio's loops and uvloop. `on_message` owns the descriptor that it gets."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Link:
         on_message: Callable[[Message, int | None], None],
         on_end: Callable[[str], None],
     ) -> None:
-        """`on_end` is called once, with a clause that says why, when the other end is gone or broke the protocol."""
+        """`on_end` is called once, with the reason as a clause, when the other end is gone or broke the protocol."""
         sock.setblocking(False)
         self._sock = sock
         self._lines = LineReader(max_line_bytes)
@@ -58,7 +58,7 @@ class Link:
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that the other end has not taken yet."""
+        """Bytes that the other end has not read yet."""
         return self._backlog_bytes
 
     def send(self, message: Message, descriptor: int | None = None) -> None:
@@ -70,7 +70,7 @@ class Link:
     def send_line(self, line: bytes, descriptor: int | None = None) -> None:
         if not self._is_open:
             return
-        # Copied, since the caller may close its own before this one is sent, and its number be used again.
+        # Copied, since the caller may close its own before this is sent, and the number may be reused.
         self._unsent.append((memoryview(line), os.dup(descriptor) if descriptor is not None else None))
         self._backlog_bytes += len(line)
         if self._backlog_bytes > self._max_backlog_bytes:
@@ -79,7 +79,7 @@ class Link:
             self._write()
 
     def read_arrived(self) -> None:
-        """Delivers what has arrived by now; the loop would do so in its next turns. Not to be called by a handler."""
+        """Delivers the messages that have arrived, without waiting for the loop. A handler must not call it."""
         while self._is_open and self._read():
             pass
 
@@ -103,7 +103,7 @@ class Link:
             self._on_end(why)
 
     def _read(self) -> bool:
-        """Reads a piece and delivers its messages. Returns False when nothing was there, or nothing will come."""
+        """Reads a piece and delivers its messages. Returns False if there was none, or the link has ended."""
         try:
             data = self._receive()
         except (BlockingIOError, InterruptedError):

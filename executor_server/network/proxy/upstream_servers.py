@@ -1,4 +1,4 @@
-"""The server's side of a terminated connection: one TLS connection at a time, verified, replaced when it has ended."""
+"""The server's side of a terminated connection: one verified TLS connection at a time, replaced after its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HANDSHAKE_S = 15.0
 
 
 class Server:
-    """A connection to the server, and the machine that speaks HTTP on it."""
+    """A connection to the server, and its HTTP machine."""
 
     def __init__(self, stream: TlsStream) -> None:
         self.stream = stream
@@ -26,7 +26,7 @@ class Server:
         self.was_used = False  # it has answered a request before
 
     def is_reusable(self) -> bool:
-        """Bytes that come between two responses belong to none: such a connection is not believed any more."""
+        """False if bytes arrived between two responses: such a connection is untrusted."""
         done = self.machine.our_state is h11.DONE and self.machine.their_state is h11.DONE
         return done and not self.machine.trailing_data[0] and self.stream.is_idle()
 
@@ -54,7 +54,7 @@ class Servers:
             try:
                 return await self._handshake(Endpoint(self._tunnel.upstream))
             except Refusal as refusal:
-                # Dialled when the tunnel was made: a server does not wait for ever for a client that thinks.
+                # It was dialled with the tunnel, and the server may not have waited for the client's first request.
                 if refusal.reason != reasons.UNREACHED:
                     raise
         dialled = await self._tunnel.dial()
@@ -66,7 +66,7 @@ class Servers:
         return await self._handshake(endpoint)
 
     def close(self) -> None:
-        """Closes the connection, without a word: a response that was cut off must not look complete."""
+        """Closes the connection without a TLS close: a response that was cut off must not look complete."""
         if self._current is not None:
             self._current.stream.endpoint.close()
             self._current = None

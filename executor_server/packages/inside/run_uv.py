@@ -1,8 +1,8 @@
-"""Runs uv in a build sandbox, with nothing of the sandbox's environment, and passes on what it says, line by line.
+"""Runs uv in a build sandbox, without the sandbox's environment variables, and passes on its output line by line.
 
-It downloads files, too, and reports that as uv does: uv keeps no wheels.
+It also downloads files, since uv keeps no wheels, and reports that as uv does.
 
-Lines to the daemon: {"python": ...} first, then {"line": ...} for each of uv's or {"downloaded": n} for files, and
+Lines to the daemon: {"python": ...} first, then {"line": ...} for each line of uv or {"downloaded": n} for files, and
 {"exit": n} or {"unusable": why}.
 """
 
@@ -36,12 +36,11 @@ _SILENCE_S = 30
 def main(task: dict[str, Any]) -> None:
     """Runs the command. `task`: command, environment, directory, input, output (a path or None), files, file_bytes.
 
-    `files` are pairs of an address and a name; where there are some, they are downloaded, and no command runs. In the
-    command and in the values of the environment, "{python}" stands for the interpreter.
+    `files` are pairs of an address and a name; if there are any, they are downloaded, and no command runs. In the
+    command, "{python}" stands for the interpreter.
     """
-    say(python=describe())
-    # A file that an archive pretends to be small stops here, and uv says so; SIGXFSZ would end it without a word.
-    # The sandbox may have a lower limit already, which can't be raised.
+    # Stops a file that is larger than its archive claims. uv reports the error: SIGXFSZ stays ignored as in Python
+    # (`restore_signals`). The sandbox may have a lower limit already, which cannot be raised.
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     file_bytes = task["file_bytes"] if most == resource.RLIM_INFINITY else min(task["file_bytes"], most)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
@@ -72,7 +71,7 @@ def main(task: dict[str, Any]) -> None:
     try:
         child.stdin.write(task["input"].encode())
         child.stdin.close()
-    except BrokenPipeError:  # it ended before it read anything, and says why
+    except BrokenPipeError:  # it ended before it read its input, and reports the reason
         pass
     for count, line in enumerate(iter(lambda: stderr.readline(_MAX_LINE_BYTES), b"")):
         if count < _MAX_LINES:
@@ -81,7 +80,7 @@ def main(task: dict[str, Any]) -> None:
 
 
 def download(files: list[list[str]], directory: str, environment: dict[str, str]) -> int:
-    """Downloads the files; returns 0, or 1 when one of them can't be had."""
+    """Downloads the files; returns 0, or 1 if one of them fails."""
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({name: environment[name + "_proxy"] for name in ("http", "https")}),
         urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=environment["SSL_CERT_FILE"])),
@@ -119,7 +118,7 @@ def download(files: list[list[str]], directory: str, environment: dict[str, str]
 
 
 def describe() -> dict[str, str]:
-    """Describes the interpreter, as far as wheels depend on it."""
+    """Describes the properties of the interpreter on which wheels depend."""
     kind, version = platform.libc_ver()
     libc = f"manylinux_{version.replace('.', '_')}" if kind == "glibc" else "musllinux"
     threading = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""

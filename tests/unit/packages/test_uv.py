@@ -28,7 +28,7 @@ def test_the_daemons_own_uv_is_found_and_answers() -> None:
 
 
 def test_a_configured_program_that_is_no_uv_is_refused_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(UvMissing, match="/bin/true cannot be used: it does not answer as uv does"):
+    with pytest.raises(UvMissing, match="/bin/true cannot be used: it does not answer like uv"):
         find_uv(Path("/bin/true"))
     with pytest.raises(UvMissing, match="absent"):
         find_uv(tmp_path / "absent")

@@ -24,7 +24,7 @@ def ended(exit_code: int, line: str) -> _Run:
 
 @pytest.mark.parametrize("number", [6, 9, 15])
 def test_a_signal_is_not_the_packages_fault(number: int) -> None:
-    with pytest.raises(ImageNotReady, match=f"ended by signal {number}"):
+    with pytest.raises(ImageNotReady, match=f"killed by signal {number}"):
         ended(-number, "").end(SLOT, [])
 
 

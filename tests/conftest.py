@@ -59,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what runs in its background with this one ignored, and that would go on to all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_at_start] = snapshot(host=True)
-    config.option.tx = [WORKER] * len(config.option.tx or ())
+    if workers := getattr(config.option, "tx", None):
+        config.option.tx = [WORKER] * len(workers)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -24,7 +24,6 @@ from tests.support.daemon import Daemon
 from tests.support.engine import OwnEngine, engine_client, own_engine
 from tests.support.fork_server import server
 from tests.support.polling import eventually
-from tests.support.rounds import rounds
 from tests.support.tuned_daemon import tuned
 
 IMAGE = "remote-executor/base"
@@ -322,16 +321,6 @@ def test_a_daemon_that_comes_back_before_its_engine_says_so_and_later_finds_its_
         assert session.execute("x").output == 42
         session.close()
     assert eventually(lambda: nothing_is_left(engine, daemon))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Over time
-
-
-CYCLES = rounds(50, 20)
-GROWTH_BYTES = 12 * 2**20
-# Connections to the Engine and threads for them are kept, as many as have been needed at once (CONCURRENCY of docker/check.py).
-KEPT_AT_MOST = 8
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

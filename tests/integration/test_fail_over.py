@@ -6,12 +6,11 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 
-from executor_client import ExecutorClient, ResourceExhaustedError, SessionState, UnavailableError, Wait, WaitKind
+from executor_client import ExecutorClient, ResourceExhaustedError, SessionState, UnavailableError
 from tests.chaos.proxy import CuttingProxy
 from tests.support.audit import records
 from tests.support.backends import DOCKER_IMAGE, require
@@ -214,11 +213,6 @@ def test_who_finds_the_account_full_goes_to_the_next_unless_it_wants_no_other(re
             client.create_session(backend="e2b")
         assert refused.value.reason == "BACKEND_FULL"
         assert refused.value.retry_after_s
-
-
-def noted(wait: Wait, waits: Event) -> None:
-    if wait.kind is WaitKind.ROOM:
-        waits.set()
 
 
 def test_a_cloud_that_is_away_costs_no_session_and_is_used_again(rented: Daemon, double: ThreadedDouble) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,11 +51,7 @@ def processes(name):
             found.append(each.name)
     return sorted(found)
 """
-# A loop in C: Python sees an interrupt when it is over, in some hours.
-DEAF = "sum(range(10**13))"
 LIMITS = {"wall_time_s": 30.0, "operations": 10**12}
-EXAMPLE_TIMEOUT_S = 120.0
-ROOT = Path(__file__).resolve().parents[2]
 # Seconds of an execution that is to hit its limit: the prelude has as much time as the session's other executions.
 SHORT_S = 1.0
 

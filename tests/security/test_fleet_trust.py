@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,6 @@ class Caller:
             ("grpc.use_local_subchannel_pool", 1),
         ]
         return grpc.secure_channel(machines.nodes[node].link_address, credentials, options)
-
-
-def the_front(machines: Fleet) -> Caller:
-    return Caller(machines.directory / "ca" / "front", machines.directory / "ca")
 
 
 def status_of(call: Callable[[], Any]) -> grpc.StatusCode:
@@ -130,58 +125,8 @@ def test_only_the_front_of_the_fleet_can_call_a_node_there(machines: Fleet, tmp_
     assert machines.states()["n1"] == "SERVING"
 
 
-def test_another_front_can_not_take_a_node_whose_lease_holds(machines: Fleet) -> None:
-    with the_front(machines).channel(machines, "n1") as channel:
-        assert status_of(lambda: link(channel)) is grpc.StatusCode.FAILED_PRECONDITION
-    assert machines.states() == {"n1": "SERVING", "n2": "SERVING"}
-
-
-def test_a_call_of_a_start_of_the_front_that_the_node_does_not_obey_is_refused(machines: Fleet) -> None:
-    with the_front(machines).channel(machines, "n1") as channel:
-        for front in ("", "0" * 32):
-            shown = (PRINCIPAL_KEY, principal(front=front))
-            assert status_of(partial(sessions_seen, channel, shown)) is grpc.StatusCode.UNAUTHENTICATED
-
-
-def obeyed_front(machines: Fleet, node: str) -> str:
-    record = json.loads((machines.nodes[node].state_dir / "node" / "record.json").read_text())
-    return str(record["front_instance"])
-
-
 def principal(**fields: object) -> bytes:
     return json.dumps({**ADMIN, **fields}).encode()
-
-
-PRINCIPALS: dict[str, list[bytes]] = {
-    "none": [],
-    "two": [principal(), principal(tenant="other")],
-    "no JSON": [b"\xff\xfe"],
-    "an array": [b"[]"],
-    "one key more": [principal(more=1)],
-    "one key less": [json.dumps({"tenant": "local", "name": "x"}).encode()],
-    "a number for a truth": [principal(is_admin=1)],
-    "a word for a truth": [principal(is_admin="false")],
-    "a tenant that can not be": [principal(tenant="../local")],
-    "no tenant": [principal(tenant="")],
-    "a tenant that is a number": [principal(tenant=1)],
-    "a name that steers the terminal": [principal(name="\x1b[2J")],
-    "a long name": [principal(name="x" * 100_000)],
-    "a deep value": [b"[" * 5000 + b"]" * 5000],
-}
-
-
-@pytest.mark.parametrize("shown", PRINCIPALS.values(), ids=PRINCIPALS)
-def test_a_front_must_say_for_whom_it_calls(machines: Fleet, shown: list[bytes]) -> None:
-    front = obeyed_front(machines, "n1")
-    good, named = (PRINCIPAL_KEY, principal(front=front)), f'"front": "{front}"'.encode()
-    shown = [each.replace(b'"front": ""', named) for each in shown]
-    with the_front(machines).channel(machines, "n1") as channel:
-        assert status_of(lambda: sessions_seen(channel, *((PRINCIPAL_KEY, each) for each in shown))) in {
-            grpc.StatusCode.UNAUTHENTICATED,
-            grpc.StatusCode.INVALID_ARGUMENT,
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-        }
-        assert status_of(lambda: sessions_seen(channel, good)) is grpc.StatusCode.OK
 
 
 def test_a_client_that_names_a_principal_is_who_its_token_says(machines: Fleet) -> None:

@@ -24,26 +24,6 @@ NODES = 2
 COMMAND_TIMEOUT_S = 230.0
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: tools/setup.sh ray")
 
-# Ends an actor as a crash would, and waits for the one that Ray starts in its place.
-KILL_ACTOR = """
-import sys, time, json
-import ray
-ray.init(sys.argv[1], namespace="remote-executor", log_to_driver=False, logging_level="ERROR")
-actor = ray.get_actor(sys.argv[2])
-before = ray.get(actor.status.remote())
-ray.kill(actor, no_restart=False)
-until = time.monotonic() + 60
-while time.monotonic() < until:
-    try:
-        after = ray.get(actor.status.remote())
-        if after["adopted"]:  # by the one before, it was started
-            break
-    except ray.exceptions.RayActorError:
-        pass
-    time.sleep(0.1)
-print(json.dumps([before["pid"], after["pid"], after["adopted"]]))
-"""
-
 
 @dataclass(frozen=True)
 class Fleet:
@@ -63,10 +43,6 @@ class Fleet:
         cluster = read_cluster(self.files.cluster)
         assert cluster is not None
         return cluster
-
-    def daemon_pid(self, node: str) -> int:
-        identity = self.files.node(node).daemon.identity()
-        return identity.pid if identity is not None else 0
 
     def client(self) -> ExecutorClient:
         state_dir = self.files.front.daemon.state_dir

@@ -314,15 +314,6 @@ class Machine:
                 await self.ask("close", file=file)
         return opened
 
-    def subscribe(self, pid: int) -> Subscriber:
-        """Returns the command. Raises MachineError when it does not exist, or not any more."""
-        command = self._commands.get(pid)
-        if command is None or command.has_ended:
-            raise MachineError("not_found", f"process with pid {pid} not found")
-        subscriber = Subscriber()
-        command.subscribers.append(subscriber)
-        return subscriber
-
     def unsubscribe(self, pid: int, subscriber: Subscriber) -> None:
         subscriber.is_gone.set()
         command = self._commands.get(pid)

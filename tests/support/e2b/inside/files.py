@@ -9,7 +9,6 @@ import pwd
 from typing import Any
 
 FILE_PIECE_BYTES = 256 * 1024
-ENTRIES_MAX = 10_000
 
 
 class Refused(Exception):

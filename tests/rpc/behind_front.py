@@ -248,7 +248,7 @@ class FrontedServer(RpcServer):
             return current_policy().quotas_of(tenant)
 
         members = Members(store, TIMING, lease_clock(), time.time())
-        usage, news, placement = FleetUsage(quotas_of), FleetNews(None, None), Placement(members)
+        usage, news, placement = FleetUsage(quotas_of), FleetNews(None, None, int), Placement(members)
         creations = Reservations(members, quotas_of)
         dialers = Dialers(front_folder)
         self._fleet = FrontFleet(

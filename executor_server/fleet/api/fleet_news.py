@@ -11,12 +11,13 @@ from executor_server.telemetry import Metrics
 
 
 class FleetNews:
-    """None stands for what is switched off. `parked` returns the number of waiting requests."""
+    """Notifies the audit log and the metrics, as far as they are switched on."""
 
-    def __init__(self, trail: FleetTrail | None, metrics: Metrics | None) -> None:
+    def __init__(self, trail: FleetTrail | None, metrics: Metrics | None, parked: Callable[[], int]) -> None:
+        """`parked` returns the number of waiting requests."""
         self._trail = trail
         self._metrics = metrics.fleet if metrics is not None else None
-        self.parked: Callable[[], int] = int
+        self._parked = parked
 
     def node_linked(self, node: str, address: str, epoch: int) -> None:
         if self._trail is not None:
@@ -38,7 +39,7 @@ class FleetNews:
 
     def fleet_seen(self, states: Sequence[str]) -> None:
         if self._metrics is not None:
-            self._metrics.fleet_seen(states, self.parked())
+            self._metrics.fleet_seen(states, self._parked())
 
     def session_placed(self, principal: Principal, request_id: str, session_id: str, node: str, took_s: float) -> None:
         if self._trail is not None:

@@ -147,7 +147,8 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     knowledge = _knowledge(config, stack, own_state, control)
     fleet_control = FleetControl(policies, control.state_key, knowledge.placement.set_fingerprint)
     control.listeners.on_change(fleet_control.follow)
-    news = FleetNews(watchers.fleet, watchers.metrics)
+    choice = NodeChoice(knowledge.members, knowledge.placement, config.fleet.park_s)
+    news = FleetNews(watchers.fleet, watchers.metrics, lambda: choice.parked)
     fleet = FrontFleet(
         knowledge.members,
         FleetUsage(knowledge.quotas_of),
@@ -159,8 +160,6 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     )
     refuse_again = partial(_refuse_again, fleet, read_again or (lambda: config))
     refuse_again()
-    choice = NodeChoice(knowledge.members, knowledge.placement, config.fleet.park_s)
-    news.parked = lambda: choice.parked
     admission = Admission(control.quotas, FairSemaphore(1), watchers.log)
     creations = SessionCreator(lambda: policies.current, fleet, knowledge.reservations, choice, admission, news)
     names = SessionNames(fleet)

@@ -1,7 +1,7 @@
-"""Starts a guest: `boot` with the arguments CONFIG READY_FD, CONFIG a JSON object (see `read_config`).
+"""Starts a guest: `boot` with the arguments CONFIG READY_FD, where CONFIG is a JSON object (see `read_config`).
 
-The order matters. It becomes the unprivileged user first, before any other code can run with more rights; then
-undumpable, as a change of the user would reset that flag; then it ignores signals; then it serves.
+The order matters. The guest first becomes the unprivileged user, before any other code can run with more rights; then
+undumpable, because a change of the user would reset that flag; then it ignores signals; then it serves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GIT_IDENTITY = "[user]\n\tname = sandbox\n\temail = sandbox@localhost\n"
 
 
 def boot() -> None:
-    """Reports on READY_FD, unless that is -1, that the guest's modules are loaded, then runs the supervisor."""
+    """Reports on READY_FD that the guest's modules are loaded, unless that is -1, then runs the supervisor."""
     ready_fd = int(sys.argv.pop())
     if ready_fd >= 0:
         os.write(ready_fd, b"1")
@@ -32,7 +32,7 @@ def boot() -> None:
 
 
 def main() -> None:
-    """Runs the supervisor, and ends with it."""
+    """Runs the supervisor, and exits with it."""
     if os.getpid() != 1:
         # The supervisor kills all processes but itself: in another namespace these would be those of the host.
         raise SystemExit("the guest only runs as the first process of a pid namespace")
@@ -43,9 +43,9 @@ def main() -> None:
 
 
 def serve(values: dict[str, Any], on_serving: Callable[[], None] = lambda: None) -> None:
-    """Runs the supervisor in a process that has given up what it must, and is undumpable; exits with its code.
+    """Runs the supervisor in an unprivileged, undumpable process, and exits with its code.
 
-    `on_serving` is called when all of the supervisor is there, before it forks.
+    `on_serving` is called once the supervisor is complete, before it forks.
     """
     _ignore_signals()
     os.umask(0o022)
@@ -58,7 +58,7 @@ def serve(values: dict[str, Any], on_serving: Callable[[], None] = lambda: None)
 
 
 def _write_git_identity() -> None:
-    """Gives git an author, in a file that `git config --global` changes, and a repository's own settings override."""
+    """Configures an author for git, in the file that `git config --global` changes; repositories can override it."""
     directory = os.path.join(os.environ.get("XDG_CONFIG_HOME", "/tmp/.config"), "git")
     try:
         os.makedirs(directory, exist_ok=True)
@@ -86,7 +86,7 @@ def read_config(values: dict[str, Any]) -> Config:
 
 
 def _cpu_counter(values: dict[str, Any]) -> Optional[int]:
-    """Returns the inherited descriptor of the control group's CPU time, where there is one."""
+    """Returns the inherited descriptor of the control group's CPU time, if there is one."""
     if "cpu_fd" not in values:
         return None
     os.set_inheritable(values["cpu_fd"], False)
@@ -94,7 +94,7 @@ def _cpu_counter(values: dict[str, Any]) -> Optional[int]:
 
 
 def _egress_listener(values: dict[str, Any]) -> Optional[int]:
-    """Makes the egress proxy's listener, where the sandbox is to have one; no other process has been started yet."""
+    """Makes the egress proxy's listener, if the sandbox may have a network, before any other process starts."""
     if not values.get("egress"):
         return None
     from .wire.egress_listener import make_listener
@@ -103,11 +103,11 @@ def _egress_listener(values: dict[str, Any]) -> Optional[int]:
 
 
 def _listener(values: dict[str, Any]) -> socket.socket:
-    """Returns the socket that the daemon connects to: inherited, or made at a path that the daemon sees."""
+    """Returns the socket for the daemon's connections: inherited, or made at a path that the daemon sees."""
     if "listen_fd" in values:
         os.set_inheritable(values["listen_fd"], False)
         return socket.socket(fileno=values["listen_fd"])
-    # Under another name first: the daemon connects as soon as it sees this one, and must find it listening.
+    # Under another name first: the daemon connects as soon as this name exists, and the socket must listen by then.
     path = values["listen_path"]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path + ".new")
@@ -127,13 +127,13 @@ def _drop_to(ids: Any) -> None:
 
 
 def _make_undumpable() -> None:
-    """Keeps processes of the same user from tracing this one and from reading its memory and its descriptors."""
+    """Prevents processes of the same user from tracing this one, and from reading its memory and descriptors."""
     if libc.function("prctl")(libc.PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError("prctl(PR_SET_DUMPABLE) failed")
 
 
 def _ignore_signals() -> None:
-    """Ignores signals. The kernel gives pid 1 none from inside that it does not handle; SIGKILL from outside works."""
+    """Ignores signals. From inside, pid 1 gets only signals that it handles; SIGKILL from outside works."""
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN)
@@ -149,8 +149,8 @@ def _load() -> None:
     from .checks import checker_process
     from .interpreter import interpreter  # noqa: F401
 
-    checker_process.prepare()  # here, so that what it makes is shared
-    gc.freeze()  # the collector would write to objects, and so end the sharing of their pages with the children
+    checker_process.prepare()  # here, so that children share what it makes
+    gc.freeze()  # the collector would write to objects, and so unshare their pages
 
 
 def _interpreter(sock: socket.socket, config: Config, preload: list[str]) -> None:
@@ -163,7 +163,7 @@ def _interpreter(sock: socket.socket, config: Config, preload: list[str]) -> Non
 
 
 def interpret() -> None:
-    """Runs the interpreter in a process that was executed for it; see interpreter/session_variables.py."""
+    """Runs the interpreter in a newly executed process; see interpreter/session_variables.py."""
     from .interpreter import interpreter, session_variables
 
     sock, values = session_variables.executed()

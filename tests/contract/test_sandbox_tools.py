@@ -355,12 +355,10 @@ async def test_a_tool_that_ends_each_new_interpreter_is_dropped(harness: Harness
     await harness.run(session, "import os\nos._exit(0)")
     run = await harness.run(session, "40 + 2")
     assert (run.output, run.ended.generation) == (42, 3)
-    assert (
-        run.stderr == "the interpreter died or hung when tools were made again in it; none of them is there any more\n"
-    )
+    assert run.stderr == "the interpreter died or hung while its tools were made again; they are no longer available\n"
     gone = await harness.run(session, "good()")
     assert (
-        gone.message == "the tool good is not available: the interpreter died or hung when tools were made again in it"
+        gone.message == "the tool good is not available: the interpreter died or hung while its tools were made again"
     )
     await register(session, good=source(GOOD))
     assert (await harness.run(session, "good()")).output == ("good",)
@@ -377,7 +375,7 @@ async def test_tools_that_the_policy_does_not_allow_any_more_are_removed(harness
     await register(session, "asked", good=source(GOOD), web_a=source(GOOD), web_b=caller)
     await harness.run(session, "mine = 1\nweb_a = 'mine'")
     await harness.change_policy(session, 'tools.allowed = ["asked", "web_*"]')
-    gone = "the tool good is not available: the policy does not allow it in the sandbox any more"
+    gone = "the tool good is not available: the policy no longer allows it in the sandbox"
     assert (await harness.run(session, "good()")).message == gone
     assert (await harness.run(session, "web_b()")).message == gone
     assert (await run_answered(harness, session, "web_a, mine, asked()", {"asked": 2})).output == ("mine", 1, 2)

@@ -1,6 +1,6 @@
 """The guest's configuration, and the programs of its children.
 
-Values only: main.py makes them from the command line, and every part of the supervisor may read them.
+Values only: main.py makes them from the command line, and all parts of the supervisor read them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CHECKER_MEMORY_BYTES = 1024 * 1024 * 1024
 
 
 class Config:
-    """The configuration that the guest gets at its start. It holds the channel's token only as a hash."""
+    """The configuration that the guest gets at its start. Of the channel's token it has only the hash."""
 
     __slots__ = (
         "cpu_counter",
@@ -56,9 +56,9 @@ class Config:
         self.preload = preload  # modules that an interpreter imports before it is used
         self.cpu_counter = cpu_counter  # an open file of the sandbox's control group, if it has one
         self.egress_listener = egress_listener  # the descriptor of the egress proxy's listener, if it has one
-        self.has_environment = has_environment  # one is at ENVIRONMENT_PATH
-        self.variables: dict[str, str] = {}  # the session's environment variables, once it has brought them
-        self.mark = mark  # random: the checker leaves it in code objects for the interpreter to replace
+        self.has_environment = has_environment  # packages are at ENVIRONMENT_PATH
+        self.variables: dict[str, str] = {}  # the session's environment variables, once it has sent them
+        self.mark = mark  # random; the checker puts it into code objects, where the interpreter replaces it
 
     @property
     def checker_memory_bytes(self) -> int:
@@ -66,7 +66,7 @@ class Config:
 
 
 class Programs:
-    """The children's programs, each given its end of the link. `load` imports their modules into the supervisor."""
+    """The children's programs, which get their end of the link. `load` imports their modules into the supervisor."""
 
     __slots__ = ("checker", "interpreter", "load")
 

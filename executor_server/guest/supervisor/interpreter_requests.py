@@ -1,12 +1,12 @@
 """Requests to the interpreter between two programs: variables, tools, and the state of the session.
 
 One request at a time. If the interpreter dies or hangs over it, the request is refused and the supervisor replaces the
-interpreter. Tools that run in the interpreter are made again in the next one, after the prelude; tools that ended one
-interpreter are not tried in another, which they would end, too.
+interpreter. Shipped tools are made again in the next interpreter, after the prelude. Tools that killed one interpreter
+are not tried in another: they would kill it, too.
 
-The interpreter's answers may be agent code's. Each is accepted only for the current request, and is read and checked
-whole before anything is done: a wrong one must kill the interpreter while the request is still known, so that its
-caller gets a refusal and not silence.
+The interpreter's answers may come from agent code. Each is accepted only for the current request, and is read and
+checked whole before anything is done. A wrong answer must kill the interpreter while the request is still known, so
+that its caller gets a refusal and not silence.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ _MAX_NAMES_BYTES = VARIABLES_NAMED_MAX * (12 * MAX_NAME_CHARS + 3) + 2
 
 
 class _Request:
-    """A request in progress. `tools` are being made; with `again` for a new interpreter, and no caller waits."""
+    """A request in progress. `tools` are being made. `again`: for a new interpreter, and no caller waits."""
 
     def __init__(self, kind: type[Message], op: int, tools: Optional[ToolSet] = None, *, again: bool = False) -> None:
         self.kind, self.op = kind, op
         self.tools, self.again = tools, again
         self.time_s = REQUEST_TIME_S
         self.deadline = time.monotonic() + self.time_s
-        self.on_answer: Optional[OnAnswer] = None  # gets the answer, in place of all else
+        self.on_answer: Optional[OnAnswer] = None  # gets the answer, if the supervisor itself asked
         self.gathered: list[tuple[str, Union[bytes, int], int]] = []
         self.digest = ""  # digest of the state to restore
 
@@ -101,7 +101,7 @@ class Requests:
         self._results = results
         self._current: Optional[_Request] = None
         self._tools = ToolSet()
-        self._why_no_tools = ""  # the reason when shipped tools are not made again: an interpreter ended over them
+        self._why_no_tools = ""  # why shipped tools are not made again: they killed an interpreter
         self.tools_due = False  # tools have to be made in a new interpreter
         # Digest of the restored state, and the answer to its request.
         self._restored: Optional[tuple[str, bytes]] = None
@@ -116,7 +116,7 @@ class Requests:
         return float("inf") if self._current is None else self._current.deadline
 
     def postpone(self) -> None:
-        """Starts the time again while the request waits for the daemon, not for the interpreter."""
+        """Restarts the time limit while the request waits for the daemon, not for the interpreter."""
         if self._current is not None:
             self._current.deadline = time.monotonic() + self._current.time_s
 
@@ -127,7 +127,7 @@ class Requests:
         self._tools.close()
 
     def claim_blobs(self, request: Message, body: bytes) -> None:
-        """Keeps blobs that a waiting job names from expiring. Raises FrameError."""
+        """Keeps the blobs of a waiting job from expiring. Raises FrameError."""
         brought: list[Optional[str]] = []
         if isinstance(request, SetVariables):
             brought = [variable.blob for variable in _listed_variables(request, body)]
@@ -140,7 +140,7 @@ class Requests:
                 self._transfers.claim_blob(blob_id)
 
     def begin(self, request: Message, body: bytes) -> None:
-        """Begins a request of the daemon; some are done at once."""
+        """Begins a request of the daemon. Some are done at once."""
         if isinstance(request, SetVariables):
             self._set_variables(request, body)
         elif isinstance(request, RegisterTools):
@@ -163,7 +163,7 @@ class Requests:
     ) -> None:
         """Sends the interpreter a message; takes over the descriptors.
 
-        `on_answer` gets its answer; one that is not ok when the interpreter has died or hung. It may raise FrameError.
+        `on_answer` gets its answer, which is not ok if the interpreter died or hung. It may raise FrameError.
         """
         self._current = _Request(TakeSavepoint, 0)
         self._current.on_answer, self._current.time_s = on_answer, time_s
@@ -180,7 +180,7 @@ class Requests:
                 fd = self._transfers.take_blob(variable.blob)
                 if fd is None:
                     self._child_processes.post(ForgetVariables())
-                    why = f"the bytes of variable {variable.name} are not there"
+                    why = f"the bytes of variable {variable.name} did not arrive"
                     self._channel.fail(request.op, "blob_not_found", why)
                     return
                 self._child_processes.post(message, memfd=fd)
@@ -194,7 +194,7 @@ class Requests:
     def on_variable(self, variable: Variable, packet: link.Packet) -> None:
         """Keeps a variable of the interpreter's answer. Raises FrameError."""
         request = self._current
-        # The interpreter has the same limit, and refuses by itself; one that does not is under agent code's control.
+        # The interpreter refuses more by itself; one that does not is under the control of agent code.
         if request is None or request.kind is not GetVariables or len(request.gathered) >= VARIABLES_MAX:
             raise FrameError("a variable that was not asked for, or one too many")
         if sum(size for _, _, size in request.gathered) + packet.size > VARIABLES_BYTES_MAX:
@@ -205,7 +205,7 @@ class Requests:
     def _send_variables(self, request: _Request, missing: list[str]) -> None:
         if sum(len(name) for name, _, _ in request.gathered) > _MAX_NAMES_CHARS:
             request.close()
-            self._channel.fail(request.op, "value_refused", "too many variables to be got at once; name fewer")
+            self._channel.fail(request.op, "value_refused", "too many variables for one request; name fewer")
             return
         listed: list[GotVariable] = []
         inline: list[bytes] = []
@@ -224,19 +224,19 @@ class Requests:
     # -- the state of the session ----------------------------------------------------------------------------------
 
     def _restore_state(self, request: RestoreState) -> None:
-        """Restores a state. Without a blob, answers whether this one was restored; fails if none may be any more."""
+        """Restores a state. Without a blob, answers whether this one was restored, or fails if none can be."""
         op = request.op
         if self._restored is not None and self._restored[0] == request.digest:
             self._channel.done(op, self._restored[1], restored=True)
         elif self._restored is not None or self._runner.has_run:
-            why = "another state has been restored in it" if self._restored else "code has been executed in it"
-            self._channel.fail(op, "session_used", f"a state is restored in a session that is new, and {why}")
+            why = "this one has restored another" if self._restored else "this one has executed code"
+            self._channel.fail(op, "session_used", f"only a new session can restore a state, and {why}")
         elif request.blob is None:
             self._channel.done(op, restored=False)
         else:
             fd = self._transfers.take_blob(request.blob)
             if fd is None:
-                self._channel.fail(op, "blob_not_found", "the bytes of the state are not there")
+                self._channel.fail(op, "blob_not_found", "the bytes of the state did not arrive")
                 return
             self._current = _Request(RestoreState, op)
             self._current.digest = request.digest
@@ -249,7 +249,7 @@ class Requests:
             raise FrameError("a state that was not asked for, or one too many")
         memfd = packet.take_memfd()
         if memfd is None:
-            raise FrameError("a state that is no memory file")
+            raise FrameError("a state without a memory file")
         request.gathered.append(("", memfd, packet.size))
 
     def _end_state(self, request: _Request, body: bytes) -> None:
@@ -258,7 +258,7 @@ class Requests:
             self._channel.done(request.op, body, restored=True)
             return
         if not request.gathered:
-            raise FrameError("a manifest of a state that did not come")
+            raise FrameError("a manifest without its state")
         ((_, data, size),) = request.gathered
         self._channel.send_blob(data, size, op=request.op)
         self._channel.done(request.op, body)
@@ -266,8 +266,8 @@ class Requests:
     # -- tools ---------------------------------------------------------------------------------------------------
 
     def post_tools(self) -> None:
-        """Gives a new interpreter the tools that need not be made in it."""
-        why_not = self._why_no_tools or "it is to be made again in this interpreter, and is not yet"
+        """Gives a new interpreter the tools that it need not make."""
+        why_not = self._why_no_tools or "it has not been made again in this interpreter yet"
         self._tools.post_called(self._child_processes.post, why_not)
 
     def make_tools_again(self) -> None:
@@ -276,17 +276,17 @@ class Requests:
         self._tools.post_all(self._child_processes.post, again=True)
 
     def forbid_tools(self, patterns: list[str]) -> None:
-        """Drops the shipped tools that no pattern names."""
-        why_not = "the policy does not allow it in the sandbox any more"
+        """Drops the shipped tools that no pattern matches."""
+        why_not = "the policy no longer allows it in the sandbox"
         names = self._tools.forbid(patterns, why_not)
         if names and self._child_processes.started:
             self._child_processes.post(DropTools(why_not=why_not), dumps(names))
 
     def give_up_tools(self) -> None:
-        """Stops making shipped tools again: that has ended an interpreter, and would end the next one, too."""
+        """Stops making shipped tools again: they killed an interpreter, and would kill the next one, too."""
         if self._tools.has_shipped:
-            self._why_no_tools = "the interpreter died or hung when tools were made again in it"
-            self._results.notify(f"{self._why_no_tools}; none of them is there any more\n")
+            self._why_no_tools = "the interpreter died or hung while its tools were made again"
+            self._results.notify(f"{self._why_no_tools}; they are no longer available\n")
             self.tools_due = False
             self.post_tools()
 
@@ -326,7 +326,7 @@ class Requests:
     def on_answer(self, answer: Answered, body: bytes) -> None:
         """Ends the current request with the interpreter's answer. Raises FrameError."""
         if self._current is None:
-            raise FrameError("the end of a request that was not made")
+            raise FrameError("an answer without a request")
         request, ok, message = self._current, answer.ok, answer.message
         if request.on_answer is not None:
             self._current = None  # first, since it may ask for more
@@ -369,7 +369,7 @@ class Requests:
             self._channel.fail(request.op, "modules_missing" if missing else "tool_refused", message, modules)
 
     def on_interpreter_replaced(self) -> None:
-        """Refuses the current request: its interpreter is dead, and another one has been started."""
+        """Refuses the current request: its interpreter is dead, and another one was started."""
         self.refuse_current()
         self.tools_due = self._tools.has_shipped and not self._why_no_tools
 

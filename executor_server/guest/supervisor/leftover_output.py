@@ -1,11 +1,11 @@
-"""Output of processes that outlive their run: read while a process may write it, kept, and shown with later runs.
+"""Output of processes that outlive their run: it is read, kept, and shown with later runs.
 
-A run's pipes come here when the run has ended and another process still holds them: a server that the program started
-can go on printing, and is not killed by a SIGPIPE. Each run has pipes of its own, so this output is never taken for
-that of the current run. It is shown, marked, when the next run starts and when it ends.
+A run's pipes come here when the run has ended and another process still has them open. So a server that the program
+started can continue to print, and is not killed by SIGPIPE. Each run has its own pipes, so this output is never taken
+for output of the current run. It is shown between marker lines when the next run starts and when that run ends.
 
-Everything has a bound. Head and tail of each stream are kept. A process that prints without end is read at a bounded
-rate, and waits for its pipe meanwhile, so it can use up neither memory nor the supervisor's time.
+Everything has a limit. Head and tail of each stream are kept. A process that prints endlessly is read at a limited rate
+and blocks in between, so it can use up neither memory nor the supervisor's time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 # Bytes of one stream that are kept until it is shown.
 BACKGROUND_BYTES = 32 * 1024
-# Bytes that are read in an interval, of all pipes together; the rest waits in the pipes.
+# Bytes that are read from all pipes together in an interval; the rest waits in the pipes.
 _INTERVAL_S = 0.25
 _BYTES_PER_INTERVAL = 1024 * 1024
-# Pipes held open. When there are more, the oldest is closed, and a process that prints into it gets a SIGPIPE.
+# Open pipes. Beyond that, the oldest is closed, and a process that prints into it gets a SIGPIPE.
 MAX_PIPES = 32
 # Bytes that a pipe may hold after its run.
 _PIPE_BYTES = 64 * 1024
@@ -62,7 +62,7 @@ class LeftoverOutput:
     # -- pipes -----------------------------------------------------------------------------------------------------
 
     def open_idle(self) -> tuple[int, int]:
-        """Makes pipes for a new interpreter's output between runs; returns the ends to write to, for the caller."""
+        """Makes pipes for a new interpreter's output between runs; returns their write ends, which the caller owns."""
         for pipe in self._idle:
             self._loop.watch(pipe.read_fd, 0, None)
             pipe.close()
@@ -71,7 +71,7 @@ class LeftoverOutput:
         return self._idle[0].write_fd, self._idle[1].write_fd
 
     def adopt(self, pipes: list[Pipe]) -> None:
-        """Takes the pipes of a run that has ended; closes those that no process holds any more."""
+        """Takes the pipes of a run that has ended; closes those that no process has open."""
         held = [pipe for pipe in pipes if not pipe.ended]
         for pipe in pipes:
             if pipe.ended:
@@ -82,7 +82,7 @@ class LeftoverOutput:
             try:
                 fcntl.fcntl(pipe.read_fd, F_SETPIPE_SZ, _PIPE_BYTES)
             except OSError:
-                pass  # it holds more just now; the kernel charges that to the sandbox
+                pass  # it contains more at the moment; the kernel charges that to the sandbox
             self._pipes.append(pipe)
         while len(self._pipes) > MAX_PIPES:
             self._closed += 1
@@ -105,7 +105,7 @@ class LeftoverOutput:
         return on_readable
 
     def _read(self, pipe: Pipe) -> bool:
-        """Reads one piece unless the interval's bytes are used up; returns whether there was any."""
+        """Reads one piece, unless the interval's bytes are used up; returns true if there was any."""
         now = time.monotonic()
         if now >= self._interval_ends:
             self._interval_ends, self._interval_bytes = now + _INTERVAL_S, 0
@@ -125,7 +125,7 @@ class LeftoverOutput:
     # -- showing ---------------------------------------------------------------------------------------------------
 
     def show(self, logs: LogRelay, limit_bytes: int, *, drain: bool = False) -> None:
-        """Sends the kept output, at most `limit_bytes` of each stream; with `drain`, also what waits in the pipes."""
+        """Sends the kept output, at most `limit_bytes` of each stream. `drain`: reads the pipes first."""
         for pipe in tuple(self._pipes) if drain else ():
             while self._read(pipe):
                 pass
@@ -154,7 +154,7 @@ class _Kept:
         self._head += self._cutter.feed("", data)
 
     def data(self, limit_bytes: int) -> bytes:
-        """Returns the kept bytes, cut to the limit; a line stands where bytes were left out."""
+        """Returns the kept bytes, cut to the limit; a line marks omitted bytes."""
         head, tail = bytes(self._head), b"".join(data for _, data in self._cutter.drain())
         omitted = self._cutter.omitted_bytes
         if len(head) + len(tail) > limit_bytes:

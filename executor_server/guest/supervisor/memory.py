@@ -1,16 +1,16 @@
-"""Adds up the memory of a sandbox's processes where no control group counts it.
+"""Adds up the memory of a sandbox's processes if no control group counts it.
 
-A process's own memory stands in its status. Memory in files belongs to no process, and is counted where it lies: in the
-sandbox's file systems; in files without a name (memory files, deleted ones), found by the descriptors that hold them;
-in System V objects; and in shared mappings, whose pages stay when no process has them in its tables any more. Pipes and
-sockets hold memory of the kernel's, as much as their kind can hold.
+The status of a process gives its own memory. Memory in files belongs to no process, and is counted in its place: in the
+sandbox's file systems; in files without a name (memory files, deleted ones), found by their open descriptors; in System
+V objects; and in shared mappings, whose pages remain when no process has them in its tables. A pipe or socket counts as
+the most kernel memory that its kind can use.
 
-Agent code chooses how many processes, descriptors and mappings there are, so what has no bound is looked at in parts: a
-look takes a bounded time, and the supervisor keeps its deadlines.
+Agent code chooses the number of processes, descriptors and mappings, so they are looked at in parts: a look takes a
+bounded time, and the supervisor keeps its deadlines.
 
 Not counted: files whose descriptor is in flight between two sockets. Resource limits bound each such file, and the
-machine bounds all of them. A process that has closed itself to others (PR_SET_DUMPABLE) hides its descriptors; it is
-named, so that it can be ended.
+machine bounds all of them. A process that is closed to others (PR_SET_DUMPABLE) hides its descriptors. It is reported,
+so that it can be killed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 # The sandbox's own file systems in memory; every backend makes them.
 _IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
-# Objects of System V by the index of a field in the lines of their file, and the bytes that each unit of it stands for:
-# resident bytes of memory; bytes and number of messages; semaphores.
+# System V objects: the file, the index of a field in its lines, and the bytes for each unit of it. The fields: resident
+# bytes of memory; bytes and number of messages; semaphores.
 _SYSTEM_V = (("shm", 14, 1), ("msg", 3, 1), ("msg", 4, 100), ("sem", 3, 64))
 _BLOCK_BYTES = 512  # the unit of st_blocks in every file system
-# Bytes of mappings that are not the process's own, above which its maps are read: reading them costs time.
+# A process with more bytes of mappings that are not its own has its maps read, which takes time.
 _UNEXPLAINED_BYTES = 64 * 1024 * 1024
 _ANONYMOUS = b"/dev/zero (deleted)"
 _PIPE_BYTES = 64 * 1024
-# The bytes of a socket whose queues no file shows, a Unix one: the kernel's default for what is sent, and one message
-# more. The backend has the kernel ignore a program that asks for more. The first of them are those of every sandbox.
+# The bytes of a Unix socket, whose queues no file shows: the kernel's default send buffer, and one message more. The
+# backend makes the kernel ignore programs that ask for more. Every sandbox has some sockets for free.
 _SOCKET_BYTES = 320 * 1024
 _FREE_SOCKETS = 64
-# More than these of a protocol are counted as Unix ones, since reading their queues takes time.
+# If a protocol has more sockets, they count like Unix sockets: reading all queues takes too long.
 _READ_SOCKETS = 2000
 _TURN_TIME_S = 0.01
 
@@ -51,27 +51,27 @@ class MemoryWatch:
 
     def __init__(self) -> None:
         self.closed: set[int] = set()
-        """Processes that hide their descriptors, as far as seen."""
+        """Processes seen so far that hide their descriptors."""
         self.held_bytes = 0
-        """What the sandbox holds in files and sockets, in no memory of its processes, as of the last call."""
-        self._nameless_bytes = 0  # in files without a name and pipes, when all descriptors had been looked at
+        """Bytes in files and sockets, outside of the memory of processes, as of the last call."""
+        self._nameless_bytes = 0  # in files without a name and pipes, by the last complete look
         self._holding: Optional[Iterator[None]] = None
-        self._own_bytes = 0  # the processes', when shared pages had been divided
+        self._own_bytes = 0  # the processes' own, with shared pages divided
         self._dividing: Optional[Iterator[None]] = None
 
     @property
     def busy(self) -> bool:
-        """True while a look has to go on."""
+        """True while a look is incomplete."""
         return self._holding is not None or self._dividing is not None
 
     def exceeds(self, limit_bytes: int) -> bool:
-        """Returns whether the sandbox has more; False also as long as that takes more looks than one.
+        """Returns whether the sandbox uses more; False while the measurement is incomplete.
 
-        Forks share their own memory with each other: the interpreter with its savepoints and with processes that a
-        program forks, and all of them with the template process that the sandbox comes from. First they are added up as
-        if nothing were shared, which is fast and mostly enough to know; only above the limit each is charged with its
-        part of such pages. Shared memory is counted once, as far as that is cheap: the larger of the most that one
-        process shares and all that lies in files, since either may contain the other.
+        Forks share memory: the interpreter with its savepoints and with processes that a program forks, and all of them
+        with the template process of the sandbox. First they are added up as if nothing were shared, which is fast and
+        mostly suffices. Only above the limit, each is charged with its part of shared pages. Shared memory is counted
+        once, as far as that is cheap: as the larger of the most that one process shares and all memory in files, since
+        either may contain the other.
         """
         until, statuses = time.monotonic() + _TURN_TIME_S, dict(_statuses())
         if self._holding is None:
@@ -92,7 +92,7 @@ class MemoryWatch:
         return held + self._own_bytes > limit_bytes
 
     def _hold(self, statuses: dict[int, bytes]) -> Iterator[None]:
-        """Adds up what descriptors and mappings hold. Yields after each bit of work, as `_divide` does."""
+        """Adds up the memory behind descriptors and mappings. Yields after each step, as `_divide` does."""
         nameless: dict[tuple[int, int], int] = {}
         named, closed = {os.stat(place).st_dev for place in _IN_MEMORY}, set()
         for pid, status in statuses.items():
@@ -154,7 +154,7 @@ def _files_bytes() -> int:
 
 
 def _add_open_file(path: str, nameless: dict[tuple[int, int], int], named: set[int]) -> None:
-    """Adds a pipe, or a file without a name, unless its file system is counted as a whole."""
+    """Adds a pipe, or a file without a name unless its whole file system is counted."""
     try:
         status = os.stat(path)
     except OSError:
@@ -166,13 +166,13 @@ def _add_open_file(path: str, nameless: dict[tuple[int, int], int], named: set[i
 
 
 def _unexplained_bytes(status: bytes) -> int:
-    """Returns the address space that is neither data, stack, program nor library: shared memory or files."""
+    """Returns the address space of shared memory and files: all but data, stack, program and libraries."""
     known = sum(kilobytes(status, field) for field in (b"VmData:", b"VmStk:", b"VmExe:", b"VmLib:"))
     return (kilobytes(status, b"VmSize:") - known) * 1024
 
 
 def _add_shared_mappings(pid: int, nameless: dict[tuple[int, int], int]) -> None:
-    """Adds shared memory that no descriptor leads to, by its size, since the kernel does not say how much is filled."""
+    """Adds shared memory without a descriptor, by its size: the kernel does not report how much is in use."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             lines = [line for line in file if line.rstrip().endswith(_ANONYMOUS)]
@@ -195,7 +195,7 @@ def _system_v_bytes() -> int:
 
 
 def _sockets_bytes() -> int:
-    """Returns the bytes that the sockets of the sandbox's network namespace may hold, those in flight included."""
+    """Returns the bytes that the sockets of the sandbox's network namespace may use, in flight included."""
     counts: dict[str, int] = {}
     for line in _lines("/proc/net/sockstat") + _lines("/proc/net/sockstat6"):
         name, _, numbers = line.decode().partition(":")

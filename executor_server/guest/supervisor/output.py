@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from ..processes.pipe import Pipe
     from .run import Run
 
-# Multiple of its limit at which a program is stopped: it prints without end.
+# Multiple of its limit at which a program is stopped for printing endlessly.
 STOP_FACTOR = 16
-# Pieces of the tail, and the bytes up to which neighbours of one stream are joined: tiny writes cost no more than text.
+# Pieces of the tail, and the bytes up to which neighbours of one stream are joined, so that tiny writes stay cheap.
 _MAX_PIECES = 4096
 _JOIN_BYTES = 4096
 _COALESCE_S = 0.005
-# Bytes of the output that are searched for an error of a program that misses the network.
+# Bytes of the output that are searched for network errors.
 _SCANNED_BYTES = 256 * 1024
 # Lines around output of earlier runs' processes.
 BACKGROUND_BEGIN = "[background output of earlier steps]"
@@ -40,9 +40,9 @@ BACKGROUND_END = "[end of background output]"
 # Characters of a piece: at most 4 bytes each in UTF-8, so that it fits into a chunk.
 _LOG_CHARS = CHUNK_BYTES // 4
 
-# Reads of one pipe in a turn of the loop, so that a program that prints without end cannot starve the rest.
+# Reads of one pipe in a turn of the loop, so that a program that prints endlessly cannot starve the rest.
 _READS_PER_EVENT = 8
-# Reads before an event, so that a background process that prints without end cannot hold up a result.
+# Reads before an event, so that a background process that prints endlessly cannot delay a result.
 _READS_PER_DRAIN = 64
 
 
@@ -58,11 +58,11 @@ class LogRelay:
         self._last_sent = 0.0
         self._background_bytes = 0
         self._unscanned_bytes = _SCANNED_BYTES
-        self.offline = False  # the program, or a child of it, has printed that it could not reach something
-        self.not_installed = False  # it, or a child of it, has printed that a package could not be installed
+        self.offline = False  # the program, or a child, has printed a network error
+        self.not_installed = False  # it, or a child, has printed that a package could not be installed
         self.no_memory = False  # it has printed that it ends for lack of memory
-        self._lines_open: set[str] = set()  # streams whose last line has no end yet
-        self.due: Optional[float] = None  # when `flush` should be called
+        self._lines_open: set[str] = set()  # streams whose last line is unfinished
+        self.due: Optional[float] = None  # when to call `flush`
 
     @property
     def total_bytes(self) -> int:
@@ -85,7 +85,7 @@ class LogRelay:
                 self.due = max(time.monotonic(), self._last_sent + _COALESCE_S)
 
     def flush(self) -> None:
-        """Sends the waiting pieces, neighbours of one stream joined."""
+        """Sends the waiting pieces; neighbours of one stream are joined."""
         self.due = None
         pending, self._pending = self._pending, []
         if not pending:
@@ -99,7 +99,7 @@ class LogRelay:
                 start = index
 
     def finish(self) -> None:
-        """Sends the waiting pieces, then the tail, after the number of bytes left out before it."""
+        """Sends the waiting pieces, the number of omitted bytes, and the tail."""
         self.flush()
         if not (self._execution_id and self._cutter.total_bytes):
             return
@@ -113,7 +113,7 @@ class LogRelay:
             self.say(stream, text)
 
     def say_background(self, stream: str, data: bytes, total_bytes: int) -> None:
-        """Sends output of earlier runs' processes between two marking lines; it counts as output of this run."""
+        """Sends output of earlier runs' processes between two marker lines; it counts as output of this run."""
         self._background_bytes += total_bytes
         before = "\n" if stream in self._lines_open else ""
         text = data.decode("utf-8", "replace")
@@ -121,7 +121,7 @@ class LogRelay:
         self.say(stream, f"{before}{BACKGROUND_BEGIN}\n{text}{after}{BACKGROUND_END}\n")
 
     def say_notice(self, text: str) -> None:
-        """Sends a notice as lines of its own; it does not count as output of the run."""
+        """Sends a notice on its own lines; it does not count as output of the run."""
         self.say("stderr", "\n" + text if "stderr" in self._lines_open else text)
 
     def say(self, stream: str, text: str) -> None:
@@ -136,9 +136,9 @@ class LogRelay:
 class ProgramOutput:
     """Reads the pipes of the current run into its `LogRelay`, a bounded amount in each turn of the loop.
 
-    Backpressure: while the daemon does not take events, the pipes are not read. They fill, and the program waits in its
-    own write; its clock stands still meanwhile (`Run.hold`). So a slow daemon costs neither memory here nor the
-    program's time. `on_flood` is called once when a run prints far past its limit.
+    Backpressure: while the daemon takes no events, the pipes are not read. They fill, the program blocks in its write,
+    and its clock stands still (`Run.hold`). So a slow daemon costs neither memory here nor the program's time.
+    `on_flood` is called once when a run prints far past its limit.
     """
 
     def __init__(self, loop: Loop, on_flood: Callable[[Run], None]) -> None:
@@ -147,18 +147,18 @@ class ProgramOutput:
         self.paused = False
 
     def watch(self, run: Run) -> None:
-        """Has the pipes read, unless it is `paused`."""
+        """Starts reading the pipes, unless `paused`."""
         for pipe in run.pipes:
             handler = None if self.paused or pipe.ended else self._reader_of(run, pipe)
             self._loop.watch(pipe.read_fd, READ, handler, last=True)
 
     def forget(self, run: Run) -> None:
-        """Reads the pipes no more."""
+        """Stops reading the pipes."""
         for pipe in run.pipes:
             self._loop.watch(pipe.read_fd, 0, None)
 
     def drain(self, run: Run) -> None:
-        """Reads all that was written before the message at hand, and sends it, so that events keep their order."""
+        """Reads and sends all output written before the current message, so that events keep their order."""
         for pipe in run.pipes:
             for _ in range(_READS_PER_DRAIN):
                 if pipe.ended or not self._read(run, pipe):
@@ -204,7 +204,7 @@ class OutputCutter:
         return self.total_bytes > self._stop_bytes
 
     def feed(self, stream: str, data: bytes) -> bytes:
-        """Counts bytes of a stream; returns the part of them to send now."""
+        """Counts bytes of a stream; returns those to send now."""
         self.total_bytes += len(data)
         now = data[: self._head_left]
         self._head_left -= len(now)
@@ -231,7 +231,7 @@ class OutputCutter:
             self.omitted_bytes += dropped
 
     def drain(self) -> list[tuple[str, bytes]]:
-        """Returns the tail, and forgets it."""
+        """Removes and returns the tail."""
         tail = [(stream, bytes(data)) for stream, data in self._tail]
         self._tail.clear()
         self._tail_bytes = 0
@@ -239,7 +239,7 @@ class OutputCutter:
 
 
 class StreamDecoder:
-    """Decodes the UTF-8 of each stream, wherever it is cut; other bytes become U+FFFD."""
+    """Decodes the UTF-8 of each stream, in pieces cut anywhere; invalid bytes become U+FFFD."""
 
     def __init__(self) -> None:
         self._decoders: dict[str, codecs.IncrementalDecoder] = {}  # made when a stream begins: most runs print nothing

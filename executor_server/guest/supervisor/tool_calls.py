@@ -1,7 +1,7 @@
 """Tool calls of the current run: from the interpreter to the daemon, and answers back.
 
-A call is opened here or refused here, so the daemon sees no call of a tool that the session does not have, and no more
-calls, or bytes of arguments, than may be open at a time.
+Calls are opened or refused here, so the daemon never sees a call of an unknown tool, or more open calls or bytes of
+arguments than the limits allow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ToolCalls:
-    """Knows the names of the session's tools whose calls the client answers, and of those whose answer is final."""
+    """Keeps the names of the tools whose calls the client answers, and of those whose answer is final."""
 
     def __init__(self, child_processes: ChildProcesses) -> None:
         self._child_processes = child_processes
@@ -29,7 +29,7 @@ class ToolCalls:
         self.final_tools: frozenset[str] = frozenset()
 
     def accept(self, run: Optional[Run], call: Call) -> bool:
-        """True when a call may be opened now; refuses it otherwise."""
+        """True if the call may be opened now; refuses it otherwise."""
         if run is None or not run.visible or run.ended_by is not None:
             self.refuse(call, "no execution is running that could call a tool")
         elif call.name not in self.tools:
@@ -45,13 +45,13 @@ class ToolCalls:
         self._child_processes.post(_refusal(call), message.encode())
 
     def refuse_open(self, run: Run) -> None:
-        """Refuses the open calls of a run that has ended: its threads would wait for ever."""
+        """Refuses the open calls of an ended run, whose threads would wait for ever."""
         while run.calls:
             self.refuse(run.calls.popitem()[1], "the execution ended before the tool had answered")
         run.set_clock()
 
     def on_result(self, run: Optional[Run], result: ToolResult, body: bytes, fd: Optional[int]) -> None:
-        """Hands the daemon's answer, which may be a memory file, to the program. A late one is dropped."""
+        """Passes the daemon's answer to the program; `fd` is its memory file, if any. A late answer is dropped."""
         if run is None or run.request.id != result.id or result.call not in run.calls:
             if fd is not None:
                 os.close(fd)

@@ -1,6 +1,6 @@
-"""The session's tools, kept so that each new interpreter can be given them again.
+"""The session's tools, kept for each new interpreter.
 
-A shipped tool stays as it came: bytes, or a sealed memory file. Nothing here decodes, compiles or unpickles it.
+A shipped tool stays as it was received: bytes, or a sealed memory file. Nothing here decodes, compiles or unpickles it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PartMissing(Exception):
 
 
 class TooMuchShipped(Exception):
-    """More bytes are shipped than a session may have; the message names the limit."""
+    """The tools have more bytes than a session may ship; the message names the limit."""
 
 
 class ToolSet:
@@ -63,7 +63,7 @@ class ToolSet:
                 if place.blob is not None:
                     data: Union[bytes, int, None] = take_blob(place.blob)
                     if data is None:
-                        raise PartMissing(f"the bytes of tool {tool.name} are not there")
+                        raise PartMissing(f"the bytes of tool {tool.name} did not arrive")
                 else:
                     size, most = place.inline, min(len(body) - position, MAX_INLINE_BYTES[part])
                     if size is None or size > most:
@@ -90,7 +90,7 @@ class ToolSet:
         return frozenset(tool.name for tool in self._listed if tool.final)
 
     def forbid(self, patterns: list[str], why_not: str) -> list[str]:
-        """Drops the shipped tools that no pattern names; returns the names of those that were not dropped before."""
+        """Drops the shipped tools that no pattern matches; returns the names of those dropped now."""
         forbidden = []
         for index, tool in enumerate(self._listed):
             is_allowed = any(is_named(pattern, tool.name) for pattern in patterns)
@@ -101,7 +101,7 @@ class ToolSet:
         return forbidden
 
     def post_called(self, post: Post, why_not: str) -> None:
-        """Gives an interpreter the tools that the client answers; the others raise an error with `why_not`."""
+        """Gives an interpreter the tools that the client answers; calls of the others raise an error with `why_not`."""
         listed = [
             tool if tool.modules is None or tool.why_not is not None else tool.but(why_not=why_not)
             for tool in self._listed
@@ -109,9 +109,9 @@ class ToolSet:
         post(PlaceTools(), _packed(listed))
 
     def post_all(self, post: Post, *, again: bool) -> None:
-        """Gives an interpreter all tools; it answers when it has made those that run in it.
+        """Gives an interpreter all tools; it answers when it has made the shipped ones.
 
-        With `again`, they were made before, in another interpreter: each that can be made is kept, even if one fails.
+        `again`: they were made before in another interpreter. Then those that can be made are kept even if one fails.
         """
         for index, part, data in self._parts:
             message = ToolPart(tool=self._listed[index].name, part=part)

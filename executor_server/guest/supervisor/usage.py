@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from typing import Callable, Optional, Protocol
 
     Seen = dict[tuple[int, int], tuple[float, float, int]]
-    """By pid and start time: CPU seconds of a process with the children that it waited for, and of these alone; the
-    leader of its kernel session."""
+    """By pid and start time: CPU seconds of a process including the children that it waited for, CPU seconds of these
+    children alone, and the leader of its kernel session."""
 
     class Aside(Protocol):
-        """The processes that calls have started, which no run is charged with."""
+        """The processes that calls have started. No run is charged for them."""
 
         @property
         def leaders(self) -> frozenset[int]: ...
@@ -33,7 +33,7 @@ _USAGE_FIELD = b"usage_usec "
 
 
 def process_cpu_s(pid: int) -> float:
-    """Returns the CPU seconds of all threads of a process, or 0 when it has ended; exact to the nanosecond.
+    """Returns the CPU seconds of all threads of a process, or 0 if it has ended; exact to the nanosecond.
 
     The clock id is what clock_getcpuclockid(3) gives: MAKE_PROCESS_CPUCLOCK of the kernel's linux/posix-timers.h.
     """
@@ -44,7 +44,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 class Process:
-    """A child whose files in /proc are kept open, because each run reads them twice."""
+    """A child whose files in /proc stay open, because each run reads them twice."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -63,7 +63,7 @@ class Process:
             return 0.0
 
     def memory_bytes(self, field: bytes) -> int:
-        """Returns a size from its status, or 0 when it has ended."""
+        """Returns a size from its status, or 0 if it has ended."""
         try:
             return kilobytes(os.pread(self._status, 8192, 0), field) * 1024
         except ProcessLookupError:
@@ -71,13 +71,13 @@ class Process:
 
 
 class SandboxCpu:
-    """CPU time of everything in the sandbox but the supervisor, living or dead, since it began.
+    """CPU time of all processes of the sandbox but the supervisor, living or dead, since its start.
 
-    A control group of the sandbox's own counts it exactly: `group` is its counter, a file that is kept open. Without
-    one, it is the sum of three parts: living processes; dead ones, whose time the kernel adds to the parent that waited
-    for them; and lost time. The attack is a parent that ignores SIGCHLD: no process waits for its children, and the
-    kernel forgets their time. They are charged with what they had spent at the last look; a child that begins and ends
-    between two looks goes uncounted.
+    The sandbox's own control group counts it exactly: `group` is an open file of its counter. Without one, it is the
+    sum of three parts: living processes; dead ones, whose time the kernel adds to the parent that waited for them; and
+    lost time. The attack is a parent that ignores SIGCHLD: no process waits for its children, and the kernel forgets
+    their time. They are charged with the time at the last look; a child that starts and ends between two looks is not
+    counted.
     """
 
     def __init__(self, group: Optional[int], aside: Aside) -> None:
@@ -94,7 +94,7 @@ class SandboxCpu:
         return self._group is not None
 
     def total_s(self) -> float:
-        """Looks at all processes, and returns the CPU seconds so far. The value never falls."""
+        """Looks at all processes, and returns the CPU seconds so far. The value never decreases."""
         if self._group is not None:
             total_s = self.group_s()
         else:
@@ -116,8 +116,8 @@ class SandboxCpu:
     def look(self) -> tuple[Seen, dict[tuple[int, int], float], float]:
         """Returns every process; those that ended since the last look, with their CPU seconds; and the seconds lost.
 
-        A process that is waited for leaves all of its time with its parent. So if processes have ended, and their
-        parents' sums have grown by less, the difference is missed. It is lost if it is still missed at the next look:
+        The time of a process that is waited for is added to its parent. So if processes have ended, and the sums of
+        their parents have grown by less, the difference is missing. It is lost if it is still missing at the next look:
         the race is a child that is waited for after its parent was read.
         """
         seen, reaped_s = _processes(), _reaped_cpu_s()
@@ -129,7 +129,7 @@ class SandboxCpu:
                 left_s += waited_s - self._seen[key][1] if key in self._seen else waited_s
             lost_s = max(0.0, self._missed_s - left_s)
             left_s = max(0.0, left_s - self._missed_s)
-            # Both a process's time and the part left to its parent are rounded to ticks.
+            # Both a process's time and the part added to its parent are rounded to ticks.
             self._missed_s = max(0.0, sum(ended.values()) - left_s - 2 * len(ended) / proc.TICKS_PER_S)
         self._seen, self._reaped_s = seen, reaped_s
         self._lost_s += lost_s
@@ -137,13 +137,13 @@ class SandboxCpu:
 
 
 class CpuMeter:
-    """CPU time that a run spends, over all processes of the sandbox but the supervisor.
+    """CPU time that a run spends, in all processes of the sandbox but the supervisor.
 
-    Exact where a control group counts it. Elsewhere it is exact for the interpreter, and in clock ticks for other
-    processes. Only `look` reads those, since that costs as much as a short run. A process that is older than the run is
-    charged with what it spends after the first look.
+    Exact if a control group counts it. Otherwise it is exact for the interpreter, and in clock ticks for other
+    processes. Only `look` reads those, because that costs as much as a short run. A process that is older than the run
+    is charged with the time that it spends after the first look.
 
-    Making one takes time, so it is made while the source is checked; `begin` is called when the code starts.
+    Making a meter takes time, so it is made while the source is checked. Call `begin` when the code starts.
     """
 
     def __init__(self, interpreter: Process, sandbox: SandboxCpu) -> None:
@@ -161,7 +161,7 @@ class CpuMeter:
         self._lost_s = 0.0
 
     def begin(self) -> None:
-        """The code is about to start: what the checker has spent since this was made is not the run's."""
+        """Starts the count when the code starts, without the time that the checker has spent meanwhile."""
         if self._sandbox.is_exact:
             self._group_before_s, self._aside_before_s = self._sandbox.group_s(), self._sandbox.aside.cpu_s()
         else:
@@ -186,14 +186,15 @@ class CpuMeter:
         return self.spent_s()
 
     def spent_s(self) -> float:
-        """Returns the CPU seconds spent; without a control group, other processes' are those of the last look.
+        """Returns the CPU seconds spent; without a control group, those of other processes are from the last look.
 
-        One that was waited for since counts twice then: for the last look, and with its parent. `settled_s` does not.
+        A process that was waited for since then counts twice: as of the last look, and in its parent. `settled_s` is
+        free of that.
         """
         if self._sandbox.is_exact:
             aside_s = self._sandbox.aside.cpu_s() - self._aside_before_s
             return max(0.0, self._sandbox.group_s() - self._group_before_s - aside_s)
-        # Those that ended are in the supervisor's sum; those that live are not among the others.
+        # The supervisor's sum includes the ended ones; the others exclude the living ones.
         aside_s = self._sandbox.aside.ended_cpu_s - self._aside_before_s
         own_s = process_cpu_s(self._interpreter.pid) - self._own_before_s
         waited_s = self._interpreter.waited_cpu_s() - self._waited_before_s + _reaped_cpu_s() - self._reaped_before_s
@@ -202,8 +203,8 @@ class CpuMeter:
     def settled_s(self) -> float:
         """Returns the CPU seconds of a run that is over.
 
-        Where an earlier look has seen other processes, they are looked at again: those that have ended have left their
-        time with a parent, or, as the second look finds out, it is lost.
+        If an earlier look has seen other processes, looks again: the time of ended ones was added to a parent, or, as a
+        second look finds out, is lost.
         """
         if not self._sandbox.is_exact and self._others_s:
             self.look()
@@ -211,15 +212,14 @@ class CpuMeter:
         return self.spent_s()
 
     def _is_ours(self, key: tuple[int, int]) -> bool:
-        """True when a process spent CPU time for this run: a younger one all of it, an older one since a first look."""
+        """True if the run is charged for the process: a younger one wholly, an older one since the first look."""
         return key[1] >= self._started_ticks or key in self._before_s
 
 
 class BackgroundCpu:
-    """CPU time of the sandbox since the session's first request, besides that of executions.
+    """CPU time of the sandbox outside executions, since the session's first request.
 
-    No execution is charged with it: checked sources, interpreters that replace one, and processes that go on by
-    themselves.
+    It comes from checks of sources, replaced interpreters, and background processes.
     """
 
     def __init__(self, sandbox: SandboxCpu, charged_cpu_s: Callable[[], float]) -> None:
@@ -229,12 +229,12 @@ class BackgroundCpu:
         self._reported_s = 0.0
 
     def begin(self) -> None:
-        """Counts from now on, if it does not yet."""
+        """Starts the count, once."""
         if self._before_s is None:
             self._before_s = self._sandbox.total_s()
 
     def spent_s(self, *, busy: bool) -> float:
-        """Returns the CPU seconds; during a run (`busy`) the last value, since a look takes lost time from the run."""
+        """Returns the CPU seconds; during a run (`busy`) the last value: a look would take lost time from the run."""
         if self._before_s is not None and not busy:
             spent_s = self._sandbox.total_s() - self._before_s - self._charged_cpu_s()
             self._reported_s = max(self._reported_s, spent_s)
@@ -259,6 +259,6 @@ def _reaped_cpu_s() -> float:
 
 
 def kilobytes(status: bytes, field: bytes) -> int:
-    """Reads a field of proc(5)'s status; 0 when it is missing, as for a zombie."""
+    """Reads a field of proc(5)'s status; 0 if it is missing, as for a zombie."""
     _, found, rest = status.partition(field)
     return int(rest.split(None, 1)[0]) if found else 0

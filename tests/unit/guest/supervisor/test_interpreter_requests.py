@@ -154,7 +154,7 @@ def test_tools_are_made_again_in_the_next_interpreter_and_not_in_the_one_after_i
     bench.requests.on_interpreter_replaced()
     assert (bench.posted[-1], bench.requests.tools_due) == (PlaceTools, False)
     assert bench.notices[1:] == [
-        "the interpreter died or hung when tools were made again in it; none of them is there any more\n"
+        "the interpreter died or hung while its tools were made again; they are no longer available\n"
     ]
     bench.requests.on_interpreter_replaced()
     assert not bench.requests.tools_due

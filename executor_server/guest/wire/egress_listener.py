@@ -1,8 +1,8 @@
-"""The listener in a sandbox that the egress proxy serves: the sandbox's only way out, where it has one.
+"""The listener in a sandbox that the egress proxy serves: the sandbox's only way out, if it has one.
 
-A socket stays in the network namespace that it was made in, also where a process of another one accepts on it. So a
-proxy outside of the sandbox, which is given the descriptor, can serve programs that reach nothing but their own
-loopback; and as each sandbox has a namespace of its own, the listener itself says which sandbox a connection is from.
+A socket stays in the network namespace where it was made, even if a process of another namespace accepts connections on
+it. So a proxy outside of the sandbox, given the descriptor, can serve programs that reach only their own loopback. Each
+sandbox has its own namespace, so the listener itself identifies the sandbox of a connection.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from .lean import socket
 
 LISTENER_ADDRESS = ("127.0.0.1", 3128)
-# Connections that wait for the proxy, also while no daemon runs. A program that opens more at once waits itself.
+# Connections that wait for the proxy, also while no daemon runs. A program that opens more has to wait.
 _BACKLOG = 128
 
 
 def make_listener() -> socket.socket:
-    """Makes the listener; to be called before any process runs in the sandbox that could take the port.
+    """Makes the listener. Call it before any process of the sandbox runs that could take the port.
 
-    No process can share the port later, as it has no SO_REUSEPORT, and none inherits the descriptor by executing a
-    program. A forked child has to close it.
+    Without SO_REUSEPORT no process can share the port later, and executed programs don't inherit the descriptor. A
+    forked child has to close it.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setblocking(False)

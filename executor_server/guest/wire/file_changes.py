@@ -1,4 +1,4 @@
-"""The messages of the guest channel about watches of files; messages.py says what holds for all of them."""
+"""The messages of the guest channel about file watches; messages.py explains what all messages share."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ChangedFile(Record):
 class WatchFiles(Request, kind=Kind.WATCH_FILES):
     """Watches a directory of the workspace; `op` names the watch.
 
-    FILES_CHANGED without changes says that it has begun, and one more may follow. DONE ends it, not ok: it was refused,
-    or the directory is gone.
+    FILES_CHANGED without changes says that it has begun, and one more may follow. DONE, always not ok, ends it: it was
+    refused, or the directory is gone.
     """
 
     path: str = text(_MAX_PATH_CHARS)
@@ -32,11 +32,11 @@ class WatchFiles(Request, kind=Kind.WATCH_FILES):
 
 
 class NextChanges(Request, kind=Kind.NEXT_CHANGES):
-    """One more FILES_CHANGED may be sent. Until then changes are gathered."""
+    """Allows one more FILES_CHANGED. Until then changes are gathered."""
 
 
 class UnwatchFiles(Request, kind=Kind.UNWATCH_FILES):
-    """Ends a watch. Nothing answers it."""
+    """Ends a watch. There is no answer."""
 
 
 class FilesChanged(Message, kind=Kind.FILES_CHANGED):

@@ -7,9 +7,9 @@ A frame is a kind, a sequence number, an acknowledgement, a small JSON head and 
 All integers are big-endian. `seq` numbers the frames that the sender keeps until the other side has acknowledged them
 (0: not kept); `ack` is the highest `seq` that the sender of this frame has taken. docs/protocol.md lists the kinds.
 
-The codec never trusts the other side: a length is checked before anything is allocated for it, a head is bounded and
+The codec never trusts the other side. A length is checked before anything is allocated for it, a head is bounded and
 must be an object, and every field is read through `Fields`, which raises FrameError unless it has the expected type
-and range. A decoder that has raised once is finished: the position in the stream is lost.
+and range. A decoder that has raised can't be used again: the position in the stream is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .schema import Message
 
 PROTOCOL_VERSION = 10
-# Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
+# Room for one message of a client, 4 MiB, which may be longer as JSON.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = MAX_FRAME_BYTES - MAX_HEAD_BYTES - 1024
@@ -36,7 +36,7 @@ CHUNK_BYTES = PIECE_BYTES
 # Names of missing modules that a refused registration of tools lists.
 MAX_MISSING_MODULES = 32
 
-# A frame of one piece, with its head, in whole; and the rest of a frame that is worth reading by itself.
+# The size of a frame of one piece, with its head; and the smallest rest of a frame worth reading straight into place.
 _PLACE_BYTES = CHUNK_BYTES + MAX_HEAD_BYTES
 _REST_BYTES = CHUNK_BYTES // 4
 
@@ -113,13 +113,13 @@ _NOTHING = memoryview(b"")
 
 
 class FrameError(ValueError):
-    """The other side sent what is not a frame of this protocol."""
+    """The other side sent an invalid frame."""
 
 
 class Frame:
-    """A decoded frame. `body` is a copy to keep of what it carries.
+    """A decoded frame. `body` is a copy of its body.
 
-    `view` is the body where it lies, `raw` all of the frame as it came: both until the decoder is fed again.
+    `view` is the body in place, `raw` the whole frame as received: both are valid until the decoder is fed again.
     """
 
     __slots__ = ("_body", "ack", "head", "kind", "message", "raw", "seq", "view")
@@ -204,7 +204,7 @@ class Fields:
 
 
 def encode_head(head: dict[str, Any]) -> bytes:
-    """A head as bytes. ASCII only, so that lone surrogates survive. Asserts that it is within MAX_HEAD_BYTES."""
+    """Returns a head as bytes, ASCII only, so that lone surrogates survive. Asserts that it is not too long."""
     data = dumps(head)
     assert len(data) <= MAX_HEAD_BYTES, f"a head of {len(data)} bytes"
     return data
@@ -221,7 +221,7 @@ def decode_head(data: bytes) -> Fields:
 
 
 def encode_prefix(kind: int, head: dict[str, Any], body_bytes: int, seq: int = 0, ack: int = 0) -> bytes:
-    """Everything of a frame but its body, for a body that is sent from where it lies."""
+    """Returns a frame without its body, which is then sent from its place."""
     data = encode_head(head)
     length = _AFTER_LENGTH + len(data) + body_bytes
     assert length <= MAX_FRAME_BYTES, f"a frame of {length} bytes"
@@ -233,24 +233,24 @@ def encode_frame(kind: int, head: dict[str, Any], body: bytes = b"", seq: int = 
 
 
 class FrameDecoder:
-    """Takes bytes as they come, gives frames. Holds at most one incomplete frame.
+    """Turns received bytes into frames. Holds at most one incomplete frame.
 
-    A frame that comes whole is not copied; one that comes in pieces is gathered. `kinds` are those that may come.
+    A frame that arrives whole is not copied; the pieces of others are gathered. Only `kinds` are accepted.
 
     The caller may read a socket straight into the rest of a large frame: `space`, then `filled`. So a large body is
-    copied once on its way, by the kernel. Such a frame gets its place as soon as its length is known, if that is no
-    more than _PLACE_BYTES; of a larger one only what came is held, so that a length alone costs next to nothing.
+    copied only once, by the kernel. Memory for such a frame is allocated once its length is known, up to _PLACE_BYTES.
+    Of a larger one only the received bytes are held, so that a length alone costs next to nothing.
     """
 
     def __init__(self, kinds: frozenset[int] = _KINDS) -> None:
         self._kinds = kinds
-        self._gathered = bytearray()  # and no list of pieces: of those, a sender could make as many as it has bytes
+        self._gathered = bytearray()  # not a list of pieces: a sender could make one of each byte
         self._filled = 0  # bytes of it that have arrived
         self._needed = 0  # bytes of the incomplete frame; 4 until its length has arrived
         self._failed = False
 
     def feed(self, data: Union[bytes, memoryview]) -> list[Frame]:
-        """Every frame that is complete now. Raises FrameError; the decoder is of no use afterwards."""
+        """Returns every frame that is complete now. Raises FrameError; then the decoder can't be used again."""
         assert not self._failed, "a failed decoder was fed"
         frames: list[Frame] = []
         view = memoryview(data)
@@ -265,13 +265,13 @@ class FrameDecoder:
         return frames
 
     def space(self, common: memoryview) -> memoryview:
-        """Returns where the next bytes are to be read to: the rest of a large frame, or `common`, for what comes."""
+        """Returns the place for the next bytes: the rest of a large frame, else `common`."""
         if self._needed == len(self._gathered) and self._needed - self._filled >= _REST_BYTES:
             return memoryview(self._gathered)[self._filled :]
         return common
 
     def filled(self, space: memoryview, size: int) -> list[Frame]:
-        """As `feed`, with the first `size` bytes of what `space` returned."""
+        """As `feed`, with the first `size` bytes of the place that `space` returned."""
         if space.obj is not self._gathered:
             return self.feed(space[:size])
         self._filled += size
@@ -284,7 +284,7 @@ class FrameDecoder:
             raise
 
     def _next(self, view: memoryview) -> tuple[Optional[Frame], memoryview]:
-        """At most one frame of the bytes, and what comes after it."""
+        """Returns at most one frame, and the bytes after it."""
         if not self._filled:
             needed = _needed(view)
             if len(view) >= needed > 4:
@@ -320,7 +320,7 @@ class FrameDecoder:
 
 
 def _needed(view: memoryview) -> int:
-    """Returns the length of the first frame in bytes; 4 while its length has not arrived."""
+    """Returns the size of the first frame in bytes; 4 while its length has not arrived."""
     if len(view) < 4:
         return 4
     length = int.from_bytes(view[:4], "big")
@@ -330,7 +330,7 @@ def _needed(view: memoryview) -> int:
 
 
 def _parse(view: memoryview, kinds: frozenset[int]) -> Frame:
-    """A frame that is there in whole."""
+    """Reads a complete frame."""
     _, kind, seq, ack, head_length = _HEADER.unpack_from(view)
     if kind not in kinds:
         raise FrameError(f"unknown frame kind {kind}")

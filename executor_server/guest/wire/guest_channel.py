@@ -1,29 +1,28 @@
 """The supervisor's end of the channel to the daemon.
 
-Theory of operation. The supervisor listens, and a connection counts as the daemon's once its first frame, HELLO, held
-the next token of the chain, of which only the hash is known here (tokens.py). The newest such connection wins: an
-earlier daemon that held one is dead, or about to learn of it. What may have to be sent again is kept by the window
-(sequenced.py), which outlives connections and daemons; HELLO and READY are where the two windows are set to each other.
-READY also says which of our numbers were acknowledged and so are gone: a later daemon's memory may end before them,
-with frames that it had no need to write down.
+Theory of operation. The supervisor listens. A connection counts as the daemon's once its first frame, HELLO, has shown
+the next token of the chain; only the token's hash is known here (tokens.py). The newest such connection wins: the owner
+of an earlier one is dead, or about to notice. The window (sequenced.py) keeps all frames that may have to be resent. It
+outlives connections and daemons; HELLO and READY synchronize the two windows. READY also says which of our frames were
+acknowledged and so are gone: a later daemon may not remember them, if there was no need to store them.
 
 Invariant: at most one connection is the daemon's, and what is being written (`_writing`) belongs to it alone. When it
 goes, `_writing` is dropped whole: the frame in it was given by the window, which gives it again from its start.
 
-Race: a second connection with the next token can arrive while the first one is half way through a frame. All that
-could fail is checked first (token, version, position): a greeting that fails leaves the daemon's connection and the
-window as they are. With the check of the position the window is rewound, and files of released frames are closed, that
-of the frame in `_writing` perhaps among them. So the old connection is closed next, and `_writing` dropped, in the same
-turn of the loop: nothing is written in between.
+Race: a second connection with the next token can arrive while the first one is half way through a frame. Everything
+that can fail is checked first (token, version, position), so a failed greeting leaves the daemon's connection and the
+window unchanged. The check of the position rewinds the window and closes files of released frames, perhaps that of the
+frame in `_writing`. So the old connection is closed and `_writing` dropped in the same turn of the loop: nothing is
+written in between.
 
-Attack: agent code may connect too where it can see the socket. It has no token, so all it gets is one of
-_MAX_STRANGERS places for at most _HELLO_TIME_S; the oldest gives its place up, so strangers cannot keep a daemon out.
-A token is used up when it was shown, whatever else was wrong with its frame.
+Attack: agent code may connect, too, if it can see the socket. It has no token, so all it gets is one of _MAX_STRANGERS
+places for at most _HELLO_TIME_S. The oldest gives up its place, so strangers cannot keep a daemon out. A token is used
+up once shown, whatever else is wrong with its frame.
 
 A sandbox whose session may have a network has a listener for the egress proxy. It is made before any other process, so
-that no program can take its port, and no child keeps it: one that did could accept the connections of others in the
-sandbox. The daemon gets a descriptor of it over a second connection, which begins with TAKE_LISTENER and the next token
-and ends with the answer; the first connection goes on. This process keeps its own, for the next daemon.
+that no program can take its port. No child keeps it: such a child could accept the connections of other processes. The
+daemon gets a descriptor of it over a second connection, which begins with TAKE_LISTENER and the next token and ends
+with the answer; the first connection stays open. This process keeps its own descriptor for the next daemon.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ if TYPE_CHECKING:
 _NEVER = float("inf")
 _MAX_STRANGERS = 4
 _HELLO_TIME_S = 5.0
-# The rest of a frame that is larger is read to where it belongs (frames.py).
+# The rest of a larger frame is read straight into its place (frames.py).
 _READ_BYTES = CHUNK_BYTES // 4
 _REFUSAL_CHARS_SENT = 4000
 
 
 class FileSlice:
-    """A part of a sealed memory file, read only when it is sent. `last` closes the file once it was acknowledged."""
+    """A part of a sealed memory file, read when it is sent. `last`: the file is closed once this is acknowledged."""
 
     __slots__ = ("fd", "last", "length", "offset")
 
@@ -68,7 +67,7 @@ class FileSlice:
 
 
 class _Stranger:
-    """A connection that has not shown the token yet."""
+    """A connection that has not shown a token yet."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -79,10 +78,9 @@ class _Stranger:
 class Channel:
     """Owns the listener, the connections and the frames not yet acknowledged.
 
-    `on_frame` takes each frame of the daemon, once and in order. `describe` makes READY, given the numbers of the last
-    frames of either side that were taken: the daemon's, and ours. `on_new_daemon` is called when the daemon that
-    connects is another one than the last time. `pong` makes each PONG. `egress_listener` is the descriptor that
-    TAKE_LISTENER asks for.
+    `on_frame` gets each frame of the daemon, once and in order. `describe` makes READY from two numbers: the last frame
+    of the daemon that was taken here, and the last of ours that it acknowledged. `on_new_daemon` is called when another
+    daemon than the last one connects. `pong` makes each PONG. `egress_listener` is the descriptor for TAKE_LISTENER.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class Channel:
         self._window = Sequenced()
         self._blobs_sent = 0
         self._writing: list[Union[memoryview, FileSlice]] = []
-        self._waits = False  # the socket of the daemon was full
+        self._waits = False  # the daemon's socket was full
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self.last_heard = time.monotonic()
         self.broken = ""  # a message that no daemon of this version sends
@@ -123,7 +121,7 @@ class Channel:
 
     @property
     def full(self) -> bool:
-        """True when the program should wait before it sends more."""
+        """True while the program should wait before it sends more."""
         return self._window.full
 
     @property
@@ -131,12 +129,12 @@ class Channel:
         return self._conn is not None
 
     def send(self, message: Message, body: Union[bytes, FileSlice] = b"") -> None:
-        """Queues a frame, keeps it until it is acknowledged, and sends what can be sent now."""
+        """Queues a frame, keeps it until it is acknowledged, and sends as much as the socket takes now."""
         self._window.send(message.kind, message.head(), body, len(body) if isinstance(body, bytes) else body.length)
         self.flush()
 
     def send_memfd(self, message: Message, fd: int, size: int) -> None:
-        """Queues a sealed memory file as frames of one chunk each, and takes it over."""
+        """Queues a sealed memory file, which it then owns, as frames of one chunk each."""
         offset = 0
         while offset < size:
             length = min(CHUNK_BYTES, size - offset)
@@ -148,15 +146,15 @@ class Channel:
     def send_blob(
         self, data: Union[bytes, int], size: int, *, execution_id: Optional[str] = None, op: Optional[int] = None
     ) -> str:
-        """Sends a payload in chunks, ahead of the frame that will name it by what is returned."""
+        """Sends a payload in chunks, and returns the id by which a later frame names it."""
         self._blobs_sent += 1
         blob_id = f"g{self._blobs_sent}"
         self.send_memfd(BlobChunk(id=execution_id, op=op, blob=blob_id), as_memfd(data), size)
         return blob_id
 
     def send_payload(self, message: Union[Image, ToolCall], data: Union[bytes, int], size: int) -> None:
-        """Sends a message of an execution whose payload is its body or, when large, a blob ahead of it."""
-        if not size and isinstance(data, int):  # there is nothing to send from an empty file
+        """Sends a message of an execution with its payload: in its body or, if it is large, in a blob before it."""
+        if not size and isinstance(data, int):  # an empty file can't be sent
             os.close(data)
             data = b""
         if size <= CHUNK_BYTES:
@@ -169,11 +167,11 @@ class Channel:
         self.send(Done(op=op, ok=True, **more), body)
 
     def fail(self, op: int, reason: str, message: str, body: bytes = b"") -> None:
-        """Answers a request that cannot be done."""
+        """Refuses a request."""
         self.send(Done(op=op, ok=False, reason=reason, message=message[:_REFUSAL_CHARS_SENT]), body)
 
     def flush(self) -> None:
-        """Writes until the socket is full or there is nothing left."""
+        """Writes until the socket is full or nothing is left."""
         while self._conn is not None:
             if not self._writing:
                 frame = self._window.next_frame()
@@ -195,16 +193,16 @@ class Channel:
                 return
 
     def _write(self, conn: socket.socket) -> None:
-        """Writes once, and takes note of how far it came."""
+        """Writes once, and removes the written part."""
         first = self._writing[0]
         if isinstance(first, FileSlice):
-            # From file to socket within the kernel: what a program gives may be large.
+            # From file to socket within the kernel: a program's payload may be large.
             try:
                 sent = os.sendfile(conn.fileno(), first.fd, first.offset, first.length)
             except (BlockingIOError, ConnectionError):
                 raise
             except OSError:
-                # The file's fault, not the connection's: taken for one that is broken, each next one would break, too.
+                # The file can't be sent this way. Taken for a broken connection, it would break every next one, too.
                 self._writing[0] = memoryview(os.pread(first.fd, first.length, first.offset))
                 return
             assert sent, "a sealed file shrank"
@@ -249,7 +247,7 @@ class Channel:
         try:
             sock = accept(self._listener)
         except OSError:
-            return  # gone again, or no descriptor left: the next one may fare better
+            return  # it is gone, or no descriptor is left; the next one may succeed
         sock.setblocking(False)
         if len(self._strangers) >= _MAX_STRANGERS:
             self._drop(min(self._strangers.values(), key=lambda s: s.deadline))
@@ -277,7 +275,7 @@ class Channel:
                 self._adopt(stranger, frames)
 
     def _is_daemon(self, frame: Frame) -> bool:
-        """Returns True when the token is the next one of the chain, and uses it up."""
+        """Returns true if the token is the next one of the chain, and uses it up."""
         try:
             token = bytes.fromhex(frame.head.text("token", 256))
         except ValueError:  # FrameError is one too
@@ -288,7 +286,7 @@ class Channel:
         return True
 
     def _adopt(self, stranger: _Stranger, frames: list[Frame]) -> None:
-        """Makes the connection the daemon's, unless its version or its position is none that we could serve."""
+        """Makes the connection the daemon's, unless its version or position does not fit."""
         try:
             hello = Hello.read(frames[0].head)
             if hello.protocol != PROTOCOL_VERSION:
@@ -306,8 +304,8 @@ class Channel:
             self._on_new_daemon()
         ready = self._describe(self._window.taken, self._window.acked)
         self._writing = [memoryview(encode_frame(ready.kind, ready.head()))]
-        # The daemon sends the notice of a refusal before the program gets it: it belongs to the log of that run, also
-        # when the run's end came into the same turn of the loop.
+        # First in each turn: the daemon sends the notice of a refused connection before the program learns of it, and
+        # the notice belongs to the log of that run, even if the run ends in the same turn.
         self._loop.first = self._conn.fileno()
         self._watch(self._conn.fileno(), READ, self._readable)
         self.last_heard = time.monotonic()
@@ -315,7 +313,7 @@ class Channel:
         self._take(frames[1:])
 
     def _hand_out_listener(self, stranger: _Stranger, frame: Frame) -> None:
-        """Answers with the descriptor where there is one and it can be passed, and closes the connection."""
+        """Answers with the descriptor, if there is one, and closes the connection."""
         try:
             version = TakeListener.read(frame.head).protocol
             if version == PROTOCOL_VERSION and self._egress_listener is not None:
@@ -323,7 +321,7 @@ class Channel:
                 passed = self._egress_listener.to_bytes(4, sys.byteorder)
                 stranger.sock.sendmsg([answer], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
         except (OSError, FrameError):
-            pass  # the daemon sees the end of the connection, and may try again
+            pass  # the daemon sees the connection close, and may try again
         self._drop(stranger)
 
     def _readable(self, events: int) -> None:
@@ -370,7 +368,7 @@ class Channel:
             self._on_frame(frame)
 
     def _reply(self, message: Message) -> None:
-        """Sends a frame without a number, behind the one that is being written now."""
+        """Sends a frame without a number, after the one being written."""
         if self._conn is not None:
             self._writing.append(memoryview(self._window.unnumbered(message.kind, message.head())))
             self.flush()
@@ -390,12 +388,12 @@ class Channel:
 
 
 def as_memfd(data: Union[bytes, int]) -> int:
-    """A payload as a sealed memory file, which it may be already."""
+    """Returns a payload as a sealed memory file, which it may be already."""
     return link.sealed_memfd([data]) if isinstance(data, bytes) else data
 
 
 def _close_files(frames: Sequence[Numbered]) -> None:
-    """Closes the memory files that frames, which are kept no more, were sent from."""
+    """Closes the memory files of released frames."""
     for frame in frames:
         if isinstance(frame.body, FileSlice) and frame.body.last:
             os.close(frame.body.fd)

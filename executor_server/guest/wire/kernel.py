@@ -1,4 +1,4 @@
-"""System calls that make a sandbox and that Python has no function for, with their errors as OSError.
+"""System calls for making sandboxes that Python has no function for. Errors are raised as OSError.
 
 Only what makes sandboxes out of its own process uses them: the command that makes namespaces in a machine of the cloud,
 and the fork server. The guest of a sandbox that was made otherwise does not import ctypes (6 ms).
@@ -21,7 +21,7 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-# The pid namespace is made before, by the parent: unshare(2) puts only the next child into it, not the caller.
+# The parent has made the pid namespace before: unshare(2) moves only the next child into it, not the caller.
 SANDBOX_NAMESPACES = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET | CLONE_NEWCGROUP
 
 # linux/mount.h
@@ -79,14 +79,14 @@ def mount(source: str, target: str, kind: Optional[str] = None, flags: int = 0, 
 
 
 def unmount(target: str) -> None:
-    """Detaches a mount, also while something uses it."""
+    """Detaches a mount, even one in use."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)), target)
 
 
 def copy_mounts(path: str) -> int:
-    """Returns a descriptor of a private copy of what is mounted at and below `path`, to be mounted elsewhere.
+    """Returns a descriptor of a private copy of the mounts at and below `path`, to be mounted elsewhere.
 
-    Linux 5.2. The copy is of no mount namespace yet, and so can be taken into that of another user namespace.
+    Linux 5.2. The copy belongs to no mount namespace yet, so another user namespace can mount it.
     """
     flags = ctypes.c_uint(_OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE)
     return _check(_libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(path), flags), path)
@@ -110,12 +110,12 @@ def mount_copy(fd: int, target: str) -> None:
 
 
 def enter_root(directory: str) -> None:
-    """Makes a mount point the root of this process's mount namespace, and detaches all that was mounted before."""
+    """Makes a mount point the root of this process's mount namespace, and detaches the old root."""
     machine = os.uname().machine
     if machine not in _PIVOT_ROOT:
         raise OSError(f"the number of pivot_root is not known for {machine}")
     os.chdir(directory)
-    # pivot_root(".", ".") stacks the old root on the new one, so it needs no directory. Then it is detached.
+    # pivot_root(".", ".") stacks the old root on the new one, without a directory for it. Then it is detached.
     _check(_libc.syscall(ctypes.c_long(_PIVOT_ROOT[machine]), b".", b"."), directory)
     _check(_libc.umount2(b".", ctypes.c_int(_MNT_DETACH)))
     os.chdir("/")

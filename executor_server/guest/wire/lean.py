@@ -1,9 +1,8 @@
 """The C cores of json, socket, signal and collections, without the Python around them.
 
-A sandbox is ready when its supervisor answers, and most of the time until then would go into imports: json brings re
-and enum, socket brings selectors, typing costs as much as all of the supervisor. So the supervisor's modules take what
-they need from here, and typing only when a type checker reads them. Whatever runs later, the interpreter and the
-checker, imports as usual.
+A sandbox is ready when its supervisor answers, and imports would take most of that time: json imports re and enum,
+socket imports selectors, and typing costs as much as the whole supervisor. So the supervisor's modules import these
+parts from here, and typing only for type checkers. The interpreter and the checker run later, and import as usual.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _write = writer(ascii_only=True)
 
 
 def dumps(value: Any) -> bytes:
-    """As json.dumps, compact and ASCII, for objects and arrays."""
+    """Like json.dumps, compact and ASCII, for objects and arrays."""
     return _write(value).encode("ascii")
 
 
 def accept(listener: socket.socket) -> socket.socket:
-    """The next connection. Raises OSError."""
+    """Returns the next connection. Raises OSError."""
     fd, _ = listener._accept()  # type: ignore[attr-defined]
     return socket.socket(fileno=fd)
 
 
 def passed_descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Returns the descriptors that came with a message, by the ancillary data of `recvmsg`. They are the caller's."""
+    """Returns the descriptors in the ancillary data of `recvmsg`. The caller owns them."""
     passed: list[int] = []
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

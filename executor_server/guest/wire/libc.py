@@ -1,7 +1,7 @@
 """Functions of the C library, without ctypes.
 
-A sandbox needs a few of them, and ctypes around its C core would cost every one of its processes memory, and its start
-6 ms. The core calls a function with integers and None, as the C types int and pointer, and returns an int.
+A sandbox needs a few of them. Importing all of ctypes would cost each of its processes memory, and its start 6 ms. The
+C core of ctypes calls a function with integers and None, as C's int and pointer, and returns an int.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PR_SET_DUMPABLE = 4
 
 
 def function(name: str) -> Callable[..., int]:
-    """A function of the C library. Raises OSError when there is none of this name."""
+    """Returns a function of the C library. Raises OSError if it does not exist."""
     address = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]  # None: the process itself
     call: Callable[[int, tuple[Optional[int], ...]], int] = _ctypes.call_cdeclfunction
 
@@ -37,7 +37,7 @@ class _Function(_ctypes.CFuncPtr):
 
 
 def checked_function(name: str) -> Callable[..., int]:
-    """A function of the C library that takes integers and bytes; for its -1 the returned one raises OSError."""
+    """Returns a function of the C library that takes integers and bytes, and raises OSError if it returns -1."""
     call = _Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), name))  # type: ignore[arg-type]
 
     def called(*arguments: Union[int, bytes]) -> int:

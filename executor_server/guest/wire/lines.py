@@ -2,17 +2,17 @@
 
 Theory of operation. Such a stream is not to be trusted with bytes: a shell may print before the command does, a retry
 may send a line twice, and text that passes through JSON, logs and line buffers may be cut, repeated or reordered.
-So each line says which one it is and what is in it:
+So each line has a number and a checksum:
 
     SEQ CRC BASE64
 
 SEQ counts from 1 in each direction of each connection; CRC is the CRC-32 of `SEQ ` and the raw bytes, as 8 hex digits;
-all is ASCII, and a line ends with a line feed. One that was there already is ignored, so that sending may be repeated.
-Whatever else is not exactly the next line ends the connection with LineError: what was lost comes again with the
-next one, which is the business of the frames inside (frames.py).
+all is ASCII, and a line ends with a line feed. A repeated line is ignored, so that sending may be repeated. Anything
+else that is not exactly the next line ends the connection with LineError. The frames inside (frames.py) are sent again
+over the next connection.
 
-This guards against accidents. Who can write lines can write valid ones: the frames are what is authenticated.
-It does no input or output, and must never know what it carries.
+This guards against accidents only: anybody who can write lines can write valid ones. The frames are authenticated.
+This module does no input or output, and must never know what it carries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SHOWN_CHARS = 40
 
 
 class LineError(Exception):
-    """The line is not the next one; the connection has to be closed."""
+    """This is not the next line; the connection has to be closed."""
 
 
 def start_line(nonce: str) -> bytes:
@@ -52,7 +52,7 @@ def start_line(nonce: str) -> bytes:
 
 
 def encode_lines(data: Union[bytes, bytearray, memoryview], first_seq: int) -> tuple[bytes, int]:
-    """The lines for `data`, of which the first has this number, and the number of the line after them."""
+    """Returns the lines for `data`, numbered from `first_seq`, and the number of the next line."""
     lines = []
     view = memoryview(data)
     seq = first_seq
@@ -65,13 +65,13 @@ def encode_lines(data: Union[bytes, bytearray, memoryview], first_seq: int) -> t
 
 
 class LineDecoder:
-    """Takes the stream in pieces of any size, and gives the bytes back, each once and in order.
+    """Takes the stream in pieces of any size, and returns its bytes, each once and in order.
 
-    It keeps at most one line that is not complete. Once it has raised LineError it goes on doing so.
+    It keeps at most one incomplete line. Once it has raised LineError, it always does.
     """
 
     def __init__(self, nonce: Optional[str] = None) -> None:
-        """`nonce` is that of the start line to wait for; None where the lines begin at once."""
+        """`nonce` is that of the start line; None if the lines begin at once."""
         self._start = None if nonce is None else f"{START} {nonce}".encode("ascii")
         self._skipped_bytes = 0
         self._partial = bytearray()
@@ -80,11 +80,11 @@ class LineDecoder:
 
     @property
     def started(self) -> bool:
-        """True when the start line has arrived."""
+        """True once the start line has arrived."""
         return self._start is None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Returns the content of the lines that are complete now. Raises LineError."""
+        """Returns the contents of the lines that are complete now. Raises LineError."""
         if self._broken:
             raise LineError(self._broken)
         try:
@@ -117,7 +117,7 @@ class LineDecoder:
         self._partial += memoryview(data)[begin:end]
 
     def _take(self, line: bytes) -> Optional[bytes]:
-        """The bytes of one line; None for one that holds none."""
+        """Returns the bytes of one line; None if it has none."""
         if self._start is not None:
             if line == self._start:
                 self._start = None
@@ -135,7 +135,7 @@ class LineDecoder:
 
 
 def _decode(line: bytes) -> tuple[int, bytes]:
-    """The number and the bytes of a line whose CRC is right, even if its number is not the one awaited."""
+    """Returns the number and the bytes of a line, whose checksum is right. Raises LineError."""
     fields = line.split(b" ")
     if len(fields) != 3:
         raise LineError(f"not a line of the relay: {_shown(line)}")

@@ -1,9 +1,9 @@
 """Messages between the supervisor and its children, over a SOCK_SEQPACKET pair.
 
 The kernel keeps message boundaries, so threads and stray forks of the interpreter cannot garble each other's messages.
-A message is a JSON head and a body. A body too large for one packet lies in a sealed memfd that goes along: sealed
-means that its writer can neither shrink nor change it any more, so the reader needs neither a copy nor trust, and
-because only memory files can be sealed, reading it never blocks on a FIFO or a device sent in its place.
+A message is a JSON head and a body. A body too large for one packet is sent as a sealed memory file. Its writer can no
+longer shrink or change it, so the reader needs neither a copy nor trust. Only memory files can be sealed, so reading
+never blocks on a FIFO or a device sent in its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 64 * 1024
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
-_MAX_FDS = 5  # a payload, stdout and stderr, and both of the time between runs
+_MAX_FDS = 5  # a payload, a run's stdout and stderr, and those for the time between runs
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_FDS * 4)
 
 _F_ADD_SEALS = 1033
@@ -38,7 +38,7 @@ class LinkClosed(Exception):
 
 
 class Packet:
-    """A message as it came. Its descriptors are the receiver's, until `take_memfd` hands the payload's on."""
+    """A received message. It owns its descriptors, until `take_memfd` hands the payload's over."""
 
     __slots__ = ("body", "fds", "head", "memfd", "message", "size")
 
@@ -51,17 +51,17 @@ class Packet:
         self.message: Optional[LinkMessage] = None  # the head, once it was read (link_messages.py)
 
     def take_memfd(self) -> Optional[int]:
-        """The memory file, from now on the caller's to close; None where the body came in the packet."""
+        """Returns the memory file, which the caller then owns; None if the body came in the packet."""
         memfd, self.memfd = self.memfd, None
         return memfd
 
     def close_fds(self) -> None:
-        """Closes what came along beside the payload."""
+        """Closes the descriptors but the payload's."""
         while self.fds:
             os.close(self.fds.pop())
 
     def close(self) -> None:
-        """Closes the descriptors that were not taken."""
+        """Closes all descriptors that were not taken."""
         self.close_fds()
         memfd = self.take_memfd()
         if memfd is not None:
@@ -69,7 +69,7 @@ class Packet:
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends, large enough for one full packet in flight."""
+    """Returns two connected ends, with room for full packets in flight."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _PACKET_BYTES)
@@ -77,7 +77,7 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def sealed_memfd(pieces: list[Any]) -> int:
-    """A read-only memory file with these bytes."""
+    """Returns a sealed memory file with these bytes."""
     fd = os.memfd_create("payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for piece in pieces:
@@ -97,9 +97,9 @@ def seal(fd: int) -> None:
 
 
 def checked_memfd(fd: int, max_bytes: int) -> int:
-    """The size of a sealed memory file. Raises FrameError for anything else.
+    """Returns the size of a sealed memory file. Raises FrameError for anything else.
 
-    One of huge pages is something else: it can be sealed, but sendfile(2) can't send it.
+    That includes files of huge pages: they can be sealed, but sendfile(2) can't send them.
     """
     try:
         seals = fcntl.fcntl(fd, _F_GET_SEALS)
@@ -119,7 +119,7 @@ _device: Optional[int] = None
 
 
 def _memory_device() -> int:
-    """The file system in which the kernel keeps all ordinary memory files."""
+    """Returns the file system of all ordinary memory files."""
     global _device
     if _device is None:
         fd = os.memfd_create("device", os.MFD_CLOEXEC)
@@ -129,7 +129,7 @@ def _memory_device() -> int:
 
 
 def read_memfd(fd: int, size: int) -> bytes:
-    """All of a sealed memory file; closes it."""
+    """Returns the contents of a sealed memory file, and closes it."""
     try:
         pieces = []
         offset = 0
@@ -145,7 +145,7 @@ def read_memfd(fd: int, size: int) -> bytes:
 
 
 def read_body(packet: Packet, max_bytes: Optional[int] = None) -> bytes:
-    """The body of a message, wherever it is; closes its memory file. Raises FrameError for a larger one, unread."""
+    """Returns the body of a message; closes its memory file. Raises FrameError, without reading, if it is larger."""
     if max_bytes is not None and packet.size > max_bytes:
         raise FrameError(f"a body of {packet.size} bytes, at most {max_bytes} are expected")
     memfd = packet.take_memfd()
@@ -160,7 +160,7 @@ def size_of(parts: Parts) -> int:
 def send(sock: socket.socket, message: LinkMessage, body: Union[bytes, Parts] = b"", fds: tuple[int, ...] = ()) -> None:
     """Sends one message. `fds` stay the caller's.
 
-    Raises LinkClosed, and BlockingIOError where a non-blocking link is full.
+    Raises LinkClosed, and BlockingIOError if a non-blocking link is full.
     """
     if isinstance(body, bytes) and len(body) <= INLINE_BYTES:  # nearly all are
         _send_packet(sock, encode_head(message.head()), body, fds)
@@ -177,7 +177,7 @@ def send(sock: socket.socket, message: LinkMessage, body: Union[bytes, Parts] = 
 
 
 def forward(sock: socket.socket, message: LinkMessage, memfd: int) -> None:
-    """Sends one message whose body is an existing sealed memory file, which stays the caller's."""
+    """Sends one message whose body is a sealed memory file, which the caller keeps."""
     _send_packet(sock, encode_head({**message.head(), "memfd": True}), b"", (memfd,))
 
 
@@ -191,9 +191,9 @@ def _send_packet(sock: socket.socket, head: bytes, body: bytes, fds: tuple[int, 
 
 
 def await_size(sock: socket.socket) -> int:
-    """Returns the bytes of the next message, which stays unread; 0 when the other end is gone.
+    """Returns the size of the next message, without reading it; 0 if the other end is gone.
 
-    Raises BlockingIOError where none waits on a non-blocking link.
+    Raises BlockingIOError if no message waits on a non-blocking link.
     """
     try:
         return sock.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
@@ -202,12 +202,12 @@ def await_size(sock: socket.socket) -> int:
 
 
 def receive(sock: socket.socket, max_bytes: int, size: Optional[int] = None) -> Packet:
-    """The next message. Raises LinkClosed, FrameError, and BlockingIOError where none waits on a non-blocking link.
+    """Returns the next message. Raises LinkClosed, FrameError, and BlockingIOError if a non-blocking link has none.
 
-    `size` is what `await_size` has returned for it, if it was called.
+    `size` is the result of `await_size`, if that was called.
     """
     if size is None:
-        size = await_size(sock)  # for the largest one, the C library would map memory and unmap it again
+        size = await_size(sock)  # a buffer for the largest message would be mapped and unmapped each time
     try:
         data, ancillary, flags, _ = sock.recvmsg(min(size, _PACKET_BYTES), _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError as error:

@@ -1,12 +1,12 @@
 """The messages on the links between the supervisor and its children: one class for each, and for each object in a body.
 
-This is the schema of both ends of a link (link.py), as messages.py is that of the channel to the daemon. Both ends are
-forked from one process, so they never differ in version; tests/unit/guest/wire/test_messages.py compares the
-schema with its snapshot, so that a field is renamed or bounded differently on purpose only.
+Both ends of a link (link.py) use this schema, as messages.py is that of the channel to the daemon. Both ends are forked
+from one process, so they never differ in version. tests/unit/guest/wire/test_messages.py compares the schema with its
+snapshot, so that no field changes by accident.
 
-A message of the interpreter may be agent code's, and one of the checker that of a source which has broken its parser.
-Each is read whole and checked before any of its fields is used. A check that needs more than one field, the body, or
-the state of the receiver is made by the receiver.
+Messages of the interpreter may come from agent code, and messages of the checker from a source that broke its parser.
+Each is read whole and checked before any of its fields is used. The receiver makes the checks that need several fields,
+the body, or its own state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DESCRIPTION_CHARS = 16 * 1024
 
 
 class LinkMessage(Record):
-    """The head of a message; `kind` is its word on the link."""
+    """The head of a message; `kind` is its name on the link."""
 
     kind = ""
     by_kind: dict[str, type[LinkMessage]] = {}  # noqa: RUF012 - filled once, by the classes themselves
@@ -61,7 +61,7 @@ class LinkMessage(Record):
 
 
 def message_of(packet: Packet) -> LinkMessage:
-    """Returns the message in a packet's head, which is read once. Raises FrameError."""
+    """Returns the message in a packet's head. Reads it once only. Raises FrameError."""
     if packet.message is None:
         kind = packet.head.values.get("t")
         cls = LinkMessage.by_kind.get(kind) if type(kind) is str else None
@@ -76,7 +76,7 @@ def message_of(packet: Packet) -> LinkMessage:
 
 
 class PlacedTool(Record):
-    """A tool of TOOLS or SHIP. One that is shipped has `modules`; one that is not there for a reason, `why_not`."""
+    """A tool of TOOLS or SHIP. A shipped one has `modules`; an unavailable one has `why_not`."""
 
     name: str = text(MAX_NAME_CHARS)
     description: str = text(_DESCRIPTION_CHARS)
@@ -95,7 +95,7 @@ class RefusedSource(Record):
 
 
 class SavepointMade(Record):
-    """The interpreter's answer: what the copy holds of the workspace."""
+    """The interpreter's answer: the files of the workspace in the copy."""
 
     files: int = integer()
     file_bytes: int = integer()
@@ -103,7 +103,7 @@ class SavepointMade(Record):
 
 
 class BranchChanges(Record):
-    """The changes that a program has made in a branch."""
+    """The changes of a program in a branch."""
 
     variables: Changes = record(Changes)
     files: Changes = record(Changes)
@@ -119,7 +119,7 @@ def placed_tools(body: bytes) -> list[PlacedTool]:
 
 
 class Check(LinkMessage, kind="check"):
-    """Body: CodeRules, of this length, then the source."""
+    """Body: CodeRules, `rules` bytes; the source."""
 
     filename: str = text(_FILENAME_CHARS)
     mode: str = text(32)
@@ -142,32 +142,32 @@ class SetRules(LinkMessage, kind="settings"):
 
 
 class PlaceTools(LinkMessage, kind="tools"):
-    """Body: a list of PlacedTool; none is made in the interpreter."""
+    """Body: a list of PlacedTool; the interpreter makes none of them."""
 
 
 class ToolPart(LinkMessage, kind="part"):
-    """Payload: a part of a tool of the next SHIP."""
+    """Payload: a part of a tool in the next SHIP."""
 
     tool: str = text(MAX_NAME_CHARS)
     part: str = one_of(*TOOL_PARTS)
 
 
 class ShipTools(LinkMessage, kind="ship"):
-    """Body: a list of PlacedTool. With `again`, they were made in an earlier interpreter. ANSWERED answers it."""
+    """Body: a list of PlacedTool. `again`: an earlier interpreter had made them. ANSWERED answers it."""
 
     again: bool = boolean()
 
 
 class DropTools(LinkMessage, kind="drop"):
-    """Body: a list of names; a call of one raises an error with this reason."""
+    """Body: a list of names. Calls of these tools raise an error with this reason."""
 
     why_not: str = text(MAX_REASON_CHARS)
 
 
 class RunProgram(LinkMessage, kind="run"):
-    """Body: the source, of this length, then the checker's code. The pipes of the run come as descriptors.
+    """Body: the source, `source` bytes; the checker's code. The run's pipes come as descriptors.
 
-    `operations_mark` and `session_mark`: operations at which NEAR_LIMIT is due, of the run and of the session.
+    `operations_mark` and `session_mark`: operations of the run at which NEAR_LIMIT is due, for either budget.
     """
 
     filename: str = text(_FILENAME_CHARS)
@@ -175,46 +175,46 @@ class RunProgram(LinkMessage, kind="run"):
     operations: int = integer()
     operations_mark: Optional[int] = integer(default=None)
     session_mark: Optional[int] = integer(default=None)
-    session_operations: Optional[int] = integer(default=None)  # when these leave less than the run asked for
+    session_operations: Optional[int] = integer(default=None)  # if they leave less than the run requested
     whole_output: bool = boolean(default=False)
 
 
 class Variable(LinkMessage, kind="variable"):
-    """Payload: the packed value. To the interpreter, one to set at COMMIT; from it, a part of the answer to GET."""
+    """Payload: the packed value. To the interpreter: set it at COMMIT; from it: part of the answer to GET."""
 
     name: str = text(MAX_NAME_CHARS)
 
 
 class CommitVariables(LinkMessage, kind="commit"):
-    """Sets the variables that came before. ANSWERED answers it."""
+    """Sets the variables sent before. ANSWERED answers it."""
 
 
 class ForgetVariables(LinkMessage, kind="forget"):
-    """Drops the variables that came before."""
+    """Drops the variables sent before."""
 
 
 class GetVariables(LinkMessage, kind="get"):
-    """Body: a list of names; empty for all. VARIABLE for each that there is and ANSWERED with the others answer it."""
+    """Body: a list of names; empty for all. The answer: VARIABLE for each, then ANSWERED with the missing ones."""
 
 
 class FindModules(LinkMessage, kind="find"):
-    """Body: a list of names. ANSWERED with those that the image lacks answers it."""
+    """Body: a list of names. ANSWERED has those that the image lacks."""
 
 
 class ExportState(LinkMessage, kind="export"):
-    """STATE and ANSWERED, whose body is its manifest, answer it."""
+    """The answer: STATE, then ANSWERED with its manifest."""
 
     max_bytes: int = integer()
 
 
 class RestoreState(LinkMessage, kind="restore"):
-    """Payload: the state, a memory file. ANSWERED, whose body is its manifest, answers it."""
+    """Payload: the state, a memory file. ANSWERED has its manifest."""
 
 
 class TakeSavepoint(LinkMessage, kind="savepoint"):
-    """The link of the copy to be made comes as a descriptor. ANSWERED, whose body is SavepointMade, answers it.
+    """The link of the new copy comes as a descriptor. ANSWERED has SavepointMade.
 
-    With `whole`, it is refused when it can't hold the files of the workspace.
+    `whole`: it fails if the copy can't have all files of the workspace.
     """
 
     file_bytes: int = integer()
@@ -222,32 +222,32 @@ class TakeSavepoint(LinkMessage, kind="savepoint"):
 
 
 class MakeSuccessor(LinkMessage, kind="make_successor"):
-    """To a savepoint's process: it forks another one, whose link comes as a descriptor."""
+    """To a savepoint's process: forks another one, whose link comes as a descriptor."""
 
 
 class Resume(LinkMessage, kind="resume"):
-    """To a copy: it goes on as the interpreter, and its link becomes the interpreter's.
+    """To a copy: continues as the interpreter, with its link.
 
-    With `branch`, it goes on beside the interpreter, in a workspace that is as it was.
+    `branch`: the interpreter stays, and the workspace is unchanged.
     """
 
     branch: bool = boolean(default=False)
 
 
 class BeginBranch(LinkMessage, kind="begin_branch"):
-    """To a branch, before its program: it notes its variables. ANSWERED answers it."""
+    """To a branch, before its program: records its variables. ANSWERED answers it."""
 
 
 class EndBranch(LinkMessage, kind="end_branch"):
-    """To a branch, after its program. ANSWERED, whose body is BranchChanges, answers it."""
+    """To a branch, after its program. ANSWERED has BranchChanges."""
 
 
 class RestoreFiles(LinkMessage, kind="restore_files"):
-    """To the interpreter, after a branch: it makes the workspace as it was. ANSWERED answers it, with what failed."""
+    """To the interpreter, after a branch: restores the workspace. ANSWERED says what failed."""
 
 
 class ToolReply(LinkMessage, kind="reply"):
-    """Payload: the message of an exception of this type, and its packed arguments; when `ok`, the packed value."""
+    """Payload: the message of an exception of this type, and its packed arguments; if `ok`, the packed value."""
 
     call: str = text(_CALL_CHARS)
     ok: bool = boolean()
@@ -257,7 +257,7 @@ class ToolReply(LinkMessage, kind="reply"):
 
 
 class ImageReply(LinkMessage, kind="image_reply"):
-    """The image was taken, or left out for this reason."""
+    """The image was accepted, or left out for this reason."""
 
     call: str = text(_CALL_CHARS)
     left_out: str = text(256, default="")
@@ -281,29 +281,29 @@ class NotImported(LinkMessage, kind="not_imported"):
 
 
 class Booted(LinkMessage, kind="booted"):
-    """The interpreter serves."""
+    """The interpreter is ready."""
 
 
 class CopyWaits(LinkMessage, kind="copy_waits"):
-    """A savepoint's process is there, and waits for RESUME."""
+    """A savepoint's process exists, and waits for RESUME."""
 
     pid: int = integer(2, _MAX_PID)
 
 
 class Resumed(LinkMessage, kind="resumed"):
-    """A copy goes on as the interpreter; `left_out` says what is not as it was."""
+    """A copy continues as the interpreter; `left_out` lists what could not be restored."""
 
     left_out: list[str] = texts(MAX_LEFT_OUT, MAX_LEFT_OUT_CHARS)
 
 
 class Unfit(LinkMessage, kind="unfit"):
-    """The interpreter's own code failed: it ends."""
+    """The interpreter's own code failed, and it ends."""
 
     why: str = text(MAX_REASON_CHARS)
 
 
 class Output(LinkMessage, kind="output"):
-    """Payload: the packed value of the program, when it is too large for DONE."""
+    """Payload: the packed value of the program, if it is too large for DONE."""
 
 
 class ShownImage(LinkMessage, kind="image"):
@@ -334,13 +334,13 @@ class NearLimit(LinkMessage, kind="limit"):
 
 
 class ProgramStopped(LinkMessage, kind="stopped"):
-    """The program has spent its operations or was refused something: nothing that it does from now on counts."""
+    """The program has spent its operations or broken a rule: nothing that it does from now on counts."""
 
     outcome: str = one_of(*STOPS)
 
 
 class ProgramEnded(LinkMessage, kind="done"):
-    """Body: ErrorDetail, of this length, then the packed value. With `unfit`, no other program can run."""
+    """Body: ErrorDetail, `error` bytes; the packed value. `unfit`: why no other program can run."""
 
     filename: str = text(_FILENAME_CHARS)
     outcome: str = one_of(*PROGRAM_OUTCOMES)
@@ -354,7 +354,7 @@ class ExportedState(LinkMessage, kind="state"):
 
 
 class Answered(LinkMessage, kind="op_done"):
-    """The end of a request. Body: the list of names, or the manifest, that the request asks for."""
+    """The end of a request. Body: the list of names or the manifest that it asked for."""
 
     ok: bool = boolean()
     message: str = text(MAX_ANSWER_CHARS, default="")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Callable, Optional
 
     Handler = Callable[[int], None]
-    """Takes the events that came."""
+    """Takes the events of the descriptor."""
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
@@ -21,13 +21,13 @@ class Loop:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._handlers: dict[int, tuple[int, Handler]] = {}
-        self.first = -1  # the descriptor whose events are handled before those of others that came with them
-        self._last: set[int] = set()  # those whose events are handled after all others
+        self.first = -1  # the descriptor whose events are handled before simultaneous events of others
+        self._last: set[int] = set()  # descriptors whose events are handled after all others
 
     def watch(self, fd: int, events: int, handler: Optional[Handler], *, last: bool = False) -> None:
-        """Has the handler called when these events come; without a handler, forgets the descriptor.
+        """Calls the handler for these events; without a handler, forgets the descriptor.
 
-        `last`: after the handlers of other events that came with them, which may forget this one.
+        `last`: after the handlers of simultaneous events, which may forget this one.
         """
         known = self._handlers.get(fd)
         if handler is None:
@@ -45,7 +45,7 @@ class Loop:
             self._poll.modify(fd, events)
 
     def turn(self, timeout_s: float) -> bool:
-        """Waits for events, at most so long, and handles them; whether there were any."""
+        """Waits for events, at most `timeout_s`, and handles them; returns true if there were any."""
         ready = self._poll.poll(timeout_s)
         if len(ready) > 1:
             ready.sort(key=self._place)

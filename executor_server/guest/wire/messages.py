@@ -1,13 +1,12 @@
 """The messages of the guest channel: one class for the head of each kind of frame, and for each JSON object in a body.
 
-This is the schema of both ends, with the rules of session_rules.py. Renaming, adding, removing or bounding a field
-differently changes the protocol: raise PROTOCOL_VERSION (frames.py) with it. tests/unit/guest/wire/test_messages.py
-compares the schema with the snapshot of the version and fails when that was forgotten. An adopted sandbox has the guest
-of the daemon that made it, so a later daemon continues with it only when the version is the same
-(executor_server/sessions/recovery.py).
+Both ends use this schema, and the rules of session_rules.py. Renaming, adding or removing a field, or changing its
+bounds, changes the protocol: raise PROTOCOL_VERSION (frames.py) with it. tests/unit/guest/wire/test_messages.py
+compares the schema with the version's snapshot. An adopted sandbox has the guest of the daemon that made it, so a later daemon
+continues with it only if the version is the same (executor_server/sessions/recovery.py).
 
-The class describes the body too. Bounds are those of a correct peer; the daemon treats every message as hostile. A
-check that needs more than one field, or the body, is made where the message is read.
+A class also documents the body. Bounds are those of a correct peer; the daemon treats every message as hostile. The
+reader of a message makes the checks that need several fields, or the body.
 """
 
 from __future__ import annotations
@@ -66,14 +65,14 @@ IMAGE_SOURCES = ("figure", "display")
 
 
 class Place(Record):
-    """The place of some bytes: the next `inline` bytes of the body, or a blob."""
+    """Where some bytes are: the next `inline` bytes of the body, or a blob."""
 
     inline: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)
     blob: Optional[str] = text(_ID_CHARS, default=None)
 
 
 class ListedTool(Record):
-    """A tool of REGISTER_TOOLS. One that is shipped has `modules`, and its parts somewhere."""
+    """A tool of REGISTER_TOOLS. A shipped one has `modules`, and the places of its parts."""
 
     name: str = text(MAX_NAME_CHARS)
     description: str = text(16 * 1024)
@@ -111,7 +110,7 @@ class GotVariables(Record):
 
 
 class FileEntry(Record):
-    """A file or a directory, as it is described."""
+    """The description of a file or a directory."""
 
     path: str = text(_MAX_PATH_CHARS)
     size: int = integer()
@@ -120,7 +119,7 @@ class FileEntry(Record):
 
 
 class ErrorDetail(Record):
-    """The error with which an execution ended."""
+    """The error of an execution."""
 
     type: str = text(256)
     message: str = text(MAX_MESSAGE_CHARS)
@@ -142,14 +141,14 @@ class Hello(Message, kind=Kind.HELLO):
 
 
 class TakeListener(Message, kind=Kind.TAKE_LISTENER):
-    """The first and only frame of a connection, as HELLO is the first of another. LISTENER answers it."""
+    """The only frame of its connection, in place of HELLO. LISTENER answers it."""
 
     token: str = text(256)
     protocol: int = integer()
 
 
 class Configure(Request, kind=Kind.CONFIGURE):
-    """Body: SessionRules, of this length, then an object of environment variables, of that one, then the prelude."""
+    """Body: SessionRules, `settings` bytes; an object of environment variables, `env` bytes; the prelude."""
 
     settings: int = integer(0, MAX_BODY_BYTES)
     env: int = integer(0, MAX_BODY_BYTES)
@@ -162,8 +161,8 @@ class Restrict(Request, kind=Kind.RESTRICT):
 class Execute(Message, kind=Kind.EXECUTE):
     """Body: the source. `asked` and `policy` are for the daemon's journal; the guest does not use them.
 
-    With `savepoints`, one is taken first, as by TAKE_SAVEPOINT; a program that ends the interpreter goes back to it.
-    With `branches`, it runs in a copy of the interpreter, and at most so many copies are kept.
+    With `savepoints`, one is taken first, as by TAKE_SAVEPOINT; the session goes back to it if the interpreter ends.
+    With `branches`, it runs in a copy of the interpreter; at most that many copies are kept.
     """
 
     id: str = text(_ID_CHARS)
@@ -184,11 +183,11 @@ class Cancel(Message, kind=Kind.CANCEL):
 
 
 class Note(Message, kind=Kind.NOTE):
-    """Body: a line for the log of the execution that runs, or for the next one's; UTF-8."""
+    """Body: a line for the log of the running execution, or of the next one; UTF-8."""
 
 
 class ToolResult(Message, kind=Kind.TOOL_RESULT):
-    """Body: the message of an exception of this type, and its arguments; when `ok`, the value, unless a blob has it."""
+    """Body: the message of an exception of this type, and its arguments; if `ok`, the value, unless a blob has it."""
 
     id: str = text(_ID_CHARS)
     call: str = text(_ID_CHARS)
@@ -199,13 +198,13 @@ class ToolResult(Message, kind=Kind.TOOL_RESULT):
 
 
 class RegisterTools(Request, kind=Kind.REGISTER_TOOLS):
-    """Body: a list of ListedTool, of this length, then all that is inline, in its order."""
+    """Body: a list of ListedTool, `listed` bytes, then all inline parts in order."""
 
     listed: int = integer(0, MAX_BODY_BYTES)
 
 
 class SetVariables(Request, kind=Kind.SET_VARIABLES):
-    """Body: a list of SetVariable, of this length, then all that is inline, in its order."""
+    """Body: a list of SetVariable, `listed` bytes, then all inline values in order."""
 
     listed: int = integer(0, MAX_BODY_BYTES)
 
@@ -223,7 +222,7 @@ class ExportState(Request, kind=Kind.EXPORT_STATE):
 
 
 class RestoreState(Request, kind=Kind.RESTORE_STATE):
-    """Without a blob it asks whether a state may still be restored, or this one has been."""
+    """Without a blob: asks whether a state can still be restored, or this one was."""
 
     digest: str = text(64)
     blob: Optional[str] = text(_ID_CHARS, default=None)
@@ -251,7 +250,7 @@ class FilePut(Request, kind=Kind.FILE_PUT):
 
 
 class FileData(Request, kind=Kind.FILE_DATA):
-    """Body: the next piece of the file that this request puts; with `abandon`, there is none."""
+    """Body: the next piece of the file; with `abandon`, none follows."""
 
     abandon: Optional[bool] = boolean(default=None)
 
@@ -279,7 +278,7 @@ class Shutdown(Message, kind=Kind.SHUTDOWN):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Guest to daemon. A payload is the body, or a blob that came before.
+# Guest to daemon. A payload is the body, or a blob sent before.
 
 
 class Ready(Message, kind=Kind.READY):
@@ -291,11 +290,11 @@ class Ready(Message, kind=Kind.READY):
 
 
 class Listener(Message, kind=Kind.LISTENER):
-    """The descriptor of the listener for the egress proxy comes with it."""
+    """Carries the descriptor of the egress proxy's listener."""
 
 
 class Log(Message, kind=Kind.LOG):
-    """Body: what was written, UTF-8."""
+    """Body: the output, UTF-8."""
 
     id: str = text(_ID_CHARS)
     stream: str = one_of("stdout", "stderr")
@@ -342,7 +341,7 @@ class LimitWarning(Message, kind=Kind.LIMIT_WARNING):
 
 
 class Result(Message, kind=Kind.RESULT):
-    """Body: ErrorDetail, a list of FileEntry, BranchEnded, of these lengths, then the value, unless a blob has it."""
+    """Body: ErrorDetail, a list of FileEntry and BranchEnded, of the given lengths; the value, unless a blob has it."""
 
     id: str = text(_ID_CHARS)
     outcome: str = text(32)
@@ -368,7 +367,7 @@ class Result(Message, kind=Kind.RESULT):
 
 
 class Done(Message, kind=Kind.DONE):
-    """The end of a request. Body: what was asked for, with a list of this length (`names`) before it for variables."""
+    """The end of a request. Body: the answer; for variables, a list of `names` bytes before the values."""
 
     op: int = integer()
     ok: bool = boolean()
@@ -382,13 +381,13 @@ class Done(Message, kind=Kind.DONE):
 
 
 class FileChunk(Message, kind=Kind.FILE_CHUNK):
-    """The description of the file, without a body; then its bytes."""
+    """First the description of the file, without a body; then its bytes."""
 
     op: int = integer()
     file: Optional[FileEntry] = record(FileEntry, default=None)
 
 
 class Pong(Message, kind=Kind.PONG):
-    """CPU time since the session began, beside that of executions."""
+    """CPU time since the session began, outside executions."""
 
     background_cpu_time_s: float = number(default=0.0)

@@ -1,17 +1,17 @@
-"""Threads of native libraries: which of them may be missing in a copy that a fork makes.
+"""Threads of native libraries: which of them a forked copy can do without.
 
-A fork copies the thread that calls it and no other. These libraries, each tried with its package, can do with that:
+A fork copies only the thread that calls it. These libraries, each tested with its package, cope with that:
 
-- OpenBLAS ends its threads before a fork, so they are not there when this module looks.
-- jemalloc takes its locks for a fork, and makes new threads. polars' cleaner only removes files that were spilled.
+- OpenBLAS ends its threads before a fork, so this module does not see them.
+- jemalloc takes its locks for a fork, and makes new threads. polars' cleaner only removes spilled files.
 - Arrow makes a new pool in the copy, without the work of the old one, so its threads must be idle. numexpr makes a new
-  pool where its process id is another one.
+  pool if its process id has changed.
 - GNU OpenMP waits for its old threads for ever. `renew` makes it start others.
 
-Others compute nothing any more, or hang, like those of polars and duckdb. Most threads have the name of their process,
-which does not distinguish them. So a thread belongs to the library with the outermost address on its stack.
+Others, like those of polars and duckdb, then compute nothing, or hang. Most threads have the name of their process, so
+names don't identify them. A thread is taken to belong to the library with the outermost address on its stack.
 
-It is for honest programs: one that spoils a copy of its own process loses nothing but that.
+This serves honest programs: a program that misleads it spoils only the copy of its own process.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _C_LIBRARY = ("libc.", "libc-", "libpthread", "ld-musl")
 _RUNTIMES = (*_C_LIBRARY, "ld-", "libstdc++", "libgcc_s", "libm.", "[")
 _STACK_BYTES = 16384  # the part of a stack that is read; idle threads have 5 KiB
 _WORD_BYTES = 8
-# Looks for a thread to wait in the kernel, where its stack can be read, and seconds between two: threads of OpenMP
-# spin for a moment after their work.
+# Attempts to find a thread waiting in the kernel, where its stack can be read, and seconds between two: threads of
+# OpenMP spin for a moment after their work.
 _LOOKS, _LOOK_S = 20, 0.002
 _MAX_NAMED = 3
 
@@ -47,9 +47,9 @@ def switches() -> dict[str, str]:
 
 
 def lost(before: dict[str, str], *, renewed: bool) -> str:
-    """Returns the threads that a copy made just now can't do without, in words; empty when there are none.
+    """Returns the threads that a copy made just now can't do without, in words; empty if there are none.
 
-    `before` is what `switches` has returned before the fork. A copy that is `renewed` calls `renew`.
+    `before` is the result of `switches` before the fork. `renewed`: the copy calls `renew`.
     """
     revived = (*_REVIVED, _GNU_OPENMP) if renewed else _REVIVED
     suspects = [task for task in _others() if _name(task) not in _EXPENDABLE]
@@ -67,10 +67,10 @@ def lost(before: dict[str, str], *, renewed: bool) -> str:
 
 
 def renew() -> None:
-    """Makes GNU OpenMP compute in a copy, as often as there are such libraries: packages bring their own.
+    """Makes GNU OpenMP compute in a copy. There may be several such libraries: packages bring their own.
 
-    It keeps its pool for the threads of the outermost level. So this process enters a level of one thread and stays
-    there: those below get new threads each time.
+    It keeps its pool for the outermost level of threads. So this process enters a level of one thread and stays there:
+    the levels below get new threads each time.
     """
     libraries = {path for _, _, path in _code() if _GNU_OPENMP in path}
     if libraries:
@@ -81,7 +81,7 @@ def renew() -> None:
 
 
 def _others() -> list[str]:
-    """The other threads of this process, the oldest first."""
+    """Returns the other threads of this process, the oldest first."""
     own = str(os.getpid())
     return sorted((task for task in os.listdir(_TASKS) if task != own), key=int)
 
@@ -103,7 +103,7 @@ def _switches(task: str) -> str:
 
 
 def _code() -> list[Mapping]:
-    """The code of this process by its addresses: the first, the end, and the path."""
+    """Returns the mappings of code in this process: first address, end, and path."""
     found = []
     with open("/proc/self/maps") as file:
         for line in file:
@@ -115,9 +115,9 @@ def _code() -> list[Mapping]:
 
 
 def _library(task: str, code: list[Mapping]) -> str:
-    """The path of the library that a thread belongs to; empty for an unknown one.
+    """Returns the path of the library that a thread belongs to; empty if unknown.
 
-    Above the outermost frame, which is the C library's, are variables of the thread, and then its description, which
+    Above the outermost frame, which is the C library's, are the thread's variables, and then its descriptor, which
     begins with its own address on most machines.
     """
     starts = [first for first, _, _ in code]
@@ -136,7 +136,7 @@ def _library(task: str, code: list[Mapping]) -> str:
 
 
 def _stack(task: str) -> tuple[int, tuple[int, ...]]:
-    """The stack of a thread from the address where it is now."""
+    """Returns a thread's current stack address, and the words of the stack from there."""
     pointer: Optional[int] = None
     for _ in range(_LOOKS):
         state = _read(task, "syscall").split()
@@ -148,7 +148,7 @@ def _stack(task: str) -> tuple[int, tuple[int, ...]]:
         return 0, ()
     memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        data = os.pread(memory, _STACK_BYTES, pointer)  # less where the stack ends before
+        data = os.pread(memory, _STACK_BYTES, pointer)  # less if the stack is smaller
     except OSError:
         return 0, ()
     finally:
@@ -157,7 +157,7 @@ def _stack(task: str) -> tuple[int, tuple[int, ...]]:
 
 
 def _package(library: str) -> str:
-    """The name of a library's package, as far as its path has it."""
+    """Returns the name of a library's package, if its path contains it."""
     _, found, inner = library.rpartition("-packages/")
     if not found:
         return os.path.basename(library) or "an unknown library"

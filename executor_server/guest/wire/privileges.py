@@ -1,4 +1,4 @@
-"""Gives up what a process may do: capabilities, what programs could gain, system calls.
+"""Gives up rights of a process: capabilities, later gains by executed programs, system calls.
 
 What makes sandboxes out of its own process uses it (guest/cloud/namespaces.py, guest/fork_server), and the egress
 proxy. It imports ctypes (6 ms), so nothing that every sandbox starts imports it. The order of the steps matters; the
@@ -38,7 +38,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 def drop_bounding_set(kept: Collection[int] = ()) -> None:
-    """Takes all but `kept` out of the bounding set: no program that is executed later gains them. Needs CAP_SETPCAP.
+    """Drops all but `kept` from the bounding set, so that executed programs can't gain them. Needs CAP_SETPCAP.
 
     Raises OSError, as do all functions here.
     """
@@ -54,7 +54,7 @@ def drop_bounding_set(kept: Collection[int] = ()) -> None:
 
 
 def drop_capabilities(kept: Collection[int] = ()) -> None:
-    """Takes all but `kept` out of the sets of this process. One that is not inheritable can't be ambient."""
+    """Drops all but `kept` from the sets of this process. They are not inheritable, so none can be ambient."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     low, high = (sum(1 << bit % 32 for bit in kept if bit // 32 == word) for word in (0, 1))
     # Twice: effective, permitted, inheritable.
@@ -63,12 +63,12 @@ def drop_capabilities(kept: Collection[int] = ()) -> None:
 
 
 def keep_capabilities() -> None:
-    """Lets this process change its user and keep its rights, until it enters another user namespace."""
+    """Lets this process keep its rights when it changes its user, until it enters another user namespace."""
     _prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)
 
 
 def gain_no_privileges() -> None:
-    """Sets no_new_privs: setuid bits and file capabilities have no effect from here on."""
+    """Sets no_new_privs: setuid bits and file capabilities have no effect any more."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -82,7 +82,7 @@ def filter_system_calls(program: bytes) -> None:
 
 
 def show_memory() -> None:
-    """Undoes `hide_memory`, and what a change of user does: the files of this process in /proc are its own again."""
+    """Undoes `hide_memory` and the effect of a change of user: this process owns its files in /proc again."""
     _prctl(_PR_SET_DUMPABLE, 1)
 
 
@@ -93,12 +93,12 @@ def hide_memory() -> None:
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends. A change of user undoes it, as above."""
+    """Makes the kernel kill this process when the thread that started it ends. A change of user undoes it."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def name_process(name: str) -> None:
-    """Gives this process the name that `ps` shows; at most 15 bytes of it count."""
+    """Sets the name that `ps` shows for this process, at most 15 bytes of it."""
     _check(_libc.prctl(ctypes.c_int(_PR_SET_NAME), name.encode(), 0, 0, 0))
 
 

@@ -1,4 +1,4 @@
-"""The processes of a sandbox as its /proc shows them to process 1."""
+"""Reads the processes of a sandbox from its /proc, for process 1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pids() -> Iterator[int]:
 
 
 def stat_of(pid: int) -> Optional[list[bytes]]:
-    """Returns the fields of a process's stat; None when it has ended."""
+    """Returns the fields of a process's stat; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             text = file.read()
@@ -32,10 +32,10 @@ def stat_of(pid: int) -> Optional[list[bytes]]:
 
 
 def fields(stat: bytes) -> list[bytes]:
-    # The name may hold anything, a parenthesis or a space too, so the fields start after the last parenthesis.
+    # The name may contain anything, even a parenthesis or a space, so the fields start after the last parenthesis.
     return stat[stat.rfind(b")") + 2 :].split()
 
 
 def seconds(stat: list[bytes], first: int, last: int) -> float:
-    """Returns the sum of adjacent fields that are times."""
+    """Returns the sum of adjacent time fields, in seconds."""
     return sum(map(int, stat[first : last + 1])) / TICKS_PER_S

@@ -1,4 +1,4 @@
-"""The messages of the guest channel about processes and ports; messages.py says what holds for all of them."""
+"""The messages of the guest channel about processes and ports; messages.py explains what all messages share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 _MAX_PATH_CHARS = 4096
 _MAX_TERMINAL_CHARS = 1000  # columns or rows
 OUTPUT_OVERHEAD_BYTES = 256
-"""Bytes that a frame of a process's output costs the daemon, beside what the frame carries."""
+"""Bytes that a frame of a process's output costs the daemon, in addition to its body."""
 TAIL_BYTES = 64 * 1024
-"""Bytes, overhead included, that a process whose output passed its limit sends at its end, granted or not."""
+"""Bytes, with overhead, of the tail of a process's output that passed its limit; sent at its end, granted or not."""
 PORT_WINDOW_BYTES = 2 * 1024 * 1024
-"""Bytes that either end of a forwarded connection lets the other send ahead of what it has passed on."""
+"""Bytes that one end of a forwarded connection may send before the other has passed them on."""
 MAX_COMMAND_BYTES = 256 * 1024  # a command and its environment, as JSON
 MAX_SIGNAL = 64
 PROCESS_OUTCOMES = ("exited", "signalled", "timeout")
@@ -27,9 +27,9 @@ PROCESS_OUTCOMES = ("exited", "signalled", "timeout")
 
 
 class StartProcess(Request, kind=Kind.START_PROCESS):
-    """Body: the program and its arguments, a list of this length, then an object of environment variables.
+    """Body: the program and its arguments, a list of `argv` bytes; an object of environment variables.
 
-    DONE says that it runs. The same id again: DONE as for the first time, and nothing is started.
+    DONE says that it runs. A repeated id gets the same DONE, and starts nothing.
     """
 
     id: str = identifier()
@@ -45,7 +45,7 @@ class StartProcess(Request, kind=Kind.START_PROCESS):
 
 
 class WriteProcess(Request, kind=Kind.WRITE_PROCESS):
-    """Body: bytes for its standard input or terminal, from this offset on. DONE has how many it was given by now."""
+    """Body: bytes for its standard input or terminal, from `offset` on. DONE has the total accepted so far."""
 
     id: str = identifier()
     offset: int = integer()
@@ -65,10 +65,7 @@ class SignalProcess(Request, kind=Kind.SIGNAL_PROCESS):
 
 
 class GrantOutput(Message, kind=Kind.GRANT_OUTPUT):
-    """Bytes that the output of this process may cost, since its start: OUTPUT_OVERHEAD_BYTES more for each frame.
-
-    Never falls.
-    """
+    """Total bytes that the output may cost, with OUTPUT_OVERHEAD_BYTES for each frame. Never decreases."""
 
     id: str = identifier()
     granted: int = integer()
@@ -83,8 +80,8 @@ class ForgetProcess(Message, kind=Kind.FORGET_PROCESS):
 class OpenPort(Request, kind=Kind.OPEN_PORT):
     """Opens a connection to a port of the sandbox's loopback; `op` names it.
 
-    PORT_OUTPUT without a body says that it is open. Either end sends data as far as the other has granted it, then
-    `eof`. DONE ends it: when both have sent that, or, not ok, when it can't be opened or broke.
+    PORT_OUTPUT without a body says that it is open. Each end sends as much as the other has granted, then `eof`. DONE
+    ends the connection: after both `eof`, or, not ok, if it could not be opened or broke.
     """
 
     port: int = integer(1, 65_535)
@@ -98,13 +95,13 @@ class PortInput(Request, kind=Kind.PORT_INPUT):
 
 
 class GrantPort(Request, kind=Kind.GRANT_PORT):
-    """Bytes that the guest may send on this connection, since its opening. Never falls."""
+    """Total bytes that the guest may send on this connection. Never decreases."""
 
     granted: int = integer()
 
 
 class ClosePort(Request, kind=Kind.CLOSE_PORT):
-    """Ends a connection at once; the program sees a reset. Nothing answers it."""
+    """Resets a connection. There is no answer."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -117,7 +114,7 @@ class ProcessStarted(Message, kind=Kind.PROCESS_STARTED):
 
 
 class ProcessOutput(Message, kind=Kind.PROCESS_OUTPUT):
-    """Body: what was written, at most CHUNK_BYTES."""
+    """Body: the output, at most CHUNK_BYTES."""
 
     id: str = identifier()
     stream: str = one_of("stdout", "stderr")
@@ -140,7 +137,7 @@ class ProcessEnded(Message, kind=Kind.PROCESS_ENDED):
 
 
 class PortOutput(Message, kind=Kind.PORT_OUTPUT):
-    """Body: bytes of the program. `granted`: bytes that the daemon may send on this connection, since its opening."""
+    """Body: bytes from the program. `granted`: total bytes that the daemon may send on this connection."""
 
     op: int = integer()
     eof: bool = boolean(default=False)

@@ -1,8 +1,8 @@
-"""Resource limits of a sandbox, the same on every backend: hard and soft, so that no process in it raises its own.
+"""Resource limits of a sandbox, the same on every backend: hard and soft, so that no process can raise its own.
 
-The kernel counts descriptors in flight on sockets for a user, over all sandboxes that share one, and compares the
-count with the limit of open files of the process that sends. So the supervisor may have more than agent code: agent
-code that sends all it can leaves the supervisor's messages room.
+The kernel counts descriptors in flight on sockets per user, over all sandboxes of that user, and compares the count
+with the sending process's limit of open files. So the supervisor has a higher limit than agent code: agent code that
+sends all it can leaves room for the supervisor's messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIXED = {
     "rtprio": 0,
     "sigpending": 128,  # timers and queued signals, counted for a user; without room, signals still come
 }
-"""The supervisor's, by their names in the module `resource`; others inherit or lower them."""
+"""The supervisor's limits, by their names in the module `resource`; other processes inherit or lower them."""
 
 
 def kind(name: str) -> int:
@@ -36,14 +36,14 @@ def kind(name: str) -> int:
 
 
 def limit(number: int, value: int, *, for_good: bool = True) -> None:
-    """Lowers a limit of this process, for good unless it says otherwise; one that is lower already stays."""
+    """Lowers a limit of this process, `for_good` with its hard limit; a lower limit stays."""
     _, hard = resource.getrlimit(number)
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(number, (bound, bound if for_good else hard))
 
 
 def limit_program(memory_bytes: Optional[int], processes: int) -> None:
-    """Limits a process that is about to run agent code; 0 processes: a control group counts them."""
+    """Limits a process that is about to run agent code. 0 processes: a control group limits them."""
     limit_open_files()
     if memory_bytes is not None:
         limit(resource.RLIMIT_DATA, memory_bytes // 10 * 9)
@@ -52,6 +52,6 @@ def limit_program(memory_bytes: Optional[int], processes: int) -> None:
 
 
 def limit_open_files() -> None:
-    """Takes from a process what only the supervisor may have; half of it, where the host allows that little."""
+    """Lowers the supervisor's limit of open files to that of agent code, or to half if the host's limit is low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit(resource.RLIMIT_NOFILE, OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard // 2))

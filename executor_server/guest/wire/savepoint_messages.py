@@ -1,4 +1,4 @@
-"""The messages of the guest channel about savepoints; messages.py says what holds for all of them."""
+"""The messages of the guest channel about savepoints; messages.py explains what all messages share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MAX_LEFT_OUT = 8
 MAX_LEFT_OUT_CHARS = 200
 MAX_REASON_CHARS = 400
 MAX_CHANGED = 256
-"""Names in each list of what a branch has changed."""
+"""Names in each list of a branch's changes."""
 MAX_CHANGED_CHARS = 1024
 MAX_LISTED_CHARS = 32 * 1024
 """Characters of all names in one list. JSON takes up to 12 bytes for each, so the eight lists take at most 3 MiB."""
 
 
 class TakeSavepoint(Request, kind=Kind.TAKE_SAVEPOINT):
-    """Keeps the interpreter as it is. At most `kept` savepoints stay; older ones are dropped.
+    """Takes a savepoint. At most `kept` savepoints stay; older ones are dropped.
 
-    DONE answers it, with SavepointList. Files of the workspace are kept up to `file_bytes`.
+    DONE has SavepointList. Files of the workspace are kept up to `file_bytes`.
     """
 
     kept: int = integer(1, SAVEPOINTS_MAX)
@@ -33,20 +33,20 @@ class TakeSavepoint(Request, kind=Kind.TAKE_SAVEPOINT):
 
 
 class RollBack(Request, kind=Kind.ROLL_BACK):
-    """Goes on from a savepoint or a branch in a new interpreter. DONE answers it, with SavepointList.
+    """Continues from a savepoint or a branch in a new interpreter. DONE has SavepointList.
 
-    Later savepoints are dropped. Later branches are dropped, too, when it goes back to a savepoint.
+    Later savepoints are dropped; after a rollback to a savepoint, later branches, too.
     """
 
     savepoint: int = integer(1, SAVEPOINT_NUMBER_MAX)
 
 
 class ListSavepoints(Request, kind=Kind.LIST_SAVEPOINTS):
-    """DONE answers it, with SavepointList."""
+    """DONE has SavepointList."""
 
 
 class ListedSavepoint(Record):
-    """A savepoint that is there. `left_out` says in words what a rollback does not restore."""
+    """A savepoint. `left_out` describes in words what a rollback does not restore."""
 
     savepoint: int = integer(1, SAVEPOINT_NUMBER_MAX)
     made: float = number(0.0, 253_402_300_799.0)
@@ -57,7 +57,7 @@ class ListedSavepoint(Record):
 
 
 class SavepointList(Record):
-    """The body of DONE: all savepoints, and how many were dropped for this request."""
+    """The body of DONE: all savepoints, and how many were dropped since the last one."""
 
     savepoints: list[ListedSavepoint] = records(ListedSavepoint, 2 * SAVEPOINTS_MAX)
     dropped: int = integer()
@@ -67,7 +67,7 @@ class SavepointList(Record):
 
 
 class Changes(Record):
-    """Names, each list bounded; with `truncated` there are more."""
+    """Changed names in bounded lists; `truncated`: there are more."""
 
     added: list[str] = texts(MAX_CHANGED, MAX_CHANGED_CHARS)
     changed: list[str] = texts(MAX_CHANGED, MAX_CHANGED_CHARS)
@@ -85,7 +85,7 @@ class Changes(Record):
         *,
         truncated: bool = False,
     ) -> Changes:
-        """Returns the names, as many as an answer may have."""
+        """Returns the names, cut to the limits of an answer."""
         lists = []
         for names in (added, changed, removed, unknown):
             fitting: list[str] = []
@@ -100,14 +100,14 @@ class Changes(Record):
         return cls(added=lists[0], changed=lists[1], removed=lists[2], unknown=lists[3], truncated=truncated)
 
     def cut(self) -> Changes:
-        """Returns those that fit into an answer, of changes that agent code may have made up."""
+        """Returns a copy cut to the limits of an answer: agent code may have sent more."""
         return Changes.of(self.added, self.changed, self.removed, self.unknown, truncated=self.truncated)
 
 
 class BranchEnded(Record):
-    """The end of a branch. `number` is that of its copy, which is kept, or `why_not_kept` says why there is none.
+    """The end of a branch. `number` is that of its kept copy, or `why_not_kept` says why there is none.
 
-    `refused` says why there was no branch, and nothing has run. Without `variables` the branch had died.
+    `refused`: why no branch could be made, and nothing has run. Without `variables` the branch had died.
     """
 
     number: Optional[int] = integer(1, SAVEPOINT_NUMBER_MAX, default=None)

@@ -1,34 +1,33 @@
-"""The window of numbered frames: those that one end of the channel may have to resend, and the last one it has taken.
+"""The window of numbered frames: those that one end of the channel may have to resend, and the last one it received.
 
-Theory of operation. A connection breaks at any byte, and neither end learns how much of what it wrote has arrived. So
-each end numbers its frames from 1 and keeps each one until the other end has acknowledged it; a new connection begins
-with each end saying how far it has taken the other's frames (HELLO, READY), and then each sends again, in order, what
-the other lacks. Daemon and guest run the same machine: it does not know which one it serves, reads no clock and touches
-no socket. A frame without a number (0: HELLO, READY, PING, PONG, ACK) belongs to its connection alone.
+Theory of operation. A connection can break at any byte, and neither end learns how much of its output has arrived. So
+each end numbers its frames from 1 and keeps each one until the other end has acknowledged it. At the start of a new
+connection each end reports the last frame that it has taken (HELLO, READY), and the other end sends the later ones
+again, in order. Daemon and guest use the same code, which reads no clock and touches no socket. A frame without a
+number (0: HELLO, READY, PING, PONG, ACK) belongs to its connection alone.
 
 The invariants, between two calls:
 
     acked <= sent, and the frames kept are exactly acked + 1 … sent, in order
-    the first `_given` of them were handed to the present connection, the others are still to be
+    the first `_given` of them were handed to the current connection, the others will be
     taken rises by one at a time, or is set once, before the first frame (`adopt`)
 
-From these follows what the channel promises. Nothing is lost: a frame leaves the window only when the other end says
-that it has taken it. Nothing comes twice, and the order is kept: `accept` takes number taken + 1 and no other. Memory
-is bounded if the caller stops its source while `full`, since what is kept is then at most KEPT_BYTES and a frame.
+The promises of the channel follow. Nothing is lost: a frame leaves the window only when the other end has reported that
+it has taken it. Nothing arrives twice, and the order is kept: `accept` takes number taken + 1 and no other. Memory is
+bounded if the caller stops its source while `full`: then at most KEPT_BYTES and one frame are kept.
 
-Races. A frame and its acknowledgement can pass a broken connection in either order. When the connection broke after the
-frame had arrived and before the acknowledgement had, the frame is sent again: its number is not above `taken`, and it
-is skipped, not refused. An acknowledgement is as old as the frame that carries it, which may have waited for a socket,
-or come with a frame that is sent again: so an older one than the last is normal, and means nothing. A frame that was
-half written when the connection broke counts as given, and so is sent again from its start.
+Races. If the connection breaks after a frame has arrived and before its acknowledgement has, the frame is sent again:
+its number is not above `taken`, and it is skipped, not refused. An acknowledgement is as old as the frame that carries
+it, which may have waited for a socket or be sent again. So an acknowledgement older than the last one is normal, and
+ignored. A frame that was half written when the connection broke counts as given, and so is sent again from its start.
 
-Attacks. The daemon's peer is a sandbox. A number that leaves a gap, and an acknowledgement of a frame that was never
-sent, come from no correct peer: both raise FrameError before anything is changed. The second would otherwise let a
-guest declare frames delivered in advance, so that what a request waits for seems done. A guest that acknowledges
-nothing costs the daemon KEPT_BYTES. One that lies about what it has taken loses only its own frames.
+Attacks. The daemon's peer is a sandbox. No correct peer leaves a gap in the numbers, or acknowledges a frame that was
+never sent: both raise FrameError before anything is changed. Otherwise a guest could acknowledge frames in advance, and
+a request would seem delivered. A guest that acknowledges nothing costs the daemon KEPT_BYTES. A guest that lies about
+the frames it has taken loses only its own frames.
 
-A later daemon takes the place of one that was killed. It remembers of the guest's frames those that its journal has,
-and none of its own: the guest says where the numbers go on (`adopt`).
+A later daemon replaces one that was killed. Of the guest's frames it knows those in its journal, and of its
+predecessor's frames none: the guest reports where the numbers continue (`adopt`).
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ if TYPE_CHECKING:
     from typing import Any, Optional
 
 ACK_BYTES = 1024 * 1024
-"""Bytes taken after which an acknowledgement is due, if no frame has carried one meanwhile."""
+"""Received bytes after which an acknowledgement is due, if no frame has carried one meanwhile."""
 KEPT_BYTES = 8 * 1024 * 1024
-"""Bytes kept above which the sender is to wait: eight acknowledgements, so a prompt peer never makes it wait."""
+"""Kept bytes above which the sender has to wait: eight acknowledgements, so a prompt peer never makes it wait."""
 
 
 class Numbered:
-    """A frame with a number. `body` is the caller's: bytes, or a description of their place."""
+    """A frame with a number. `body` belongs to the caller: bytes, or a description of their place."""
 
     __slots__ = ("ack", "body", "prefix", "seq", "size")
 
@@ -60,11 +59,11 @@ class Numbered:
 
 
 class Sequenced:
-    """One end's window. Methods that return a list return released frames, for the caller to close."""
+    """One end's window. Lists that methods return are released frames, which the caller closes."""
 
     def __init__(self) -> None:
         self.sent = 0  # the number of this end's last frame
-        self.acked = 0  # the last of them that the other end has acknowledged
+        self.acked = 0  # the last of them that was acknowledged
         self.taken = 0  # the number of the other end's last frame
         self.kept_bytes = 0
         self._kept: deque[Numbered] = deque()
@@ -75,21 +74,21 @@ class Sequenced:
 
     @property
     def full(self) -> bool:
-        """True when the sender should wait for acknowledgements before it sends more."""
+        """True while the sender should wait for acknowledgements."""
         return self.kept_bytes > KEPT_BYTES
 
     @property
     def settled(self) -> bool:
-        """True when the other end has acknowledged every frame."""
+        """True if the other end has acknowledged every frame."""
         return not self._kept
 
     @property
     def kept(self) -> tuple[Numbered, ...]:
-        """The frames that are not acknowledged, in order."""
+        """The unacknowledged frames, in order."""
         return tuple(self._kept)
 
     def send(self, kind: int, head: dict[str, Any], body: Any = b"", body_bytes: Optional[int] = None) -> Numbered:
-        """Numbers a frame and keeps it; `next_frame` returns it when its time comes."""
+        """Numbers a frame and keeps it for `next_frame`."""
         size = len(body) if body_bytes is None else body_bytes
         prefix = encode_prefix(kind, head, size, seq=self.sent + 1, ack=self.taken)
         self.sent += 1
@@ -99,7 +98,7 @@ class Sequenced:
         return frame
 
     def next_frame(self) -> Optional[Numbered]:
-        """Returns the next frame for the present connection; None when it has been given all of them."""
+        """Returns the next frame for the current connection; None if it has been given all."""
         if self._given == len(self._kept):
             return None
         frame = self._kept[self._given]
@@ -109,14 +108,14 @@ class Sequenced:
         return frame
 
     def unnumbered(self, kind: int, head: dict[str, Any]) -> bytes:
-        """Returns a frame for the present connection only, with the newest acknowledgement."""
+        """Returns a frame for the current connection only, with the newest acknowledgement."""
         self._unconfirmed_bytes = 0
         return encode_frame(kind, head, ack=self.taken)
 
     def acknowledge(self, seq: int) -> list[Numbered]:
         """Releases the frames up to this number: the other end took them. Raises FrameError for a number never sent."""
         if seq > self.sent:
-            raise FrameError(f"frame {seq} was acknowledged, and {self.sent} was the last one sent")
+            raise FrameError(f"frame {seq} was acknowledged, but {self.sent} was the last one sent")
         released = []
         while self._kept and self._kept[0].seq <= seq:
             frame = self._kept.popleft()
@@ -129,7 +128,7 @@ class Sequenced:
     # -- receiving -----------------------------------------------------------------------------------------------
 
     def accept(self, seq: int) -> bool:
-        """Takes the number of an arrived frame; False when it was taken before. Raises FrameError for a gap."""
+        """Takes the number of an arrived frame; false if it was taken before. Raises FrameError for a gap."""
         if seq <= self.taken:
             return False
         if seq != self.taken + 1:
@@ -138,33 +137,33 @@ class Sequenced:
         return True
 
     def note_received(self, size: int) -> bool:
-        """Counts arrived bytes; True when an acknowledgement should be sent by itself."""
+        """Counts received bytes; true if an acknowledgement should be sent by itself."""
         self._unconfirmed_bytes += size
         return self._unconfirmed_bytes > ACK_BYTES
 
     # -- connections ---------------------------------------------------------------------------------------------
 
     def reconnect(self, taken: int) -> list[Numbered]:
-        """Begins a new connection, on which the other end reported the last frame it has taken: the rest is sent again.
+        """Begins a new connection. The other end reported the last frame it has taken; the rest is sent again.
 
-        Raises FrameError, and changes nothing, when the other end reports more than was sent.
+        Raises FrameError, and changes nothing, if it reports a frame that was never sent.
         """
         if taken > self.sent:
-            raise FrameError(f"frame {taken} was taken, and {self.sent} was the last one sent")
+            raise FrameError(f"frame {taken} was taken, but {self.sent} was the last one sent")
         self._given = 0
         return self.acknowledge(taken)
 
     def adopt(self, *, sent: int, taken: int) -> None:
-        """Continues an earlier owner of this end, as the other end reports; to be called before the first frame.
+        """Continues the numbers of this end's earlier owner, as the other end reports them, before the first frame.
 
         `sent` is the last of the earlier owner's frames that the other end has taken. `taken` is the last of the other
-        end's frames that it acknowledged: the other end has released those, so they can't be had again.
+        end's frames that the earlier owner acknowledged: they were released, and can't be sent again.
         """
         assert not self._kept, "a frame was sent before the first connection"
         self.sent = self.acked = sent
         self.taken = max(self.taken, taken)
 
     def forget(self) -> None:
-        """Drops the kept frames for good: nothing is sent any more, and no number is used again."""
+        """Drops the kept frames for good: nothing more is sent, and no number is used again."""
         self._kept.clear()
         self._given = self.kept_bytes = 0

@@ -1,6 +1,6 @@
-"""The rules of a session as they travel to its guest: limits of executions, imports, language features, tools.
+"""The rules that a guest gets for its session: limits of executions, imports, language features, tools.
 
-They are a part of the schema of messages.py: a change is a change of the protocol.
+They are part of the schema in messages.py: a change is a change of the protocol.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LISTED_HOSTS_MAX = 16
 
 
 class ExecutionMax(Record):
-    """The most that one execution of the session may have."""
+    """The highest limits of one execution of the session."""
 
     wall_time_s: float = number(0.001)
     cpu_time_s: float = number(0.001)
@@ -27,8 +27,8 @@ class ExecutionMax(Record):
 class CodeRules(Record):
     """The imports that agent code may make, the language features that it may not use, the hosts that it may reach.
 
-    The guest only mentions the hosts: the egress proxy enforces them. Of many, the last text counts the rest. With
-    `workspace` the program's own modules need no authorization.
+    The guest only mentions the hosts in messages; the egress proxy enforces them. If there are many, the last text
+    counts the rest. With `workspace` the program's own modules need no authorization.
     """
 
     authorized: list[str] = texts(2048, 256)
@@ -39,7 +39,7 @@ class CodeRules(Record):
 
 
 class SessionRules(CodeRules):
-    """The rules for the executions of a session, and for all of them together."""
+    """The rules for each execution of a session, and for all together."""
 
     session_operations: int = integer(1)
     execution_max: Optional[ExecutionMax] = record(ExecutionMax, default=None)

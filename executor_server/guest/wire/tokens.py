@@ -1,16 +1,16 @@
-"""One-time tokens: how a daemon shows a guest that it is the one.
+"""One-time tokens, by which a daemon authenticates itself to a guest.
 
-The daemon holds a secret, the guest its hash taken as many times as there may be connections. At each of them the
-daemon shows the hash taken once less than the last time; the guest hashes it, compares, and keeps what it was shown for
-the next one (Lamport, "Password Authentication with Insecure Communication", 1981). So what lies in the guest's memory,
-which every forked child inherits, opens nothing: it has been used, and the one before it cannot be computed from it.
+The daemon has a secret. The guest has a hash of it, applied once for each possible connection. For each connection the
+daemon shows the hash applied once less than before; the guest hashes that, compares, and keeps it for the next
+connection (Lamport, "Password Authentication with Insecure Communication", 1981). So the value in the guest's memory,
+which every forked child inherits, opens nothing: it has been used, and the next one cannot be computed from it.
 """
 
 from __future__ import annotations
 
 from _operator import _compare_digest as compare_digest
 
-# Python's own: OpenSSL, which hashlib brings, costs a sandbox some milliseconds and 4 MB.
+# Python's own: hashlib loads OpenSSL, which costs a sandbox some milliseconds and 4 MB.
 try:
     from _sha2 import sha256  # type: ignore[import-not-found]  # CPython 3.12 and later
 except ImportError:
@@ -28,14 +28,14 @@ MAX_SKIPPED = 64
 
 
 def chained(secret: bytes, times: int) -> bytes:
-    """SHA-256, so many times over."""
+    """Returns SHA-256, applied `times` times."""
     for _ in range(times):
         secret = sha256(secret).digest()
     return secret
 
 
 def is_next(shown: bytes, expected: bytes) -> bool:
-    """Returns True when hashing the shown token leads to the expected hash."""
+    """Returns true if hashing the shown token, up to MAX_SKIPPED times, gives the expected hash."""
     for _ in range(MAX_SKIPPED):
         shown = chained(shown, 1)
         if compare_digest(shown, expected):

@@ -1,4 +1,4 @@
-"""The frame that registers tools: its limits, and how it is read. Both ends of the channel use it."""
+"""Limits and reading of the frame that registers tools, for both ends of the channel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_INLINE_BYTES = {"source": 4 * CHUNK_BYTES, "bindings": CHUNK_BYTES, "value":
 
 
 def is_named(pattern: str, name: str) -> bool:
-    """Returns True when the pattern of a policy covers a tool of this name."""
+    """Returns true if a policy's pattern matches the name of a tool."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
@@ -27,6 +27,6 @@ def listed_tools(request: RegisterTools, body: bytes) -> list[ListedTool]:
 
 
 def places(tool: ListedTool) -> list[tuple[str, Place]]:
-    """Returns the places of a tool's parts as (part, place); nothing for a tool that is not shipped."""
+    """Returns the places of a shipped tool's parts as (part, place); nothing for other tools."""
     found = ((part, getattr(tool, part)) for part in _PARTS)
     return [(part, place) for part, place in found if place is not None]

@@ -2,8 +2,8 @@
 
 Both ends use this schema, and the rules of session_rules.py. Renaming, adding or removing a field, or changing its
 bounds, changes the protocol: raise PROTOCOL_VERSION (frames.py) with it. tests/unit/guest/wire/test_messages.py
-compares the schema with the version's snapshot. An adopted sandbox has the guest of the daemon that made it, so a later daemon
-continues with it only if the version is the same (executor_server/sessions/recovery.py).
+compares the schema with the version's snapshot. An adopted sandbox has the guest of the daemon that made it, so a later
+daemon continues with it only if the version is the same (executor_server/sessions/recovery.py).
 
 A class also documents the body. Bounds are those of a correct peer; the daemon treats every message as hostile. The
 reader of a message makes the checks that need several fields, or the body.

@@ -29,15 +29,15 @@ class AsyncChannel(ChannelBase):
         super().__init__(endpoint, self._channel)
 
     def check_caller(self) -> None:
-        """gRPC would wait on one loop for what arrives on the other: for ever, or with an error that says neither."""
+        """On another loop, gRPC would wait for ever or fail with an unrelated error."""
         if _running_loop() is not self._loop:
             raise ConfigurationError(
-                "this AsyncExecutorClient was made on another event loop, and serves that one only: make one for each "
-                "loop, and find a session again by get_session"
+                "this AsyncExecutorClient belongs to another event loop; create one for each loop, and get the session "
+                "by get_session"
             )
 
     def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> AsyncEventStream:
-        """Starts a stream of events. Its reader gets gRPC's errors, for `Followed` to decide on."""
+        """Starts a stream of events. Its reader gets gRPC's errors, which `Followed` handles."""
         return AsyncEventStream(self, self.start_events(request, trace, timeout_s))
 
     async def close(self) -> None:
@@ -49,7 +49,7 @@ class AsyncChannel(ChannelBase):
             with super().calling():
                 yield
         except asyncio.CancelledError:
-            # gRPC cancels the callers of a channel that is closed, as if their tasks had been cancelled.
+            # gRPC cancels the callers of a closed channel, as if their tasks had been cancelled.
             if self.is_closed() and not is_cancelling():
                 raise closed() from None
             raise
@@ -60,10 +60,10 @@ class AsyncChannel(ChannelBase):
 
 @contextmanager
 def _lost_answers_as_unavailable() -> Iterator[None]:
-    """Translates an error without a reason of the daemon's, so that the call is repeated.
+    """Translates an error without a reason from the daemon, so that the call is repeated.
 
-    When the daemon rejects an upload that is still being sent, grpc.aio may lose the answer and report an INTERNAL of
-    its own. The daemon's answer is then unknown, as after a broken connection.
+    If the daemon rejects an upload early, grpc.aio may lose the answer and report INTERNAL. The daemon's answer is then
+    unknown, as after a broken connection.
     """
     try:
         yield
@@ -89,8 +89,8 @@ class AsyncEventStream:
         try:
             return await anext(self._messages)
         except asyncio.CancelledError:
-            # grpc.aio raises this also in the reader of a stream that `cancel` or the channel's end has cancelled. That
-            # is the end of the stream; only a cancellation of the reader's own task goes on.
+            # grpc.aio also raises this in the reader of a stream that `cancel` or the channel's end cancelled. That is
+            # the end of the stream; only a cancellation of the reader's own task propagates.
             if is_cancelling() or not (self._is_cancelled or self._channel.is_closed()):
                 raise
             raise StopAsyncIteration from None
@@ -101,11 +101,11 @@ class AsyncEventStream:
         self._stream.cancel()
 
     async def finish(self) -> None:
-        """Drops what follows the result. Waiting for the end of the stream would only take time."""
+        """Drops messages after the result, without waiting for the end of the stream."""
         self.cancel()
 
     async def read_to_end(self) -> None:
-        """Waits for the end of the stream, whatever it is."""
+        """Waits for any end of the stream."""
         try:
             async for _ in self:
                 pass
@@ -117,4 +117,6 @@ def _running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError as error:
-        raise ConfigurationError("an AsyncExecutorClient is made and used where an event loop runs") from error
+        raise ConfigurationError(
+            "an AsyncExecutorClient needs a running event loop; create and use it in a coroutine"
+        ) from error

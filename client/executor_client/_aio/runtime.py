@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 OnEvent = Callable[[ExecutionEvent], Awaitable[None] | None]
 OnOutput = Callable[[str, bytes], object]
-"""Gets the name of a stream and a piece of its output; it may be a coroutine function."""
+"""Receives the name of a stream and a piece of output; may be a coroutine function."""
 
 Lock = asyncio.Lock
 sleep = asyncio.sleep
 run_blocking = asyncio.to_thread
-"""Calls a function that blocks, in a thread. A caller that is cancelled does not wait for its end."""
+"""Calls a blocking function in a thread. A cancelled caller does not wait for it."""
 
 
 async def wait_for(future: Future[T], timeout_s: float) -> T:
@@ -30,7 +30,7 @@ async def wait_for(future: Future[T], timeout_s: float) -> T:
 
 
 async def blocking_items(items: Iterator[T]) -> AsyncIterator[T]:
-    """Yields the items of an iterator that blocks, each of them fetched in a thread."""
+    """Yields the items of a blocking iterator, each fetched in a thread."""
     missing = object()
     while (item := await asyncio.to_thread(next, items, missing)) is not missing:
         yield item  # type: ignore[misc]  # a sentinel of another type has no way to say so

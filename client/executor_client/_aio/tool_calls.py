@@ -30,13 +30,12 @@ class AsyncToolPool:
         self.arguments = ArgumentWatch()
 
     async def close(self) -> None:
-        """Does nothing: each execution has awaited its own calls before it returned."""
+        """Does nothing: each execution awaited its calls."""
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
         """Calls a function in a thread, in a copy of this context.
 
-        It is a daemon thread: a tool that hangs must not keep the process from ending, which a thread of
-        `concurrent.futures` would.
+        It is a daemon thread, unlike those of `concurrent.futures`: a hanging tool must not keep the process alive.
         """
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -61,10 +60,10 @@ class AsyncToolPool:
 
 
 class AsyncToolCalls:
-    """Answers the tool calls of one execution. Owns their tasks, and ends them all when it is left.
+    """Answers the tool calls of one execution. Owns their tasks, and cancels them on exit.
 
-    `failure` is the error of a call that ends the execution. It also cancels the stream that is being read, so that its
-    reader wakes up and raises it.
+    `failure` is an error that ends the execution. It also cancels the current stream, so that its reader wakes up and
+    raises the error.
     """
 
     def __init__(
@@ -84,13 +83,13 @@ class AsyncToolCalls:
         self._stream: AsyncEventStream | None = None
 
     def watch(self, stream: AsyncEventStream) -> None:
-        """Names the stream to cancel on a failure. Cancels it at once if a call has failed already."""
+        """Sets the stream to cancel on a failure. Cancels it at once if a call has failed already."""
         self._stream = stream
         if self.failure is not None:
             stream.cancel()
 
     def start(self, request: ToolRequest) -> None:
-        """Answers the call in the background; each call once. Raises ProtocolError when too many wait already."""
+        """Answers the call in the background; each call once. Raises ProtocolError if too many wait."""
         if request.event.call_id in self._seen:
             return
         if len(self._tasks) >= TOOL_CALLS_WAITING_MAX:
@@ -113,7 +112,7 @@ class AsyncToolCalls:
                 await self._submit(self._execution.execution_id, call_id, answer)
             finally:  # the execution may end, and cancel this task, before the answer is confirmed
                 if given is not None:
-                    self._pool.arguments.look(request.event.name, given)
+                    self._pool.arguments.compare(request.event.name, given)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - handed to the task that waits in execute, and raised there
@@ -125,7 +124,7 @@ class AsyncToolCalls:
             self._stream.cancel()
 
     async def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:
-        """Returns the answer and, if the tool has returned and they are small enough, the arguments to compare."""
+        """Returns the answer and, if the tool returned and they are small, the arguments to compare."""
         try:
             tool = host_tools.find(self._tools, request.event.name)
             given = host_tools.arguments(request)

@@ -1,8 +1,8 @@
 """Directories as tar archives, on this machine: made from a local directory, and unpacked into one.
 
-An archive that is unpacked was written in a sandbox, so it is hostile. All of its members are checked before the first
-is written: only regular files and directories with safe relative names, none twice, up to a number. The only attribute
-that is used is whether a file can be executed. Nothing is written through a link.
+An archive to unpack was written in a sandbox, so it is hostile. All members are checked before the first is written:
+only regular files and directories with safe relative names, without duplicates, up to a limit. The only attribute used
+is the executable bit. Nothing is written through a link.
 """
 
 from __future__ import annotations
@@ -97,16 +97,16 @@ def _parts(entries: list[_Entry]) -> Iterator[bytes]:
 
 
 def spool_for(directory: Path) -> BinaryIO:
-    """Opens a nameless file for an archive to be unpacked into this directory, on the same disk if it exists."""
+    """Opens an unnamed file for an archive, on the disk of the directory that it will be unpacked into."""
     existing = next((path for path in (directory, *directory.absolute().parents) if path.is_dir()), None)
     return cast("BinaryIO", tempfile.TemporaryFile(dir=existing))
 
 
 def unpack(archive: BinaryIO, directory: Path) -> None:
-    """Unpacks an archive of a sandbox into a local directory, which is created if it is missing.
+    """Unpacks an archive of a sandbox into a local directory; creates the directory if it is missing.
 
-    Raises ProtocolError, before anything is written, for a member that is refused. Raises OSError when a local file is
-    in the way; the files before it stay.
+    Raises ProtocolError for a refused member before anything is written. Raises OSError if a local file is in the way;
+    the files before it stay.
     """
     members = list(_checked(archive))
     make_directory(directory, ())
@@ -118,7 +118,7 @@ def unpack(archive: BinaryIO, directory: Path) -> None:
 
 
 def _checked(archive: BinaryIO) -> Iterator[Member]:
-    """Yields the members, each of them checked. Raises ProtocolError with the name of one that is refused."""
+    """Yields the checked members. Raises ProtocolError with the name of a refused one."""
     directories: set[str] = set()
     files: set[str] = set()
     for count, member in enumerate(read_members(archive), start=1):

@@ -1,6 +1,6 @@
-"""Checks the arguments of public calls at the door, by their annotations: their names, and the types of plain data.
+"""Checks the arguments of public calls against their annotations: names, and types of plain data.
 
-A value of a wrong type would fail deep in the client or the daemon, in words that name neither argument nor call.
+Otherwise a value of the wrong type would fail deep in the client or the daemon, without naming the argument.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FORMS: dict[Any, str] = {bool: "True", int: "1", float: "1.5", str: '"..."', by
 
 
 def checks_calls(kind: type[R]) -> type[R]:
-    """Decorates a class, a dataclass too, so that its constructor and its public methods check their arguments."""
+    """Class decorator, also for dataclasses: the constructor and public methods check their arguments."""
     for name, member in list(vars(kind).items()):
         if isinstance(member, classmethod):
             type.__setattr__(kind, name, classmethod(checks_arguments(member.__func__)))
@@ -42,17 +42,17 @@ def checks_calls(kind: type[R]) -> type[R]:
 
 
 def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function so that it raises TypeError for an unknown argument, suggesting the one that was meant, and
-    InvalidRequest for a value that is not of the annotated type, with the form to write."""
+    """Decorates a function to raise TypeError, with a suggestion, for an unknown argument, and InvalidRequest, with the
+    expected form, for a value of the wrong type."""
     parameters = inspect.signature(function).parameters
     offered = named_parameters(function)
     takes_any_name = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    # "ExecutorClient" for its __init__: that is what the caller wrote.
+    # "ExecutorClient" for its __init__, as the caller wrote it.
     called = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.cache
     def tests() -> dict[str, tuple[Any, Test]]:
-        # At the first call: an annotation may name what is imported later.
+        # At the first call: annotations may name things that are imported later.
         hints = typing.get_type_hints(function)
         found = ((name, hints[name], _test_of(hints[name])) for name in parameters if name in hints)
         variadic = {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
@@ -92,7 +92,7 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _drop_our_frames(error: ExecutorClientError) -> None:
-    """Drops this package's frames from a traceback: the message says all, and callers look for their own lines."""
+    """Drops this package's frames from a traceback, so that callers see their own lines."""
     frames, traceback = [], error.__traceback__
     while traceback is not None:
         if not traceback.tb_frame.f_code.co_filename.startswith(_OURS):
@@ -105,7 +105,7 @@ def _drop_our_frames(error: ExecutorClientError) -> None:
 
 
 def _test_of(hint: Any) -> Test | None:
-    """Returns a test for a type; None for one that takes, or may take, any value."""
+    """Returns a test for a type; None for types that may accept any value."""
     kind, parts = typing.get_origin(hint) or hint, [_test_of(each) for each in typing.get_args(hint)]
     if kind in (typing.Union, types.UnionType):
         given = [test for test in parts if test is not None]
@@ -131,12 +131,12 @@ def _test_of(hint: Any) -> Test | None:
     if kind.__module__ == "builtins" or issubclass(kind, Iterable):
         plain = _KINDS.get(kind, kind)
         return lambda value: isinstance(value, plain) and not (type(value) is bool and kind is not bool)
-    # An object that stands in for ours is taken. Plain data can't be one.
+    # A stand-in for one of our objects is accepted; plain data is not.
     return lambda value: isinstance(value, kind) or type(value).__module__ != "builtins"
 
 
 def _shown(value: object) -> str:
-    """Names the types of a value and of what it holds; the content of an argument may be a secret."""
+    """Describes a value by its type and the types of its items: its content may be secret."""
     parts: list[object] = []
     if isinstance(value, Mapping):
         parts = [part for pair in value.items() for part in pair]

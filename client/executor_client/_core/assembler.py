@@ -1,7 +1,7 @@
 """Assembles one execution from its numbered wire events. No I/O; both clients share it.
 
-The events were written by the daemon and, in parts, by the sandbox. So numbers must rise by one, everything is counted
-against a limit, and the result is made only of what has arrived. It must never know of streams, threads or retries.
+The events come from the daemon and partly from the sandbox. So numbers must rise by one, everything is counted against
+a limit, and the result only contains what has arrived. It must never know about streams, threads or retries.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from executor_client.results import Display, ExecutionResult, Image
 
 
 class EventGap(ProtocolError):
-    """An event's number is not the one after the last: an event was lost on the way."""
+    """An event's number does not follow the last one: an event was lost on the way."""
 
 
 @dataclass
 class ToolRequest:
-    """A call of a host tool. The arguments are still packed, because unpacking them is the tool thread's work."""
+    """A call of a host tool. The arguments are still packed; the tool's thread unpacks them."""
 
     event: ToolCallEvent
     packed_arguments: bytes | memoryview
     release: Callable[[], None]
 
     def take_arguments(self) -> bytes | memoryview:
-        """Returns the packed arguments, once: they are not kept in memory while the tool runs."""
+        """Returns the packed arguments once. They are not kept in memory while the tool runs."""
         packed, self.packed_arguments = self.packed_arguments, b""
         self.release()
         return packed
@@ -59,7 +59,7 @@ class ToolRequest:
 
 @dataclass
 class _Output:
-    """The text that the program has printed, in pieces."""
+    """The pieces of printed text."""
 
     logs: list[str] = field(default_factory=list)
     stdout: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Assembler:
         self.execution_id = execution_id
         self.last_number = 0
         self.result: ExecutionResult | None = None
-        # The host's own objects that final-answer tools returned, by call. They were never sent to the sandbox.
+        # The host's objects that final-answer tools returned, by call. They are never sent to the sandbox.
         self.final_answers: dict[str, object] = {}
         self._output = _Output()
         self._blobs = IncomingBlobs(bytes_max=EXECUTION_BLOBS_BYTES_MAX, open_max=EXECUTION_BLOBS_OPEN_MAX)
@@ -93,8 +93,8 @@ class Assembler:
             raise ProtocolError("an event came after the result")
         kind = event.WhichOneof("kind")
         if event.number <= self.last_number and kind == "tool_call":
-            # Delivered again after a reconnection, because the daemon had no answer yet. The tool runs once only; its
-            # answer is repeated until the daemon has it.
+            # Repeated after a reconnection, because the daemon had no answer yet. The tool only runs once; its answer
+            # is repeated until the daemon has it.
             return None
         if event.number != self.last_number + 1:
             raise EventGap(f"event {event.number} came after event {self.last_number}")
@@ -142,7 +142,7 @@ class Assembler:
     def _output_cut(self, event: pb.Event) -> OutputCutEvent:
         omitted_bytes = event.output_cut.omitted_bytes
         self._output.omitted_bytes += omitted_bytes
-        # The wire does not name the stream, so each of them gets the note.
+        # The event does not name the stream, so each stream gets the note.
         note = f"\n[... {omitted_bytes} bytes of output left out ...]\n"
         for pieces in (self._output.logs, self._output.stdout, self._output.stderr):
             pieces.append(note)
@@ -186,7 +186,7 @@ class Assembler:
         return ToolRequest(called, arguments, lambda: self._blobs.release(call.arguments.packed))
 
     def lost(self, reason: str, generation: int) -> ExecutionResult:
-        """Returns the result of an execution that was lost with its sandbox, as its daemon would have given it."""
+        """Returns the result of an execution that was lost with its sandbox, as its daemon would have sent it."""
         wire = pb.ExecutionResult(
             outcome=pb.OUTCOME_LOST,
             variables_state=pb.VARIABLES_STATE_LOST,

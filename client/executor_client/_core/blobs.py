@@ -1,10 +1,10 @@
 """Payloads that arrive in pieces: collected under limits, handed out once, checked against their announced size.
 
-Each piece is copied to the end of one growing buffer, and freed. A list of them would be in memory a second time while
-it is joined, and a third time after that: the allocator gives pieces of this size back when it pleases, or never.
+Each piece is copied to the end of one growing buffer and freed. Joining a list of pieces would need the memory twice,
+and the allocator may never return pieces of this size.
 
-A large buffer lies in huge pages. To get 10 MB page by page takes the kernel 5 ms, a third of what receiving them costs
-this process; in huge pages it takes less than 1 ms.
+A large buffer uses huge pages. Otherwise allocating 10 MB page by page takes the kernel 5 ms, a third of the CPU time
+for receiving them; with huge pages it takes less than 1 ms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client.errors import ProtocolError
 
 _MAPPED_BYTES = 4 << 20
-"""Bytes of a buffer from which on it is a mapping of its own. Its last huge page may be empty but for one byte."""
+"""Size from which a buffer is a separate mapping."""
 _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
@@ -48,12 +48,12 @@ class _Buffer:
             raise MemoryError(f"no memory for {size} bytes of a payload") from error
 
     def view(self) -> memoryview:
-        """Returns all bytes where they lie. Nothing can be appended after that."""
+        """Returns a view of all bytes. Nothing can be appended afterwards."""
         return memoryview(self._place)[: self._size]
 
 
 def _mapped(data: bytearray, advice: int) -> bytearray | mmap.mmap:
-    """Returns the bytes at the start of a private mapping in huge pages, with room for three times as many more."""
+    """Returns a private mapping in huge pages that starts with the bytes and is four times as large."""
     try:
         mapping = mmap.mmap(-1, 4 * len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:  # a limit of the address space
@@ -65,7 +65,7 @@ def _mapped(data: bytearray, advice: int) -> bytearray | mmap.mmap:
 
 
 class IncomingBlobs:
-    """The blobs of one stream. An honest sender keeps the same limits, so passing them is a breach of the protocol."""
+    """The blobs of one stream. Honest senders keep the same limits, so exceeding them violates the protocol."""
 
     def __init__(self, *, bytes_max: int, open_max: int) -> None:
         self._bytes_max = bytes_max
@@ -78,7 +78,7 @@ class IncomingBlobs:
         """Keeps a piece. Raises ProtocolError past the limits."""
         piece = chunk.data  # each access makes another copy
         if len(piece) > PIECE_BYTES:
-            raise ProtocolError(f"a piece of a blob has {len(piece)} bytes, allowed are {PIECE_BYTES}")
+            raise ProtocolError(f"a piece of a blob has {len(piece)} bytes; the limit is {PIECE_BYTES}")
         with self._lock:
             self._bytes += len(piece)
             too_many = self._bytes > self._bytes_max
@@ -98,14 +98,14 @@ class IncomingBlobs:
             return payload.inline
         if kind != "blob":
             raise ProtocolError("a payload has no content")
-        # A blob that was taken still counts: most are kept, as a part of a result.
+        # A taken blob still counts: most are kept as part of a result.
         data = self._data.pop(payload.blob.blob_id, _Buffer()).view()
         if len(data) != payload.blob.size_bytes:
             raise ProtocolError(f"a blob of {payload.blob.size_bytes} bytes arrived with {len(data)}")
         return data
 
     def release(self, payload: pb.Payload) -> None:
-        """Notes that the taken payload is no longer in memory, which makes room for others. In any thread."""
+        """Records that a taken payload is no longer in memory. Thread-safe."""
         if payload.WhichOneof("content") == "blob":
             with self._lock:
                 self._bytes -= payload.blob.size_bytes

@@ -1,4 +1,4 @@
-"""One gRPC channel to a daemon, as far as blocking and asyncio channels agree: metadata, and errors of ours only."""
+"""The common part of blocking and asyncio gRPC channels: metadata, and translation of errors."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class ChannelBase:
         return self._is_closed
 
     def shut(self) -> None:
-        """Lets no call begin from here on."""
+        """Refuses later calls."""
         self._is_closed = True
 
     def check_caller(self) -> None:
-        """Raises ConfigurationError where this channel cannot be used. A blocking one can be used in every thread."""
+        """Raises ConfigurationError if the channel can't be used here. A blocking one can be used in every thread."""
 
     def metadata(self) -> Metadata:
         """The metadata of a call: the credentials, and the caller's trace."""
@@ -60,9 +60,9 @@ class ChannelBase:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Translates gRPC's errors around a use of the channel, also the errors of a channel that we closed.
+        """Translates gRPC's errors around a use of the channel, including those of a channel that we closed.
 
-        gRPC's own, with frames that say nothing to a caller, stays as the `__context__`.
+        gRPC's error stays as the `__context__`.
         """
         if self.is_closed():
             raise closed()
@@ -76,14 +76,14 @@ class ChannelBase:
             raise
 
     def uploading(self) -> AbstractContextManager[None]:
-        """Translates, around an upload, the errors that only a stream of requests can have."""
+        """Translates errors that only a stream of requests can have, around an upload."""
         return nullcontext()
 
     def _translated(self, error: grpc.RpcError) -> ExecutorClientError:
         """Returns the error to raise for a gRPC error.
 
-        The error of a rejected caller names the credentials that were sent and those to send instead, because the
-        daemon gives an unknown caller no details.
+        For a rejected caller, it names the credentials that were sent and those to send, because the daemon gives an
+        unknown caller no details.
         """
         translated = status.translate(error)
         if isinstance(translated, AuthenticationError):

@@ -1,4 +1,4 @@
-"""The texts of a model's tools for a session: bounded, with errors that name what exists instead.
+"""The bounded texts of a model's tools for a session. Errors name the existing alternatives.
 
 Nothing here does I/O; `executor_client.aio_computer` does.
 """
@@ -24,9 +24,9 @@ from executor_client.file_results import FileInfo, FileList
 from executor_client.process_results import ProcessResult
 
 OUTPUT_BYTES = 30_000
-"""Bytes of each stream of a command that a model sees, head and tail."""
+"""Bytes of each stream of a command that are shown to a model, head and tail."""
 FILE_BYTES_MAX = 4 << 20
-"""Bytes of a file that is read, edited or searched."""
+"""Limit of a file to read, edit or search."""
 LINES_SHOWN_MAX = 2_000
 LINE_CHARS_MAX = 1_000
 SHOWN_CHARS_MAX = 60_000
@@ -54,7 +54,7 @@ class ToolRefusal(ValueError):
 
 @contextmanager
 def refusals(doing: str) -> Iterator[None]:
-    """Turns the daemon's refusals into ToolRefusal; errors of a lost session or daemon pass unchanged."""
+    """Turns the daemon's refusals into ToolRefusal; errors of a lost session or daemon are unchanged."""
     try:
         yield
     except _REFUSALS as error:
@@ -74,7 +74,7 @@ def how_ended(result: ProcessResult, timeout_s: float | None = None) -> str:
 
 
 def output_text(how: str, stdout: str, stderr: str) -> str:
-    """Returns what a command said, after the line that says how it is."""
+    """Returns a command's output after a line with its state."""
     parts = [f"[{how}]", last_states(stdout).rstrip("\n")]
     if stderr.strip():
         parts += ["[stderr]", last_states(stderr).rstrip("\n")]
@@ -82,29 +82,29 @@ def output_text(how: str, stdout: str, stderr: str) -> str:
 
 
 def file_text(path: str, data: bytes) -> str:
-    """Returns the text of a file. Raises ToolRefusal when it has none."""
+    """Returns the text of a file. Raises ToolRefusal for binary files."""
     if b"\0" in data[:8192]:
-        raise ToolRefusal(f"{path!r} is no text: a binary file of {len(data):,} bytes.")
+        raise ToolRefusal(f"{path!r} is a binary file of {len(data):,} bytes.")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ToolRefusal(f"{path!r} is no UTF-8 text, at byte {error.start}: use the shell for it.") from error
+        raise ToolRefusal(f"{path!r} is not UTF-8 text (byte {error.start}); use the shell for it.") from error
 
 
 def encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise ToolRefusal("the text has half a surrogate pair, which no file can hold") from error
+        raise ToolRefusal("the text has half a surrogate pair, which can't be written to a file") from error
 
 
 def numbered(path: str, text: str, first_line: int | None, last_line: int | None) -> str:
-    """Returns lines with their numbers, as many as are shown at once."""
-    # Only "\n" ends a line, as for the line numbers of edits and searches.
+    """Returns numbered lines, up to the limit."""
+    # Only "\n" ends a line, as in edits and searches.
     lines = text.removesuffix("\n").split("\n")
     first, last = first_line or 1, last_line or len(lines)
     if not 1 <= first <= min(last, len(lines)):
-        raise ToolRefusal(f"{path!r} has the lines 1 to {len(lines)}, and {first} to {last} were asked for.")
+        raise ToolRefusal(f"{path!r} has lines 1 to {len(lines)}, so {first} to {last} can't be shown.")
     last = min(last, len(lines), first + LINES_SHOWN_MAX - 1)
     while first < last and sum(map(len, lines[first - 1 : last])) > SHOWN_CHARS_MAX:
         last = first + (last - first) // 2
@@ -116,9 +116,9 @@ def numbered(path: str, text: str, first_line: int | None, last_line: int | None
 
 
 def replaced_once(path: str, text: str, old: str, new: str) -> tuple[str, int]:
-    """Returns the text with `new` in place of `old`, and the line where that was. Raises ToolRefusal unless once.
+    """Replaces `old` by `new`, and returns the text and the line. Raises ToolRefusal unless `old` occurs once.
 
-    Both get the ends of lines that the text has: a model writes \\n, and does not see \\r.
+    Both get the line ends of the text: a model writes \\n, and does not see \\r.
     """
     if "\r\n" in text and (old not in text or "\n" not in text.replace("\r\n", "")):
         old, new = (each.replace("\r\n", "\n").replace("\n", "\r\n") for each in (old, new))
@@ -130,11 +130,11 @@ def replaced_once(path: str, text: str, old: str, new: str) -> tuple[str, int]:
 
 def _why_not_once(path: str, text: str, old: str, count: int) -> str:
     if not old:
-        return "`old` is empty. write_file makes a new file."
+        return "`old` is empty. write_file creates a file."
     if count:
         lines = [text[: found.start()].count("\n") + 1 for found in re.finditer(f"(?={re.escape(old)})", text)]
         where = ", ".join(map(str, lines[:20]))
-        return f"`old` is {count} times in {path!r}, at the lines {where}: include more around it."
+        return f"`old` occurs {count} times in {path!r}, at lines {where}: include more lines around it."
     first = old.strip().splitlines()[0].strip() if old.strip() else ""
     near = [number for number, line in enumerate(text.splitlines(), start=1) if first and first in line]
     hint = f" Its first line is at line {near[0]}; the rest differs, perhaps in spaces." if near else ""
@@ -142,27 +142,27 @@ def _why_not_once(path: str, text: str, old: str, count: int) -> str:
 
 
 def listing(listed: FileList, pattern: str | None) -> str:
-    """Returns the files of a listing that match, one in each line."""
+    """Returns the matching files of a listing, one on each line."""
     files: Sequence[FileInfo] = [each for each in listed if not each.is_directory and _matches(each.path, pattern)]
     lines = [f"{each.path}  {each.size_bytes:,} B" for each in files[:ENTRIES_MAX]]
     if len(files) > ENTRIES_MAX:
         lines.append(f"[{len(files) - ENTRIES_MAX} more]")
     if listed.truncated:
-        lines.append("[there are more than can be listed at once: list a directory]")
+        lines.append("[the list is incomplete: list a directory]")
     return "\n".join(lines) or "[no files]"
 
 
 def search_command(expression: str, path: str | None, pattern: str | None) -> list[str]:
-    """Returns the command of a search. Raises ToolRefusal for what is no regular expression."""
+    """Returns the command of a search. Raises ToolRefusal for an invalid regular expression."""
     try:
         re.compile(expression)
     except re.error as error:
-        raise ToolRefusal(f"{expression!r} is no regular expression: {error}") from error
+        raise ToolRefusal(f"{expression!r} is not a regular expression: {error}") from error
     given = [expression, path or ".", pattern or "", str(MATCHES_MAX), str(LINE_CHARS_MAX), str(FILE_BYTES_MAX)]
     return ["python3", "-I", "-c", _SEARCH, *given]
 
 
-# Runs in the sandbox: files need not travel, and a hostile expression costs the sandbox its own time.
+# Runs in the sandbox: no files are transferred, and a hostile expression only costs the sandbox time.
 _SEARCH = """
 import fnmatch, os, re, sys
 expression, root, pattern, most, chars, size = sys.argv[1:]

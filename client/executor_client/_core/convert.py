@@ -1,4 +1,4 @@
-"""Converts wire messages to values and back. Beyond this file only `assembler.py` handles wire types, the events.
+"""Converts wire messages to values and back. Apart from this file, only `assembler.py` reads wire types.
 
 Incoming messages are checked: an unknown enum value is an error, never a guess.
 """
@@ -39,7 +39,7 @@ def named_limits(limits: Limits | Mapping[str, float | int | str] | None) -> dic
 
 
 def limits_to_wire(limits: Limits | Mapping[str, float | int | str] | None) -> pb.Limits | None:
-    """Returns the limits of a request. Raises InvalidRequest for a name or a number that the wire cannot carry."""
+    """Returns the limits of a request. Raises InvalidRequest for an unknown name or an invalid number."""
     if limits is None:
         return None
     asked = named_limits(limits)
@@ -60,7 +60,7 @@ def limits_to_wire(limits: Limits | Mapping[str, float | int | str] | None) -> p
 
 
 def from_wire(kind: type[T], wire: Message, **known: Any) -> T:
-    """Returns the value that the daemon sent; `known` are its fields that are not on the wire. Raises ProtocolError."""
+    """Returns the value in a message; `known` has its fields that are not in it. Raises ProtocolError."""
     try:
         return messages.read(kind, wire, **known)
     except messages.Unreadable as error:
@@ -87,14 +87,14 @@ def _reasons(wire: Sequence[service_pb.StateOmission]) -> dict[str, str]:
 
 
 def savepoints_from_wire(wire: Sequence[service_pb.Savepoint]) -> list[Savepoint]:
-    """Raises ProtocolError for more than a session can have."""
+    """Raises ProtocolError if there are more than a session can have."""
     if len(wire) > 2 * SAVEPOINTS_MAX:  # with as many branches
         raise ProtocolError(f"the daemon listed {len(wire)} savepoints")
     return [from_wire(Savepoint, each) for each in wire]
 
 
 def rollback_from_wire(wire: service_pb.RollbackResponse, number: int) -> Rollback:
-    """`number` was asked for, 0 for the newest. Raises ProtocolError for an answer without it."""
+    """`number` was requested, 0 for the newest. Raises ProtocolError if the answer lacks it."""
     listed = savepoints_from_wire(wire.savepoints)
     found = [each for each in listed if (each.number == number if number else not each.is_branch)]
     if not found:

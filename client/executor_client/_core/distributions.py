@@ -1,6 +1,6 @@
 """Finds the distribution that provides a module, for messages that say what an image lacks.
 
-The name of a module is not the name of a package: `pip install bs4` may install a stranger's package.
+A module and its package may have different names: `pip install bs4` may install a stranger's package.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ _DISTRIBUTIONS = {
 def distribution_of(module: str) -> str | None:
     """Returns the distribution to install for a module of this dotted name; None for a module of Python's own.
 
-    It is looked up in the table, then among the installed ones; else it is the module's first name, which is mostly
-    right.
+    Looks in the table, then among the installed distributions; otherwise returns the module's first name, which is
+    usually right.
     """
     parts = module.split(".")
     if parts[0] in sys.stdlib_module_names:

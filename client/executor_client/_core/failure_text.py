@@ -1,7 +1,7 @@
 """Describes for a language model why an execution failed.
 
-The first line has the words of smolagents' local executor, to which prompts and agents are tuned; a short traceback
-follows. Text from the sandbox is cut to a length, and stripped of the characters that a terminal would act on.
+The first line is worded like smolagents' local executor, for which prompts and agents are tuned; a short traceback
+follows. Text from the sandbox is cut, and stripped of terminal control sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRACEBACK_HEAD = "Traceback (most recent call last):"
 
 
 def headline(result: ExecutionResult, code: str, limits: Limits) -> str:
-    """Says how and where a failed execution ended; for code that does not parse, with the line and a caret."""
+    """Describes how and where an execution failed; for a syntax error, with the line and a caret."""
     detail = result.error or ErrorDetail(type="", message="")
     match result.outcome:
         case Outcome.EXCEPTION if _is_parse_error(detail):
@@ -56,7 +56,7 @@ def headline(result: ExecutionResult, code: str, limits: Limits) -> str:
 
 
 def short_traceback(result: ExecutionResult) -> str:
-    """Returns the traceback without its end, which the headline has, and without its middle when it is long."""
+    """Returns the traceback without its end, which is in the headline, and without its middle if it is long."""
     if result.error is None or _is_parse_error(result.error):
         return ""
     text = _ANSI.sub("", result.error.traceback).rstrip()
@@ -65,7 +65,7 @@ def short_traceback(result: ExecutionResult) -> str:
         text = text[: -len(cause)].rpartition("\n")[0]
     lines = [line[:TRACEBACK_LINE_CHARS_MAX] for line in text.splitlines()]
     if result.outcome is not Outcome.EXCEPTION:
-        # It ends with the exception by which the sandbox stopped the code, which means nothing to the model.
+        # It ends with the exception that stopped the code, which means nothing to the model.
         while lines and not lines[-1].startswith(" "):
             lines.pop()
     if len(lines) > TRACEBACK_LINES_MAX:
@@ -90,7 +90,7 @@ def _failed_at(detail: ErrorDetail, code: str, cause: str) -> str:
 
 
 def _said(detail: ErrorDetail, otherwise: str) -> str:
-    """Returns the sandbox's own text. Only it knows which limit held: an execution's may be below its session's."""
+    """Returns the sandbox's text. Only the sandbox knows the limit: an execution's may be below its session's."""
     return shortened(_ANSI.sub("", detail.message), MESSAGE_CHARS_MAX) or otherwise
 
 
@@ -104,7 +104,7 @@ def _source_line(code: str, line: int) -> str:
 
 
 def _is_parse_error(detail: ErrorDetail) -> bool:
-    """True when nothing ran. A SyntaxError that the code itself raised (by `exec`, for example) has a stack."""
+    """True if nothing ran. A SyntaxError raised by the code itself (by `exec`, for example) has a stack."""
     return detail.type in _SYNTAX_ERRORS and _TRACEBACK_HEAD not in detail.traceback
 
 

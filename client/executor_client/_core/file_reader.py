@@ -1,7 +1,7 @@
 """Reads a file of a workspace from its messages, and checks them against the announcement. No I/O.
 
-A regular file must have the announced size. A directory comes as an archive, whose size is not known beforehand:
-whether it is whole, only its own end says (`archives.py`).
+A regular file must have the announced size. A directory arrives as an archive of unknown size, which marks its own end
+(`archives.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FileReader:
             self._announce(convert.from_wire(FileInfo, message.file))
             return b""
         if self._info is None or len(message.data) > PIECE_BYTES:
-            raise ProtocolError("a piece of a file was not announced or is too large")
+            raise ProtocolError("a piece of a file is too large or was not announced")
         self._received_bytes += len(message.data)
         most = FILE_BYTES_MAX if self.is_tar else self._info.size_bytes
         if self._received_bytes > most:
@@ -42,7 +42,7 @@ class FileReader:
         return message.data
 
     def finish(self) -> FileInfo:
-        """Returns the description of the file. Raises ProtocolError when it has not arrived whole."""
+        """Returns the description of the file. Raises ProtocolError if it is incomplete."""
         if self._info is None:
             raise ProtocolError("no file arrived")
         if not self.is_tar and self._received_bytes != self._info.size_bytes:
@@ -53,9 +53,9 @@ class FileReader:
         if self._info is not None:
             raise ProtocolError("a file was announced twice")
         if info.is_directory != self.is_tar:
-            raise ProtocolError(f"a {'directory' if info.is_directory else 'file'} came that was not asked for")
+            raise ProtocolError(f"a {'directory' if info.is_directory else 'file'} arrived that was not requested")
         if not self.is_tar and info.size_bytes > FILE_BYTES_MAX:
-            raise ProtocolError(f"the file has {info.size_bytes} bytes, accepted are {FILE_BYTES_MAX}")
+            raise ProtocolError(f"the file has {info.size_bytes} bytes; the limit is {FILE_BYTES_MAX}")
         if self._max_bytes is not None and info.size_bytes > self._max_bytes:
-            raise InvalidRequest(f"{info.path!r} has {info.size_bytes:,} bytes; at most {self._max_bytes:,} are taken")
+            raise InvalidRequest(f"{info.path!r} has {info.size_bytes:,} bytes; max_bytes is {self._max_bytes:,}")
         self._info = info

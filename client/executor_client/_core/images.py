@@ -1,7 +1,7 @@
-"""Checks images from the sandbox when they arrive, and decodes them when they are asked for.
+"""Checks images from the sandbox on arrival, and decodes them on demand.
 
-Only PNG and JPEG are decoded, only up to a number of pixels, and only when the library finds what the header says. Any
-other image becomes an entry with the problem: a hostile image never makes `execute` fail.
+Only PNG and JPEG are decoded, up to a number of pixels, and only if the library agrees with the header. Any other image
+becomes an entry with the problem: a hostile image never makes `execute` fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _READERS = {"image/png": png_parts, "image/jpeg": jpeg_parts}
 
 
 def check_image(data: bytes, mime_type: str, source: str, *, pixels_left: int = IMAGE_PIXELS_MAX) -> Image:
-    """Returns an image whose headers were checked. Never raises: one that is refused says why in `refusal`."""
+    """Returns an image with checked headers. Never raises; `refusal` has the reason for a refused image."""
     width = height = 0
     try:
         width, height, _ = _read(data, mime_type)

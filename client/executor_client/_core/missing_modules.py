@@ -1,6 +1,6 @@
-"""Reports authorized modules that the image of a session lacks: once in the log, or as the text of an error.
+"""Reports authorized modules that a session's image lacks: once in the log, or in an error.
 
-A list of imports is often longer than the code needs, so for a plain client this is a warning only.
+A list of imports is often longer than needed, so a plain client only gets a warning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _warned_lock = threading.Lock()
 
 
 def asked_for(info: SessionInfo, authorized_imports: Iterable[str]) -> tuple[str, ...]:
-    """Returns the missing modules that the caller has named, without those of the policy's defaults."""
+    """Returns the missing modules that the caller named, without the policy's defaults."""
     named = {str(each).partition(".")[0] for each in authorized_imports}
     return tuple(module for module in info.missing_modules if module in named)
 
@@ -34,16 +34,16 @@ def warn(info: SessionInfo, authorized_imports: Iterable[str]) -> None:
             return
         _warned.add((info.image, missing))
     _log.warning(
-        "image %r has no %s: importing that will fail, though it is authorized, unless the workspace has it",
+        "image %r has no %s: the import is authorized but will fail, unless the workspace has the module",
         info.image,
         _listed(missing),
     )
 
 
 def refusal(info: SessionInfo, missing: Sequence[str], images: Sequence[str]) -> str:
-    """Returns the error for an agent's author, raised before the model is asked anything.
+    """Returns the error for an agent's author, raised before the first call of the model.
 
-    `images` are those that the policy has.
+    `images` are the policy's images.
     """
     packages = ", ".join(f'"{name}"' for name in distributions_of(missing)[:_LISTED_MAX])
     return (

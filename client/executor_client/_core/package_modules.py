@@ -1,6 +1,6 @@
-"""The modules of packages that were asked for, authorized as far as the policy allows.
+"""Import patterns for the modules of requested packages, as far as the policy allows.
 
-A refused one is no failure yet: the program may not import it, and its import says why when it does.
+A refused module is not an error yet: the program may not import it, and its import would give the reason.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ PATTERNS_MAX = 256
 
 
 def patterns_of(modules: Sequence[str]) -> list[str]:
-    """Returns import patterns for modules and what is below them, as many as one call may have."""
+    """Returns import patterns for modules with their submodules, as many as one call may have."""
     return [f"{module}.*" for module in modules[:PATTERNS_MAX]]
 
 
 def without_refused(patterns: Sequence[str], refusal: PolicyViolationError) -> list[str]:
-    """Returns those to ask for again; none when it can't be seen which ones are refused."""
+    """Returns the patterns to retry; none if the refusal does not name the refused ones."""
     refused = {violation.requested for violation in refusal.violations}
     allowed = [pattern for pattern in patterns if pattern not in refused]
     return allowed if len(allowed) < len(patterns) else []

@@ -1,4 +1,4 @@
-"""Formats a policy for people: what a session may ask for, and what it gets by default."""
+"""Formats a policy for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from executor_client.results import Limits, NetworkRules, NetworkSecret, Package
 
 
 def policy_lines(policy: Policy) -> list[str]:
-    """Returns a policy as two tables, one line for each row, without characters that control a terminal."""
+    """Returns a policy as two tables, one line for each row, without terminal control characters."""
     return [*aligned(list(_rules(policy))), "", *aligned(list(_limits(policy)))]
 
 
@@ -65,9 +65,9 @@ def _packages(packages: PackagesPolicy) -> Iterator[tuple[str, str]]:
         return
     yield "packages", f"those of the image; on request: {_listed(packages.locked or packages.allowed)}"
     if packages.locked:
-        yield "  locked", "asking for one brings all of them"
+        yield "  locked", "requesting one installs all of them"
     if packages.auto:
-        yield "  auto", "for modules that are authorized and missing"
+        yield "  auto", "for authorized modules that are missing"
     if packages.exclude_newer_s is not None:
         yield "  at least", f"{_number(packages.exclude_newer_s)} s old"
     most = f"{packages.max_requirements:,} in a session, {packages.max_environment_bytes:,} bytes"

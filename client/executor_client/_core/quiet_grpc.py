@@ -1,8 +1,8 @@
-"""Imports gRPC with its own log off: failures are reported by our errors, and not on stderr as well.
+"""Imports gRPC with its log off: our errors report failures, so they need not appear on stderr.
 
-Every module of the client imports gRPC from here, because gRPC reads its log level once, when it is first imported. A
-GRPC_VERBOSITY that is set, or an earlier import, takes precedence. The variable is removed again after the import, so
-that no child process inherits it.
+Every module of the client imports gRPC from here, because gRPC reads its log level at the first import. An existing
+GRPC_VERBOSITY, or an earlier import, takes precedence. The variable is removed after the import, so that child
+processes do not inherit it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ else:
     finally:
         del os.environ[_VARIABLE]
 
-# Both import gRPC themselves, so they are taken from here too: an import that came first would leave its log on.
+# Both import gRPC themselves, so they must follow.
 from grpc.experimental import ChannelOptions as ChannelOptions  # noqa: E402
 
 from executor_api.v1 import executor_service_pb2_grpc as executor_service_pb2_grpc  # noqa: E402

@@ -1,8 +1,8 @@
 """Notices a host tool that changes its arguments, which the program in the sandbox does not see.
 
-A tool's arguments are copies. A tool that fills a list it was given works with a local executor and silently does
-nothing with a remote one, so the first such call of a session is logged as a warning. The comparison runs after the
-answer is sent, for small arguments only, and for a number of calls of a session: a hint must cost almost nothing.
+A tool's arguments are copies. A tool that fills a list argument works with a local executor and silently does nothing
+with a remote one, so the first such call of a session is logged as a warning. To cost almost nothing, the comparison
+runs after the answer is sent, for small arguments, and for a limited number of calls.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Arguments(NamedTuple):
 
     @classmethod
     def received(cls, args: tuple[Any, ...], kwargs: dict[str, Any], packed: bytes | memoryview) -> Arguments:
-        """Drops the packed form of large arguments, so that they are in memory once while the tool runs."""
+        """Drops the packed form of large arguments, to save memory while the tool runs."""
         return cls(args, kwargs, packed if len(packed) <= ARGUMENT_BYTES_COMPARED_MAX else None)
 
     def to_compare(self) -> Arguments | None:
-        """Returns the arguments if they are to be compared after the answer; None lets them be freed before."""
+        """Returns the arguments to compare after the answer; None: they may be freed earlier."""
         return None if self.packed is None else self
 
 
 class ArgumentWatch:
-    """Compares the calls of one session, until it has warned or has compared enough of them."""
+    """Compares the calls of one session until it has warned or reached the limit."""
 
     def __init__(self) -> None:
         self._calls_left = CALLS_COMPARED_MAX
 
-    def look(self, name: str, given: Arguments) -> None:
-        """Compares a call's arguments with their packed form. To be called after its answer is sent."""
+    def compare(self, name: str, given: Arguments) -> None:
+        """Compares a call's arguments with their packed form. Call it after the answer is sent."""
         if self._calls_left <= 0 or given.packed is None:
             return
         if not any(map(_can_change, (*given.args, *given.kwargs.values()))):
@@ -55,8 +55,8 @@ class ArgumentWatch:
         if _has_changed(given, given.packed):
             self._calls_left = 0
             _log.warning(
-                "the host tool %r changed an argument: the code in the sandbox has its own copy and does not see that; "
-                "let the tool return what it changed (said once for each session)",
+                "the host tool %r changed an argument, but the code in the sandbox has its own copy; return the "
+                "changed value from the tool (logged once for each session)",
                 name[:TOOL_NAME_SHOWN_MAX],
             )
 
@@ -69,8 +69,8 @@ def _has_changed(given: Arguments, packed: bytes | memoryview) -> bool:
     try:
         now = encode((given.args, given.kwargs), _LIMITS)
     except EncodeError:
-        return True  # it was far smaller when it arrived
+        return True  # it arrived far smaller
     except Exception:  # noqa: BLE001 - the tool may go on with it in a thread; what matters is that its call is answered
         return False
-    # Most values have the same encoding here as in the sandbox. The others are compared after a round trip.
+    # Most values have the same encoding here and in the sandbox. The others are compared after a round trip.
     return now != packed and now != encode(unpack(packed), _LIMITS)

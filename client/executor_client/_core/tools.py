@@ -1,8 +1,8 @@
 """Host tools: their description for the sandbox, and the answer to a call.
 
-The program in the sandbox is not trusted: it can call a registered tool with any arguments, and nothing else. An
-`Exception` in a call is its answer, by type and message, so that the program can react. Any other exception of a tool
-(an interrupt, an error made to stop the whole run) ends the execution.
+The program in the sandbox is untrusted: it can only call registered tools, with any arguments. If a tool raises an
+`Exception`, its type and message are the answer, so that the program can react. Any other exception of a tool (an
+interrupt, or an error that stops the whole run) ends the execution.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ HOST = "host"
 SANDBOX = "sandbox"
 
 _DESCRIPTION_CHARS_MAX = 4_000
-"""Below the wire's 16 KiB in every encoding of the characters."""
+"""Below the protocol's 16 KiB for any characters."""
 
 
 @dataclass(frozen=True)
 class Tool(ShortRepr):
     """A callable that the program may call by name.
 
-    `parameters` names them in order for the sandbox's stub; empty means that the stub takes anything and the host
-    decides. A successful call of a tool with `is_final_answer` ends the execution, and its result is the output.
+    `parameters` lists the parameters for the sandbox's stub; empty: the stub takes any arguments and the host checks
+    them. A successful call of a tool with `is_final_answer` ends the execution, and its result is the output.
 
-    `placement` says where calls run. "host": in this process, which receives the arguments and sends back the result.
-    "sandbox": in the session's interpreter, where the tool is recreated from its source with all that it uses, as it is
-    at the moment of registration; ToolNotShippable names the parts of a tool that cannot be recreated. Such a tool has
-    its own parameters, and its result is no final answer.
+    `placement` selects where calls run. "host": in this process, which receives the arguments and sends the result.
+    "sandbox": in the session's interpreter, where the tool is recreated from its source and everything that it uses, as
+    of its registration; ToolNotShippable lists the parts that can't be recreated. Such a tool has its own parameters,
+    and its result can't be a final answer.
     """
 
     function: Callable[..., Any] = field(repr=False)
@@ -80,22 +80,22 @@ def as_tools(tools: Mapping[str, Callable[..., Any] | Tool]) -> dict[str, Tool]:
             _check_placed_in_sandbox(name, tool)
         elif tool.placement != HOST:
             raise InvalidRequest(
-                f"the placement of the tool {name!r} is {HOST!r} or {SANDBOX!r}, not {tool.placement!r}"
+                f"the tool {name!r} has the placement {tool.placement!r}; it must be {HOST!r} or {SANDBOX!r}"
             )
     return made
 
 
 def _check_placed_in_sandbox(name: str, tool: Tool) -> None:
     if inspect.iscoroutinefunction(tool.function):
-        raise ToolNotShippable(name, ["it is a coroutine function: a call of it in the sandbox would not be awaited"])
+        raise ToolNotShippable(name, ["it is a coroutine function, which the sandbox would not await"])
     if tool.is_final_answer:
         raise ToolNotShippable(name, ["it gives the final answer, which is recorded in this process"])
     if tool.parameters:
-        raise InvalidRequest(f"the tool {name!r} runs in the sandbox with its own parameters: give it no others")
+        raise InvalidRequest(f"the tool {name!r} runs in the sandbox with its own parameters; remove `parameters`")
 
 
 def on_host(tools: Mapping[str, Tool]) -> dict[str, Tool]:
-    """Returns the tools whose calls are answered here. The daemon may ask for no other one."""
+    """Returns the tools of this process. The daemon can't call other tools."""
     return {name: tool for name, tool in tools.items() if tool.placement == HOST}
 
 
@@ -106,9 +106,9 @@ def _described(function: Callable[..., Any], name: str) -> Tool:
 
 
 def _required_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Returns the parameters if each of them is required and can be given by position; else none.
+    """Returns the parameters if all are required and positional; otherwise none.
 
-    The wire has no defaults: naming an optional parameter would make the sandbox ask for it.
+    The protocol has no defaults: naming an optional parameter would make the sandbox require it.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -123,7 +123,7 @@ def _required_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 class ToolRefusal(Exception):
-    """The call cannot be made; the program gets an error of this type."""
+    """The call can't be made; the program gets an error of this type."""
 
     def __init__(self, type_name: str, message: str) -> None:
         super().__init__(message)
@@ -132,7 +132,7 @@ class ToolRefusal(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a call: a packed value, or an error. `value` is the host's own object if the answer is final."""
+    """The answer to a call: a packed value or an error. `value` is the host's object of a final answer."""
 
     packed: bytes | None = None
     value: object = None
@@ -160,7 +160,7 @@ def arguments(request: ToolRequest) -> Arguments:
 
 
 def settled(value: Any) -> Any:
-    """Returns the value; an awaitable one is awaited, in an event loop of this thread's own."""
+    """Returns the value; awaits an awaitable in a new event loop of this thread."""
     if not inspect.isawaitable(value):
         return value
     import asyncio  # on first need: few blocking programs have such a tool
@@ -174,7 +174,7 @@ def settled(value: Any) -> Any:
 def succeeded(tool: Tool, value: object) -> Answer:
     """Returns the answer to a call that returned. A value that cannot be sent is an error of the call."""
     if tool.is_final_answer:
-        # The value stays here; the sandbox only needs to know that there is one.
+        # The value stays here; the sandbox only learns that there is one.
         return Answer(pack(None), value, is_final=True)
     try:
         return Answer(pack(value))
@@ -183,27 +183,27 @@ def succeeded(tool: Tool, value: object) -> Answer:
 
 
 def failed(error: Exception) -> Answer:
-    """Returns the answer to a call that raised: the nearest built-in class, its arguments, and the original's name."""
+    """Returns the answer to a call that raised: the nearest built-in class, its arguments, and the original name."""
     kind = type(error)
     base = next(each for each in kind.__mro__ if getattr(builtins, each.__name__, None) is each)
     type_name = error.type_name if isinstance(error, ToolRefusal) else base.__name__
     try:
         message = str(error)
-        if isinstance(error, ExceptionGroup):  # its own text tells their number alone
+        if isinstance(error, ExceptionGroup):  # its text only has their number
             message = "; ".join((message, *(f"{type(each).__name__}: {each}" for each in error.exceptions)))
     except Exception:  # noqa: BLE001 - a tool's own error class may fail at this too
         message = "(the error has no text)"
     if base is not kind and not isinstance(error, ToolRefusal):
         name = type_name_of(kind)
-        # No built-in class but Exception is near: the sandbox shows the name with the message.
+        # Only Exception is near: the sandbox shows the name with the message.
         type_name, message = (name, message) if base is Exception else (type_name, f"{name}: {message}")
-    # A message may contain anything; the wire takes UTF-8 only.
+    # A message may contain anything, but must be sent as UTF-8.
     sendable = message[:TOOL_ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
     return Answer(error=pb.ToolError(type=type_name, message=sendable, arguments=_packed_arguments(error)))
 
 
 def _packed_arguments(error: Exception) -> bytes:
-    """Returns the arguments that make such an exception, or nothing if they are large or no plain values."""
+    """Returns the arguments of the exception; empty if they are large or not plain values."""
     given = error.args
     if isinstance(error, OSError) and error.filename is not None and len(given) == 2:
         given = (*given, error.filename, None, error.filename2)
@@ -220,14 +220,14 @@ def _packed_arguments(error: Exception) -> bytes:
 
 
 def instead_of(answer: Answer, refusal: ExecutorClientError) -> Answer | None:
-    """Returns another answer for one that the daemon refused; None if no answer is needed. Else raises the refusal."""
+    """Returns another answer after a refusal; None if none is needed. Otherwise raises the refusal."""
     is_of_call = isinstance(refusal, (PreconditionError, NotFoundError))
     if is_of_call and refusal.reason != "TOOL_CALL_NOT_FOUND":
-        # The execution is over, or an earlier attempt arrived: the stream brings its end.
+        # The execution is over, or an earlier attempt arrived: the stream will end.
         return None
     if is_of_call or answer.error is not None or isinstance(refusal, UnavailableError):
         raise refusal
-    # The daemon refused the value. Without another answer the program would wait until its time is up.
+    # The daemon refused the value. Without another answer the program would wait until its timeout.
     return failed(ToolRefusal("RuntimeError", f"the tool's result was refused: {refusal}"))
 
 
@@ -246,19 +246,19 @@ _pending: contextvars.ContextVar[tuple[_Pending, ...]] = contextvars.ContextVar(
 
 @contextmanager
 def pending(session_id: str) -> Iterator[None]:
-    """Marks this context, and those copied from it, as answering a tool call of the session."""
+    """Marks this context, and its copies, as answering a tool call of the session."""
     call = _Pending(session_id)
     token = _pending.set((*_pending.get(), call))
     try:
         yield
     finally:
-        # Also noted on the call itself: tasks that the tool left behind have a copy of the context.
+        # Recorded on the call too: tasks that the tool left behind have a copy of the context.
         call.over = True
         _pending.reset(token)
 
 
 def refuse_reentrance(session_id: str, what: str) -> None:
-    """Raises ReentrantExecution where `what` would wait for the tool call that is being answered in this context."""
+    """Raises ReentrantExecution if `what` would wait for the tool call of this context."""
     calls = _pending.get()
     if calls and any(call.session_id == session_id and not call.over for call in calls):
         raise ReentrantExecution(

@@ -1,11 +1,9 @@
-"""Reports to `on_wait` which waits last: each one after its first second, then at growing intervals, and whenever its
-progress changes.
+"""Reports long waits to `on_wait`: after the first second, then at growing intervals, and on each change of progress.
 
-A call opens `Waits` and notes there what it begins to wait for and what it no longer waits for. Without a hook that
-costs neither a look at the clock nor a thread. With one, a `WaitTimer` reports what is due: a thread of the blocking
-client, timers of its loop in the asyncio client.
+A call opens `Waits` and records the start and end of each wait there. Without a hook this costs nothing. With a hook, a
+`WaitTimer` makes the reports: in a thread of the blocking client, or by timers of the asyncio client's loop.
 
-Invariant: no wait is reported after it was noted as over. So noting that blocks while the hook is running.
+Invariant: a wait is never reported after its end. So recording the end blocks while the hook is running.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Awaited:
-    """The object of a wait, and how far it is, if that is known."""
+    """What a call waits for, with its progress if known."""
 
     kind: WaitKind
     what: str
@@ -64,7 +62,7 @@ class Waits:
         self.due_s: float | None = None
 
     def begin(self, key: str, awaited: Awaited, *, reason: str = "", gives_up_after_s: float | None = None) -> None:
-        """Notes a wait. One of the same key and kind continues, with the new reason, bound and progress."""
+        """Records a wait. A wait with the same key and kind continues with the new reason, timeout and progress."""
         if self._timer is None:
             return
         now_s = time.monotonic()
@@ -82,7 +80,7 @@ class Waits:
             self._schedule()
 
     def hold(self, key: str) -> None:
-        """Pauses the reports of a wait that may be over, until it begins again as a part of the same wait."""
+        """Pauses the reports of a wait that may be over, until `begin` continues it."""
         if self._timer is None:
             return
         with self._lock:
@@ -91,7 +89,7 @@ class Waits:
                 self._schedule()
 
     def over(self, *keys: str) -> None:
-        """Notes that these waits are over, as far as they had begun."""
+        """Records the end of these waits, if they had begun."""
         if self._timer is None:
             return
         with self._lock:
@@ -100,7 +98,7 @@ class Waits:
                 self._schedule()
 
     def report(self, on_wait: OnWait) -> None:
-        """Reports the waits that are due; of several waits of one kind only the oldest."""
+        """Reports the waits that are due; of each kind only the oldest."""
         with self._lock:
             now_s = time.monotonic()
             kinds: set[WaitKind] = set()
@@ -138,11 +136,11 @@ NO_WAITS = Waits(None)
 
 
 class WaitTimer(ABC):
-    """Has the waits of each call reported when they are due."""
+    """Reports the waits of each call when they are due."""
 
     @abstractmethod
     def schedule(self, waits: Waits) -> None:
-        """Takes in the new `due_s` of a call's waits; None means that there is nothing to report."""
+        """Applies the new `due_s` of a call's waits; None: nothing to report."""
 
     @abstractmethod
     def close(self) -> None:

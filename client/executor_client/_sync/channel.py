@@ -17,7 +17,7 @@ class Channel(ChannelBase):
 
     def __init__(self, endpoint: Endpoint) -> None:
         credentials = endpoint.credentials()
-        # The thread that asks for a stream also reads it: one hop between threads less for each event.
+        # The requesting thread also reads the stream: one thread switch less for each event.
         options = [*endpoint.options, (ChannelOptions.SingleThreadedUnaryStream, 1)]
         self._channel = (
             grpc.insecure_channel(endpoint.address, options)
@@ -27,7 +27,7 @@ class Channel(ChannelBase):
         super().__init__(endpoint, self._channel)
 
     def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> EventStream:
-        """Starts a stream of events. Its reader gets gRPC's errors, for `Followed` to decide on."""
+        """Starts a stream of events. Its reader gets gRPC's errors, which `Followed` handles."""
         return EventStream(self.start_events(request, trace, timeout_s))
 
     def close(self) -> None:
@@ -48,12 +48,11 @@ class EventStream:
         self._stream.cancel()
 
     def finish(self) -> None:
-        """Reads what follows the result: of a stream that is not read to its end, gRPC keeps all memory, and the
-        connection too."""
+        """Reads messages after the result: gRPC keeps the memory and the connection of a stream that is not drained."""
         self.read_to_end()
 
     def read_to_end(self) -> None:
-        """Waits for the end of the stream, whatever it is."""
+        """Waits for any end of the stream."""
         with contextlib.suppress(grpc.RpcError):
             for _ in self._stream:
                 pass

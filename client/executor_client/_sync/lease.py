@@ -1,11 +1,11 @@
 """A client's lease on its sessions: they live as long as the client does, and end with it.
 
-A client makes its sessions under a lease, a random number, which a thread renews (`renewer`). When the process is
+A client creates its sessions under a lease, a random number, which a thread renews (`renewer`). If the process is
 killed, the daemon ends the sessions after their `owner_grace_s`. They end sooner at `close`, at the interpreter's exit,
-when a session that the client made is garbage-collected, and when the client is, with all of its sessions.
+when a session that the client created is garbage-collected, and when the client is collected with all its sessions.
 
-`ClientLease` is the object that the client and its sessions refer to. A finalizer of theirs may run at any allocation,
-in any thread, with any lock held: it only leaves a job to the renewer.
+The client and its sessions refer to `ClientLease`. Their finalizers may run at any allocation, in any thread, with any
+lock held, so they only queue a job for the renewer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from executor_client.results import SessionInfo
 
 
 class ClientLease:
-    """The lease of one client. Its sessions refer to it too, so it is collected with the last of them."""
+    """The lease of one client. Its sessions also refer to it, so it is collected with the last of them."""
 
     def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
         self._lease_id = secrets.token_hex(16)
@@ -37,18 +37,18 @@ class ClientLease:
 
     @property
     def is_foreign(self) -> bool:
-        """True when it was made by the process that this one was forked from."""
+        """True if the parent process created it before a fork."""
         return self._pid != os.getpid()
 
     @property
     def lease_id(self) -> str:
-        """The id for a request; empty where the daemon knows no leases."""
+        """The id for a request; empty if the daemon does not know leases."""
         return "" if self._unknown else self._lease_id
 
     def is_refusal(self, request: pb.CreateSessionRequest | pb.GetSessionRequest, error: InvalidRequest) -> bool:
-        """True when a daemon may have refused a request because it knows no leases; `request` then names none.
+        """True if a daemon may have refused a request because of its unknown lease; removes the lease from `request`.
 
-        A field that a daemon does not know makes the request malformed, and it does not say which field that was.
+        For such a daemon the unknown field makes the request malformed, and it does not name the field.
         """
         if not request.lease_id or self._confirmed or error.reason != "INVALID_FIELD":
             return False
@@ -56,13 +56,13 @@ class ClientLease:
         return True
 
     def unknown(self) -> None:
-        """Notes that a request succeeded without the lease and not with it: this daemon knows no leases."""
+        """Records that a request only succeeded without the lease: this daemon does not know leases."""
         self._unknown = True
 
     def hold(self, session: object, info: SessionInfo, *, made: bool) -> None:
-        """Notes a session, unless it is detached.
+        """Records a session, unless it is detached.
 
-        One that the client made ends when its object `session` is collected; one that it has found does not.
+        A session that the client created ends when its object `session` is collected; one that it found does not.
         """
         if info.detached:
             return
@@ -72,16 +72,16 @@ class ClientLease:
         finalizer.atexit = False
 
     def closed(self, session_id: str) -> None:
-        """Notes that a session was deleted."""
+        """Records that a session was deleted."""
         if self._confirmed:
             self._renewer.post(Closed(session_id))
 
     def take_back(self, request_id: str) -> Future[None]:
-        """Ends, in the background, a session whose CreateSession was given up. The future is done when it has ended."""
+        """Ends a session in the background after its CreateSession was given up. The future is done after that."""
         ended = new_future()
         self._renewer.post(TakeBack(request_id, ended), start=True)
         return ended
 
     def end(self) -> Future[None]:
-        """Ends the lease, and all sessions that it alone holds. Takes no longer than a call may, whatever is wrong."""
+        """Ends the lease, and all sessions that only it holds. Takes at most the timeout of a call."""
         return self._renewer.end()

@@ -1,12 +1,12 @@
 """The threads that renew the leases of clients, and end sessions in the background: one for each lease.
 
-A `Renewer` refers neither to the client nor to its sessions, so that it keeps none of them alive. They leave it jobs
-in a queue whose `put` is reentrant (`SimpleQueue`), because finalizers do so too. A forked child neither renews nor
-ends its parent's lease.
+A `Renewer` does not refer to the client or its sessions, so it does not keep them alive. They put jobs in its queue,
+whose `put` is reentrant (`SimpleQueue`), because finalizers use it too. A forked child does not renew or end its
+parent's lease.
 
-The thread starts with the first session, so that a client without one costs nothing. It has a connection of its own,
-for the asyncio client too: an event loop that is busy for minutes must not lose its sessions. Nor must an interrupt
-lose them: one that arrives while gRPC begins a call leaves a lock of that channel taken.
+The thread starts with the first session, so a client without sessions costs nothing. It has its own connection, even
+for the asyncio client: an event loop that is busy for minutes must not lose its sessions. Nor must an interrupt: if it
+arrives while gRPC starts a call, a lock of that channel stays taken.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _running: set[Renewer] = set()
 
 
 def _steady_s() -> float:
-    """Returns a clock that runs while the machine sleeps, if there is one, so that a lease is due right after it."""
+    """Returns a clock that also runs while the machine sleeps, if there is one, so a lease is due right after sleep."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -82,11 +82,11 @@ class TakeBack:
 
 @dataclass(frozen=True)
 class End:
-    """The last job: later ones are dropped."""
+    """The last job; later ones are dropped."""
 
 
 def new_future() -> Future[None]:
-    """Returns a future that a caller who stops waiting cannot cancel."""
+    """Returns a future that its waiters can't cancel."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -97,7 +97,7 @@ _Job = Hold | Closed | Collected | TakeBack | End
 
 @dataclass
 class _Held:
-    """A session under the lease: whether the client made it, and the number of its objects."""
+    """A session under the lease: whether the client created it, and its number of objects."""
 
     made: bool = False
     objects: int = 0
@@ -116,7 +116,7 @@ class Renewer:
         self._ended = new_future()  # shared by all callers of `end`: the finalizer of the client may be the first
         self._start_lock = threading.Lock()
         self._held: dict[str, _Held] = {}
-        # Requests to end sessions that no daemon answered. Past the bound the daemon's own grace ends those sessions.
+        # Unanswered requests to end sessions. Beyond the bound, the grace time ends those sessions.
         self._unended: deque[pb.DeleteSessionRequest] = deque(maxlen=LEASE_UNENDED_MAX)
         self._renew_s = LEASE_RENEW_FIRST_S
         self._due_s = 0.0
@@ -124,7 +124,7 @@ class Renewer:
     # Called by the client's threads and by finalizers
 
     def post(self, job: _Job, *, start: bool = False) -> None:
-        """Leaves a job to the thread. Does nothing in a forked child, whose objects are copies of the parent's."""
+        """Queues a job for the thread. Does nothing in a forked child, whose objects are copies of the parent's."""
         if self.pid != os.getpid():
             return
         self._jobs.put(job)
@@ -171,7 +171,7 @@ class Renewer:
             _log.exception("the lease of a client's sessions")
 
     def _next_job(self) -> _Job | None:
-        """Waits for the next job; None when the lease is due. In short steps: a sleeping machine wakes no queue."""
+        """Waits for the next job; None if the lease is due. In short steps, because the clock may jump after sleep."""
         while True:
             left_s = self._due_s - _steady_s()
             if self._held and left_s <= 0:
@@ -185,7 +185,7 @@ class Renewer:
                 if not self._held:
                     self._renew_s = LEASE_RENEW_FIRST_S
                     self._due_s = _steady_s() + self._renew_s
-                # The first renewal's answer says how often; until then it is a tenth of the grace.
+                # The first renewal sets the interval; until then it is a tenth of the grace time.
                 self._renew_s = max(min(self._renew_s, job.grace_s / 10), LEASE_RENEW_MIN_S)
                 self._due_s = min(self._due_s, _steady_s() + self._renew_s)
                 held = self._held.setdefault(job.session_id, _Held())
@@ -216,7 +216,7 @@ class Renewer:
         try:
             self._call(request)
         except NotFoundError:
-            pass  # it has ended; or its CreateSession has not arrived, and will be refused
+            pass  # it has ended, or its CreateSession has not arrived and will be refused
         except UnavailableError:
             self._unended.append(request)  # repeated with the next renewal; without one, the end of the lease ends it
             raise
@@ -232,7 +232,7 @@ class Renewer:
             self._delete(self._unended.popleft())
 
     def _finish(self) -> None:
-        """Ends the lease, and with it the sessions that it alone holds. If no daemon answers, the grace ends them."""
+        """Ends the lease with the sessions that only it holds. If no daemon answers, the grace time ends them."""
         try:
             if self._held or self._unended:
                 self._call(pb.EndLeaseRequest(lease_id=self.lease_id))
@@ -252,9 +252,9 @@ class Renewer:
 
 
 def _end_all() -> None:
-    """Ends the leases of all clients at exit, at the same time, each in its thread, within a bound.
+    """Ends the leases of all clients at exit, concurrently in their threads, within a time limit.
 
-    No thread can start any more, and none needs to. A daemon that does not answer costs the whole bound.
+    No thread can start any more, and none needs to.
     """
     deadline_s = time.monotonic() + EXIT_TIMEOUT_S
     for ended in [each.end() for each in list(_running)]:

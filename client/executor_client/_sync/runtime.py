@@ -21,7 +21,7 @@ sleep = time.sleep
 
 
 def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls a function that blocks, in this thread."""
+    """Calls a blocking function in this thread."""
     return function(*args, **kwargs)
 
 
@@ -31,7 +31,7 @@ def wait_for(future: Future[T], timeout_s: float) -> T:
 
 
 def blocking_items(items: Iterator[T]) -> Iterator[T]:
-    """Returns an iterator that blocks as it is."""
+    """Returns the blocking iterator."""
     return items
 
 

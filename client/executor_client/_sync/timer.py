@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Timer(WaitTimer):
-    """Reports from a thread, which exists only while something is waited for."""
+    """Reports from a thread that only exists during waits."""
 
     def __init__(self, on_wait: OnWait) -> None:
         self._on_wait = on_wait
@@ -48,7 +48,7 @@ class Timer(WaitTimer):
         try:
             thread.start()
         except RuntimeError:
-            # The process has no room for a thread, or ends. The calls need none.
+            # The process can't start threads, or is ending. The calls don't need one.
             _log.warning("waits are not reported: no thread can be started", exc_info=True)
             self._all.clear()
         else:
@@ -60,7 +60,7 @@ class Timer(WaitTimer):
                 waits.report(self._on_wait)
 
     def _next_due(self) -> list[Waits]:
-        """Sleeps until waits are due, and returns all that are; none when the thread is to end."""
+        """Sleeps until waits are due and returns them; none if the thread should end."""
         with self._changed:
             while times := {waits: waits.due_s for waits in self._all if waits.due_s is not None}:
                 now_s = time.monotonic()

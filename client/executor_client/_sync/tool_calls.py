@@ -1,7 +1,7 @@
-"""The blocking client's host tools: each call runs on a thread of a bounded pool, so that calls run side by side.
+"""The blocking client's host tools: each call runs on a thread of a bounded pool, so calls run concurrently.
 
-A thread starts with a call, and rests for a moment after it: a program that calls one tool after the other would wait
-for a new thread each time. An execution that calls no tool needs none.
+A thread starts with a call and waits a moment for another one, because a program often calls tools in a row. An
+execution without tool calls needs no thread.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from executor_client.errors import ProtocolError
 
 
 class ToolPool:
-    """The threads of one session's host tools: one for each call, up to a number; past it calls wait.
+    """The threads of one session's host tools: one for each call up to a limit; further calls wait.
 
-    They are daemon threads: a tool that hangs must not keep an interrupted process from ending, which a thread of
-    `concurrent.futures` would.
+    They are daemon threads, unlike those of `concurrent.futures`: a hanging tool must not keep an interrupted process
+    alive.
     """
 
     def __init__(self, *, max_concurrent_tools: int) -> None:
@@ -40,7 +40,7 @@ class ToolPool:
         self.arguments = ArgumentWatch()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Runs `work`, which must not raise, as soon as a thread is free. Raises ProtocolError when too many wait."""
+        """Runs `work`, which must not raise, once a thread is free. Raises ProtocolError if too many wait."""
         with self._lock:
             if len(self._waiting) + self._threads - self._resting >= TOOL_CALLS_WAITING_MAX:
                 raise ProtocolError(f"more than {TOOL_CALLS_WAITING_MAX} tool calls at once")
@@ -56,7 +56,7 @@ class ToolPool:
     def _serve(self, work: Callable[[], None] | None) -> None:
         while work is not None:
             work()
-            work = None  # else it would be kept while the thread rests
+            work = None  # otherwise kept while the thread waits
             with self._lock:
                 if not self._waiting and not self._closed:
                     self._resting += 1
@@ -69,7 +69,7 @@ class ToolPool:
                     self._ended.notify_all()
 
     def close(self) -> None:
-        """Drops the calls that wait, and waits a moment for those that run. A tool that hangs keeps its thread."""
+        """Drops waiting calls, and waits a moment for running ones. A hanging tool keeps its thread."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -78,10 +78,10 @@ class ToolPool:
 
 
 class ToolCalls:
-    """Answers the tool calls of one execution. When it is left, calls that still wait for a thread are dropped.
+    """Answers the tool calls of one execution. On exit, drops calls that wait for a thread.
 
-    `failure` is the error of a call that ends the execution: an answer that could not be given, or an error of a tool
-    outside `Exception`. It also cancels the stream that is being read, so that its reader wakes up and raises it.
+    `failure` is an error that ends the execution: an answer could not be sent, or a tool raised something other than an
+    `Exception`. It also cancels the current stream, so that its reader wakes up and raises the error.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ToolCalls:
         self._over = False
 
     def watch(self, stream: EventStream) -> None:
-        """Names the stream to cancel on a failure. Cancels it at once if a call has failed already."""
+        """Sets the stream to cancel on a failure. Cancels it at once if a call has failed already."""
         with self._lock:
             self._stream = stream
             has_failed = self.failure is not None
@@ -129,12 +129,12 @@ class ToolCalls:
                 self._execution.assembler.final_answers[call_id] = answer.value
             self._submit(self._execution.execution_id, call_id, answer)
             if given is not None:
-                self._pool.arguments.look(request.event.name, given)
+                self._pool.arguments.compare(request.event.name, given)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in execute, and raised there
             self._fail(error)
 
     def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:
-        """Returns the answer and, if the tool has returned and they are small enough, the arguments to compare."""
+        """Returns the answer and, if the tool returned and they are small, the arguments to compare."""
         try:
             tool = host_tools.find(self._tools, request.event.name)
             given = host_tools.arguments(request)

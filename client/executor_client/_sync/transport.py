@@ -73,10 +73,10 @@ class Transport(TransportBase):
         within_s: float = math.inf,
         awaited: Awaited | None = None,
     ) -> T:
-        """Repeats an attempt while no daemon can be reached, and while the daemon names a time to retry.
+        """Repeats an attempt while the daemon can't be reached, and while it names a time to retry.
 
-        Each of these waits ends with its timeout, and at the latest after `within_s`. `awaited` names the wait for the
-        answer in reports.
+        Each of these waits ends after its timeout, at most `within_s` seconds. `awaited` names the wait for the answer
+        in reports.
         """
         if not self.answered:
             self._listened = run_blocking(probe.listens, self.endpoint)
@@ -88,7 +88,7 @@ class Transport(TransportBase):
                     return attempt()
                 except ExecutorClientError as error:
                     if self._may_have_been_killed(error) and not run_blocking(probe.listens, self.endpoint):
-                        # It is waited for like one that has answered: its sessions continue with the next daemon.
+                        # Wait as for a daemon that has answered: its sessions continue with the next daemon.
                         self.answered = True
                         retries = self._call_retries(within_s)
                     if self._diagnoses_now(error) and (cause := self.diagnosis()) is not None:
@@ -100,5 +100,5 @@ class Transport(TransportBase):
                 sleep(delay_s)
 
     def diagnosis(self) -> str | None:
-        """Returns why no daemon answers, if that can be found out. Each of its steps has a time limit."""
+        """Returns why no daemon answers, if known. Each step has a time limit."""
         return run_blocking(probe.diagnosis, self.endpoint)

@@ -8,11 +8,12 @@ once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from executor_client.cli.arguments import make_parser
 
@@ -41,10 +42,10 @@ def _run(options: argparse.Namespace) -> int:
     from executor_client.cli.console import Console
     from executor_client.errors import ExecutorClientError
 
-    _end_on_signals()
     console = Console(image_dir=getattr(options, "save_images", None), raw=getattr(options, "raw", False))
     try:
-        return commands.run(options, console)
+        with _ending_on_signals():
+            return commands.run(options, console)
     except KeyboardInterrupt:
         console.fail("interrupted")
         return EXIT_INTERRUPTED
@@ -59,14 +60,24 @@ def _run(options: argparse.Namespace) -> int:
         console.end_wait()
 
 
-def _end_on_signals() -> None:
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
     """Turns SIGTERM and SIGHUP into an exit, so that sessions end first. A second signal kills this process at once."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
-                signal.signal(number, end)
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if threading.current_thread() is threading.main_thread()
+        and signal.getsignal(number) is signal.SIG_DFL  # `nohup` ignores SIGHUP
+    ]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)

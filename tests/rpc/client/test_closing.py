@@ -104,7 +104,7 @@ async def test_close_ends_what_waits_on_the_loop_with_an_error_and_no_cancellati
 
 
 def test_asyncio_client_needs_a_loop(daemon: FakeDaemon) -> None:
-    with pytest.raises(ConfigurationError, match="where an event loop runs"):
+    with pytest.raises(ConfigurationError, match="needs a running event loop"):
         AsyncExecutorClient(daemon.address, token=TOKEN)
 
 

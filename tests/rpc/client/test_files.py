@@ -54,7 +54,7 @@ def test_a_file_that_is_larger_than_its_reader_takes_is_refused_by_its_announcem
     daemon.file = served(b"x" * 10)
     assert session.files.read("f", max_bytes=10) == b"x" * 10
     daemon.file = daemon.file[:1]
-    with pytest.raises(InvalidRequest, match="'f' has 10 bytes; at most 9 are taken"):
+    with pytest.raises(InvalidRequest, match="'f' has 10 bytes; max_bytes is 9"):
         session.files.read("f", max_bytes=9)
 
 
@@ -76,8 +76,8 @@ def test_a_directory_goes_from_disk_to_disk(session: Any, daemon: FakeDaemon, tm
     [
         (served(b"short", size_bytes=6), "arrived with 5"),
         (served(b"far too long", size_bytes=3), "announced 3 bytes"),
-        (served(b"", size_bytes=1 << 40), "accepted are"),
-        (served(b"", is_directory=True), "not asked for"),
+        (served(b"", size_bytes=1 << 40), "the limit is"),
+        (served(b"", is_directory=True), "not requested"),
         ([*served(b""), *served(b"")], "twice"),
         (served(b"x")[1:], "not announced"),
         ([], "no file arrived"),

@@ -55,8 +55,8 @@ def policy(packages: PackagesPolicy) -> Policy:
             PackagesPolicy(locked=("x==1", "y==2"), auto=True, exclude_newer_s=86_400.0, **MOST),
             [
                 "packages those of the image; on request: x==1, y==2",
-                "locked asking for one brings all of them",
-                "auto for modules that are authorized and missing",
+                "locked requesting one installs all of them",
+                "auto for authorized modules that are missing",
                 "at least 86,400 s old",
                 "at most 3 in a session, 1,073,741,824 bytes",
             ],

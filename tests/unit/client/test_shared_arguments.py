@@ -22,7 +22,7 @@ def _called(watch: ArgumentWatch, change: Callable[..., Any], *args: Any, **kwar
     given_args, given_kwargs = unpack(packed)
     given = Arguments.received(given_args, given_kwargs, packed)
     change(*given.args, **given.kwargs)
-    watch.look("fill", given)
+    watch.compare("fill", given)
 
 
 def _set(array: Any) -> None:

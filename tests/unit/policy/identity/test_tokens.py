@@ -411,7 +411,7 @@ def test_a_revoked_token_is_shown_as_revoked_and_is_nobodys(run: Run, file: Toke
 def test_what_is_not_there_cannot_be_revoked(run: Run) -> None:
     refused = run("revoke", "nothing")
     assert (refused.exit_code, refused.stdout) == (EXIT_UNKNOWN, "")
-    assert "There is no token of this id" in refused.stderr
+    assert "No token with this id" in refused.stderr
 
 
 @pytest.mark.parametrize(

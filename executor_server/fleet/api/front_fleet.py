@@ -288,7 +288,7 @@ class FrontFleet:
     # -- for operators ---------------------------------------------------------------------------------------------
 
     def state_of(self, member: KnownNode) -> str:
-        """Returns the word for a node's state, as `NodeState` has them."""
+        """Returns a node's state, by its name in `NodeState`."""
         if self.is_refused(member.name):
             return "refused"
         if member.is_taken:  # it obeys a later start of this front, or a copy of it

@@ -117,7 +117,7 @@ class FrontLink:
 
     @property
     def channel(self) -> Any:
-        """The connection for calls. To be asked for only while the link is up.
+        """The connection for calls. Requires that the link is up.
 
         The link has one for itself: calls could use up all that a connection may have, and take its turn.
         """
@@ -128,7 +128,7 @@ class FrontLink:
         self._task = asyncio.create_task(self._run(), name=f"link {self.address}")
 
     async def restart(self) -> None:
-        """Ends the link and its calls, and looks at the node again without waiting."""
+        """Ends the link and its calls, and tries the node again at once."""
         await self._stop()
         if self._task is None and not self._is_closed:
             self.start()

@@ -126,7 +126,7 @@ class Mover:
         return ""
 
     def _request(self, owned: admin_pb.OwnedSession, owner: Principal) -> service_pb.CreateSessionRequest:
-        """Returns the request for a session like the old one: what the policy adds by itself is not asked for."""
+        """Returns the request for a session like the old one, without what the policy adds by itself."""
         old, summary = owned.session, self._policy().describe(owner)
         return service_pb.CreateSessionRequest(
             # The same again for the same session: a second attempt finds what the first one has made.

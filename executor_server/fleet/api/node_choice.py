@@ -242,7 +242,7 @@ class Attempt:
         self._skipped.add(node)
 
     def made_at(self, node: str) -> None:
-        """Takes note of a node that has made what was asked for."""
+        """Notes that a node has made the environment of the request, or is making it."""
         if self._packages is not None:
             self._choice.note_environment(self._wanted, self._packages, node)
 

@@ -189,7 +189,7 @@ def _node_hello_from(message: pb.NodeHello, node: str) -> NodeHello:
 
 
 def labels_from(labels: Collection[tuple[str, str]], field: str) -> dict[str, str]:
-    """Checks the labels of a node, or those that are asked for. Raises InvalidRequest."""
+    """Checks the labels of a node, or of a request for one. Raises InvalidRequest."""
     checks.count(len(labels), MAX_LABELS, field)
     for key, value in labels:
         if not _LABEL_KEY.fullmatch(key):

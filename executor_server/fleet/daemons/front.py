@@ -100,7 +100,7 @@ async def _until_its_end(signals: Signals, is_superseded: asyncio.Event) -> None
 
 @dataclass(frozen=True)
 class _Control:
-    """The parts that say who may do what, and who watches it."""
+    """Tokens, policy and quotas, and the parts that record their use."""
 
     tokens: Tokens
     policies: PolicyStore

@@ -114,7 +114,7 @@ class Parking(Generic[T]):
     def note_full(self, node: str, retry_after_s: float | None, now_s: float) -> None:
         """Notes the wait that a full node has named."""
         wait_s = DEFAULT_RETRY_S if retry_after_s is None else retry_after_s
-        # A node's word has a bound, and NaN fails each comparison.
+        # A node may name any number; NaN fails each comparison.
         self._retry_at_s[node] = now_s + (wait_s if MIN_RETRY_S <= wait_s <= MAX_RETRY_S else DEFAULT_RETRY_S)
 
     def retry_after_s(self, now_s: float) -> float:

@@ -43,7 +43,7 @@ _SETTINGS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "500",
     "RAY_health_check_failure_threshold": "3",
-    # Workers are started for our actors only, and a daemon gets the priority of who starts the cluster.
+    # Workers are started for our actors only, and a daemon gets the priority of the process that starts the cluster.
     # It is 30 s by default, which a loaded machine does not always keep.
     "RAY_raylet_start_wait_time_s": f"{START_TIME_S:.0f}",
     "RAY_enable_worker_prestart": "0",
@@ -73,7 +73,7 @@ class LocalCluster:
     @property
     def environment(self) -> dict[str, str]:
         """Variables for Ray's part of a process that belongs to the cluster."""
-        # The token keeps other users of this machine out: who reaches a cluster without one can run code in it.
+        # The token keeps other users of this machine out: anybody who reaches a cluster without one can run code in it.
         return {**_SETTINGS, "RAY_AUTH_TOKEN_PATH": str(self.temporary / "token")}
 
     @property

@@ -106,7 +106,7 @@ def write_pid_file(path: Path, identity: ProcessIdentity) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that only this user can read; who reads it meanwhile gets the old content or the new."""
+    """Writes a file that only this user can read. A concurrent reader gets the old content or the new."""
     staged = path.with_name(f".{path.name}-{os.getpid()}")
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -12,7 +12,7 @@ from executor_server.fleet.membership import CertificateError
 from executor_server.fleet.ray.daemon import DaemonError, OwnDaemon
 
 WATCH_S = 0.3
-"""Seconds between two looks at the daemon: it is back within the lease of its sessions."""
+"""Seconds between two checks of the daemon, so that it is back within the lease of its sessions."""
 MAX_RESTART_WAIT_S = 30.0
 """The longest wait before a daemon that ends at once is started again; the first is `WATCH_S`, each one doubles it."""
 GOOD_AFTER_S = 60.0

@@ -281,7 +281,7 @@ def test_a_state_that_is_none_or_cannot_be_saved_is_said(environment: dict[str, 
     (tmp_path / "none").write_bytes(b"nothing of the kind")
     for arguments in (["--state", str(tmp_path / "none")], ["--state", str(tmp_path / "missing")]):
         code, _, said = executor(environment, "run", *arguments, "-", stdin="print(1)")
-        assert code == 2 and ("no state of a session" in said or "cannot be read" in said)
+        assert code == 2 and ("can't be restored" in said or "cannot be read" in said)
     code, out, said = executor(environment, "run", "--save-state", str(tmp_path), "-", stdin="print(1)")
     assert (code, out) == (2, "1\n") and "was not saved" in said
 

@@ -211,7 +211,7 @@ def test_files_that_cannot_be_had_are_said_to_be_so(host: McpHost) -> None:
     host.run("import os\nos.symlink('/etc/hostname', 'link')\nopen('big', 'w').truncate(5 << 20)")
     assert "there is no 'missing'" in host.refusal("read_file", path="missing")
     assert "not a regular file" in host.refusal("read_file", path="link")
-    assert "'big' has 5,242,880 bytes; at most 4,194,304" in host.refusal("read_file", path="big")
+    assert "'big' has 5,242,880 bytes; max_bytes is 4,194,304" in host.refusal("read_file", path="big")
     assert "not base64" in host.refusal("write_file", path="x", content="é", encoding="base64")
     assert "at most 8,388,608 can be written" in host.refusal("write_file", path="x", content="x" * 9_000_000)
     for uri in ("sandbox://default/missing", "sandbox://default/../x", "sandbox://missing/x", "sandbox://default/%00"):
@@ -230,14 +230,14 @@ def test_sessions_of_other_names_are_other_sandboxes(host: McpHost) -> None:
     assert "Value: 1" in host.run("x", session="one")
     listed = text_of(host.call("list_sessions")).splitlines()
     assert [line.split()[:2] for line in listed] == [["SESSION", "STATE"], ["one", "idle"], ["two", "idle"]]
-    assert "there is no session 'three'; there are: one, two" in host.refusal("list_files", session="three")
+    assert "there is no session 'three'; existing: one, two" in host.refusal("list_files", session="three")
     assert "there is no session 'three'" in host.refusal("close_session", session="three")
 
 
 def test_sessions_are_counted(host: McpHost, client: ExecutorClient) -> None:
     for name in "abcd":
         host.run("1", session=name)
-    assert "more than 4 sessions; there are: a, b, c, d" in host.refusal("run_python", code="1", session="e")
+    assert "at most 4 sessions; existing: a, b, c, d" in host.refusal("run_python", code="1", session="e")
     host.call("close_session", session="a")
     assert "Value: 1" in host.run("1", session="e")
     assert len(client.list_sessions()) == 4
@@ -260,7 +260,7 @@ def test_reset_ends_what_runs(host: McpHost, client: ExecutorClient) -> None:
     assert eventually(lambda: host.logs)
     host.portal.call(host.client.call_tool, "reset_session", {})
     result = running.result()
-    assert is_error(result) and "gone" in text_of(result)
+    assert is_error(result) and "is lost" in text_of(result)
     assert "Value: 1" in host.run("1")
     assert len(client.list_sessions()) == 1
 

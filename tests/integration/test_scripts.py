@@ -158,7 +158,7 @@ def by_executor(
 
 
 def _last_line(err: bytes) -> bytes:
-    ours = [line for line in err.splitlines() if not line.startswith(b"[made or changed")]
+    ours = [line for line in err.splitlines() if not line.startswith(b"[created or changed")]
     return ours[-1] if ours else b""
 
 

@@ -272,7 +272,7 @@ def test_modules_that_the_image_lacks_are_named_by_their_distributions(client: E
 @pytest.mark.parametrize(
     ("made", "kind", "text"),
     [
-        (Tool(print, placement="cellar"), InvalidRequest, "is 'host' or 'sandbox', not 'cellar'"),  # type: ignore[arg-type]
+        (Tool(print, placement="cellar"), InvalidRequest, "'cellar'; it must be 'host' or 'sandbox'"),  # type: ignore[arg-type]
         (Tool(print, placement="sandbox", is_final_answer=True), ToolNotShippable, "it gives the final answer"),
         (Tool(print, placement="sandbox", parameters=("x",)), InvalidRequest, "with its own parameters"),
         (Tool(refused.use_closure, placement="sandbox"), ToolNotShippable, "lock: a _thread.lock"),

@@ -1,6 +1,5 @@
-"""Limits what a sandbox can make, once it is made, and bubblewrap has no option for: files, by their number, and the
-size of its shared memory; terminals, of which the machine has some thousand; under an ordinary user's daemon,
-whose sandboxes share that user, also instances of inotify.
+"""Limits that bubblewrap has no option for: the number of files, and of terminals, of which the machine has some
+thousand. Under an ordinary user's daemon, whose sandboxes share that user, also instances of inotify.
 
 Each file, directory or link in a file system in memory takes kernel memory besides its content, which a limit of size
 does not count. tmpfs accepts a number of inodes, also after it is mounted. So a sandbox's file systems are reconfigured

@@ -1,10 +1,8 @@
 """The packets between the daemon and the processes of a fork server, and their limits.
 
-The daemon has a socket of packets to the template process, the fork server's. It sends requests there, and gets `INIT`,
-`READY`, and how processes ended. For each sandbox it makes a second pair, hands one end over with the request, and from
-then on speaks with the forked process itself: `HERE`, plan, report, `SERVE`, `SERVING`. To one that was made ahead it
-says the bytes of memory when there is a session. Both are sockets between processes of ours; no agent code ever has
-either.
+The daemon has a packet socket to the template process. It sends requests there, and receives `INIT`, `READY` and the
+exit statuses of processes. For each sandbox it makes a second pair, hands one end over with the request, and then
+speaks with the forked process itself: `HERE`, plan, report, `SERVE`, `SERVING`. No agent code ever has either socket.
 """
 
 from __future__ import annotations

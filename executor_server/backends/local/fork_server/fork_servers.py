@@ -1,12 +1,12 @@
-"""The fork servers of one daemon: which sandboxes they can make, and when one is started, replaced and dropped.
+"""The fork servers of one daemon: which kinds of sandboxes have one, and when it is started, replaced and retired.
 
-A sandbox that no fork server makes is made by bubblewrap, each time, and the reason is counted. Most reasons pass: too
-few were wanted yet (demand.py), or there is no fork server yet (it takes a second, and no session waits for it), or one
-has just failed.
+The pool names the kinds that it keeps ready, and these have a fork server. Bubblewrap makes every other sandbox, and
+the reason is counted: the pool does not keep the kind, its fork server is starting (a second, for which no session
+waits), or the last one has failed.
 
-A fork server is replaced after some sandboxes and some time. All its children have the same layout of memory and the
-same seed of string hashes, so what one of them reveals helps against its siblings; the replacement bounds how many
-there are. The successor is started first, and the predecessor serves until it is ready.
+A fork server is replaced after some sandboxes and some time. All its children have the same memory layout and the same
+seed of string hashes, so what one of them reveals helps against its siblings; the replacement bounds how many there
+are. The successor starts first, and the predecessor serves until the successor is ready.
 """
 
 from __future__ import annotations

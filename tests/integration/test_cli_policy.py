@@ -61,7 +61,7 @@ def test_a_policy_that_can_be_used_is_summed_up(file: Path) -> None:
     assert version == "version      1"
     assert len(fingerprint.removeprefix("fingerprint  ")) == 16
     assert others == [
-        "default      none: tenants that are not listed are refused",
+        "default      none: unlisted tenants are refused",
         "profile      base",
         "profile      data (extends base)",
         "tenant       x: profile data, admin",

@@ -38,7 +38,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run all rounds and cases (tests/support/rounds.py)")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # a short name: the path of a socket has at most 107 bytes
+        config.option.basetemp = Path(config.option.basetemp).with_name(worker.removeprefix("gw"))
     # pytest's own directories stay where people look for them.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     _enter(RUN_DIRECTORY)

@@ -1,8 +1,8 @@
-"""The forwarded connections of one sandbox: opened, read, written and ended in the supervisor's loop.
+"""The forwarded connections of one sandbox, in the supervisor's loop.
 
-Each direction has a window. What the program sends is read as far as the daemon has granted it, so a client that reads
-nothing stops the program and not the supervisor; what the daemon sends waits here, at most PORT_WINDOW_BYTES, until the
-program takes it. A connection belongs to the daemon that opened it: the next daemon knows none, and all are reset.
+Each direction has a window. The program's data is read as far as the daemon has granted, so a client that reads nothing
+blocks the program and not the supervisor. The daemon's data waits here, at most PORT_WINDOW_BYTES, until the program
+reads it. A connection belongs to the daemon that opened it. The next daemon knows none of them, and all are reset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REQUESTS = (OpenPort, PortInput, GrantPort, ClosePort)
 # Connections at one time; the daemon allows at most as many.
 _MAX_CONNECTIONS = 1024
-# Both loopbacks: servers listen on the one or the other.
+# Both loopback addresses: servers listen on either.
 _ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 _EINPROGRESS = 115
 # Reads of one connection in a turn of the loop, so that one can't starve the others.
@@ -42,7 +42,7 @@ class Connections:
         self._paused = False
 
     def take(self, request: PortRequest, body: bytes) -> None:
-        """Does what the daemon asks for. What concerns a connection that has ended meanwhile means nothing."""
+        """Handles a request of the daemon. One about an ended connection is ignored."""
         if isinstance(request, OpenPort):
             self._begin(request)
             return
@@ -65,20 +65,20 @@ class Connections:
         connection.begin()
 
     def pause(self, paused: bool) -> None:
-        """Stops reading while the daemon does not take it, or starts again."""
+        """Stops reading while the daemon takes nothing, or starts again."""
         if paused != self._paused:
             self._paused = paused
             for connection in tuple(self._open.values()):
                 connection.pause(paused)
 
     def reset_all(self) -> None:
-        """Resets all connections: another daemon has come, which knows none of them."""
+        """Resets all connections: another daemon has connected, which does not know them."""
         for connection in tuple(self._open.values()):
             connection.close(reset=True)
 
 
 class _Connection:
-    """One connection. `opened` are all of them, from which it removes itself at its end."""
+    """One connection. It removes itself from `opened`, which has all, at its end."""
 
     def __init__(self, request: OpenPort, channel: Channel, loop: Loop, opened: dict[int, _Connection]) -> None:
         self._op = request.op
@@ -93,7 +93,7 @@ class _Connection:
         self._paused = False
         self._sent_bytes = 0
         self._input: deque[memoryview] = deque()
-        self._taken_bytes = 0  # by the program, from what the daemon sent
+        self._taken_bytes = 0  # of the daemon's data, by the program
         self._window_bytes = PORT_WINDOW_BYTES  # bytes that the daemon was granted
         self._received_bytes = 0
         self._input_ends = False
@@ -103,7 +103,7 @@ class _Connection:
     # -- opening -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Tries the next address; refuses when none is left."""
+        """Tries the next address; refuses if none is left."""
         while self._addresses:
             family, host = self._addresses.pop(0)
             try:
@@ -147,7 +147,7 @@ class _Connection:
         self._watch()
 
     def write(self, data: bytes, *, eof: bool) -> None:
-        """Passes data of the daemon on. Raises FrameError for more than was granted, or after its end."""
+        """Passes the daemon's data on. Raises FrameError for more than was granted, or after its end."""
         self._received_bytes += len(data)
         if self._received_bytes > self._window_bytes or self._input_ends:
             raise FrameError("more for a port than was granted")
@@ -180,7 +180,7 @@ class _Connection:
             try:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # the program has closed its end already; reading finds that out
+                pass  # the program has closed its end already; reading will show that
         self._end_if_done()
         self._watch()
 
@@ -224,17 +224,17 @@ class _Connection:
     # -- ending --------------------------------------------------------------------------------------------------
 
     def close(self, *, reset: bool) -> None:
-        """Ends it without an answer. With `reset` the program sees that it was cut off."""
+        """Ends it without an answer. `reset`: the program sees a reset."""
         if reset and self._connected:
             self._reset()
         self._drop_socket()
         self._opened.pop(self._op, None)
 
     def _reset(self) -> None:
-        """Cuts the program off. Without that it would take what it got for all that there is.
+        """Resets the connection. After a normal end, the program would take the partial data for complete.
 
         Linux resets a connection that is connected to no address. The usual way, a linger time of 0, is forbidden in a
-        sandbox, for its supervisor too.
+        sandbox, even for its supervisor.
         """
         from ..wire.libc import checked_function
 

@@ -1,4 +1,4 @@
-"""The environment variables of the processes that calls start: those of the sandbox's other programs, and its own."""
+"""The environment variables of the processes that calls start."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ZONES = "/usr/share/zoneinfo"
 
 
 def process_environment(own: dict[str, str], session: dict[str, str], *, has_environment: bool) -> dict[str, str]:
-    """Returns the variables of one process: `own` go before those of the session, which go before the sandbox's.
+    """Returns the variables of one process: `own` override the session's, which override the sandbox's.
 
-    With an environment of packages, its programs and modules are found as in the interpreter.
+    With an environment of packages, the process finds its programs and modules, as the interpreter does.
     """
     variables = dict(os.environ)
     if has_environment:
@@ -32,14 +32,14 @@ def read_variables(data: bytes) -> dict[str, str]:
     except NotJson as error:
         raise FrameError("environment variables that are not JSON") from error
     if not isinstance(variables, dict) or not all(map(is_text, variables)) or not all(map(is_text, variables.values())):
-        raise FrameError("environment variables that are no object of texts")
+        raise FrameError("environment variables that are not an object of texts")
     if not all(name and "=" not in name for name in variables):
         raise FrameError("an environment variable with a name that the system refuses")
     return variables
 
 
 def check_time_zone(variables: dict[str, str]) -> str:
-    """Returns the reason if the image lacks the time zone of TZ; the C library would take UTC without a word."""
+    """Returns the reason if the image lacks the time zone of TZ; the C library would silently use UTC."""
     zone, zones = variables.get("TZ", "").lstrip(":"), variables.get("TZDIR", _ZONES)
     if "/" not in zone or "," in zone or os.path.exists(os.path.join(zones, zone)):
         return ""
@@ -47,7 +47,7 @@ def check_time_zone(variables: dict[str, str]) -> str:
 
 
 def is_text(value: object) -> bool:
-    """True for what the system takes as an argument or as a part of a variable."""
+    """True for a text that the system accepts as an argument or in a variable."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:

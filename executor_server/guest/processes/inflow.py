@@ -1,8 +1,7 @@
 """The input of one process: bytes that calls have written, on their way into its pipe or terminal.
 
-Each write says from which offset on its bytes are, so one that is repeated after a broken connection adds nothing. What
-the process does not take waits here, up to a bound; writes beyond it wait with the daemon, and are answered when there
-is room.
+Each write has the offset of its bytes, so a write repeated after a broken connection adds nothing. Bytes that the
+process has not read wait here, up to a limit. Writes beyond it are answered when there is room.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ if TYPE_CHECKING:
     from ..wire.guest_channel import Channel
     from ..wire.process_messages import WriteProcess
 
-# Bytes that wait here for the process, and writes that wait for room.
+# Bytes that wait for the process, and writes that wait for room.
 _BUFFER_BYTES = 256 * 1024
 _MAX_WRITES = 4
 
 
 class Inflow:
-    """Owns the descriptor of a pipe; that of a terminal belongs to the process."""
+    """Owns the descriptor of a pipe; a terminal's belongs to the process."""
 
     def __init__(self, channel: Channel, fd: int, on_close: Callable[[int], None], *, is_terminal: bool) -> None:
         """`on_close` is called with the descriptor before that is closed."""
@@ -34,13 +33,13 @@ class Inflow:
         self._buffer = bytearray()
         self._writes: deque[tuple[WriteProcess, bytes]] = deque()
         self._closes = False
-        self._ended_at = -1  # bytes before the last end of a terminal's input
+        self._ended_at = -1  # bytes before the last end of the input
         self.fd: Optional[int] = fd  # None once it is closed
-        self.taken_bytes = 0  # bytes that were accepted, from the first write on
+        self.taken_bytes = 0  # bytes accepted in all
 
     @property
     def waits(self) -> bool:
-        """True while there is something for the process."""
+        """True while bytes wait for the process."""
         return self.fd is not None and bool(self._buffer)
 
     def add(self, write: WriteProcess, data: bytes) -> None:
@@ -53,7 +52,7 @@ class Inflow:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what the process takes now."""
+        """Writes as much as the process takes now."""
         while self.waits:
             assert self.fd is not None
             try:
@@ -61,7 +60,7 @@ class Inflow:
             except BlockingIOError:
                 return
             except OSError:
-                self.close()  # it has closed its input, or has ended
+                self.close()  # the process has closed its input, or has ended
                 return
             del self._buffer[:sent]
             self._accept()
@@ -69,7 +68,7 @@ class Inflow:
             self.close()
 
     def close(self) -> None:
-        """Closes the input; writes that wait are refused. Idempotent."""
+        """Closes the input, and refuses waiting writes. Idempotent."""
         fd, self.fd = self.fd, None
         if fd is not None and not self._is_terminal:
             self._on_close(fd)
@@ -78,14 +77,14 @@ class Inflow:
         self._accept()
 
     def _accept(self) -> None:
-        """Answers the writes that there is room for, in order."""
+        """Accepts and answers writes in order, as far as there is room."""
         while self._writes:
             write, data = self._writes[0]
             if write.offset > self.taken_bytes:
                 problem = f"offset {write.offset} leaves a gap after the {self.taken_bytes} bytes before it"
                 self._channel.fail(write.op, "input_gap", problem)
             elif write.offset + len(data) <= self.taken_bytes and not self._adds_an_end(write, data):
-                self._channel.done(write.op, written=self.taken_bytes)  # repeated, or only asked how far it is
+                self._channel.done(write.op, written=self.taken_bytes)  # repeated, or a question how much was accepted
             elif self.fd is None or (self._closes and data[self.taken_bytes - write.offset :]):
                 self._channel.fail(write.op, "input_closed", "the process has closed its input, or has ended")
             else:
@@ -96,7 +95,7 @@ class Inflow:
                 self.taken_bytes += len(new)
                 if self._adds_an_end(write, data):
                     self._ended_at = self.taken_bytes
-                    if self._is_terminal:  # it can be written to again
+                    if self._is_terminal:  # input can follow
                         self._buffer += _end_of_input(self.fd)
                     else:
                         self._closes = True
@@ -104,12 +103,12 @@ class Inflow:
             self._writes.popleft()
 
     def _adds_an_end(self, write: WriteProcess, data: bytes) -> bool:
-        """True for an end of the input that is new: one that is not after the bytes of the last one is repeated."""
+        """True for a new end of the input: one that is not after the last end is repeated."""
         return bool(write.eof) and not self._closes and write.offset + len(data) > self._ended_at
 
 
 def _end_of_input(terminal: int) -> bytes:
-    """Returns the character that ends the input of a program which reads lines; Ctrl-D unless it has set another."""
+    """Returns the terminal's end-of-input character: Ctrl-D unless the program has set another."""
     import termios
 
     character = termios.tcgetattr(terminal)[6][termios.VEOF]

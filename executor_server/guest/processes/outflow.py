@@ -1,7 +1,7 @@
-"""The output of one process on its way to the daemon: joined, as far as it is granted, cut past its limit.
+"""The output of one process on its way to the daemon: joined into frames, sent as far as granted, cut past its limit.
 
-The first piece is sent at once, so that a terminal answers at once; what follows within milliseconds is sent together,
-since a frame costs as much as the copying of some hundred kilobytes.
+The first piece is sent at once, so that a terminal responds at once. Pieces that follow within milliseconds are joined:
+a frame costs as much as copying some hundred kilobytes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ..wire.guest_channel import Channel
 
 
-# Seconds after a frame in which further output is gathered; fewer after a small frame, as a key's echo is.
+# Seconds after a frame in which further output is gathered; fewer after a small frame, such as the echo of a key.
 _JOIN_TIME_S = 0.003
 _SHORT_JOIN_TIME_S = 0.0003
 _SMALL_BYTES = 4096
 
 
 class Outflow:
-    """Counts what was written and what was sent. `granted` is the cost that the daemon has room for."""
+    """Counts the written and the sent bytes. `granted` is the total cost that the daemon has allowed."""
 
     def __init__(self, channel: Channel, process_id: str, limit_bytes: int, granted: int) -> None:
         self._channel = channel
@@ -32,12 +32,12 @@ class Outflow:
         self._limit_bytes = limit_bytes
         self._sent_bytes = 0
         self._cost_bytes = 0
-        self._pending: list[bytes] = []  # pieces of one stream that are not sent yet
+        self._pending: list[bytes] = []  # unsent pieces of one stream
         self._pending_stream = ""
         self._pending_bytes = 0
         self._last_sent_s = 0.0
         self._join_time_s = 0.0
-        self.due_s = float("inf")  # when `flush` must be called
+        self.due_s = float("inf")  # when to call `flush`
         self._tail: deque[tuple[str, bytes]] = deque()
         self._tail_bytes = 0
         self.granted = granted
@@ -45,16 +45,16 @@ class Outflow:
 
     @property
     def room(self) -> int:
-        """Bytes that may be read now: 0 while the daemon has no room. Past the limit nothing is sent any more."""
+        """Bytes that may be read now; 0 while the daemon has no room. Output past the limit is read and not sent."""
         sent_bytes = self._sent_bytes + self._pending_bytes
         if sent_bytes >= self._limit_bytes:
             return CHUNK_BYTES
-        # Two frames: what is pending, and what is read now when it is of the other stream.
+        # Two frames: the pending pieces, and the next read if it is from the other stream.
         granted = self.granted - self._cost_bytes - self._pending_bytes - 2 * OUTPUT_OVERHEAD_BYTES
         return max(0, min(CHUNK_BYTES - self._pending_bytes, granted, self._limit_bytes - sent_bytes))
 
     def add(self, stream: str, data: bytes) -> None:
-        """Sends what was read, at most `room` bytes, or keeps it as a part of the tail."""
+        """Sends a piece of at most `room` bytes, or keeps it as part of the tail."""
         self.total_bytes += len(data)
         if self._sent_bytes + self._pending_bytes < self._limit_bytes:
             if stream != self._pending_stream:
@@ -73,7 +73,7 @@ class Outflow:
             self._tail_bytes -= len(self._tail.popleft()[1])
 
     def flush(self) -> None:
-        """Sends what was gathered."""
+        """Sends the gathered pieces."""
         self.due_s = float("inf")
         if self._pending:
             data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
@@ -84,7 +84,7 @@ class Outflow:
             self._send(self._pending_stream, data)
 
     def finish(self) -> None:
-        """Sends what was gathered, how much was left out, and what came after it."""
+        """Sends the gathered pieces, the number of omitted bytes, and the tail."""
         self.flush()
         omitted = self.total_bytes - self._sent_bytes - self._tail_bytes
         if omitted:

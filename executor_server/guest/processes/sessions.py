@@ -1,8 +1,7 @@
 """Kernel sessions: the processes that belong together, found in /proc.
 
-Every process that a call starts is the leader of a kernel session. A child is in the session of its parent until it
-makes one of its own (setsid). No process can enter a session that is there, so what is found in one was started by its
-leader, however often it has forked.
+Every process that a call starts leads a kernel session. A child is in its parent's session until it makes its own
+(setsid). No process can enter an existing session, so all processes in a session descend from its leader.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ if TYPE_CHECKING:
 _ENDED = (b"Z", b"X")
 _STOPPED = (b"T", b"t")
 _PF_EXITING = 0x4
-# Looks at the processes that find something new. Each one stops what it finds; a program that forks without end is at
-# its limit of processes by then and can't start another, as stopped ones count.
+# Looks at the processes that find a new one. Each look stops the processes it finds. After so many, a fork bomb has
+# reached its limit of processes, because stopped ones count.
 _STOP_ROUNDS = 256
-# Looks at the processes of one kernel session, each killing what it finds.
+# Looks at the processes of one kernel session. Each look kills the processes it finds.
 _KILL_ROUNDS = 64
-# Seconds for them to end after they were killed, and between two looks.
+# Seconds for processes to end after they were killed, and between two looks.
 _END_TIME_S = 10.0
 _END_STEP_S = 0.0002
 
 
 def cpu_s(leaders: Set[int]) -> float:
-    """Returns the CPU seconds of what lives in some kernel sessions, with those of children that were waited for."""
+    """Returns the CPU seconds of the processes in some kernel sessions, with those of children they waited for."""
     return sum(
         seconds(stat, UTIME, CSTIME)
         for _, stat in _processes()
@@ -52,10 +51,10 @@ def signal_session(leader: int, number: int) -> None:
 
 
 def kill_session(leader: int) -> None:
-    """Kills every process of a kernel session, and those that it starts meanwhile.
+    """Kills every process of a kernel session, and those that they start meanwhile.
 
-    Attack: a program that forks while /proc is read has a child that this look missed. A process that was sent SIGKILL
-    can't complete a fork, so all are killed once a look finds only such.
+    Attack: a program that forks while /proc is read has a child that this look misses. A process with a pending SIGKILL
+    can't complete a fork, so all are killed once a look finds no others.
     """
     killed: set[int] = set()
     for _ in range(_KILL_ROUNDS):
@@ -63,7 +62,7 @@ def kill_session(leader: int) -> None:
         if members <= killed:
             return
         if leader in members:
-            # First and as one: a shell whose child is killed before it would go on, and end as if all were well.
+            # First and together: a shell whose child is killed before it would continue, and end with success.
             send_group(leader, signal.SIGKILL)
         for pid in members - killed:
             send(pid, signal.SIGKILL)
@@ -71,7 +70,7 @@ def kill_session(leader: int) -> None:
 
 
 def send(pid: int, number: int) -> None:
-    """Sends a signal to one process; nothing when it has ended."""
+    """Sends a signal to one process, if it has not ended."""
     assert pid > 1, f"a signal to process {pid}"
     try:
         os.kill(pid, number)
@@ -80,7 +79,7 @@ def send(pid: int, number: int) -> None:
 
 
 def send_group(leader: int, number: int) -> None:
-    """Sends a signal to a process group; nothing when none of it is left."""
+    """Sends a signal to a process group, if any of it is left."""
     assert leader > 1, f"a signal to the group of process {leader}"
     try:
         os.killpg(leader, number)
@@ -89,15 +88,14 @@ def send_group(leader: int, number: int) -> None:
 
 
 def kill_all_but(leaders: Set[int]) -> bool:
-    """Kills every process of the sandbox but those of some kernel sessions, and waits until none of them runs any more.
+    """Kills every process of the sandbox but those of some kernel sessions, and waits until none of them runs.
 
-    They may still have files and ports then, and memory, which takes the kernel some milliseconds to release
-    (`await_end`). Returns False when not all could be killed: then the caller kills everything (`kill(-1)`), which no
-    program outruns.
+    They may still have files, ports and memory then, which the kernel needs some milliseconds to free (`await_end`).
+    Returns False if not all could be killed: then the caller kills everything (`kill(-1)`), which no program outruns.
 
-    Attack: a program that forks faster than /proc is read would always be ahead of a list. So what the first look does
-    not find is stopped, and killed once a look finds nothing else that runs: a process that was sent either signal
-    can't complete a fork, and a stopped one still counts against the limit of processes.
+    Attack: a program that forks faster than /proc is read would always outrun a list. So processes that the first look
+    did not find are stopped, and killed once a look finds no other running process. A process with either signal
+    pending can't complete a fork, and a stopped one still counts against the limit of processes.
     """
     stopped: set[int] = set()
     killed: set[int] = set()
@@ -119,7 +117,7 @@ def kill_all_but(leaders: Set[int]) -> bool:
 
 
 def await_end(leaders: Set[int]) -> bool:
-    """Waits until all processes but those of some kernel sessions have ended; false when that takes too long."""
+    """Waits until all processes but those of some kernel sessions have ended; false if that takes too long."""
     ends_s = time.monotonic() + _END_TIME_S
     while any(not _has_ended(stat) for _, stat in _others(leaders)):
         if time.monotonic() > ends_s:
@@ -129,12 +127,12 @@ def await_end(leaders: Set[int]) -> bool:
 
 
 def _has_ended(stat: list[bytes]) -> bool:
-    """True when all threads have: the state is that of the first, which can end before the others."""
+    """True if all threads have ended: the state is that of the first one, which can end before the others."""
     return stat[STATE] in _ENDED and int(stat[THREADS]) <= 1
 
 
 def _is_exiting(stat: list[bytes]) -> bool:
-    """True when the process runs no code of a program any more."""
+    """True if the process no longer runs code of a program."""
     return int(stat[THREADS]) <= 1 and (stat[STATE] in _ENDED or int(stat[FLAGS]) & _PF_EXITING != 0)
 
 

@@ -1,19 +1,20 @@
-"""Starts a process: gives it its terminal or its pipes, a kernel session of its own, and has it run the command.
+"""Starts a process with its terminal or pipes, in its own kernel session, and executes the command.
 
-Theory of operation. It is forked from pid 1, which is undumpable and ignores every signal. posix_spawn is faster, but
-has no step for resource limits: set from here, they would come when the program runs already, and may have forked. No
-byte between here and the exec comes from agent code: the command, the directory and the environment are the daemon's
+Theory of operation. The process is forked from pid 1, which is undumpable and ignores every signal. posix_spawn is
+faster, but has no step for resource limits: set from here, they would come when the program runs already, and may have
+forked. No byte between here and the exec comes from agent code: command, directory and environment are the daemon's
 values. All descriptors of the supervisor close with the exec (PEP 446).
 
-The steps, and why they stand in this order:
+The steps, and the reasons for their order:
 
-1. The directory: here, so that the program is looked for in it; this process has one thread, and goes back at once.
-2. setsid: a kernel session of its own. It is how the processes that it starts are found again (sessions.py), and a
-   terminal can only become that of a session without one.
-3. The terminal, opened by the child: it then is the session's, and Ctrl-C and a closed window reach what runs in it.
-4. Signals: an ignored one stays ignored across exec, and pid 1 ignores all. A shell without SIGINT and SIGTERM could
+1. The directory: set here, so that the program is found in it. This process has one thread, and goes back at once.
+2. setsid makes a kernel session. It identifies the descendants of the process (sessions.py), and only a new session can
+   get a terminal.
+3. The terminal is opened by the child, so that it belongs to the session: Ctrl-C and a closed window reach its
+   processes.
+4. Signals: pid 1 ignores all, and an ignored signal stays ignored across exec. A shell without SIGINT and SIGTERM could
    not be stopped, and one without SIGCHLD would wait for ever.
-5. The resource limits: last, since they are the program's.
+5. The resource limits are last, because they are meant for the program.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _TIOCSCTTY = 0x540E
 _FAILED_BEFORE_EXEC = 127
 _REPORT_BYTES = 16
 _EXEC_TIME_MS = 1000
-# Failures for want of something: the sandbox has no room for a process. Every other one is the command's.
+# Errors that mean that the sandbox has no room for a process. All others are the command's fault.
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class NotStarted(Exception):
-    """The command does not run. `reason` is that of DONE."""
+    """The command does not run. `reason` is for DONE."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -47,19 +48,19 @@ class NotStarted(Exception):
 
 
 class Command:
-    """A program with its arguments, the directory that it begins in, and its environment."""
+    """A program with its arguments, its working directory, and its environment."""
 
     __slots__ = ("argv", "cwd", "env", "prefers_bash")
 
     def __init__(self, argv: list[str], cwd: str, env: dict[str, str], *, prefers_bash: bool = False) -> None:
         self.argv = argv
-        self.prefers_bash = prefers_bash  # it takes the place of the program, where the PATH has it
+        self.prefers_bash = prefers_bash  # run bash in place of the program, if the PATH has it
         self.cwd = cwd
         self.env = env
 
 
 class Streams:
-    """The descriptors that become the child's 0, 1 and 2; or a terminal, which is all three."""
+    """The descriptors for the child's 0, 1 and 2; or a terminal for all three."""
 
     __slots__ = ("stderr", "stdin", "stdout", "terminal")
 
@@ -73,7 +74,7 @@ class Streams:
 def start_command(command: Command, streams: Streams, limit: Callable[[], None]) -> int:
     """Starts the command in a process that `limit` has limited; returns its pid.
 
-    Raises NotStarted; OSError when there can be no further process.
+    Raises NotStarted; OSError if no further process is possible.
     """
     back = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -96,8 +97,8 @@ def start_command(command: Command, streams: Streams, limit: Callable[[], None])
 def _return_to(directory: int) -> None:
     """Goes back to the supervisor's own directory.
 
-    Agent code owns that directory and can take away the right to it. It must not turn a start that succeeded into one
-    that failed: the process would run without an owner.
+    Agent code owns that directory and can remove its permissions. A started process must not be reported as failed
+    because of that: it would run without an owner.
     """
     try:
         os.fchdir(directory)
@@ -106,10 +107,10 @@ def _return_to(directory: int) -> None:
 
 
 def _program(command: Command) -> str:
-    """Returns the path of the program. Raises NotStarted when the PATH of its environment has none of the name."""
+    """Returns the path of the program. Raises NotStarted if the PATH in its environment does not have it."""
     name = command.argv[0]
     if command.prefers_bash and (bash := _find("bash", command)):
-        command.argv[0] = "bash"  # by the name of sh it would be one
+        command.argv[0] = "bash"  # called sh, it would behave like sh
         return bash
     path = name if "/" in name else _find(name, command)
     if not path:
@@ -155,7 +156,7 @@ def _forked(program: str, command: Command, streams: Streams, limit: Callable[[]
 
 
 def _report_of(pid: int, report_read: int) -> bytes:
-    """Returns what a child reports before its exec. The attack: agent code has its user, and stops it before that."""
+    """Returns the child's report before its exec. The attack: agent code has the same uid, and stops it before."""
     waiter = select.poll()
     waiter.register(report_read)
     if waiter.poll(_EXEC_TIME_MS):

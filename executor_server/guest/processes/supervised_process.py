@@ -1,9 +1,8 @@
 """One process: its start, its output and input, its end.
 
-States: running -> exited (its exit is known, its output is not read to the end) -> ended (reported). The exit alone is
-not the end: what the process printed last may still lie in its pipes, and may have to wait until the daemon has room
-for it. What other processes print into these pipes later belongs to no process any more; the pipes are handed over as
-background output.
+States: running -> exited (reaped, but its output is not read to the end) -> ended (reported). The exit alone is not the
+end: the last output may still be in the pipes, and may have to wait until the daemon has room. Later output of other
+processes into these pipes belongs to no process: the pipes are handed over as background output.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ..wire.process_messages import StartProcess, WriteProcess
 
     class Owner(Protocol):
-        """The table of processes, as one process uses it."""
+        """The table of processes, as one process needs it."""
 
         def on_ended(self, process: Process, left: list[Pipe]) -> None: ...
 
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
 
 
 _TIOCSWINSZ = 0x5414
-# Reads of one descriptor in a turn of the loop, so that a process that prints without end can't starve the others.
+# Reads of one descriptor in a turn of the loop, so that a process that prints endlessly can't starve the others.
 _READS_PER_EVENT = 4
 _FIONREAD = 0x541B
-# Bytes that are read of a terminal after its process has exited: more than the kernel keeps for one.
+# Bytes that are read from a terminal after its process has exited: more than the kernel buffers.
 _TERMINAL_BYTES = 128 * 1024
 
 
@@ -79,7 +78,7 @@ class Process:
         self._terminal: Optional[Terminal] = None
         self._sources: list[Source] = []
         self._exit: Optional[tuple[int, float, int]] = None  # status, CPU seconds, peak bytes
-        self._unread: dict[str, int] = {}  # bytes of each stream that are still read, once it has exited
+        self._unread: dict[str, int] = {}  # bytes of each stream still to be read, once it has exited
         self._timed_out = False
         self._deadline_s = float("inf")
         self._paused = False
@@ -90,7 +89,7 @@ class Process:
     def start(self, command: Command, limit: Callable[[], None]) -> None:
         """Starts it; `limit` is called in the process before it runs the command.
 
-        Raises NotStarted; OSError when there is no process, descriptor or terminal for it.
+        Raises NotStarted; OSError if no process, descriptor or terminal is available.
         """
         opened: list[int] = []
         try:
@@ -109,7 +108,7 @@ class Process:
         self._watch()
 
     def _make_streams(self, opened: list[int]) -> Streams:
-        """Makes the process's streams; `opened` gets its ends, which are closed here after the fork."""
+        """Makes the streams; `opened` gets the process's ends, which are closed here after the fork."""
         request = self._request
         if request.columns is not None and request.rows is not None:
             self._terminal = Terminal(request.columns, request.rows)
@@ -160,7 +159,7 @@ class Process:
         if self.ended or not self._sources:
             return
         reads = not self._paused and self._outflow.room > 0
-        # A pipe fills meanwhile, and is read at once then; a terminal holds too little for that.
+        # Meanwhile a pipe fills, and is read in one go then; a terminal's buffer is too small for that.
         gathers = self._outflow.due_s < float("inf")
         for source in self._sources:
             waits = gathers and source is not self._terminal
@@ -191,7 +190,7 @@ class Process:
         self._loop.watch(fd, 0, None)
 
     def _read(self, source: Source) -> bool:
-        """Reads a bounded amount; returns True when nothing is there to be read now."""
+        """Reads a bounded amount; returns true if nothing is left to read now."""
         for _ in range(_READS_PER_EVENT):
             unread = self._unread.get(source.stream)
             if unread == 0:
@@ -203,7 +202,7 @@ class Process:
                 data = os.read(source.read_fd, room if unread is None else min(room, unread))
             except BlockingIOError:
                 return True
-            except OSError:  # a terminal that no process has open any more
+            except OSError:  # no process has the terminal open
                 data = b""
             if not data:
                 source.ended = True
@@ -216,12 +215,12 @@ class Process:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Kills it, and everything in its kernel session."""
+        """Kills all processes of its kernel session."""
         sessions.kill_session(self.pid)
 
     @property
     def exited(self) -> bool:
-        """True once it was reaped: from then on the kernel may give its pid to another process."""
+        """True once it was reaped: then the kernel may reuse its pid."""
         return self._exit is not None
 
     @property
@@ -230,7 +229,7 @@ class Process:
         return min(self._deadline_s, self._outflow.due_s)
 
     def on_time(self, now: float) -> None:
-        """Sends output that was gathered, and kills it when its time is over."""
+        """Sends gathered output, and kills the process when its time is over."""
         if now >= self._outflow.due_s:
             self._outflow.flush()
             self._go_on()
@@ -240,9 +239,9 @@ class Process:
             self.kill()
 
     def note_exit(self, status: int, cpu_time_s: float, peak_memory_bytes: int) -> None:
-        """Notes that it was reaped. Its end is reported when its output has been read.
+        """Notes that it was reaped. Its end is reported once its output has been read.
 
-        Only what lies in its pipes by now: a child that holds them and prints without end must not keep it from ending.
+        Only the output in its pipes by now counts: a child that prints into them endlessly must not delay the end.
         """
         self._exit = status, cpu_time_s, peak_memory_bytes
         self._unread = {source.stream: _unread_bytes(source) for source in self._sources}
@@ -250,17 +249,17 @@ class Process:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Ends it when that is due, else waits for what comes next. In this order: the look at its end reads, too."""
+        """Ends it if all is read, else waits for more. In this order: the check reads, too."""
         self._end_if_read()
         self._watch()
 
     def _end_if_read(self) -> None:
-        """Reports the end when it has exited and nothing that it wrote is left in its pipes."""
+        """Reports the end once it has exited and its pipes are empty."""
         if self._exit is None or self.ended or self._paused:
             return
         for source in self._sources:
             if not source.ended and not self._read(source):
-                return  # more is there than may be read now
+                return  # more is left than may be read now
         self._end(*self._exit)
 
     def _end(self, status: int, cpu_time_s: float, peak_memory_bytes: int) -> None:
@@ -285,7 +284,7 @@ class Process:
         self._owner.on_ended(self, left)
 
     def _close_sources(self, left: Optional[list[Pipe]] = None) -> None:
-        """Closes its descriptors, but those of `left`."""
+        """Closes its descriptors but those in `left`."""
         if self._inflow is not None:
             self._inflow.close()
         for source in self._sources:
@@ -296,7 +295,7 @@ class Process:
 
 
 def _unread_bytes(source: Source) -> int:
-    """Returns how many bytes lie in a pipe; for a terminal a bound of it, since the kernel keeps them in two places."""
+    """Returns the bytes in a pipe; for a terminal an upper bound: the kernel keeps its bytes in two places."""
     if isinstance(source, Terminal):
         return _TERMINAL_BYTES
     import fcntl
@@ -305,9 +304,9 @@ def _unread_bytes(source: Source) -> int:
 
 
 def _offer_to_oom_killer(pid: int) -> None:
-    """Has the kernel take this process when memory runs out, as it does an interpreter; not the supervisor."""
+    """Makes the kernel kill this process, not the supervisor, when memory runs out."""
     try:
         with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"1000")
     except OSError:
-        pass  # it has ended, or is a program that may not be traced
+        pass  # it has ended, or may not be traced

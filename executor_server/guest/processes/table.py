@@ -1,7 +1,7 @@
-"""The processes that calls have started in this sandbox: every request about them, by their ids.
+"""The processes that calls have started in this sandbox, by their ids, and all requests about them.
 
-A process is known until the daemon has it forgotten, after its end too: a daemon that was killed before it wrote down
-that a process was started asks for it again, and must not start it twice.
+An ended process stays known until the daemon says to forget it: a daemon that was killed before it recorded a start
+requests it again, and must not start the process twice.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     ProcessRequest = Union[StartProcess, WriteProcess, ResizeProcess, SignalProcess, GrantOutput, ForgetProcess]
 
 REQUESTS = (StartProcess, WriteProcess, ResizeProcess, SignalProcess, GrantOutput, ForgetProcess)
-# Processes known at one time, those that ended among them; the daemon allows far fewer.
+# Processes known at one time, including ended ones; the daemon allows far fewer.
 _MAX_KNOWN = 1024
 SIGKILL = 9
 
 
 class Processes:
-    """Owns the processes. `adopt` takes pipes that others still hold when a process has ended.
+    """Owns the processes. `adopt` takes pipes that others still have open when a process has ended.
 
-    `environment` makes a process's environment variables of those that it was given; `limit` limits one, in itself.
+    `environment` completes the environment variables that a process was given; `limit` is called in a new process.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Processes:
         self._environment = environment
         self._limit = limit
         self._known: dict[str, Optional[Process]] = {}  # None: it has ended
-        self._live: dict[str, Process] = {}  # those that have not ended
-        self._running: dict[int, Process] = {}  # those of them that were not reaped, by pid
+        self._live: dict[str, Process] = {}  # processes that have not ended
+        self._running: dict[int, Process] = {}  # live processes that were not reaped, by pid
         self._paused = False
         self.ended_cpu_s = 0.0
-        """The CPU seconds of the processes that were reaped, with the children that they waited for."""
+        """The CPU seconds of the reaped processes, with the children that they waited for."""
 
     @property
     def leaders(self) -> frozenset[int]:
@@ -67,7 +67,7 @@ class Processes:
         return min((each.due_s for each in self._live.values()), default=float("inf"))
 
     def cpu_s(self) -> float:
-        """Returns the CPU seconds that all of them have spent so far."""
+        """Returns the CPU seconds of all of them so far."""
         return self.ended_cpu_s + (sessions.cpu_s(self._running.keys()) if self._running else 0.0)
 
     def on_time(self, now: float) -> None:
@@ -76,7 +76,7 @@ class Processes:
                 process.on_time(now)
 
     def pause(self, paused: bool) -> None:
-        """Stops reading output while the daemon does not take it, or starts again."""
+        """Stops reading output while the daemon takes none, or starts again."""
         if paused != self._paused:
             self._paused = paused
             for process in tuple(self._live.values()):
@@ -85,7 +85,7 @@ class Processes:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def take(self, request: ProcessRequest, body: bytes) -> None:
-        """Does what the daemon asks for. Raises FrameError."""
+        """Handles a request of the daemon. Raises FrameError."""
         if isinstance(request, StartProcess):
             self._start(request, body)
             return
@@ -139,9 +139,9 @@ class Processes:
         except NotJson as error:
             raise FrameError("a command that is not JSON") from error
         if not isinstance(argv, list) or not argv or not all(map(is_text, argv)):
-            raise FrameError("a command that is no list of texts")
+            raise FrameError("a command that is not a list of texts")
         if not is_text(request.cwd):
-            raise FrameError("a directory that is no text for the system")
+            raise FrameError("a directory name that the system refuses")
         env = read_variables(body[request.argv :])
         if request.columns is not None:
             env.setdefault("TERM", "xterm-256color")
@@ -150,7 +150,7 @@ class Processes:
 
     def _signal(self, process: Process, request: SignalProcess) -> None:
         if process.exited:
-            return  # its pid may be another's
+            return  # its pid may belong to another process
         if request.target == "process":
             sessions.send(process.pid, request.signal)
         elif request.target == "group":
@@ -163,7 +163,7 @@ class Processes:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def note_exit(self, pid: int, status: int, usage: Any) -> bool:
-        """Notes that a child was reaped, with its wait status and resource usage; False when it is none of these."""
+        """Notes that a child was reaped, with its wait status and resource usage; false if it is none of these."""
         process = self._running.pop(pid, None)
         if process is None:
             return False

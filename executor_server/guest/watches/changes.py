@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from typing import Optional
 
 MAX_WAITING = 4096
-"""Paths whose changes wait; past it, all are forgotten, and the next report says so."""
+"""Paths with waiting changes. Beyond that all are dropped, and the next report says so."""
 
-# By what was to be reported and what has happened then. None: nothing is left to report.
+# By the waiting change and the new one. None: nothing is left to report.
 _MERGED: dict[tuple[str, str], Optional[str]] = {
     ("created", "changed"): "created",
     ("created", "deleted"): None,
@@ -41,12 +41,12 @@ class Changes:
             self.overflow()
 
     def overflow(self) -> None:
-        """Notes that changes were missed: what waits would be a part of them only."""
+        """Notes that changes were missed, and drops the waiting ones, which are incomplete."""
         self._waiting.clear()
         self._overflowed = True
 
     def take(self, most: int, most_chars: int) -> tuple[list[ChangedFile], bool]:
-        """Takes the oldest ones, and true when changes were missed before them."""
+        """Removes and returns the oldest changes, and true if changes were missed before them."""
         overflowed, self._overflowed = self._overflowed, False
         taken: list[ChangedFile] = []
         for path, (kind, directory) in tuple(self._waiting.items())[:most]:

@@ -1,7 +1,7 @@
-"""inotify(7), which the standard library does not have.
+"""inotify(7), which the standard library lacks.
 
-This module is imported after agent code has run, which may own the image's standard library: so it takes only what the
-supervisor has loaded before (wire/libc.py), and not ctypes.
+This module is imported after agent code has run, which may have changed the image's standard library. So it uses only
+modules that the supervisor has loaded before (wire/libc.py), and not ctypes.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _rm_watch = checked_function("inotify_rm_watch")
 
 
 class Inotify:
-    """One inotify descriptor. Raises OSError where the host's limits of such descriptors and watches are reached."""
+    """One inotify descriptor. Raises OSError if the host's limits of descriptors and watches are reached."""
 
     def __init__(self) -> None:
         self.fd = _init(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def add(self, directory: int) -> int:
-        """Watches an open directory, and returns the number of the watch; the same for one that is watched."""
+        """Watches an open directory, and returns the number of its watch, which may exist already."""
         # By its descriptor: a path could lead elsewhere by now.
         return _add_watch(self.fd, b"/proc/self/fd/%d" % directory, _MASK)
 
     def remove(self, watch: int) -> None:
-        """Ends a watch; one whose directory is gone has ended already."""
+        """Ends a watch, unless it has ended with its directory."""
         try:
             _rm_watch(self.fd, watch)
         except OSError:
             pass  # its directory was deleted
 
     def read(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yields watch, events and name of what has come, as much as one read takes."""
+        """Yields (watch, events, name), as many as one read returns."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:

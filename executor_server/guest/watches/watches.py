@@ -1,8 +1,8 @@
 """The watches of one sandbox, in the supervisor's loop.
 
-Changes are gathered for a moment, one for each path, and reported when the daemon has asked for more. So a client that
-reads nothing holds up neither the program nor the supervisor. A watch belongs to the daemon that began it: the next
-daemon knows none, and all are ended.
+Changes are gathered for a moment, one for each path, and reported once the daemon has asked for more. So a client that
+reads nothing delays neither the program nor the supervisor. A watch belongs to the daemon that began it. The next
+daemon knows none of them, and all are ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REQUESTS = (WatchFiles, NextChanges, UnwatchFiles)
 MAX_WATCHES = 8
-# Seconds for which changes are gathered: a program that writes a file does so in several calls.
+# Seconds in which changes are gathered: a program writes a file in several calls.
 _GATHER_S = 0.05
 _FULL = (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -56,7 +56,7 @@ class Watches:
                 self._on_events(op)
 
     def take(self, request: WatchRequest) -> None:
-        """Does what the daemon asks for. What concerns a watch that has ended meanwhile means nothing."""
+        """Handles a request of the daemon. One about an ended watch is ignored."""
         if isinstance(request, WatchFiles):
             self._begin(request)
             return
@@ -93,7 +93,7 @@ class Watches:
     def _on_events(self, op: int) -> None:
         watch, began = self._open[op], time.monotonic()
         watch.tree.read()
-        # Half of the time at most: what agent code does to a watched tree costs more here than there.
+        # Half of the time at most: a change costs more here than it costs agent code.
         watch.goes_on_at = 2 * time.monotonic() - began if watch.tree.busy else math.inf
         self._loop.watch(watch.tree.fd, 0 if watch.tree.busy else READ, lambda _events: self._on_events(op))
         if watch.tree.gone:
@@ -108,7 +108,7 @@ class Watches:
         tree.close()
 
     def end_all(self) -> None:
-        """Ends all watches: another daemon has come, which knows none of them."""
+        """Ends all watches: another daemon has connected, which does not know them."""
         for op in tuple(self._open):
             self._drop(op)
 
@@ -117,14 +117,14 @@ class _Reporter:
     def __init__(self, op: int, tree: Tree, changes: Changes, channel: Channel) -> None:
         self.tree = tree
         self.due = math.inf
-        self.goes_on_at = math.inf  # when there is more to read than fits into a turn
+        self.goes_on_at = math.inf  # the next turn, if there is more to read than fits into one
         self.may_report = True
         self._op = op
         self._changes = changes
         self._channel = channel
 
     def note_changes(self) -> None:
-        """Sets the time of the next report, when there is something to report and the daemon waits for it."""
+        """Sets the time of the next report, if there are changes and the daemon waits for them."""
         if self._changes and self.may_report and self.due == math.inf:
             self.due = time.monotonic() + _GATHER_S
 
@@ -138,5 +138,5 @@ class _Reporter:
 
 def _why(error: OSError) -> str:
     if error.errno in _FULL:
-        return f"this host has no more watches of files ({error.strerror}): see fs.inotify in sysctl"
+        return f"this host has no file watches left ({error.strerror}): raise its limits, fs.inotify in sysctl"
     return f"the directory can't be watched: {error.strerror}"

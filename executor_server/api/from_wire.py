@@ -20,7 +20,7 @@ from executor_api.limits import (
     VARIABLES_NAMED_MAX,
     WRITE_BYTES_MAX,
 )
-from executor_api.messages import read
+from executor_api.messages import prepare, read
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api import checks
@@ -60,6 +60,10 @@ _SIGNAL_TARGETS: dict[int, SignalTarget] = {
     pb.SIGNAL_TARGET_UNSPECIFIED: SignalTarget.GROUP,
     **{pb.SignalTarget.Value(f"SIGNAL_TARGET_{target.name}"): target for target in SignalTarget},
 }
+
+
+prepare(RequestedSession, service_pb.CreateSessionRequest, "name", "env_names")
+prepare(RequestedLimits, pb.Limits)
 
 
 def requested_session_from(request: service_pb.CreateSessionRequest) -> RequestedSession:

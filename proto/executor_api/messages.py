@@ -52,10 +52,9 @@ def read(kind: type[T], message: Message, **known: Any) -> T:
     An absent field has the dataclass's default, else None where the type allows it, else what an empty message gives.
     Raises Unreadable for an unknown value of an enum, a time out of range, and lists that are too long.
     """
-    key = (kind, type(message), *known)
-    steps = _reading.get(key)
+    steps = _reading.get((kind, type(message), *known))
     if steps is None:
-        steps = _reading[key] = _steps_to_read(kind, type(message), frozenset(known))
+        steps = prepare(kind, type(message), *known)
     for name, wire_name, if_absent, convert in steps:
         if if_absent is not None and not message.HasField(wire_name):
             known.update(if_absent)
@@ -63,6 +62,15 @@ def read(kind: type[T], message: Message, **known: Any) -> T:
             value = getattr(message, wire_name)
             known[name] = value if convert is None else convert(value)
     return kind(**known)
+
+
+def prepare(kind: Any, made: type[Message], *known: str) -> list[tuple[str, str, Mapping[str, Any] | None, _Convert]]:
+    """Works out how `kind` is read from messages of the type `made`, which compiles the text of type hints.
+
+    The daemon does so when it starts, since it compiles nothing while it serves.
+    """
+    steps = _reading[(kind, made, *known)] = _steps_to_read(kind, made, frozenset(known))
+    return steps
 
 
 def _steps_to_read(

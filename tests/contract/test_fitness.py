@@ -38,7 +38,7 @@ async def test_an_interpreter_that_is_left_unfit_is_replaced_and_that_is_reporte
     assert (await harness.run(session, "kept = 1")).ended.generation == 1
     run = await harness.run(session, code)
     assert (run.state, run.ended.generation) == ("reset", 2), run.ended
-    assert why in run.stderr and "the interpreter was restarted" in run.stderr
+    assert why in run.stderr and "the interpreter was replaced" in run.stderr
     if code.endswith("'ran'"):
         assert (run.outcome, run.output) == ("succeeded", "ran")
     after = await harness.run(session, "globals().get('kept'), prelude")

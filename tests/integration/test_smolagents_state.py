@@ -44,7 +44,7 @@ def test_state_can_be_set_and_lasts_as_what_is_sent_does(executor: RemoteExecuto
     with pytest.raises(CodeExecutionError, match="exit code 1"):
         executor("import os\nos._exit(1)")
     assert executor("x, y").output == (2, [3])
-    with pytest.raises(TypeError, match="deleted by its code only"):
+    with pytest.raises(TypeError, match="only code in the session can delete variables"):
         del executor.state["x"]
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of the protocol between front and nodes."""
 
 # The most that a message of a node may have; wire.py refuses more before it makes values of it.

@@ -125,7 +125,7 @@ def test_nothing_happens_when_the_record_cannot_be_written() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"protocol": 2},
+        {"protocol": 1},
         {"front_id": ""},
         {"front_id": "x" * 65},
         {"term": 0},

@@ -223,6 +223,6 @@ def test_a_tenant_without_a_quota_leaves_as_many_places_of_the_fleet_as_it_has(s
     places = sum(member.report.max_sessions for member in site.front.members if member.report is not None)
     for number in range(places // 2):
         shared.begin("t", str(number), site.front.now_s)
-    with pytest.raises(TooManySessions, match="leaves as many free"):
+    with pytest.raises(TooManySessions, match="must leave as many free as it holds"):
         shared.begin("t", "one more", site.front.now_s)
     shared.begin("other", "1", site.front.now_s)

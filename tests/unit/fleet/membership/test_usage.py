@@ -55,7 +55,7 @@ def test_executions_on_all_nodes_count_from_their_call_to_its_end() -> None:
     fleet.begin("1", "n1")
     assert not fleet.is_full()
     fleet.begin("2", "n2")
-    with pytest.raises(ResourceExhausted, match="quota executions: 2 at one time"):
+    with pytest.raises(ResourceExhausted, match="quota executions: 2 of 2 are in use"):
         fleet.begin("3")
     fleet.end("1")
     fleet.begin("3")

@@ -39,6 +39,7 @@ def main(task: dict[str, Any]) -> None:
     `files` are pairs of an address and a name; if there are any, they are downloaded, and no command runs. In the
     command, "{python}" stands for the interpreter.
     """
+    say(python=describe())
     # Stops a file that is larger than its archive claims. uv reports the error: SIGXFSZ stays ignored as in Python
     # (`restore_signals`). The sandbox may have a lower limit already, which cannot be raised.
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

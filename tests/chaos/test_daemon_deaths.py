@@ -56,7 +56,7 @@ def test_next_daemon_sweeps_what_belongs_to_nobody_and_works(start: StartDaemon)
             assert list((second.state_dir / "journals").iterdir()) == []
         error = result.exception()
         assert isinstance(error, PreconditionError)
-        assert (error.reason, "knows nothing of it" in str(error)) == ("SESSION_LOST", True)
+        assert (error.reason, "has no row of it" in str(error)) == ("SESSION_LOST", True)
         assert client.list_sessions() == []
         with client.create_session() as another:
             assert another.execute("6 * 7").output == 42

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from executor_server.core import EgressDenial, EnvironmentFailed, ImageNotReady
 from executor_server.guest.egress import reasons
+from executor_server.packages.build_sandbox import program
 from executor_server.packages.uv import Listener
 from executor_server.packages.uv_sandboxes import _Run
 
@@ -49,3 +54,21 @@ def test_the_host_the_proxys_reason_and_the_key_are_said(reason: str, message: s
 def test_what_uv_says_of_the_packages_stays() -> None:
     with pytest.raises(EnvironmentFailed, match="No solution"):
         ended(1, "No solution found").end(SLOT, [])
+
+
+def test_the_program_in_the_sandbox_reports_its_python_before_the_end_of_uv(tmp_path: Path) -> None:
+    """Without it, each build fails as one that did not report its end."""
+    task: dict[str, Any] = {
+        "command": ["{python}", "-c", "raise SystemExit(0)"],
+        "environment": {},
+        "directory": str(tmp_path),
+        "input": "",
+        "output": None,
+        "files": [],
+        "file_bytes": 2**20,
+    }
+    arguments = [sys.executable, "-c", program("run_uv", task)]
+    run = _Run(Listener("step"), lambda _: None)
+    for line in subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.splitlines():
+        run.take(json.loads(line))
+    assert run.end(SLOT, []).executable == sys.executable

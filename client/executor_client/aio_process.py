@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_api.v1 import types_pb2
 from executor_client._aio import AsyncEventStream, AsyncTransport, Lock, sleep
 from executor_client._core import process as core
 from executor_client._core import requests
@@ -228,7 +227,7 @@ class AsyncProcess(ShortRepr):
             pb.ResizeProcessRequest,
             session_id=self._followed.session_id,
             process_id=self.process_id,
-            size=requests.made(types_pb2.TerminalSize, **vars(size)),
+            size=core.size_to_wire(size),
         )
         await self._session._open().call(request)
 

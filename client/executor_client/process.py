@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_api.v1 import types_pb2
 from executor_client._core import process as core
 from executor_client._core import requests
 from executor_client._core.arguments import checks_calls
@@ -229,7 +228,7 @@ class Process(ShortRepr):
             pb.ResizeProcessRequest,
             session_id=self._followed.session_id,
             process_id=self.process_id,
-            size=requests.made(types_pb2.TerminalSize, **vars(size)),
+            size=core.size_to_wire(size),
         )
         self._session._open().call(request)
 

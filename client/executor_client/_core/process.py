@@ -137,10 +137,18 @@ def start_request(
         process_id=process_id or uuid.uuid4().hex,
         argv=argv_of(command),
         env=requests.environment(env),
-        pty=None if pty is None else requests.made(types_pb2.TerminalSize, **vars(pty)),
+        pty=None if pty is None else size_to_wire(pty),
         prefers_bash=isinstance(command, str),
         **fields,
     )
+
+
+def size_to_wire(size: TerminalSize) -> types_pb2.TerminalSize:
+    """Raises InvalidRequest, also for the terminal_size of `os`, whose names are others."""
+    try:
+        return requests.made(types_pb2.TerminalSize, columns=size.columns, rows=size.rows)
+    except AttributeError as error:
+        raise InvalidRequest("the size of a terminal must be a TerminalSize(columns, rows)") from error
 
 
 def write_requests(

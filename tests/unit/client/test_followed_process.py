@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_wrong_environment_is_refused_without_its_values(env: object) -> None:
     assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize("size", [TerminalSize(-1, 5), TerminalSize(2**40, 5)])
-def test_a_size_out_of_range_is_refused(size: TerminalSize) -> None:
+@pytest.mark.parametrize("size", [TerminalSize(-1, 5), TerminalSize(2**40, 5), os.terminal_size((80, 24))])
+def test_a_size_out_of_range_or_of_another_form_is_refused(size: Any) -> None:
     with pytest.raises(InvalidRequest):
         process.start_request("s", "top", env=None, pty=size)

@@ -118,7 +118,8 @@ class ForkServer:
             self.namespaces = {str(name): int(inode) for name, inode in said["namespaces"].items()}
             self.template_pid, self.is_ready = pid, True
             self.settled.set()
-            _log.info("fork_server_ready", modules=self.imported, took_s=round(now() - self.started_at, 3))
+            took_s = round(now() - self.started_at, 3)
+            _log.debug("template_process_ready", fork_server=self.fork_server_id, took_s=took_s)
         elif data.startswith(REFUSED):
             self.retire(data[len(REFUSED) :].decode("utf-8", "backslashreplace"))
         else:

@@ -292,7 +292,10 @@ class ForkServers:
         self._tidy()
         missing = [each for each in self._kept if each not in self._serving or not self._serving[each].serves]
         await asyncio.gather(*(self.trial(each) for each in missing))
-        return [each for each in missing if each in self._serving and self._serving[each].serves]
+        ready = [each for each in missing if each in self._serving and self._serving[each].serves]
+        for each in ready:
+            _log.info("fork_server_ready", modules=self._serving[each].imported)
+        return ready
 
     async def trial(self, blueprint: Blueprint) -> str:
         """Makes a fork server of this kind; returns the reason when it does not serve."""

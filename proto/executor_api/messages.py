@@ -100,7 +100,7 @@ def _reader(hint: Any, field: Any) -> _Convert:
 
     def bounded(entries: Any) -> Any:
         if len(entries) > LIST_MAX:
-            raise Unreadable(f"{field.full_name} has more than {LIST_MAX:,} entries")
+            raise Unreadable(f"{field.name} has more than {LIST_MAX:,} entries")
         return entries
 
     if typing.get_origin(hint) is not tuple:
@@ -116,7 +116,7 @@ def _reader_of_one(hint: Any, field: Any) -> _Convert:
         is_enum = isinstance(hint, enum.EnumType)
         members = hint.__members__ if is_enum else {text.upper(): text for text in typing.get_args(hint)}
         by_number = {number: members[name] for name, number in _numbers(field.enum_type).items() if name in members}
-        return functools.partial(_member, by_number, field.full_name)
+        return functools.partial(_member, by_number, field.name)
     if field.message_type is None:
         return None
     return _time if _is_time(field) else functools.partial(read, hint)

@@ -77,7 +77,7 @@ def test_a_policy_that_is_not_valid_changes_nothing_and_is_told(watched: Watched
     finally:
         watched.policy_path.write_text(valid)
     assert refused.returncode == 1
-    assert "default: there is no such profile" in refused.stderr
+    assert "default: no such profile" in refused.stderr
     assert client.get_policy().policy == before
     assert eventually(lambda: watched.value("policy_reloads_total", result="refused"))
 

@@ -187,7 +187,7 @@ def test_a_daemon_that_is_not_there_is_said_at_each_call_and_found_when_it_is() 
         (["mcp", "--limit", "wall_time_s=long"], "limits.wall_time_s cannot be 'long'"),
         (["mcp", "--limit", "wall_time_s"], "argument --limit"),
         (["mcp", "--max-sessions", "0"], "argument --max-sessions"),
-        (["--address", "example.org:1", "mcp"], "is not on this machine: the token would travel unprotected"),
+        (["--address", "example.org:1", "mcp"], "is not on this machine, so the token would be sent unprotected"),
         (["mcp"], "executor: no token: "),
     ],
 )

@@ -166,7 +166,7 @@ def has_line(refusal: Refusal) -> bool:
     """True when a line could grant it: not for rules that can't be enforced, nor limits that the session itself set."""
     violation = refusal.violation
     assert violation is not None
-    return violation.kind is not ViolationKind.UNSUPPORTED and "nothing of the policy" not in refusal.place.advice
+    return violation.kind is not ViolationKind.UNSUPPORTED and "nothing in the policy" not in refusal.place.advice
 
 
 def changed(text: str, refusal: Refusal) -> str:

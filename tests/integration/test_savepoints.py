@@ -50,7 +50,7 @@ def test_a_session_goes_back_by_savepoint_number_and_steps(client: ExecutorClien
         assert gone.value.reason == "SAVEPOINT_NOT_FOUND"
         with pytest.raises(InvalidRequest, match="has 1 savepoints"):
             session.rollback(steps=2)
-        with pytest.raises(InvalidRequest, match="not 0"):
+        with pytest.raises(InvalidRequest, match="0 is not a savepoint"):
             session.rollback(0)
     with client.create_session() as session, pytest.raises(NotFoundError, match="has no savepoint"):
         session.rollback()
@@ -255,7 +255,7 @@ def test_a_model_is_told_why_a_step_can_not_be_undone_and_may_go_further_back(da
         assert "Undone: `import threading;" in executor("print(undo_last_step(4))").logs
         assert executor("x").output == 1
         executor("x = 3")
-        with pytest.raises(CodeExecutionError, match="as they were before this step"):
+        with pytest.raises(CodeExecutionError, match="as before this step"):
             executor("undo_last_step(); import os; os._exit(1)")
         assert executor("x").output == 1, "the step that asked was taken back already, and one more"
 
@@ -303,6 +303,6 @@ def test_the_repl_takes_statements_back(client: ExecutorClient) -> None:
     lines = ["x = 1", "x = 2", "%undo", "x", "import os", "%undo 3", "%undo x", "x"]
     out, said = typed(client.create_session(), *lines)
     assert out == "1\n"
-    assert "undone: `x = 2`; variables and files are as they were before" in said
-    assert "undone: `x = 1`, `x`, `import os`; variables and files are as they were before" in said
+    assert "undone: `x = 2`; variables and files are as before" in said
+    assert "undone: `x = 1`, `x`, `import os`; variables and files are as before" in said
     assert "%undo takes a number of statements" in said and "name 'x' is not defined" in said

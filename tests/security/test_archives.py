@@ -124,9 +124,9 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, through: str) ->
     if through == "a link":
         target = tmp_path / "link"
         target.symlink_to(pipe)
-    with pytest.raises(FileExistsError, match="is no regular file"):
+    with pytest.raises(FileExistsError, match="is not a regular file"):
         NewFile(target)
-    with pytest.raises(FileExistsError, match="is no regular file"):
+    with pytest.raises(FileExistsError, match="is not a regular file"):
         unpack(io.BytesIO(head(target.name) + END), tmp_path)
     assert pipe.is_fifo()
     assert {path.name for path in tmp_path.iterdir()} == {"pipe", target.name}

@@ -72,6 +72,7 @@ class SessionManager:
         self.restart_leases, self.lease_of = self._leases.restart_all, self._leases.holder
         self._teardown = Teardown(registry, self._hooks.observer)
         self._draining = False  # by an administrator, who may undo it
+        self._ending_all = False
         self._stopping = False
         self.sweeper = Sweeper(
             settings.sweep_interval_s,
@@ -132,7 +133,9 @@ class SessionManager:
 
     def _require_taking(self) -> None:
         if self.draining:
-            why = "the daemon is about to stop" if self._stopping else "an administrator is draining the daemon"
+            why = "an administrator is draining the daemon"
+            if self._stopping or self._ending_all:
+                why = "the daemon is about to stop" if self._stopping else "the daemon is ending all its sessions"
             raise Unavailable(Reason.DRAINING, f"{why}; it takes no new sessions")
 
     def _require_room(self, principal: Principal) -> None:
@@ -363,7 +366,7 @@ class SessionManager:
     @property
     def draining(self) -> bool:
         """True while new sessions are refused."""
-        return self._draining or self._stopping
+        return self._draining or self._stopping or self._ending_all
 
     def stop_taking(self) -> None:
         """Refuses new sessions until `take_again`; existing sessions go on."""
@@ -373,15 +376,19 @@ class SessionManager:
         self._draining = False
 
     async def end_all(self, reason: SessionEnd, retry_s: float) -> None:
-        """Ends all sessions and creations; the caller must let none begin meanwhile. Idempotent.
+        """Ends all sessions and creations, and lets none begin meanwhile. Idempotent.
 
         Returns when none of their sandboxes is left, or after `retry_s`.
         """
-        await self._creations.close()
-        for session in list(self._sessions.values()):
-            _ = self._begin_end(session, reason)
-        await self._teardown.finish()
-        await self._teardown.destroy_left(retry_s)
+        self._ending_all = True
+        try:
+            await self._creations.close()
+            for session in list(self._sessions.values()):
+                _ = self._begin_end(session, reason)
+            await self._teardown.finish()
+            await self._teardown.destroy_left(retry_s)
+        finally:
+            self._ending_all = False
 
     async def drain(self, grace_s: float) -> None:
         """Refuses new sessions and executions, and waits at most `grace_s` for running executions."""

@@ -60,12 +60,12 @@ class NodeServer:
         services: FrontServices,
         settings: ServerSettings,
         on_refusal: Callable[[str, ExecutorError], None],
-        obeyed: Callable[[], str],
+        obeyed: Callable[[], str | None],
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         on_start: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Opens nothing yet. `obeyed` returns the front's start that the node obeys. Raises CertificateError."""
+        """Opens nothing yet. `obeyed` returns the front's start that the node obeys now. Raises CertificateError."""
         self._on_start = on_start
         self._address = address
         self._certificates = _Certificates(folder)
@@ -124,7 +124,7 @@ class FrontCallers:
 
     checks_connections = True
 
-    def __init__(self, obeyed: Callable[[], str]) -> None:
+    def __init__(self, obeyed: Callable[[], str | None]) -> None:
         self._obeyed = obeyed
 
     def named_in(self, call: grpc.HandlerCallDetails) -> Caller:

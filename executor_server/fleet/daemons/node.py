@@ -137,7 +137,7 @@ class Node:
             FrontServices(link, parts.service, parts.admin),
             parts.settings,
             refusals_to(parts.observer),
-            lambda: self._heartbeat.record.front_instance,
+            lambda: self._heartbeat.obeyed,
             interceptors=parts.interceptors(),
             on_start=fencing.start,
         )

@@ -18,7 +18,7 @@ Invariants:
    sandboxes of that epoch were ended, since it would not know what the first one has reported lost. Two starts of a
    front in one term are two fronts: one of them runs on a copy of the other's state directory.
 4. Terms never fall. A link of a lower term of the same front is refused, however late its messages arrive. So are the
-   calls of a front that is not the one which linked last (`record.front_instance`): it may not know what is lost.
+   calls of a front that is not the one which linked last (`obeyed`): it may not know what is lost.
 5. Lost is final. A hello whose lost_epoch is not below the epoch ends the epoch before anything else, and the next
    epoch is above both.
 
@@ -69,6 +69,11 @@ class Heartbeat:
     @property
     def epoch(self) -> int:
         return self.record.epoch
+
+    @property
+    def obeyed(self) -> str | None:
+        """The start of the front whose calls count; None while sandboxes are being ended, and then until a hello."""
+        return None if self._ending or not self.record.front_id else self.record.front_instance
 
     def is_silent(self, now_s: float) -> bool:
         """True when the front has not answered for a lease, or not since the node's start."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.core.errors import NotFound, PreconditionFailed, Reason, SandboxFailure
+from executor_server.core.errors import NotFound, PreconditionFailed, Reason, SandboxFailure, Unavailable
 from executor_server.core.lifecycle.admission import AdmissionController
 from executor_server.core.lifecycle.observer import SessionEnd
 from executor_server.core.model import Principal
@@ -107,6 +107,21 @@ async def test_it_does_not_wait_longer_than_a_sandbox_can_live_by_itself(
     daemon.backend.made[0].failure = SandboxFailure("the Engine is away")
     await daemon.manager.end_all(SessionEnd.LEASE_LOST, 0.05)
     assert daemon.manager.list_all() == []
+
+
+async def test_no_session_begins_meanwhile(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sandbox would outlive the epoch, and the front would refuse each report with a session of an earlier one."""
+    monkeypatch.setattr(teardown, "_DESTROY_AGAIN_S", 0.01)
+    daemon = await start()
+    await daemon.create()
+    daemon.backend.made[0].failure = SandboxFailure("the Engine is away")
+    ending = asyncio.create_task(daemon.manager.end_all(SessionEnd.LEASE_LOST, 60.0))
+    assert await eventually_async(lambda: daemon.backend.made[0].destroyed)
+    with pytest.raises(Unavailable, match="is ending all its sessions") as refusal:
+        await daemon.create("late")
+    assert refusal.value.reason is Reason.DRAINING
+    daemon.backend.made[0].failure = None
+    await ending
 
 
 async def test_sessions_can_be_made_again_afterwards(start: Any) -> None:

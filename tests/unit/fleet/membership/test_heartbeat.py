@@ -56,6 +56,20 @@ def test_nothing_renews_a_node_that_has_to_end_its_sandboxes() -> None:
     assert not node.heartbeat.must_end(500.0), "an epoch without sessions has nothing to end"
 
 
+def test_a_node_obeys_nobody_from_the_end_of_its_sandboxes_until_a_hello() -> None:
+    """A session that its last front makes then would be in an epoch that no front holds, and nothing would end it."""
+    node = Node()
+    assert node.heartbeat.obeyed is None
+    node.link_at(100.0)
+    assert node.heartbeat.obeyed == HELLO.instance
+    assert node.heartbeat.must_end(113.0)
+    assert node.heartbeat.obeyed is None
+    node.heartbeat.ended(114.0)
+    assert node.heartbeat.obeyed is None
+    assert node.heartbeat.hello(HELLO, 115.0)
+    assert node.heartbeat.obeyed == HELLO.instance
+
+
 def test_a_node_whose_sessions_were_lost_ends_them_before_it_links() -> None:
     node = Node(NodeRecord("instance", epoch=4))
     assert not node.heartbeat.hello(replace(HELLO, lost_epoch=6), 100.0)

@@ -164,6 +164,8 @@ class FrontFleet:
             self.usage.lost(lost.node, now_s)
             _log.error("fleet_node_lost", node=lost.node, epoch=lost.epoch, sessions=len(lost.tombstones))
             self._news.node_lost(lost)
+            if (link := self._by_node.get(lost.node)) is not None:  # its open calls would go on with lost sessions
+                self._spawn(link.restart())
         self._note_superseded(now_s)
         self._drop_unwanted()
         self._news.fleet_seen([self.state_of(member) for member in self.members])

@@ -15,6 +15,7 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.core import Principal, Reason, ResourceExhausted, Unavailable
+from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.membership import NodeReport, NodeSession
 from tests.rpc.edge import refusal, refused
 from tests.rpc.fleet.conftest import Fleet
@@ -130,6 +131,27 @@ async def test_a_creation_goes_to_another_node_when_its_node_is_lost(fleet: Flee
     assert (await creation).node == "beta"
     state = (await front.states())["alpha"]
     assert state == "lost" or alpha.epoch == 2  # it may be back by now, as one that has ended what it had
+
+
+async def test_a_call_to_a_lost_node_ends_though_its_connection_is_well(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is lost while the front sends it a large policy over a slow link, and reads none of its reports."""
+
+    async def slowly(_link: FrontLink, _call: Any, _report: NodeReport) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(FrontLink, "_control", slowly)
+    alpha = await fleet.node("alpha", takes_control=False)
+    session = alpha.add("local", "r1")
+    front = await fleet.front(alpha, **LOSES_QUICKLY)
+    request = service_pb.ExecuteRequest(session_id=session.session_id, execution_id="e1", code="forever")
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        async with asyncio.timeout(10.0):
+            async for _ in front.service.Execute(request, metadata=front.auth):
+                pass
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (await front.get(session.session_id)).state == pb.SESSION_STATE_LOST
 
 
 async def test_sessions_of_a_lost_node_are_lost_with_the_reason_and_stay_lost(fleet: Fleet) -> None:

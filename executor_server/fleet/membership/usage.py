@@ -5,8 +5,8 @@ holds its tenants to the whole quota by itself. The front checks each execution 
 
 - CPU time and output: against the reported sums. A quota can be exceeded by the executions that run when it is reached,
   and by what the nodes have not reported yet.
-- Executions: it counts those that it has passed on, and those that nodes report without an open call. This is exact but
-  for the moment after the front's start.
+- Executions: it counts those that it has passed on, and those that nodes report without an open call. On a node with
+  executions of an earlier front a call may repeat one, so there the front counts only its own: at most the quota again.
 
 Traffic moves without a call that the front could refuse. So the front's answer to a report says how much egress a
 tenant may use on that node: its use there, and an even part of what is left of its quota. The quota can be exceeded by
@@ -173,9 +173,10 @@ class FleetUsage:
 
     def _check(self, tenant: str, here: _OnNode) -> None:
         quotas, found = self._quotas_of(tenant), self._tenants[tenant]
+        count = sum(len(each.calls) for each in found.nodes.values())
         if not here.earlier:  # else the call may repeat one of those, which the node knows
-            count = sum(len(each.calls) + each.earlier for each in found.nodes.values())
-            check_number("executions", count, quotas.executions, EXECUTION_RETRY_S)
+            count += sum(each.earlier for each in found.nodes.values())
+        check_number("executions", count, quotas.executions, EXECUTION_RETRY_S)
         cpu_time_s = found.sums[0] / _MICRO
         for quota, used, most in (
             ("cpu_time_s_per_hour", cpu_time_s, quotas.cpu_time_s_per_hour),

@@ -123,6 +123,20 @@ def test_executions_of_an_earlier_front_count_and_their_node_decides_about_repea
         pass
 
 
+def test_long_executions_of_an_earlier_front_don_t_lift_the_quota() -> None:
+    """With one on each node, a tenant could have used the whole quota on each of them."""
+    usage = FleetUsage(lambda tenant: QuotasTable(executions=2))
+    for node in ("n1", "n2"):
+        usage.reported(node, {"t": TenantUse(executions=1)})
+    with (
+        usage.executing("t", "n1", ("s", "1")),
+        usage.executing("t", "n2", ("s", "2")),
+        pytest.raises(ResourceExhausted, match="quota executions: 2 of 2 are in use"),
+        usage.executing("t", "n1", ("s", "3")),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("use", "quota"),
     [({"cpu_time_s": 500.0}, "cpu_time_s_per_hour"), ({"output_bytes": 5_000}, "output_bytes_per_hour")],

@@ -169,6 +169,8 @@ class SessionCreator:
     def _settle(self, making: _Making, task: asyncio.Task[pb.Session]) -> None:
         if self._making.get(making.key) is making:
             del self._making[making.key]
+        if not making.creation.node:  # a task that was cancelled before its first step has not ended it
+            self._reservations.end(making.creation)
         if task.cancelled() or task.exception() is not None:
             self._news.session_refused(withdrawn=task.cancelled())
 

@@ -30,9 +30,11 @@ def within(time_s: float, function: Callable[..., Any], *args: Any) -> Any:
         if is_running:
             raise TimeUp(f"it took longer than {time_s:g} s")
 
+    clear_timers()
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, time_s, _AGAIN_S)
     try:
+        # Not before the block: a short time may be over at once, and the timer would go on.
+        signal.setitimer(signal.ITIMER_REAL, time_s, _AGAIN_S)
         return function(*args)
     finally:
         is_running = False

@@ -371,6 +371,13 @@ async def test_a_fork_server_runs_while_sandboxes_of_its_kind_are_kept_ready(dir
         assert fork_server.ended_because and isinstance((await backend.create(SPEC)).process, BwrapProcess)
 
 
+async def test_a_kind_that_this_backend_cant_make_keeps_no_other_from_its_fork_server(directory: Path) -> None:
+    """The pool names the kinds of all backends of the daemon."""
+    elsewhere, unknown = replace(SPEC, backends=("docker",)), replace(SPEC, image="of-docker")
+    async with started(directory) as backend:
+        assert await backend.keep_fork_servers([elsewhere, unknown, SPEC]) == [SPEC]
+
+
 async def test_of_many_kinds_the_first_have_fork_servers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_servers, "_MAX_KEPT", 1)
     first, other = (replace(SPEC, fork_server=f"tenant:{name}") for name in "ab")

@@ -161,15 +161,19 @@ class LocalBackend:
     async def keep_fork_servers(self, specs: Sequence[SandboxSpec]) -> Sequence[SandboxSpec]:
         """Runs fork servers for sandboxes of these specs and no others; of too many specs, the first get one.
 
+        Specs for other backends and specs whose image can't be used now get none.
+
         Returns the specs whose fork server has just become ready. Raises SandboxFailure.
         """
         capabilities = self._started()
         blueprints: dict[SandboxSpec, Blueprint] = {}
         for spec in specs:
-            plan = Plan(await self._resources(capabilities, spec), await self._image(capabilities, spec.image), spec)
-            if spec.fork_server != "off":
-                with contextlib.suppress(Fallback):
-                    blueprints[spec] = blueprint_of(plan, capabilities.fork_servers)
+            if spec.fork_server == "off" or (spec.backends and self.name not in spec.backends):
+                continue
+            with contextlib.suppress(Fallback, SandboxFailure):
+                image = await self._image(capabilities, spec.image)
+                plan = Plan(await self._resources(capabilities, spec), image, spec)
+                blueprints[spec] = blueprint_of(plan, capabilities.fork_servers)
         ready = await capabilities.fork_servers.keep(blueprints.values())
         return [spec for spec, blueprint in blueprints.items() if blueprint in ready]
 

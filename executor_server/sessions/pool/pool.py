@@ -346,6 +346,8 @@ class WarmPool:
             improved = await prepare([kind.spec for kind in self._kinds.values() if kind.size])
         except SandboxFailure as failure:
             _log.warning("pool_not_prepared", error=str(failure))
+            await asyncio.sleep(self._settings.max_backoff_s)
+            self._changed.set()
             return
         for spec in improved:
             if (kind := self._kinds.get(spec)) is not None:

@@ -554,6 +554,24 @@ async def test_kept_kinds_that_were_only_asked_for_make_room_when_a_sandbox_can_
     assert await eventually_async(lambda: not backend.living)
 
 
+async def test_a_backend_that_can_t_prepare_yet_is_asked_again(backend: Backend) -> None:
+    """It may start later than the daemon, and the kinds of the pool may never change."""
+    asked: list[list[SandboxSpec]] = []
+
+    async def prepare(specs: Sequence[SandboxSpec]) -> Sequence[SandboxSpec]:
+        asked.append(list(specs))
+        if len(asked) == 1:
+            raise SandboxFailure("the backend is not started")
+        return []
+
+    pool = WarmPool(backend, PoolSettings(prepare_after_s=0.0, max_backoff_s=0.0), prepare)
+    pool.keep_ready([WarmSandboxes(SPEC, 1)])
+    try:
+        assert await eventually_async(lambda: asked == [[SPEC], [SPEC]])
+    finally:
+        await pool.close()
+
+
 async def test_sandboxes_are_made_again_when_the_backend_makes_their_kind_better(backend: Backend) -> None:
     better = asyncio.Event()
     asked: list[list[SandboxSpec]] = []

@@ -96,7 +96,7 @@ async def test_a_blob_is_named_once(harness: Harness) -> None:
     packed = encode("text")
     blob = BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))
     await session.set_variables([("x", blob)])
-    with pytest.raises(NotFound, match="not there"):
+    with pytest.raises(NotFound, match="did not arrive"):
         await session.set_variables([("x", blob)])
 
 

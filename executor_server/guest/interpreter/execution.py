@@ -183,7 +183,10 @@ class Executions:
         except FinalAnswerGiven:
             raise
         except ControlException:
+            # The supervisor goes on interrupting a program that waits, and must not cut this short.
+            self._in_agent_code = False
             end_leftovers(before)
+            self._in_agent_code = True
             raise
 
     def _make_loop(self) -> None:

@@ -36,9 +36,7 @@ def end_leftovers(before: set[int]) -> None:
     try:
         workers = {thread.ident for thread in pools._threads_queues} if pools is not None else set()
         for queue in set(pools._threads_queues.values()) if pools is not None else ():
-            for item in [queue.get_nowait() for _ in range(queue.qsize())]:
-                if item is not None:
-                    item.future.cancel()
+            _cancel_all(queue)
             queue.put(None)  # its threads check whether their pool is shut down
         for manager in list(processes._threads_wakeups) if processes is not None else ():
             if manager.pending_work_items:
@@ -57,8 +55,18 @@ def end_leftovers(before: set[int]) -> None:
             if not waits:
                 return
             sleep(_LOOK_S)
-    except Exception:  # noqa: BLE001 (the program may have replaced what this uses, or a thread emptied a queue)
+    except Exception:  # noqa: BLE001 (the program may have replaced what this uses)
         return
+
+
+def _cancel_all(queue: Any) -> None:
+    for _ in range(queue.qsize()):
+        try:
+            item = queue.get_nowait()
+        except Exception:  # noqa: BLE001 (_queue.Empty, or what the program made of it: a thread was quicker)
+            return
+        if item is not None:
+            item.future.cancel()
 
 
 def _begins_call(frame: Optional[FrameType], worker: CodeType) -> bool:

@@ -398,6 +398,14 @@ async def test_connections_end_with_the_server(peers: PeerEdge) -> None:
                 await closed(one)
 
 
+def let_others_through(*paths: Path) -> None:
+    """Lets other users reach these paths, through each directory of ours above them."""
+    for path in paths:
+        for directory in path.parents:
+            if directory.stat().st_mode & 0o077 == 0:
+                directory.chmod(0o711)
+
+
 ASK_AS = """
 import os, sys, grpc, grpc._channel  # all of it: that user may not be able to read this environment
 from executor_api.v1 import executor_service_pb2 as pb, executor_service_pb2_grpc as services
@@ -413,8 +421,7 @@ with grpc.insecure_channel(sys.argv[1]) as channel:
 
 @AS_ROOT
 async def test_users_are_distinguished(peers: PeerEdge) -> None:
-    for path in (peers.directory, *list(peers.directory.parents)[:2], peers.sockets.outer.path.parent):
-        path.chmod(0o711)
+    let_others_through(peers.directory / "any", peers.sockets.outer.path)
     async with peers.serving(one=Tenant(uids=(41_001,)), two=Tenant(uids=(41_002,))):
         for uid, tenant in ((41_001, "one"), (41_002, "two"), (41_003, None)):
             command = [sys.executable, "-c", ASK_AS, str(peers.sockets.outer), str(uid)]
@@ -427,8 +434,7 @@ async def test_users_are_distinguished(peers: PeerEdge) -> None:
 @AS_ROOT
 async def test_the_uid_of_users_of_other_namespaces_is_no_tenant(peers: PeerEdge) -> None:
     overflow_uid = int(Path("/proc/sys/kernel/overflowuid").read_text())
-    for path in (peers.directory, *list(peers.directory.parents)[:2], peers.sockets.outer.path.parent):
-        path.chmod(0o711)
+    let_others_through(peers.directory / "any", peers.sockets.outer.path)
     async with peers.serving(me=Tenant(uids=(overflow_uid,))):
         command = [sys.executable, "-c", ASK_AS, str(peers.sockets.outer), str(overflow_uid)]
         asked = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)

@@ -106,6 +106,9 @@ class SessionDaemon:
     async def kill(self) -> None:
         """Stops all of it at once, without a notification."""
         await abandon(self.manager)
+        for task in self.pool._tasks:
+            task.cancel()
+        await asyncio.gather(*self.pool._tasks, return_exceptions=True)
         self.registry.close()
         await hung_up(self.backend)
 

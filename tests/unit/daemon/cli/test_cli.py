@@ -67,7 +67,7 @@ def test_a_daemon_can_be_given_its_policy_alone(tmp_path: Path, monkeypatch: pyt
     Path("policy.toml").write_text("default = 'default'\n[profiles.default.packages]\nallowed = ['x @ file:///x']\n")
     result = run("serve", "--state-dir", str(tmp_path / "s"), "--policy", "policy.toml")
     assert result.exit_code == EXIT_CONFIG
-    assert "profiles.default.packages.allowed.0: is an address" in result.output
+    assert "profiles.default.packages.allowed.0: is a URL" in result.output
 
 
 def test_an_address_that_others_could_reach_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Savepoint(ShortRepr):
 class Changes(ShortRepr):
     """Sorted names, at most 256 of each kind; `truncated` if there are more.
 
-    `unknown` ones may have changed: comparing them would have taken too long or too much memory.
+    `unknown`: names that may have changed. They were not compared, since that would take too long or too much memory.
     """
 
     added: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Changes(ShortRepr):
 
 @dataclass(frozen=True, kw_only=True)
 class Branch(ShortRepr):
-    """The changes that a tried program made in its branch. The session is unchanged.
+    """The changes that a program run by `try_` made in its branch. The session is unchanged.
 
     `variables` and `files` (of the workspace) are None if the program ended its interpreter. `number` is 0 if the
     branch is not kept, for the reason in `why_not_kept`: only branches of successful programs are kept. `left_out`

@@ -25,7 +25,8 @@ from executor_server.core import Reason, ResourceExhausted
 RENEWALS_PER_GRACE = 10
 MAX_RENEW_S = 10.0
 MIN_RENEW_S = 0.2
-# Holders of one session, of a tenant's sessions, and of all sessions: against a client that attaches with ever new ids.
+# Limits on the holders of a session, of a tenant's sessions and of all sessions, in case a client keeps attaching under
+# new ids.
 # Creating a session is never refused here, since sessions have their own bound.
 MAX_HOLDERS = 256
 MAX_TENANT_HOLDS = 4096
@@ -61,7 +62,10 @@ class Renewal:
 
 @dataclass(frozen=True)
 class Released:
-    """Sessions without a holder, which the caller must end and `forget`; and leases dropped from sessions of others."""
+    """Sessions without a holder, which the caller must end and `forget`.
+
+    Also the leases that were dropped from sessions that other leases still hold.
+    """
 
     sessions: list[SessionKey] = field(default_factory=list)
     dropped: list[tuple[SessionKey, str]] = field(default_factory=list)
@@ -115,8 +119,8 @@ class Leases:
     def _check_room(self, session: SessionKey) -> None:
         for there, most, what in (
             (len(self._holders[session]), MAX_HOLDERS, "clients hold this session"),
-            (self._holds.get(session[0], 0), MAX_TENANT_HOLDS, "times clients of yours hold sessions"),
-            (sum(self._holds.values()), MAX_HOLDS, "times clients hold sessions of this daemon"),
+            (self._holds.get(session[0], 0), MAX_TENANT_HOLDS, "holds of your clients on sessions"),
+            (sum(self._holds.values()), MAX_HOLDS, "holds of clients on sessions of this daemon"),
         ):
             if there >= most:
                 raise ResourceExhausted(

@@ -2,10 +2,10 @@
 
 One run at a time. The supervisor begins it, and gets `on_end` when it has ended. Deadlines, output and resources are
 measured here, outside the interpreter. The program reports the rest through the interpreter: its value, images, tool
-calls, warnings, and its end. Any report may be agent code's, which has the interpreter's memory. Each is accepted only
-while the run expects it, and can harm no other run. Three invariants:
+calls, warnings, and its end. Agent code shares the interpreter's memory, so it can forge any report. Each is accepted
+only while the run expects it, and can harm no other run. Three invariants:
 
-- The first cause that ends a run decides its outcome (`Run.ended_by`). A program that is interrupted for its time may
+- The first cause that ends a run decides its outcome (`Run.ended_by`). A program that its time limit interrupts may
   still report any error; only its traceback is used.
 - Events come in the order of what the program did. Before a report becomes an event, the run's pipes are drained, so
   that output written before an image or a tool call is sent before it. The program waits for the reply.

@@ -168,9 +168,9 @@ def test_what_a_tenant_and_all_may_hold_is_bounded(bench: Bench, monkeypatch: py
     for session in (ONE, TWO, ("u", "one"), ("v", "one")):
         bench.leases.hold(session, A)
     bench.leases.attach(ONE, B)
-    with pytest.raises(ResourceExhausted, match="3 times clients of yours"):
+    with pytest.raises(ResourceExhausted, match="3 holds of your clients"):
         bench.leases.attach(TWO, B)
-    with pytest.raises(ResourceExhausted, match="5 times clients hold sessions of this daemon"):
+    with pytest.raises(ResourceExhausted, match="5 holds of clients on sessions of this daemon"):
         bench.leases.attach(("u", "one"), B)
     bench.leases.hold(THREE, A)  # making a session is never refused here
 

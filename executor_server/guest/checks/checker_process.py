@@ -13,6 +13,7 @@ from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.lean import dumps
 from ..wire.link_messages import Check, RefusedSource, Verdict, message_of
+from ..wire.proc import own_bytes
 from ..wire.schema import read_object
 from ..wire.session_rules import CodeRules
 from .checker import check
@@ -54,16 +55,11 @@ def prepare(source: str = "0", times: int = 1) -> None:
     _is_prepared = True
 
 
-def _data_bytes() -> int:
-    """Returns this process's data, in bytes. RLIMIT_DATA also counts what a template process loaded before the fork."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[5]) * resource.getpagesize()
-
-
 def checker_main(sock: socket.socket, config: Any) -> None:
     """Serves the supervisor until it closes the link. Runs in the forked child."""
     os.setsid()
-    memory = _data_bytes() + config.checker_memory_bytes
+    # RLIMIT_DATA also counts what a template process loaded before the fork.
+    memory = own_bytes(b"VmData:") + config.checker_memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     sentinels = Sentinels(config.mark)
     sent, rules = b"", Rules()  # kept: nearly all requests have the same rules

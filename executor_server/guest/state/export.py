@@ -39,6 +39,7 @@ import warnings
 
 from ..wire import link
 from ..wire.lean import signal
+from ..wire.proc import own_bytes
 from .index import MAX_NAME_CHARS, MAX_NAMES_CHARS, MAX_VARIABLES, NotPickled, read_index
 from .world import World
 from .writer import Writer
@@ -230,22 +231,14 @@ def _end_copy(pid: int, *, at_once: bool) -> int:
         time.sleep(_EXIT_LOOK_S)
 
 
-def _status_bytes(field: str) -> int:
-    with open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith(field.encode()):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
 def _copy_bytes(world: World) -> int:
     """Returns the bytes that a copy may take: about half of what the sandbox has left."""
-    return max((world.memory_bytes - _status_bytes("RssAnon:")) // 2, _MIN_COPY_BYTES)
+    return max((world.memory_bytes - own_bytes(b"RssAnon:")) // 2, _MIN_COPY_BYTES)
 
 
 def _limit_copy(world: World) -> None:
     """Makes the copy run out of memory before the sandbox does, which would cost the interpreter."""
-    bound = _status_bytes("VmData:") + _copy_bytes(world)
+    bound = own_bytes(b"VmData:") + _copy_bytes(world)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
     seconds = int(EXPORT_TIME_S)

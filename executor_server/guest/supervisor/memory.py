@@ -19,8 +19,7 @@ import os
 import stat
 import time
 
-from ..wire.proc import pids
-from .usage import kilobytes
+from ..wire.proc import kilobytes, pids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

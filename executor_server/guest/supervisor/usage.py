@@ -65,7 +65,7 @@ class Process:
     def memory_bytes(self, field: bytes) -> int:
         """Returns a size from its status, or 0 if it has ended."""
         try:
-            return kilobytes(os.pread(self._status, 8192, 0), field) * 1024
+            return proc.kilobytes(os.pread(self._status, 8192, 0), field) * 1024
         except ProcessLookupError:
             return 0
 
@@ -256,9 +256,3 @@ def _reaped_cpu_s() -> float:
     """Returns the CPU seconds of the processes that the supervisor has reaped."""
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     return reaped.ru_utime + reaped.ru_stime
-
-
-def kilobytes(status: bytes, field: bytes) -> int:
-    """Reads a field of proc(5)'s status; 0 if it is missing, as for a zombie."""
-    _, found, rest = status.partition(field)
-    return int(rest.split(None, 1)[0]) if found else 0

@@ -1,4 +1,4 @@
-"""Reads the processes of a sandbox from its /proc, for process 1."""
+"""Reads the processes of a sandbox from its /proc."""
 
 from __future__ import annotations
 
@@ -39,3 +39,15 @@ def fields(stat: bytes) -> list[bytes]:
 def seconds(stat: list[bytes], first: int, last: int) -> float:
     """Returns the sum of adjacent time fields, in seconds."""
     return sum(map(int, stat[first : last + 1])) / TICKS_PER_S
+
+
+def kilobytes(status: bytes, field: bytes) -> int:
+    """Reads a field of proc(5)'s status; 0 if it is missing, as for a zombie."""
+    _, found, rest = status.partition(field)
+    return int(rest.split(None, 1)[0]) if found else 0
+
+
+def own_bytes(field: bytes) -> int:
+    """Returns a field of the calling process's status, such as `b"VmData:"`, in bytes."""
+    with open("/proc/self/status", "rb") as file:
+        return kilobytes(file.read(), field) * 1024

@@ -43,7 +43,8 @@ def seconds(stat: list[bytes], first: int, last: int) -> float:
 
 def kilobytes(status: bytes, field: bytes) -> int:
     """Reads a field of proc(5)'s status; 0 if it is missing, as for a zombie."""
-    _, found, rest = status.partition(field)
+    # At the start of a line: the first line has the process's name, in which the kernel escapes line ends only.
+    _, found, rest = status.partition(b"\n" + field)
     return int(rest.split(None, 1)[0]) if found else 0
 
 

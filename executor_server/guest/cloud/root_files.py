@@ -1,9 +1,9 @@
-"""The files that a sandbox sees in a cloud machine: that machine's own, read-only, and memory to write to.
+"""The files of a sandbox in a cloud machine: the machine's own, read-only, and writable memory.
 
-A list of what is shown, not of what is hidden. The new root is a file system in memory. Each directory of the machine's
-root is bound into it without what is mounted below: a secret that the cloud mounts somewhere stays outside. /root and
-/run, where the cloud's agent keeps its files, and single files in / are left out. Like the other backends' sandboxes it
-has a /proc of its own, five devices, an empty /sys, and /workspace, /tmp and /dev/shm in memory of a bounded size.
+This is an allow-list. The new root is a file system in memory. Each directory of the machine's root is bound into it
+without the mounts below it, so a secret that the cloud mounts somewhere stays outside. /root and /run, where the
+cloud's agent keeps its files, and single files in / are omitted. As with other backends, the sandbox has a /proc of its
+own, five devices, an empty /sys, and /workspace, /tmp and /dev/shm in memory of limited size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-# Names in the machine's root that are not bound, besides those with a dot first: replaced here, or private to it.
+# Names in the machine's root that are not bound, like those with a leading dot: replaced here, or private to it.
 _NOT_SHOWN = frozenset(("boot", "dev", "lost+found", "media", "mnt", "proc", "root", "run", "sys", "tmp", "workspace"))
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=256"
@@ -53,7 +53,7 @@ class Sizes:
     __slots__ = ("disk_bytes", "max_files", "shm_bytes")
 
     def __init__(self, disk_bytes: int, shm_bytes: int, max_files: int) -> None:
-        self.disk_bytes = disk_bytes  # /workspace and /tmp have so many each
+        self.disk_bytes = disk_bytes  # of /workspace and /tmp each
         self.shm_bytes = shm_bytes
         self.max_files = max_files  # in each of them
 
@@ -61,17 +61,17 @@ class Sizes:
 def build_root(root: str, guest: str, sizes: Sizes, environment: Optional[str] = None) -> None:
     """Builds the file system at the directory `root`, and makes it the root of this mount namespace.
 
-    The mount and pid namespaces must be the sandbox's own by now: /proc shows the processes of its mounter's namespace.
+    The mount and pid namespaces must already be the sandbox's own: /proc shows its mounter's namespace.
     `guest` is the path of the guest's archive, `environment` the directory of the environment. Raises OSError.
     """
     os.umask(0o022)
-    # First: a shared mount would carry the mounts below into the machine, and the machine's later ones in here.
+    # First: a shared mount would propagate the mounts below to the machine, and the machine's later ones to here.
     kernel.mount("none", "/", flags=MS_REC | MS_PRIVATE)
     _mount_memory(root, "0755", _SMALL_BYTES)
     _show_system(root)
     for name in ("tmp", "workspace"):
         _mount_memory(_make_directory(root, name), "1777", sizes.disk_bytes, max_files=sizes.max_files)
-    # After /tmp, which would hide an environment that lies there.
+    # After /tmp, which would hide an environment in it.
     _show_interpreter(root)
     _make_devices(root, sizes)
     _mount_proc(root)
@@ -80,7 +80,7 @@ def build_root(root: str, guest: str, sizes: Sizes, environment: Optional[str] =
     if environment is not None:
         _bind_read_only(environment, _make_directory(root, ENVIRONMENT_PATH))
     _seal(f"{root}/run")
-    # After the last mount point is made, since none can be made in it then. The mounts below keep their own flags.
+    # After the last mount point is created: afterwards none can be. The mounts below keep their own flags.
     _seal(root)
     kernel.enter_root(root)
 
@@ -98,13 +98,13 @@ def _show_system(root: str) -> None:
 
 
 def _show_interpreter(root: str) -> None:
-    """Binds the directories of this Python, which may lie in a home or on a file system of its own."""
+    """Binds the directories of this Python, which may be in a home or on another file system."""
     prefixes = {sys.base_prefix, sys.prefix, os.path.dirname(os.path.realpath(sys.executable))}
     environment = os.path.dirname(os.path.dirname(sys.executable))
-    if os.path.isfile(f"{environment}/pyvenv.cfg"):  # with -S the interpreter does not look for it
+    if os.path.isfile(f"{environment}/pyvenv.cfg"):  # with -S the interpreter ignores it
         prefixes.add(environment)
     for prefix in sorted(prefixes - {"/"}):
-        # An empty directory may be there: the point of a mount that `_show_system` has left out.
+        # An empty directory may exist: the mount point of something that `_show_system` omitted.
         if not os.path.exists(root + prefix) or not os.path.samefile(root + prefix, prefix):
             _bind_read_only(prefix, _make_directory(root, prefix))
 
@@ -117,7 +117,7 @@ def _make_devices(root: str, sizes: Sizes) -> None:
         kernel.mount(f"/dev/{name}", target, flags=MS_BIND)
     for name, target in _DEVICE_LINKS:
         os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
-    # Terminals of its own. The host's number of them is bounded, and the other sandboxes want some, too.
+    # Terminals of its own: the host's are limited in number and shared with other sandboxes.
     terminals = _make_directory(root, "dev/pts")
     kernel.mount("devpts", terminals, "devpts", MS_NOSUID | MS_NOEXEC, _DEVPTS_OPTIONS)
     os.symlink("pts/ptmx", f"{root}/dev/ptmx")
@@ -140,7 +140,7 @@ def _mount_proc(root: str) -> None:
 
 
 def _put_guest(root: str, guest: str) -> None:
-    """Copies the archive, so that its path and its permissions in the machine do not matter to the sandbox."""
+    """Copies the archive, so that its path and permissions in the machine don't matter to the sandbox."""
     _mount_memory(_make_directory(root, "run"), "0755", _SMALL_BYTES)
     os.mkdir(f"{root}/run/executor")
     with open(guest, "rb") as file:
@@ -155,18 +155,18 @@ def _put_guest(root: str, guest: str) -> None:
 def _mount_memory(target: str, mode: str, size_bytes: int, flags: int = 0, max_files: Optional[int] = None) -> None:
     options = f"mode={mode},size={size_bytes}"
     if max_files is not None:
-        options += f",nr_inodes={max_files + 1}"  # its own directory is one
+        options += f",nr_inodes={max_files + 1}"  # the root directory is one
     kernel.mount("tmpfs", target, "tmpfs", flags | MS_NOSUID | MS_NODEV, options)
 
 
 def _bind_read_only(source: str, target: str) -> None:
-    """Binds the file system of `source`, without what is mounted below it."""
+    """Binds the file system of `source` without the mounts below it."""
     try:
         kernel.mount(source, target, flags=MS_BIND)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        # In a user namespace the kernel refuses to uncover what the mounts below hide: all are bound, or none.
+        # In a user namespace the kernel refuses to uncover files hidden by the mounts below: bind all of them or none.
         kernel.mount(source, target, flags=MS_BIND | MS_REC)
         for mounted in _mounts_below(target):
             _seal(mounted)
@@ -174,7 +174,7 @@ def _bind_read_only(source: str, target: str) -> None:
 
 
 def _seal(target: str) -> None:
-    """Makes one mount read-only, and keeps its noexec: a user namespace may not remove a flag."""
+    """Makes one mount read-only and keeps its noexec, since a user namespace may not remove a flag."""
     kept = MS_NOEXEC if os.statvfs(target).f_flag & os.ST_NOEXEC else 0
     kernel.mount("none", target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
 

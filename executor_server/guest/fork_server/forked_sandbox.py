@@ -1,20 +1,20 @@
-"""Turns a fork of the template process into a sandbox, and has that checked before it serves.
+"""Turns a fork of the template process into a sandbox, and reports it to the daemon for verification before it serves.
 
-Theory of operation. The process is the first one of a new pid namespace, and otherwise still the template process: its
-files, its user, its rights. It takes itself apart, one step at a time, in the order of `_STEPS`. As in
-`cloud/namespaces.py` the order is the argument: each step needs a right that a later one takes away, or hides what a
-later one opens. No step is optional, and the first that fails ends the process, and with it everything in the sandbox.
+Theory of operation. The process is the first one of a new pid namespace. Otherwise it still has the template process's
+files, user and rights. It gives them up one step at a time, in the order of `_STEPS`. As in `cloud/namespaces.py`, the
+order matters: each step needs a right that a later step drops, or hides something that a later step opens. No step is
+optional. The first failure ends the process, and with it everything in the sandbox.
 
 Three more rules hold throughout:
 
-- The daemon knows this process before it does anything (`HERE`; the kernel vouches for its id), and has opened a handle
-  to it. So whatever goes wrong later, the daemon can end it.
-- The first steps need no plan, and are done while the daemon makes that.
-- It serves only when the daemon says so, which it does when it has read the report and written the record by which a
-  later daemon finds the sandbox. A daemon that dies before that closes the socket, which ends this process.
+- Before the process does anything, the daemon knows it (`HERE`; the kernel attests its id) and has opened a handle to
+  it. So the daemon can end it whatever goes wrong later.
+- The first steps need no plan; they run while the daemon makes it.
+- The process serves only on the daemon's command. The daemon first reads the report and writes the record by which a
+  later daemon finds the sandbox. If the daemon dies before that, its socket closes, which ends this process.
 
-Agent code can't get at a sandbox in the making: it lives in other pid namespaces, in which this process has no id, and
-nothing of it has a name in a file system that they share.
+Agent code can't reach a sandbox during its creation: agent code lives in other pid namespaces, in which this process
+has no id, and shares no file system in which anything of this process has a name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _HOSTNAME = "sandbox"
 _DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=64"
-# Of inotify, which the kernel counts for the owner of the fork server's namespaces, too; no namespaces below this one.
+# Limits on inotify, which the kernel also counts for the owner of the fork server's namespaces; and no namespaces below
+# this one.
 _OWN_MAXIMA = (("max_inotify_instances", b"16"), ("max_inotify_watches", b"8192"), ("max_user_namespaces", b"0"))
 # An empty directory of the fork server's root, on which the sandbox's own is mounted later.
 _EMPTY = "/workspace"
@@ -45,9 +46,10 @@ _REASON_BYTES = 2000
 
 
 def become(control: int) -> None:
-    """Becomes a sandbox whose plan comes over `control`, and serves. Does not return.
+    """Becomes a sandbox according to the plan received over `control`, and serves. Does not return.
 
-    `os._exit` in any case: an exception that unwound into the template process's code would serve its requests twice.
+    Always ends with `os._exit`: an exception that unwound into the template process's code would serve its requests
+    twice.
     """
     try:
         with_daemon = socket.socket(fileno=_only_descriptor(control))
@@ -78,8 +80,8 @@ def become(control: int) -> None:
 def _only_descriptor(control: int) -> int:
     """Leaves the template process's session, signals and descriptors; returns the socket's new number, 3.
 
-    First of all, before anything can fail or be read: the template process's socket would let this process ask for
-    other forks, and its handle of the pid namespace would lead out of this one.
+    This comes first, before anything can fail or be read: with the template process's socket this process could request
+    other forks, and its handle of the pid namespace leads out of this one.
     """
     signal.set_wakeup_fd(-1)
     os.setsid()
@@ -89,14 +91,14 @@ def _only_descriptor(control: int) -> int:
 
 
 class _Child:
-    """The plan and the descriptors that came with it, which the steps hand on."""
+    """The plan and its descriptors, which the steps pass on."""
 
     def __init__(self, with_daemon: socket.socket) -> None:
         self.with_daemon = with_daemon
         self.plan: dict[str, Any] = {}
         self.fds: dict[str, int] = {}
         self.groups: list[int] = []
-        self.settings = -1  # /proc/sys, while it can be written to
+        self.settings = -1  # /proc/sys, while it is writable
 
     @property
     def guest(self) -> dict[str, Any]:
@@ -104,8 +106,11 @@ class _Child:
 
 
 def _read_plan(child: _Child) -> None:
-    """Reads the plan and its descriptors: standard error, the guest's listener, what counts its CPU time, and the files
-    by which it joins its control groups."""
+    """Reads the plan and its descriptors.
+
+    They are standard error, the guest's listener, the counter of its CPU time, and the files for joining its control
+    groups.
+    """
     data, control, flags, _ = child.with_daemon.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(4 * MAX_PLAN_FDS))
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         raise ValueError("a plan that is too large")
@@ -121,12 +126,12 @@ def _read_plan(child: _Child) -> None:
 
 
 def _join_groups(child: _Child) -> None:
-    """Joins the control groups, before it takes memory or forks: what it has taken earlier, for namespaces and tables
-    that are the same in every sandbox, is charged to the daemon. Then it enters a namespace of them, in which it sees
-    itself as the top.
+    """Joins the control groups, then enters a cgroup namespace, in which they are the top.
 
-    The daemon has opened the files, so no path of the host is needed; and the kernel asks whether the daemon might move
-    the process, not this one. They are closed: who has them could move itself out of another group.
+    This comes before it allocates memory or forks: earlier allocations, for namespaces and tables that are the same in
+    every sandbox, are charged to the daemon. The daemon has opened the files, so no path of the host is needed, and the
+    kernel checks the daemon's right to move the process, not this process's. They are closed, because a process that
+    has them could leave its group.
     """
     for fd in child.groups:
         os.write(fd, b"0")
@@ -143,12 +148,12 @@ def _take_streams(child: _Child) -> None:
 
 
 def _make_namespaces(_child: _Child) -> None:
-    """Enters new namespaces. Before anything is mounted or configured: earlier, that would change the fork server's."""
+    """Enters new namespaces, before any mount or configuration, which would change the fork server's."""
     kernel.unshare(kernel.SANDBOX_NAMESPACES & ~kernel.CLONE_NEWCGROUP)
 
 
 def _bring_up(_child: _Child) -> None:
-    """Brings loopback up and names the host, both its own by now. Before the rights go that it takes."""
+    """Brings up loopback and sets the host name, both of its own namespaces, while it has the rights."""
     with_kernel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     import fcntl
 
@@ -158,11 +163,12 @@ def _bring_up(_child: _Child) -> None:
 
 
 def _mount_proc(child: _Child) -> None:
-    """Mounts what shows the sandbox's own processes and terminals over the fork server's files, which are read-only.
+    """Mounts /proc and terminals of the sandbox's own over the fork server's files, which are read-only.
 
-    By the first process of the pid namespace: /proc shows the namespace of its mounter. The fork server's /proc is
-    removed, and not covered: what is covered can be uncovered. The new one is made elsewhere first, since the kernel
-    mounts a /proc only where it sees another one in full. As the fork server's user 0, so before `_become_user`.
+    The first process of the pid namespace does it, because /proc shows its mounter's namespace. The fork server's /proc
+    is removed rather than covered: a cover can be taken off. The new one is first mounted elsewhere, because the kernel
+    mounts a /proc only if it sees another one in full. It takes the fork server's user 0, so it precedes
+    `_become_user`.
     """
     kernel.mount("proc", _EMPTY, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     child.settings = os.open(f"{_EMPTY}/sys", os.O_PATH | os.O_CLOEXEC)
@@ -178,12 +184,12 @@ def _mount_proc(child: _Child) -> None:
 
 
 def _mount_files(child: _Child) -> None:
-    """Mounts the sandbox's own files, in their sizes; as the fork server's user 0, so before `_become_user`."""
+    """Mounts the sandbox's own files with their sizes. It takes the fork server's user 0: before `_become_user`."""
     sizes, host_uid = child.plan["sizes"], child.plan["host_uid"]
     for place, size in (("/workspace", sizes["disk"]), ("/dev/shm", sizes["shm"])):
-        # The workspace is its user's. None: the fork server's user 0 is the sandbox's user.
+        # The sandbox's user owns the workspace. None: that is the fork server's user 0.
         _mount_memory(place, size, sizes["files"], owner=(host_uid or 0) if place == "/workspace" else 0)
-    # In place of the fork server's own, of which only directories of the image are kept: the template process has read
+    # Replaces the fork server's /tmp, keeping only the image's directories in it: the template process has already read
     # what its modules wrote there.
     kept = [(str(place), kernel.copy_mounts(place)) for place in child.plan["below_tmp"]]
     kernel.unmount("/tmp")
@@ -200,17 +206,17 @@ def _mount_memory(place: str, size_bytes: int, files: int, owner: int = 0) -> No
 
 
 def _become_user(child: _Child) -> None:
-    """Becomes the sandbox's user on the host, then the one user of a user namespace of its own, for good.
+    """Becomes the sandbox's user on the host, then the only user of its own user namespace, irrevocably.
 
     1. The host's user first, while the fork server's user 0 may choose it: groups, then the group, then the user, real,
-       effective and saved, so that there is no path back. Under an ordinary user's daemon there is one user only.
-    2. The namespace is made as that user, who owns it, and so has every right in it from the one above: earlier, that
-       were the fork server's user 0. Its map has one line, so there is no other user to become. The process's files in
-       /proc must be its own for the map to be written, and are root's after a change of user: hence `show_memory`,
-       while no process is there that could look.
-    3. All other namespaces stay the fork server's: even with every right in its own, the sandbox could not mount, or
-       configure its network.
-    4. The bounding set, then all sets: the first takes a right of the second.
+       effective and saved, so that there is no way back. Under an ordinary user's daemon there is only one user.
+    2. That user creates the namespace and owns it, so from above that user has every right in it; earlier, the fork
+       server's user 0 would own it. Its map has one line, so there is no other user to become. To write the map, the
+       process must own its files in /proc, but a change of user makes them root's: hence `show_memory`, while no
+       process exists that could read them.
+    3. All other namespaces still belong to the fork server: even with every right in its own namespace, the sandbox
+       can't mount, or configure its network.
+    4. The bounding set is dropped first, then all sets: dropping the first takes a right from the second.
     """
     host_uid = child.plan["host_uid"]
     own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -244,37 +250,37 @@ def _become_user(child: _Child) -> None:
 def _close_own_files() -> None:
     """Makes this process's files in /proc read-only, for an ordinary user's daemon.
 
-    They belong to the user 0 of the namespace in which the program was executed, the fork server's, which is the same
-    user of the host as agent code here: that could make the supervisor the first that the kernel kills for memory.
-    Reading what is secret in them takes the right to trace, which nothing inside has. Before the rights over mounts go;
-    the map of users is written through a descriptor that was opened before.
+    They belong to user 0 of the namespace in which the program was executed, the fork server's. Here that is the same
+    host user as agent code, which could make the supervisor the kernel's first victim when memory is short. Reading
+    secrets in them takes the right to trace, which nothing inside has. This precedes the loss of the rights over
+    mounts; the map of users is written through a descriptor opened earlier.
     """
     kernel.mount("/proc/1", "/proc/1", flags=MS_BIND)
     kernel.mount("none", "/proc/1", flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def _limit_resources(child: _Child) -> None:
-    """Sets the resource limits, hard and soft, which takes no right when they only go down.
+    """Sets the resource limits, hard and soft. Lowering them takes no right.
 
-    After `_become_user`: the kernel makes the limit of processes that a user has where a namespace of users is made the
-    namespace's maximum, and counts against it all processes of that user in the namespace above. Under an ordinary
-    user's daemon these are the processes of all sandboxes, and one could leave the others none. Set later, the limit
-    is compared with the sandbox's own count.
+    This follows `_become_user`: a new user namespace takes its creator's limit of processes as its maximum, and the
+    kernel compares that with the user's processes in the namespace above. Under an ordinary user's daemon these are the
+    processes of all sandboxes, so one could leave the others none. Set afterwards, the limit is compared with the
+    sandbox's own count.
     """
     for kind, value in child.plan["rlimits"]:
         rlimits.limit(kind, value)
 
 
 def _filter_system_calls(child: _Child) -> None:
-    """Loads the filter of system calls, after all steps that make calls which it refuses."""
+    """Loads the system call filter, after all steps whose calls it refuses."""
     import binascii
 
-    privileges.gain_no_privileges()  # inherited already; without it the kernel would refuse the filter
+    privileges.gain_no_privileges()  # already inherited; without it the kernel refuses the filter
     privileges.filter_system_calls(binascii.a2b_base64(child.plan["seccomp"]))
 
 
 def _settle(child: _Child) -> None:
-    """Makes of the fork one of the session: its name, its variables, its place."""
+    """Gives the fork the session's process name, environment variables and working directory."""
     privileges.name_process(os.path.basename(sys.executable))
     wanted = {str(name): str(value) for name, value in child.plan["environment"].items()}
     for name in set(os.environ) - set(wanted):

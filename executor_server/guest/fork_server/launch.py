@@ -1,32 +1,32 @@
-"""Makes a fork server on the host: its namespaces, its files, its first process.
+"""Starts a fork server on the host: its namespaces, its files, its first process.
 
-Theory of operation. A fork server needs rights over namespaces, since it makes those of sandboxes, and the modules that
-it imports are the image's. So it has a user namespace of its own, in which its user 0 has these rights, and which maps
-nothing of the host's root: 0 is a host user that owns nothing, the other ids are those of sandboxes. Under an ordinary
-user's daemon, 0 is that user, and there is no other id. A package that attacks when it is imported therefore meets what
-it would meet in a sandbox of an ordinary user, without the filter of system calls: other mounts, processes and users
+Theory of operation. A fork server needs rights over namespaces, because it creates those of sandboxes, and it imports
+the image's modules. So it has a user namespace of its own, in which its user 0 has these rights. The namespace maps
+nothing of the host's root: 0 is a host user that owns nothing, and the other ids are those of sandboxes. Under an
+ordinary user's daemon, 0 is that user, and there is no other id. So a package that attacks during its import is
+confined like an ordinary user's sandbox, except for the system call filter: it sees other mounts, processes and users
 than the host's.
 
-It also meets the sandboxes of this fork server, all of which it owns: it is in the template process, and so in each
-fork before that has its walls. What is imported ahead is trusted code of every sandbox of the fork server. Hence a fork
-server for each image, the policy's `tenant`, which has one for each tenant too, and `off`.
+It can attack the sandboxes of this fork server, all of which it owns, because it is in the template process and in each
+fork before its walls are up. Every sandbox of the fork server trusts the code imported ahead. Hence each image has its
+own fork server. The policy's `tenant` gives each tenant its own, and `off` disables it.
 
-The files of an image may lie where only root can go (/root/.pyenv), and the fork server's user 0 is not root. So root
-copies the mounts (open_tree) before it enters the user namespace, and mounts the copies inside. This needs Linux 5.12;
-where it fails, the daemon goes on with bubblewrap.
+An image's files may be where only root can go (/root/.pyenv), and the fork server's user 0 is not root. So root copies
+the mounts (open_tree) before it enters the user namespace, and mounts the copies inside. This needs Linux 5.12. If it
+fails, the daemon uses bubblewrap.
 
-The steps, and why in this order:
+The steps, and the reasons for their order:
 
-1. Descriptors are closed, groups left: the namespace is no wall to what a process holds already.
-2. Root copies the mounts: later it can't reach them. An ordinary user does it after 3, where it has the right to.
-3. All namespaces at once. The pid namespace must be owned by this user namespace: the template process returns to it
-   (setns) after it made another, which takes CAP_SYS_ADMIN over its owner.
-4. The map of users is written from outside, by a process that has the right to.
-5. A fork is the first process of the pid namespace. It builds the root, since /proc shows the processes of its
-   mounter's namespace, gives up the rights that it needs no more, and executes the image's Python.
+1. Close descriptors and leave groups: a namespace does not confine what a process already has.
+2. As root, copy the mounts: later they are out of reach. An ordinary user does it after 3, when it has the right.
+3. Create all namespaces at once. This user namespace must own the pid namespace: the template process returns to it
+   (setns) after it creates another one, which takes CAP_SYS_ADMIN over the owner.
+4. A process outside, with the right to do so, writes the map of users.
+5. A fork becomes the first process of the pid namespace. It builds the root, because /proc shows its mounter's
+   namespace, drops the rights that it no longer needs, and executes the image's Python.
 
-This process stays as the parent, so that the daemon learns the end of a child of its own and nothing of the fork server
-is left as a zombie on a host whose first process reaps none. It holds no descriptor of the fork server by then.
+This process stays as the parent. So the daemon notices the end of its own child, and the fork server leaves no zombie
+on a host whose first process reaps none. By then it has no descriptor of the fork server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# A directory of every host, on which the new root is put together in the fork server's own mount namespace.
+# Exists on every host; the new root is assembled on it, in the fork server's own mount namespace.
 _BASE = "/tmp"
 _ROOT_BYTES = 16 * 1024 * 1024
 _SCRATCH_BYTES = 64 * 1024 * 1024
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _copy_mounts(root: list[list[str]]) -> list[int]:
-    """Copies what is bound, in its order, read-only from the start: nothing that is mounted later can change that."""
+    """Copies the bound mounts in order, read-only from the start, so that no later mount can change that."""
     copies = []
     for entry in root:
         if entry[0] == "bind":
@@ -130,8 +130,8 @@ def _build_root(root: list[list[str]], copies: list[int]) -> None:
     for fd in devices:
         kernel.set_mount_attributes(fd, kernel.MOUNT_ATTR_NOSUID)
     kernel.mount("tmpfs", _BASE, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=0755,size={_ROOT_BYTES}")
-    # For what modules write when they are imported; each sandbox has its own in its place. Before the image, which may
-    # lie below.
+    # For files that modules write during their import; each sandbox replaces it with its own. Before the image, which
+    # may be below it.
     os.mkdir(f"{_BASE}/tmp")
     kernel.mount("tmpfs", f"{_BASE}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_SCRATCH_BYTES}")
     remaining = iter(copies)
@@ -144,7 +144,7 @@ def _build_root(root: list[list[str]], copies: list[int]) -> None:
         else:
             _mount(next(remaining), _BASE + entry[2])
     _make_devices(devices)
-    # Not covered anywhere: the kernel lets a user namespace mount another /proc only if it sees one in full.
+    # Nothing covers any of it: the kernel lets a user namespace mount another /proc only if it sees one in full.
     os.makedirs(f"{_BASE}/proc", exist_ok=True)
     kernel.mount("proc", f"{_BASE}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     os.mkdir(f"{_BASE}/workspace")
@@ -180,8 +180,8 @@ def _mount(copy: int, target: str) -> None:
 def _run_init(config: dict[str, Any], keep: list[int]) -> None:
     """Executes the image's Python as the fork server's first process.
 
-    With the rights that its template process needs and no others, also for programs that a module starts when it is
-    imported. The variables are those of sandboxes; nothing of the daemon's is among them.
+    It gets only the rights that its template process needs; this also confines programs that a module starts during its
+    import. The environment variables are those of sandboxes, with nothing of the daemon's.
     """
     os.chdir("/")
     os.setsid()

@@ -1,9 +1,9 @@
-"""A watched directory and, when it is recursive, those below it: the events of their files as paths.
+"""Watches a directory, and those below it if the watch is recursive: turns events of their files into paths.
 
-The attack: agent code makes directories by the thousand, swaps them for links, moves them about while they are read.
-Each directory is opened part by part without following a link, and watched by its descriptor. All numbers are bounded;
-where a bound is reached, or the kernel has dropped events, changes are reported as missed. What one event may cost,
-looking at thousands of entries, is done in parts, one in a turn of the supervisor's loop, which has deadlines to keep.
+The attack: agent code creates thousands of directories, replaces them with links, and moves them during the reading.
+Each directory is opened part by part without following links, and watched by its descriptor. All numbers are bounded.
+If a bound is reached, or the kernel drops events, changes are reported as missed. One event may require reading
+thousands of entries, so the work is split over turns of the supervisor's loop, which has deadlines to keep.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 MAX_DIRECTORIES = 2048
 """Directories of one watch."""
-# Entries that are looked at for the directories among them, at the start and for each new directory.
+# Entries to search for directories, at the start and in each new directory.
 _MAX_LOOKED_AT = 20_000
 # Seconds of work in a turn of the loop.
 _TURN_TIME_S = 0.005
 
 
 class TooManyDirectories(Exception):
-    """There are more than one watch may have."""
+    """A watch would need more directories than it may have."""
 
 
 class Tree:
@@ -44,8 +44,8 @@ class Tree:
         self.fd = self._inotify.fd
         self.gone = False
         self.busy = False
-        self._new: dict[str, None] = {}  # directories that are to be watched, in their order
-        self._lost = False  # events were
+        self._new: dict[str, None] = {}  # directories to watch, in order
+        self._lost = False  # True if events were
         self._steps: Iterator[None] = iter(())
         try:
             directory, self._path = open_directory(root, path)
@@ -61,9 +61,9 @@ class Tree:
         self._inotify.close()
 
     def read(self) -> None:
-        """Notes what has happened, for one turn of the loop: `busy` is true then when there is more to do.
+        """Notes changes for one turn of the loop.
 
-        `gone` is true then when the directory itself is no more where it was.
+        Afterwards `busy` is true if there is more to do, and `gone` if the directory itself is no longer in its place.
         """
         until = time.monotonic() + _TURN_TIME_S
         if not self.busy:
@@ -75,7 +75,7 @@ class Tree:
         self.busy = False
 
     def _noting(self) -> Iterator[None]:
-        """Takes the events of one read, then looks at the directories that are new. Yields after each bit of work."""
+        """Processes the events of one read, then the new directories. Yields after each small step."""
         for watch, mask, name in self._inotify.read():
             self._take(watch, mask, name)
             yield
@@ -120,23 +120,23 @@ class Tree:
             self._changes.note(path, "changed", directory=directory)
 
     def _forget(self, path: str) -> None:
-        """Ends the watches of a directory that is gone from its place, and of those below it."""
+        """Ends the watches of a directory that left its place, and of those below it."""
         for watch, known in tuple(self._paths.items()):
             if known == path or known.startswith(f"{path}/"):
                 del self._paths[watch]
                 self._inotify.remove(watch)
 
     def _adopt(self, path: str) -> Iterator[None]:
-        """Watches a directory that is new, and notes what is in it: it may have come before the watch."""
+        """Watches a new directory, and notes its content, which may be older than the watch."""
         try:
             yield from self._look(path, new=True)
         except (TooManyDirectories, OSError):
             self._changes.overflow()
         except PathRefused:
-            pass  # gone again, or no directory any more, which its own events say
+            pass  # gone, or no longer a directory, as its own events report
 
     def _look_again(self) -> Iterator[None]:
-        """Finds the directories again after lost events. A listing shows what is in them: no event says what is new."""
+        """Finds the directories again after lost events. Clients list the files: no event names the new ones."""
         known, self._paths = self._paths, {}
         try:
             yield from self._look(self._path, new=False)
@@ -145,7 +145,7 @@ class Tree:
         except PathRefused:
             self.gone = True
         for watch in known:
-            if watch not in self._paths:  # deleted meanwhile, and the event that said so is lost
+            if watch not in self._paths:  # deleted meanwhile, and the event about it is lost
                 self._inotify.remove(watch)
 
     def _look(self, path: str, *, new: bool) -> Iterator[None]:
@@ -179,7 +179,7 @@ class Tree:
         try:
             directory = entry.is_dir(follow_symlinks=False)
         except OSError:
-            return  # this file system does not say it with the name, and it is gone again
+            return  # this file system does not report the type with the name, and the entry is gone
         path = f"{here}/{name}" if here else name
         if new:
             self._changes.note(path, "created", directory=directory)

@@ -7,11 +7,14 @@ child of the reaper, and not the test process, is an orphan of ours, whatever it
 or are killed, the reaper ends what is left and removes the run's directory.
 
 A worker of pytest-xdist has threads when it imports the tests. It is started by this module's `main`, which forks first.
+pytest-xdist kills a worker's reaper if the worker takes long to end. So the run's own reaper, to which the orphans go
+then, removes the directories of all workers, too.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import shutil
 import signal
@@ -26,9 +29,9 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 RUN_DIRECTORY_PREFIX = "rx-"
-# Set for a worker: its run directory, and the directory that holds those of all workers.
+# Set for a worker: its run directory, and that of the whole run.
 RUN_DIRECTORY_VARIABLE = "EXECUTOR_TEST_RUN_DIRECTORY"
-BASE_VARIABLE = "EXECUTOR_TEST_BASE"
+RUN_VARIABLE = "EXECUTOR_TEST_RUN"
 WORKER = f"popen//python={sys.executable} -m {__name__}"
 """The specification of a worker for pytest-xdist."""
 
@@ -38,16 +41,16 @@ def run_directory() -> Path:
     if (made := os.environ.pop(RUN_DIRECTORY_VARIABLE, None)) is not None:
         return Path(made)
     directory = fork_reaper()
-    os.environ[BASE_VARIABLE] = str(directory.parent)
+    os.environ[RUN_VARIABLE] = str(directory)
     return directory
 
 
-def fork_reaper(base: Path | None = None) -> Path:
+def fork_reaper(run: Path | None = None) -> Path:
     """Returns, in a child of the reaper, the directory of this run. The calling process itself becomes the reaper.
 
-    The directory is made in `base`, else where temporary files are made.
+    A worker's directory has the name of the whole run's, `run`, and a number: paths of sockets have to be short.
     """
-    run_directory = Path(tempfile.mkdtemp(prefix=RUN_DIRECTORY_PREFIX, dir=base))
+    run_directory = Path(tempfile.mkdtemp(prefix=RUN_DIRECTORY_PREFIX)) if run is None else _make_numbered(run)
     _set(PR_SET_CHILD_SUBREAPER, 1)
     reaper = os.getpid()
     tests = os.fork()
@@ -55,6 +58,17 @@ def fork_reaper(base: Path | None = None) -> Path:
         _keep(tests, run_directory)
     die_with_parent(reaper)
     return run_directory
+
+
+def _make_numbered(run: Path) -> Path:
+    for number in itertools.count():
+        directory = run.with_name(f"{run.name}-{number}")
+        try:
+            directory.mkdir(0o700)
+        except FileExistsError:
+            continue
+        return directory
+    raise AssertionError
 
 
 def die_with_parent(parent: int) -> None:
@@ -87,7 +101,8 @@ def _keep(tests: int, run_directory: Path) -> None:
         for pid in left:
             os.kill(pid, signal.SIGKILL)  # ours and not waited for yet, so the number can't be another's
             os.waitpid(pid, 0)
-    shutil.rmtree(run_directory, ignore_errors=True)
+    for directory in (run_directory, *run_directory.parent.glob(f"{run_directory.name}-*")):
+        shutil.rmtree(directory, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
@@ -99,7 +114,7 @@ def _set(option: int, value: int) -> None:
 
 def main() -> None:
     """Becomes the interpreter that the arguments start, as a child of a reaper."""
-    os.environ[RUN_DIRECTORY_VARIABLE] = str(fork_reaper(Path(os.environ[BASE_VARIABLE])))
+    os.environ[RUN_DIRECTORY_VARIABLE] = str(fork_reaper(Path(os.environ[RUN_VARIABLE])))
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 

@@ -14,6 +14,7 @@ from executor_server.core.model import Log, OutputMode, Principal, Result
 from executor_server.sessions import SessionManager
 from executor_server.sessions.journal.execution import Execution
 from executor_server.sessions.journal.registry import Registry, SessionRecord
+from executor_server.sessions.pool.asked_kinds import AskedSettings
 from executor_server.sessions.pool.making import make_ready
 from executor_server.sessions.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions.session import Session
@@ -95,7 +96,8 @@ class SessionDaemon:
     ) -> None:
         self.backend = backend
         self.registry = Registry(StateDir(directory))
-        self.pool = WarmPool(backend, PoolSettings())
+        # It adapts to no requests: a pool that makes sandboxes has tasks, which would outlive `kill`.
+        self.pool = WarmPool(backend, PoolSettings(asked=AskedSettings(max_kinds=0)))
         self.manager = SessionManager(backend, self.pool, self.registry, SessionSettings(**settings), hooks)
 
     @property
@@ -106,9 +108,6 @@ class SessionDaemon:
     async def kill(self) -> None:
         """Stops all of it at once, without a notification."""
         await abandon(self.manager)
-        for task in self.pool._tasks:
-            task.cancel()
-        await asyncio.gather(*self.pool._tasks, return_exceptions=True)
         self.registry.close()
         await hung_up(self.backend)
 

@@ -1,0 +1,204 @@
+"""What all integrations share: options, one client for each event loop, sessions found by name, and errors.
+
+A framework keeps a reference to its sandbox, perhaps in a database, and another loop, process or machine uses it later.
+The reference is the session's name, chosen before the session exists. So any number of first uses create one session,
+and a creation that was cancelled halfway can be repeated or attached to.
+
+A program's failure is a result. A lost session or an unreachable daemon is never one: `infrastructure_errors` raises
+the framework's own error for it, so that nobody scores it as the program's output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, TypeVar
+
+from executor_client import (
+    AsyncExecutorClient,
+    AsyncSession,
+    CompletedProcess,
+    ExecutorClient,
+    SessionState,
+    TlsConfig,
+)
+from executor_client._core.endpoint import Endpoint, resolve
+from executor_client._core.status import is_session_gone
+from executor_client.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    CallTimeoutError,
+    ConfigurationError,
+    DaemonError,
+    EnvironmentFailed,
+    ExecutorClientError,
+    PreconditionError,
+    ProtocolError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+
+T = TypeVar("T")
+
+IDLE_TIME_S = 3600.0
+"""Default idle time of a session that its framework never ends."""
+
+_INFRASTRUCTURE = (
+    AuthenticationError,
+    AuthorizationError,
+    CallTimeoutError,
+    ConfigurationError,
+    DaemonError,
+    EnvironmentFailed,
+    ProtocolError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """The daemon, and the arguments of `create_session`. They hold no token: it comes from $EXECUTOR_TOKEN or from the
+    local daemon's token file, so options can be stored and logged.
+
+    `idle_time_s` and `limits` are limits of the session; the policy's defaults apply to the rest.
+    """
+
+    address: str | None = None
+    tls: TlsConfig | bool | None = None
+    image: str | None = None
+    limits: Mapping[str, float | int | str] = field(default_factory=dict)
+    idle_time_s: float | None = None
+    network: Sequence[str] = ()
+    packages: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `create_session`."""
+        arguments = {each.name: getattr(self, each.name) for each in fields(self)}
+        del arguments["address"], arguments["tls"]
+        idle_time_s = arguments.pop("idle_time_s")
+        if idle_time_s is not None:
+            arguments["limits"] = {**self.limits, "idle_time_s": idle_time_s}
+        return arguments
+
+
+class PerLoop(Generic[T]):
+    """A value for each event loop, made at its first use there. Values of closed loops are dropped.
+
+    A forked child never sees a value of its parent, whose loop does not run there.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._values: dict[asyncio.AbstractEventLoop, T] = {}
+
+    def get(self) -> T:
+        loop = asyncio.get_running_loop()
+        if loop not in self._values:
+            # Not weak references: values refer to their loop. `list` is atomic where other threads have loops, too.
+            for each in list(self._values):
+                if each.is_closed():
+                    self._values.pop(each, None)
+            self._values[loop] = self._make()
+        return self._values[loop]
+
+
+_clients: PerLoop[dict[Endpoint, AsyncExecutorClient]] = PerLoop(dict)
+_blocking_clients: dict[tuple[int, Endpoint], ExecutorClient] = {}
+
+
+def client(options: SessionOptions) -> AsyncExecutorClient:
+    """Returns the running loop's client of the options' daemon. It is shared; nobody closes it."""
+    clients, key = _clients.get(), resolve(options.address, None, options.tls)
+    if key not in clients:
+        clients[key] = AsyncExecutorClient(options.address, tls=options.tls)
+    return clients[key]
+
+
+def blocking_client(options: SessionOptions) -> ExecutorClient:
+    """Returns this process's blocking client of the options' daemon, for frameworks that also call without a loop."""
+    key = os.getpid(), resolve(options.address, None, options.tls)
+    if key not in _blocking_clients:
+        _blocking_clients[key] = ExecutorClient(options.address, tls=options.tls)
+    return _blocking_clients[key]
+
+
+class NamedSession:
+    """A detached session, found by its name from any loop or process.
+
+    Made without I/O. The first `get` creates the session, or returns the one of this name. If `must_exist`, and after
+    the first `get`, it is never created again: a session that has ended or is lost raises the errors of `get_session`.
+    """
+
+    def __init__(self, options: SessionOptions, name: str | None = None, *, must_exist: bool = False) -> None:
+        self.options = options
+        self.name = name or f"sandbox-{uuid.uuid4().hex}"
+        self.exists = must_exist
+        """True once the session was created or found."""
+        self._sessions: PerLoop[_Attached[AsyncSession]] = PerLoop(_Attached)
+
+    async def get(self) -> AsyncSession:
+        """Returns the session, attached to the running loop. Concurrent first calls create one session."""
+        attached = self._sessions.get()
+        async with attached.lock:
+            if attached.session is None:
+                attached.session = await self._attach()
+        return attached.session
+
+    async def _attach(self) -> AsyncSession:
+        if self.exists:
+            return _alive(await client(self.options).get_session(name=self.name))
+        session = await client(self.options).session(self.name, **self.options.arguments())
+        self.exists = True
+        return session
+
+    async def end(self) -> None:
+        """Ends the session if there is one. Idempotent."""
+        try:
+            await (await client(self.options).get_session(name=self.name)).close()
+        except ExecutorClientError as error:
+            if not is_session_gone(error):
+                raise
+
+
+class _Attached(Generic[T]):
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.session: T | None = None
+
+
+def _alive(session: AsyncSession) -> AsyncSession:
+    if session.info.state is SessionState.LOST:
+        raise PreconditionError(f"session {session.name!r} is lost with its sandbox", reason="SESSION_LOST")
+    return session
+
+
+def is_infrastructure(error: ExecutorClientError) -> bool:
+    """True if the session, the daemon or the access to it failed; false for what the program or the caller did: a
+    missing file, a refused command, too much output."""
+    return is_session_gone(error) or isinstance(error, _INFRASTRUCTURE)
+
+
+@contextlib.contextmanager
+def infrastructure_errors(make: Callable[[str], Exception]) -> Iterator[None]:
+    """Raises the framework's own error, `make(message)`, for errors of the infrastructure. Others pass unchanged."""
+    try:
+        yield
+    except ExecutorClientError as error:
+        if not is_infrastructure(error):
+            raise
+        raise make(str(error)) from error
+
+
+def not_lost(completed: CompletedProcess) -> CompletedProcess:
+    """Returns a command's result. Raises PreconditionError (SESSION_LOST) if it is lost, which says nothing about the
+    command."""
+    if completed.outcome == "lost":
+        raise PreconditionError(f"the command is lost: {completed.result.lost_reason}", reason="SESSION_LOST")
+    return completed

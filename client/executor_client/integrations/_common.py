@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 from executor_client import (
@@ -43,9 +45,7 @@ from executor_client.errors import (
 )
 
 T = TypeVar("T")
-
-IDLE_TIME_S = 3600.0
-"""Default idle time of a session that its framework never ends."""
+C = TypeVar("C", bound=type)
 
 _INFRASTRUCTURE = (
     AuthenticationError,
@@ -130,15 +130,17 @@ def blocking_client(options: SessionOptions) -> ExecutorClient:
 
 
 class NamedSession:
-    """A detached session, found by its name from any loop or process.
+    """A detached session, found by its name from any loop or process. The label `framework` tells who made it.
 
     Made without I/O. The first `get` creates the session, or returns the one of this name. If `must_exist`, and after
     the first `get`, it is never created again: a session that has ended or is lost raises the errors of `get_session`.
     """
 
-    def __init__(self, options: SessionOptions, name: str | None = None, *, must_exist: bool = False) -> None:
-        self.options = options
-        self.name = name or f"sandbox-{uuid.uuid4().hex}"
+    def __init__(
+        self, options: SessionOptions, name: str | None = None, *, framework: str = "sandbox", must_exist: bool = False
+    ) -> None:
+        self.options = replace(options, labels={"framework": framework, **options.labels})
+        self.name = name or f"{framework}-{uuid.uuid4().hex}"
         self.exists = must_exist
         """True once the session was created or found."""
         self._sessions: PerLoop[_Attached[AsyncSession]] = PerLoop(_Attached)
@@ -186,14 +188,39 @@ def is_infrastructure(error: ExecutorClientError) -> bool:
 
 
 @contextlib.contextmanager
-def infrastructure_errors(make: Callable[[str], Exception]) -> Iterator[None]:
+def infrastructure_errors(
+    make: Callable[[str], Exception], when: Callable[[ExecutorClientError], bool] = is_infrastructure
+) -> Iterator[None]:
     """Raises the framework's own error, `make(message)`, for errors of the infrastructure. Others pass unchanged."""
     try:
         yield
     except ExecutorClientError as error:
-        if not is_infrastructure(error):
+        if not when(error):
             raise
         raise make(str(error)) from error
+
+
+def calls_raise(
+    make: Callable[[str], Exception], when: Callable[[ExecutorClientError], bool] = is_infrastructure
+) -> Callable[[C], C]:
+    """Class decorator: `infrastructure_errors` in each public coroutine method of the class."""
+
+    def decorate(kind: C) -> C:
+        for name, method in list(vars(kind).items()):
+            if inspect.iscoroutinefunction(method) and not name.startswith("_"):
+                setattr(kind, name, _translated(method, make, when))
+        return kind
+
+    return decorate
+
+
+def _translated(method: Callable[..., Any], make: Any, when: Any) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        with infrastructure_errors(make, when):
+            return await method(*args, **kwargs)
+
+    return call
 
 
 def not_lost(completed: CompletedProcess) -> CompletedProcess:

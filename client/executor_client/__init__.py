@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ProtocolError,
         ReentrantExecution,
         ResourceExhaustedError,
+        SessionGone,
         ToolNotShippable,
         UnavailableError,
         Violation,
@@ -120,7 +121,7 @@ __all__ = [
     "PortForward", "PortRules", "PreconditionError", "Process", "ProcessFailed", "ProcessInfo", "ProcessOutput",
     "ProcessOutputCut", "ProcessResult", "ProcessRules", "ProcessUsage", "Progress", "ProtocolError", "QueuedEvent",
     "Quotas", "Record", "ReentrantExecution", "ResourceExhaustedError", "Rollback", "Savepoint", "Session",
-    "SessionFiles", "SessionInfo", "SessionPorts", "SessionProcesses", "SessionState", "StateManifest",
+    "SessionFiles", "SessionGone", "SessionInfo", "SessionPorts", "SessionProcesses", "SessionState", "StateManifest",
     "StateRules", "TerminalSize", "TlsConfig", "Tool", "ToolCallEvent", "ToolNotShippable", "TupleRecord",
     "UnavailableError", "Usage", "ValueLimits", "VariablesState", "Violation", "Wait", "WaitKind",
 ]  # fmt: skip
@@ -144,7 +145,7 @@ _HOMES = {
         "AuthenticationError AuthorizationError CallTimeoutError ConfigurationError ConnectionLost DaemonError "
         "EnvironmentFailed EvaluationError ExecutionFailed ExecutorClientError InvalidRequest ModulesMissing "
         "NotFoundError PolicyViolationError PreconditionError ProcessFailed ProtocolError ReentrantExecution "
-        "ResourceExhaustedError ToolNotShippable UnavailableError Violation"
+        "ResourceExhaustedError SessionGone ToolNotShippable UnavailableError Violation"
     ),
     "executor_client.events": (
         "DisplayEvent ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"

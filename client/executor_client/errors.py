@@ -112,6 +112,15 @@ class PreconditionError(ExecutorClientError):
     """The object's state does not allow this: a session lost its sandbox, or a call was already answered."""
 
 
+class SessionGone(NotFoundError, PreconditionError):
+    """The session ended, was lost with its sandbox, or never existed. Create another one.
+
+    Every call on such a session raises this, except those that read what the daemon still knows of a lost session: its
+    description, executions and processes. `reason` is SESSION_NOT_FOUND, SESSION_LOST, or SESSION_CLOSED if it was
+    closed through this object. A daemon that does not answer is an UnavailableError: the session may still exist.
+    """
+
+
 class EnvironmentFailed(PreconditionError):
     """No environment can be built from these packages; the message has the reason, or the resolver's own message.
 

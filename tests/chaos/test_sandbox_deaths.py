@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from executor_client import Outcome, PreconditionError, VariablesState
+from executor_client import Outcome, SessionGone, VariablesState
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import executing, only_sandbox, sandbox_directories, sandboxes, works
+from tests.support.blocking import client_of
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
 
@@ -73,7 +76,7 @@ def test_killed_supervisor_is_a_lost_sandbox_and_stays_one(daemon: Daemon) -> No
             sandbox.supervisor.kill()
         ended = result.result()
         assert (ended.outcome, ended.state, ended.stdout) == (Outcome.LOST, VariablesState.LOST, "here\n")
-        with pytest.raises(PreconditionError, match="sandbox is gone") as refusal:
+        with pytest.raises(SessionGone, match="sandbox is gone") as refusal:
             session.execute("1")
         assert refusal.value.reason == "SESSION_LOST"
         assert session.refresh().state.value == "lost"
@@ -85,7 +88,7 @@ def test_killed_supervisor_is_a_lost_sandbox_and_stays_one(daemon: Daemon) -> No
 def test_sandbox_killed_while_its_session_is_idle_is_lost(daemon: Daemon) -> None:
     with daemon.client() as client, client.create_session() as session:
         only_sandbox(daemon).supervisor.kill()
-        with pytest.raises(PreconditionError, match="sandbox is gone"):
+        with pytest.raises(SessionGone, match="sandbox is gone"):
             session.set_variables({"x": 1})
 
 
@@ -103,7 +106,7 @@ def test_what_waits_for_a_sandbox_that_is_killed_learns_so(daemon: Daemon, use: 
         sandbox.supervisor.suspend()
         killer = threading.Timer(0.2, sandbox.supervisor.kill)
         killer.start()
-        with pytest.raises(PreconditionError, match="sandbox is gone"):
+        with pytest.raises(SessionGone, match="sandbox is gone"):
             calls[use](session)
         killer.join()
 
@@ -136,3 +139,42 @@ def test_pool_whose_sandboxes_were_stopped_gives_working_ones(start: StartDaemon
     assert eventually(lambda: [len(sandbox.child_processes) for sandbox in sandboxes(daemon)] == [1])  # the interpreter
     only_sandbox(daemon).supervisor.suspend()
     assert works(daemon)
+
+
+CALLS: list[Callable[[Any], Any]] = [
+    lambda s: s.authorize_imports(["os"]),
+    lambda s: s.execute("1"),
+    lambda s: s.evaluate("1"),
+    lambda s: s.register_tools({"search": len}),
+    lambda s: s.set_variables({"x": b"1" * 300_000}),
+    lambda s: s.get_variables(),
+    lambda s: s.export_state(),
+    lambda s: s.savepoint(),
+    lambda s: s.savepoints(),
+    lambda s: s.rollback(),
+    lambda s: s.try_("1"),
+    lambda s: s.files.write("a", b""),
+    lambda s: s.files.read("a"),
+    lambda s: s.files.list(),
+    lambda s: s.files.watch(),
+    lambda s: s.processes.run("true"),
+    lambda s: s.processes.start("true"),
+    lambda s: s.ports.connect(80),
+]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_every_call_on_a_session_that_is_gone_says_so(daemon: Daemon, kind: str) -> None:
+    with client_of(kind, daemon) as client, daemon.client() as other:
+        lost = client.create_session()
+        only_sandbox(daemon).supervisor.kill()
+        ended = client.create_session()
+        other.get_session(ended.session_id).close()
+        for session in (lost, ended):
+            for number, call in enumerate(CALLS):
+                with pytest.raises(SessionGone):
+                    pytest.fail(f"call {number} on {session.session_id} returned {call(session)}")
+        lost.close()
+        for describe in (ended.refresh, ended.keep_alive, lost.refresh, lambda: client.get_session(lost.session_id)):
+            with pytest.raises(SessionGone):
+                describe()

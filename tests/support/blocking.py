@@ -10,7 +10,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from executor_client import AsyncExecutorClient, AsyncSessionFiles, ExecutorClient
+from executor_client import (
+    AsyncExecutorClient,
+    AsyncSessionFiles,
+    AsyncSessionPorts,
+    AsyncSessionProcesses,
+    ExecutorClient,
+)
 from tests.support.daemon import Daemon
 
 WAIT_S = 60.0
@@ -24,7 +30,7 @@ class Blocking:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._wrapped, name)
-        if isinstance(attribute, AsyncSessionFiles):
+        if isinstance(attribute, AsyncSessionFiles | AsyncSessionProcesses | AsyncSessionPorts):
             return Blocking(self._run, attribute)
         if not callable(attribute):
             return attribute

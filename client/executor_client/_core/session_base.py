@@ -9,7 +9,7 @@ from executor_api.v1 import types_pb2
 from executor_client._core import convert
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.waiting import Awaited
-from executor_client.errors import ExecutorClientError, NotFoundError
+from executor_client.errors import ExecutorClientError, SessionGone
 from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
 from executor_client.waits import WaitKind
 
@@ -90,9 +90,9 @@ class SessionBase(ShortRepr, Generic[T]):
         return self._info.network
 
     def _open(self) -> T:
-        """Returns the transport, for a new call. Raises NotFoundError after the session was closed here."""
+        """Returns the transport, for a new call. Raises SessionGone after the session was closed here."""
         if self._closed:
-            raise NotFoundError(
+            raise SessionGone(
                 "this session was closed, by its close() or at the end of its `with` block; create another one "
                 "(create_session)",
                 reason="SESSION_CLOSED",

@@ -28,6 +28,7 @@ from executor_client.errors import (
     PolicyViolationError,
     PreconditionError,
     ResourceExhaustedError,
+    SessionGone,
     UnavailableError,
     Violation,
 )
@@ -75,8 +76,8 @@ def is_transport_failure(error: ExecutorClientError) -> bool:
 
 
 def is_session_gone(error: ExecutorClientError) -> bool:
-    """True when the daemon has no such session any more, or one that cannot continue without its sandbox or record."""
-    return error.reason in ("SESSION_NOT_FOUND", "SESSION_LOST", "SESSION_CLOSED", "EXECUTION_NOT_FOUND")
+    """True when the session is gone, or the daemon has no record any more of an execution that was followed."""
+    return isinstance(error, SessionGone) or error.reason == "EXECUTION_NOT_FOUND"
 
 
 def retry_after_s(error: ExecutorClientError) -> float | None:
@@ -206,9 +207,9 @@ def _invalid_argument(details: Details) -> ExecutorClientError:
     return InvalidRequest(details.message, reason=details.reason)
 
 
-def _precondition_failed(details: Details) -> ExecutorClientError:
-    make = EnvironmentFailed if details.reason == "ENVIRONMENT_FAILED" else PreconditionError
-    return make(details.message, reason=details.reason)
+def _by_reason(**classes: type[ExecutorClientError]) -> Callable[[Details], ExecutorClientError]:
+    """Returns what makes the error of a code: of the class of its reason, or of `otherwise`."""
+    return lambda details: classes.get(details.reason, classes["otherwise"])(details.message, reason=details.reason)
 
 
 def _simple(make: type[ExecutorClientError]) -> Callable[[Details], ExecutorClientError]:
@@ -220,8 +221,10 @@ _ERRORS: dict[grpc.StatusCode, Callable[[Details], ExecutorClientError]] = {
     grpc.StatusCode.OUT_OF_RANGE: _simple(InvalidRequest),
     grpc.StatusCode.PERMISSION_DENIED: _permission_denied,
     grpc.StatusCode.UNAUTHENTICATED: _simple(AuthenticationError),
-    grpc.StatusCode.NOT_FOUND: _simple(NotFoundError),
-    grpc.StatusCode.FAILED_PRECONDITION: _precondition_failed,
+    grpc.StatusCode.NOT_FOUND: _by_reason(SESSION_NOT_FOUND=SessionGone, otherwise=NotFoundError),
+    grpc.StatusCode.FAILED_PRECONDITION: _by_reason(
+        SESSION_LOST=SessionGone, ENVIRONMENT_FAILED=EnvironmentFailed, otherwise=PreconditionError
+    ),
     grpc.StatusCode.RESOURCE_EXHAUSTED: lambda details: ResourceExhaustedError(
         details.message, reason=details.reason, retry_after_s=details.retry_after_s
     ),

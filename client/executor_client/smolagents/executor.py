@@ -56,7 +56,7 @@ from executor_client.smolagents.failures import (
 )
 from executor_client.smolagents.files import AnswerFiles, Files, start_files
 from executor_client.smolagents.host_tools import placed_tools
-from executor_client.smolagents.lease import SessionGone, SessionLease, weakly
+from executor_client.smolagents.lease import SessionLease, SessionReplaced, weakly
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 from executor_client.smolagents.sandbox_tools import Placement, checked
 from executor_client.smolagents.session_request import SessionRequest, check_access
@@ -220,7 +220,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
                 self._note(describe_restart(self._restored))
             result = self._lease.execute(code_action, lambda session: self._run(session, code_action, shown))
             self._note(self._undo.undo_if_asked())
-        except SessionGone as gone:
+        except SessionReplaced as gone:
             lost_session = describe_lost_session(gone.reason, self._restored)
             raise CodeExecutionError(f"Code execution failed. {lost_session}", Outcome.LOST) from gone
         except ReentrantExecution:
@@ -366,7 +366,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         """Sends something to the session. If the session had ended, the next observation says so."""
         try:
             send()
-        except SessionGone as gone:
+        except SessionReplaced as gone:
             self._note(describe_lost_session(gone.reason, self._restored))
 
     def _note(self, text: str) -> None:

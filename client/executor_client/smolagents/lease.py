@@ -1,7 +1,7 @@
 """The session of one executor: created on first use, closed at the end, replaced if it is lost.
 
 Each new session gets the prelude, the tools and the variables of the task; each new interpreter gets the variables. A
-replacement is never silent: `SessionGone` gives the caller the reason, for the model. The caller's own session is never
+replacement is never silent: `SessionReplaced` gives the caller the reason, for the model. The caller's own session is never
 replaced.
 """
 
@@ -46,7 +46,7 @@ _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 
 
-class SessionGone(Exception):
+class SessionReplaced(Exception):
     """The session no longer existed and was replaced by a new one; `reason` is the daemon's message."""
 
     def __init__(self, reason: str) -> None:
@@ -207,7 +207,7 @@ class SessionLease:
         return True
 
     def set_variables(self, variables: Mapping[str, Any]) -> None:
-        """Sets variables now and in every later interpreter. Raises `SessionGone` after doing so in a new session."""
+        """Sets variables now and in every later interpreter. Raises `SessionReplaced` after doing so in a new session."""
 
         def put(session: Session) -> None:
             session.set_variables(dict(variables))
@@ -216,7 +216,7 @@ class SessionLease:
         self._put(put)
 
     def register_tools(self, tools: dict[str, Tool]) -> None:
-        """Replaces the tools now and in every later session. Raises `SessionGone` as `set_variables` does."""
+        """Replaces the tools now and in every later session. Raises `SessionReplaced` as `set_variables` does."""
 
         def put(session: Session) -> None:
             session.register_tools(tools)
@@ -233,14 +233,14 @@ class SessionLease:
         try:
             with self._replacing():
                 put(self.session())
-        except SessionGone:
+        except SessionReplaced:
             put(self.session())
             raise
 
     def execute(self, code: str, run: Callable[[Session], ExecutionResult]) -> ExecutionResult:
         """Runs code by `run`, and restores the variables if the interpreter was replaced.
 
-        Raises `SessionGone`, after replacing the session, if it is gone and there is no result.
+        Raises `SessionReplaced`, after replacing the session, if it is gone and there is no result.
         """
         session = self.session()
         self._has_run = True
@@ -254,7 +254,7 @@ class SessionLease:
         elif result.generation != self._generation:
             try:
                 self._restore_variables(session, result.generation)
-            except SessionGone:
+            except SessionReplaced:
                 # The session ended after the execution and was replaced: its files are lost as well.
                 return replace(result, state=VariablesState.LOST)
         return result
@@ -292,7 +292,7 @@ class SessionLease:
     def restore(self) -> bool:
         """Restores the variables if the interpreter was replaced between two steps. Returns True if so.
 
-        Only the result of an evaluation reported the replacement, which the agent does not see. Raises `SessionGone`,
+        Only the result of an evaluation reported the replacement, which the agent does not see. Raises `SessionReplaced`,
         after replacing the session, if the session is gone.
         """
         session = self._session
@@ -308,7 +308,7 @@ class SessionLease:
                 session.set_variables(dict(self._contents.variables))
 
     def roll_back(self, savepoint: int) -> Rollback:
-        """Rolls the session back to a savepoint, including the variables of the task. Raises SessionGone."""
+        """Rolls the session back to a savepoint, including the variables of the task. Raises SessionReplaced."""
         with self._replacing():
             done = self.session().rollback(savepoint)
         self._generation = done.generation
@@ -346,7 +346,7 @@ class SessionLease:
             if not (is_session_gone(error) and self.owns_session):
                 raise
             self._replace()
-            raise SessionGone(error.message) from error
+            raise SessionReplaced(error.message) from error
 
     def _replace(self) -> None:
         with self._lock:

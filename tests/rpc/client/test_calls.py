@@ -37,6 +37,7 @@ from executor_client import (
     ProtocolError,
     Quotas,
     ResourceExhaustedError,
+    SessionGone,
     SessionState,
     UnavailableError,
     Violation,
@@ -182,8 +183,10 @@ def violations() -> types.Violations:
         ),
         (Refusal(grpc.StatusCode.PERMISSION_DENIED, "ADMIN_ONLY"), AuthorizationError, {"reason": "ADMIN_ONLY"}),
         (Refusal(grpc.StatusCode.PERMISSION_DENIED), AuthorizationError, {}),
-        (Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"), NotFoundError, {}),
-        (Refusal(grpc.StatusCode.FAILED_PRECONDITION, "SESSION_LOST"), PreconditionError, {}),
+        (Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"), SessionGone, {"reason": "SESSION_NOT_FOUND"}),
+        (Refusal(grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"), NotFoundError, {}),
+        (Refusal(grpc.StatusCode.FAILED_PRECONDITION, "SESSION_LOST"), SessionGone, {}),
+        (Refusal(grpc.StatusCode.FAILED_PRECONDITION, "NAME_TAKEN"), PreconditionError, {}),
         (Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED), ResourceExhaustedError, {"retry_after_s": None}),
         (Refusal(grpc.StatusCode.UNAVAILABLE, "BACKEND_UNAVAILABLE"), UnavailableError, {}),
         (Refusal(grpc.StatusCode.INTERNAL, "INTERNAL", incident_id="i-7"), DaemonError, {"incident_id": "i-7"}),
@@ -244,7 +247,7 @@ def test_a_closed_session_is_not_one_that_never_was(client: Any) -> None:
     session = client.create_session()
     session.close()
     for call in (lambda: session.execute("1"), session.refresh, lambda: session.files.read("a"), session.export_state):
-        with pytest.raises(NotFoundError, match="this session was closed") as refused:
+        with pytest.raises(SessionGone, match="this session was closed") as refused:
             call()
         assert refused.value.reason == "SESSION_CLOSED"
     session.close()

@@ -39,7 +39,7 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
     "aio.py": (
         ("The asyncio client: connects", "The blocking client: connects"),
         (
-            "opened on first use. It belongs to the event loop that runs when it is made, and so do\n    its sessions.",
+            "opened on first use. It belongs to the event loop of its first call, and so do its\n    sessions.",
             "opened on first use. Thread-safe.",
         ),
         (
@@ -80,7 +80,7 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "_aio/transport.py": (
         ("The asyncio client's", "The blocking client's"),
-        ("Belongs to the event loop that runs when it is made.", "Thread-safe."),
+        ("Belongs to the event loop of its first use.", "Thread-safe."),
     ),
 }
 

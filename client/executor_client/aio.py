@@ -37,8 +37,8 @@ from executor_client.waits import OnWait, WaitKind
 
 @checks_calls
 class AsyncExecutorClient(ShortRepr):
-    """A connection to a daemon, opened on first use. It belongs to the event loop that runs when it is made, and so do
-    its sessions.
+    """A connection to a daemon, opened on first use. It belongs to the event loop of its first call, and so do its
+    sessions.
 
     `address` is a gRPC target ("host:port", "unix:PATH"). It defaults to $EXECUTOR_ADDRESS, then to this user's local
     daemon. `token` defaults to $EXECUTOR_TOKEN, then to the local daemon's token file. No token is needed if the daemon

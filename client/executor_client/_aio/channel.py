@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
@@ -10,30 +12,59 @@ from typing import Any, Self
 from executor_client._aio.runtime import is_cancelling
 from executor_client._core.channel import ChannelBase, EventsRequest, closed
 from executor_client._core.endpoint import Endpoint
-from executor_client._core.quiet_grpc import grpc
+from executor_client._core.quiet_grpc import executor_service_pb2_grpc, grpc
 from executor_client._core.tracing import Metadata
 from executor_client.errors import ConfigurationError, DaemonError, UnavailableError
 
 
 class AsyncChannel(ChannelBase):
-    """Belongs to the event loop that runs when it is made; on every other one it raises ConfigurationError."""
+    """Opened on first use, it belongs to the event loop that runs then. On another one it raises ConfigurationError."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._loop = _running_loop()
-        credentials = endpoint.credentials()
+        super().__init__(endpoint)
+        self._credentials = endpoint.credentials()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+
+    @property
+    def stub(self) -> Any:
+        if self._stub is None:
+            self._open()
+        return self._stub
+
+    def _open(self) -> None:
+        if self.is_closed():
+            raise closed()
+        self.check_caller()
+        self._loop = asyncio.get_running_loop()
+        endpoint = self.endpoint
         self._channel = (
             grpc.aio.insecure_channel(endpoint.address, endpoint.options)
-            if credentials is None
-            else grpc.aio.secure_channel(endpoint.address, credentials, endpoint.options)
+            if self._credentials is None
+            else grpc.aio.secure_channel(endpoint.address, self._credentials, endpoint.options)
         )
-        super().__init__(endpoint, self._channel)
+        self._stub = executor_service_pb2_grpc.ExecutorServiceStub(self._channel)
+        _open_channels.add(self)
 
     def check_caller(self) -> None:
         """On another loop, gRPC would wait for ever or fail with an unrelated error."""
-        if _running_loop() is not self._loop:
+        if _forked_while_open:
             raise ConfigurationError(
-                "this AsyncExecutorClient belongs to another event loop; create one for each loop, and get the session "
-                "by get_session"
+                "this process was forked while its parent used an AsyncExecutorClient, and gRPC's asyncio does not "
+                'work after that; start the process by "spawn" or "forkserver" (multiprocessing.get_context), or use '
+                "an ExecutorClient in it"
+            )
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise ConfigurationError(
+                "an AsyncExecutorClient needs a running event loop; use it in a coroutine"
+            ) from error
+        if self._loop not in (None, running):
+            raise ConfigurationError(
+                "this AsyncExecutorClient belongs to another event loop, that of its first use; create one for each "
+                "loop, and get the session by get_session"
             )
 
     def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> AsyncEventStream:
@@ -41,7 +72,9 @@ class AsyncChannel(ChannelBase):
         return AsyncEventStream(self, self.start_events(request, trace, timeout_s))
 
     async def close(self) -> None:
-        await self._channel.close(None)
+        if self._channel is not None:
+            await self._channel.close(None)
+            _open_channels.discard(self)
 
     @contextmanager
     def calling(self) -> Iterator[None]:
@@ -71,6 +104,19 @@ def _lost_answers_as_unavailable() -> Iterator[None]:
         if error.reason:
             raise
         raise UnavailableError(f"the upload broke off: {error.message}") from None
+
+
+# While a channel is open, gRPC's asyncio has a thread. A forked child lacks it, so each call there would hang.
+_open_channels: weakref.WeakSet[AsyncChannel] = weakref.WeakSet()
+_forked_while_open = False
+
+
+def _after_fork() -> None:
+    global _forked_while_open
+    _forked_while_open = _forked_while_open or bool(_open_channels)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class AsyncEventStream:
@@ -111,12 +157,3 @@ class AsyncEventStream:
                 pass
         except grpc.RpcError:
             return
-
-
-def _running_loop() -> asyncio.AbstractEventLoop:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError as error:
-        raise ConfigurationError(
-            "an AsyncExecutorClient needs a running event loop; create and use it in a coroutine"
-        ) from error

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class AsyncTransport(TransportBase):
-    """Owns the channel and makes the calls. Belongs to the event loop that runs when it is made."""
+    """Owns the channel and makes the calls. Belongs to the event loop of its first use."""
 
     def __init__(self, endpoint: Endpoint, timeouts: Timeouts, on_wait: OnWait | None = None) -> None:
         self.channel = AsyncChannel(endpoint)
@@ -78,6 +78,7 @@ class AsyncTransport(TransportBase):
         Each of these waits ends after its timeout, at most `within_s` seconds. `awaited` names the wait for the answer
         in reports.
         """
+        self.channel.check_caller()
         if not self.answered:
             self._listened = await run_blocking(probe.listens, self.endpoint)
         retries = self._call_retries(within_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -11,7 +12,7 @@ from google.protobuf.message import Message
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import status
 from executor_client._core.endpoint import Endpoint
-from executor_client._core.quiet_grpc import executor_service_pb2_grpc, grpc
+from executor_client._core.quiet_grpc import grpc
 from executor_client._core.tracing import Metadata, current_trace
 from executor_client.errors import AuthenticationError, ExecutorClientError, UnavailableError
 
@@ -25,13 +26,17 @@ EventsRequest = (
 """A request that a stream of numbered events answers."""
 
 
-class ChannelBase:
+class ChannelBase(ABC):
     """The derived class opens the gRPC channel and closes it."""
 
-    def __init__(self, endpoint: Endpoint, channel: grpc.Channel | grpc.aio.Channel) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._is_closed = False
-        self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(channel)
+
+    @property
+    @abstractmethod
+    def stub(self) -> Any:
+        """gRPC's stub of the service."""
 
     def is_closed(self) -> bool:
         return self._is_closed
@@ -40,8 +45,9 @@ class ChannelBase:
         """Refuses later calls."""
         self._is_closed = True
 
+    @abstractmethod
     def check_caller(self) -> None:
-        """Raises ConfigurationError if the channel can't be used here. A blocking one can be used in every thread."""
+        """Raises ConfigurationError if the channel can't be used here."""
 
     def metadata(self) -> Metadata:
         """The metadata of a call: the credentials, and the caller's trace."""

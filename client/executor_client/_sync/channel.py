@@ -8,7 +8,7 @@ from typing import Any
 
 from executor_client._core.channel import ChannelBase, EventsRequest
 from executor_client._core.endpoint import Endpoint
-from executor_client._core.quiet_grpc import ChannelOptions, grpc
+from executor_client._core.quiet_grpc import ChannelOptions, executor_service_pb2_grpc, grpc
 from executor_client._core.tracing import Metadata
 
 
@@ -16,6 +16,7 @@ class Channel(ChannelBase):
     """Thread-safe."""
 
     def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
         credentials = endpoint.credentials()
         # The requesting thread also reads the stream: one thread switch less for each event.
         options = [*endpoint.options, (ChannelOptions.SingleThreadedUnaryStream, 1)]
@@ -24,7 +25,14 @@ class Channel(ChannelBase):
             if credentials is None
             else grpc.secure_channel(endpoint.address, credentials, options)
         )
-        super().__init__(endpoint, self._channel)
+        self._stub = executor_service_pb2_grpc.ExecutorServiceStub(self._channel)
+
+    @property
+    def stub(self) -> Any:
+        return self._stub
+
+    def check_caller(self) -> None:
+        """Does nothing: every thread may use it."""
 
     def events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None = None) -> EventStream:
         """Starts a stream of events. Its reader gets gRPC's errors, which `Followed` handles."""

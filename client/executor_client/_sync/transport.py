@@ -78,6 +78,7 @@ class Transport(TransportBase):
         Each of these waits ends after its timeout, at most `within_s` seconds. `awaited` names the wait for the answer
         in reports.
         """
+        self.channel.check_caller()
         if not self.answered:
             self._listened = run_blocking(probe.listens, self.endpoint)
         retries = self._call_retries(within_s)

@@ -1,8 +1,8 @@
 """The session of one executor: created on first use, closed at the end, replaced if it is lost.
 
 Each new session gets the prelude, the tools and the variables of the task; each new interpreter gets the variables. A
-replacement is never silent: `SessionReplaced` gives the caller the reason, for the model. The caller's own session is never
-replaced.
+replacement is never silent: `SessionReplaced` gives the caller the reason, for the model. The caller's own session is
+never replaced.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class SessionLease:
         return True
 
     def set_variables(self, variables: Mapping[str, Any]) -> None:
-        """Sets variables now and in every later interpreter. Raises `SessionReplaced` after doing so in a new session."""
+        """Sets variables now and in every later interpreter. Raises `SessionReplaced` if that is in a new session."""
 
         def put(session: Session) -> None:
             session.set_variables(dict(variables))
@@ -292,8 +292,8 @@ class SessionLease:
     def restore(self) -> bool:
         """Restores the variables if the interpreter was replaced between two steps. Returns True if so.
 
-        Only the result of an evaluation reported the replacement, which the agent does not see. Raises `SessionReplaced`,
-        after replacing the session, if the session is gone.
+        Only the result of an evaluation reported the replacement, which the agent does not see. Raises
+        `SessionReplaced`, after replacing the session, if the session is gone.
         """
         session = self._session
         if session is None or session.generation == self._generation:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,7 +12,14 @@ from typing import Any
 import pytest
 
 from executor_api.v1 import types_pb2 as types
-from executor_client import AsyncExecutorClient, AsyncSession, ConfigurationError, ExecutorClient, UnavailableError
+from executor_client import (
+    AsyncExecutorClient,
+    AsyncSession,
+    ConfigurationError,
+    ExecutorClient,
+    Outcome,
+    UnavailableError,
+)
 from tests.support.fake_daemon import TOKEN, Answered, Cancelled, FakeDaemon, log, result, tool_call
 from tests.support.polling import eventually, eventually_async
 
@@ -103,9 +112,53 @@ async def test_close_ends_what_waits_on_the_loop_with_an_error_and_no_cancellati
 # Loops
 
 
-def test_asyncio_client_needs_a_loop(daemon: FakeDaemon) -> None:
+def test_asyncio_client_is_made_anywhere_and_belongs_to_the_loop_of_its_first_call(daemon: FakeDaemon) -> None:
+    client, unused = (AsyncExecutorClient(daemon.address, token=TOKEN) for _ in range(2))
     with pytest.raises(ConfigurationError, match="needs a running event loop"):
-        AsyncExecutorClient(daemon.address, token=TOKEN)
+        client.get_policy().send(None)
+
+    async def use() -> object:
+        async with client, await client.create_session() as session:
+            return (await session.execute("1")).outcome
+
+    assert asyncio.run(use()) is Outcome.SUCCEEDED
+    asyncio.run(unused.close())
+
+
+FORKING = """
+import asyncio, os, signal, sys
+from executor_client import AsyncExecutorClient, ConfigurationError, ExecutorClient
+
+async def main(access):
+    used, unused = AsyncExecutorClient(**access), AsyncExecutorClient(**access)
+    await used.get_policy()
+    for client in (used, unused, None):
+        if os.fork() == 0:
+            signal.alarm(10)
+            try:
+                await (client or AsyncExecutorClient(**access)).get_policy()
+            except ConfigurationError as error:
+                print(error)
+                with ExecutorClient(**access) as blocking:
+                    print(blocking.get_policy() is not None)
+                sys.stdout.flush()
+            os._exit(0)
+        assert os.wait()[1] == 0
+    print((await used.get_policy()) is not None)
+    await used.close()
+
+asyncio.run(main({"address": sys.argv[1], "token": sys.argv[2]}))
+"""
+
+
+def test_forked_child_of_an_asyncio_client_is_told_what_to_do(daemon: FakeDaemon) -> None:
+    """gRPC's asyncio hangs there; a blocking client works, and the parent's goes on."""
+    program = [sys.executable, "-c", FORKING, daemon.address, TOKEN]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 7, done.stderr
+    assert all("forked" in line and "spawn" in line for line in lines[0:6:2])
+    assert [lines[1], lines[3], lines[5], lines[6]] == ["True"] * 4
 
 
 def test_asyncio_client_serves_one_loop_and_says_so(daemon: FakeDaemon) -> None:

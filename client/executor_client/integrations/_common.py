@@ -25,6 +25,7 @@ from executor_client import (
     AsyncSession,
     CompletedProcess,
     ExecutorClient,
+    Session,
     SessionState,
     TlsConfig,
 )
@@ -46,6 +47,7 @@ from executor_client.errors import (
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
+S = TypeVar("S", AsyncSession, Session)
 
 _INFRASTRUCTURE = (
     AuthenticationError,
@@ -122,7 +124,7 @@ def client(options: SessionOptions) -> AsyncExecutorClient:
 
 
 def blocking_client(options: SessionOptions) -> ExecutorClient:
-    """Returns this process's blocking client of the options' daemon, for frameworks that also call without a loop."""
+    """Returns this process's blocking client of the options' daemon."""
     key = os.getpid(), resolve(options.address, None, options.tls)
     if key not in _blocking_clients:
         _blocking_clients[key] = ExecutorClient(options.address, tls=options.tls)
@@ -143,7 +145,8 @@ class NamedSession:
         self.name = name or f"{framework}-{uuid.uuid4().hex}"
         self.exists = must_exist
         """True once the session was created or found."""
-        self._sessions: PerLoop[_Attached[AsyncSession]] = PerLoop(_Attached)
+        self._sessions: PerLoop[_Attached] = PerLoop(_Attached)
+        self._blocking: dict[int, Session] = {}
 
     async def get(self) -> AsyncSession:
         """Returns the session, attached to the running loop. Concurrent first calls create one session."""
@@ -160,22 +163,43 @@ class NamedSession:
         self.exists = True
         return session
 
+    def get_blocking(self) -> Session:
+        """The same with the blocking client, for frameworks that also call without a loop."""
+        if os.getpid() not in self._blocking:
+            blocking = blocking_client(self.options)
+            if self.exists:
+                session = _alive(blocking.get_session(name=self.name))
+            else:
+                session = blocking.session(self.name, **self.options.arguments())
+            self._blocking[os.getpid()], self.exists = session, True
+        return self._blocking[os.getpid()]
+
     async def end(self) -> None:
         """Ends the session if there is one. Idempotent."""
-        try:
+        with _already_gone():
             await (await client(self.options).get_session(name=self.name)).close()
-        except ExecutorClientError as error:
-            if not is_session_gone(error):
-                raise
+
+    def end_blocking(self) -> None:
+        with _already_gone():
+            blocking_client(self.options).get_session(name=self.name).close()
 
 
-class _Attached(Generic[T]):
+class _Attached:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self.session: T | None = None
+        self.session: AsyncSession | None = None
 
 
-def _alive(session: AsyncSession) -> AsyncSession:
+@contextlib.contextmanager
+def _already_gone() -> Iterator[None]:
+    try:
+        yield
+    except ExecutorClientError as error:
+        if not is_session_gone(error):
+            raise
+
+
+def _alive(session: S) -> S:
     if session.info.state is SessionState.LOST:
         raise PreconditionError(f"session {session.name!r} is lost with its sandbox", reason="SESSION_LOST")
     return session
@@ -229,3 +253,8 @@ def not_lost(completed: CompletedProcess) -> CompletedProcess:
     if completed.outcome == "lost":
         raise PreconditionError(f"the command is lost: {completed.result.lost_reason}", reason="SESSION_LOST")
     return completed
+
+
+def text(output: bytes) -> str:
+    """Decodes output as UTF-8; invalid bytes are replaced."""
+    return output.decode("utf-8", "replace")

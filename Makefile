@@ -158,7 +158,7 @@ test-fleet: $(STAMP)  ## Run the contract and the tests of agents, clients and c
 	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest -n $(FLEET_WORKERS) $(FLEET_TESTS) $(ARGS)
 
 .PHONY: test-versions
-test-versions: $(STAMP)  ## Run tests with other versions of smolagents, MCP's SDK and E2B's SDK (ARGS="-s mcp"; nox -l lists)
+test-versions: $(STAMP)  ## Run tests with agent frameworks, and other versions of smolagents, MCP's SDK and E2B's SDK (ARGS="-s mcp"; nox -l lists)
 	@$(BIN)/nox $(ARGS)
 
 .PHONY: check
@@ -209,6 +209,7 @@ docs: $(STAMP)  ## Write the generated parts of docs/, and build the site of all
 	@$(BIN)/python tools/metrics_docs.py
 	@$(BIN)/python tools/features_docs.py
 	@$(BIN)/python tools/backends_docs.py
+	@$(BIN)/python tools/integrations_docs.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,9 +8,12 @@ Environments are in .cache/nox and import this checkout.
 
 from __future__ import annotations
 
+import os
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -19,6 +22,13 @@ SMOLAGENTS = ("1.22.0", "1.23.0", "1.24.0", "1.25.0", "1.26.0")
 # The oldest and the newest of each major version. Only version 1 works with mcpadapt, so with smolagents' MCP tools.
 MCP = ("1.28.0", "1.30.0", "2.0.0", "2.3.0")
 E2B = ("2.63.0+2.11.5", "2.61.0+2.11.4", "2.45.1+2.9.2")
+
+INTEGRATIONS = tomllib.loads((ROOT / "tests/frameworks/integrations.toml").read_text())["integration"]
+PLACES = {
+    "local": {},
+    "docker": {"EXECUTOR_TEST_BACKEND": "docker"},
+    "front": {"EXECUTOR_TEST_FLEET": "1"},
+}
 
 nox.options.default_venv_backend = "uv"
 nox.options.envdir = ".cache/nox"
@@ -59,6 +69,30 @@ def e2b(session: nox.Session, pair: str) -> None:
     # Other pairs than the pinned one are tried to see whether they work.
     codes = [0] if pair == E2B[0] else [0, 1]
     _test(session, "local,e2b", suite=("tests/integration/test_e2b_backend.py",), codes=codes)
+
+
+@nox.session(python=sys.executable)
+@nox.parametrize(
+    "entry",
+    [
+        nox.param(entry, id=f"{entry['extra']}-{entry['version']}", tags=["newest"] if entry.get("newest") else [])
+        for entry in INTEGRATIONS
+    ],
+)
+def integrations(session: nox.Session, entry: dict[str, Any]) -> None:
+    """Each agent framework: its own suite, and our tests. PLACES=local,docker,front chooses what sandboxes run on.
+
+    `nox -t newest` runs the newest version of each. At the end the table in docs/integrations.md is written.
+    """
+    name = entry["extra"].replace("-", "_")
+    tests = ("hypothesis", "psutil", "pytest", "pytest-timeout", *entry["beside"])
+    session.install("--editable", f".[server,{entry['extra']}]", f"{entry['package']}=={entry['version']}", *tests)
+    # Their own wheels' warnings are theirs, and pytest-asyncio is not for all of them.
+    options = ("-o", "addopts=--import-mode=importlib -ra", "-o", "filterwarnings=", "-p", "no:cacheprovider")
+    for place in os.environ.get("PLACES", ",".join(PLACES)).split(","):
+        env = {"REQUIRED_BACKENDS": "docker" if place == "docker" else "local", **PLACES[place]}
+        session.run("pytest", *options, f"tests/frameworks/test_{name}.py", *session.posargs, env=env)
+    session.run("python", "tools/integrations_docs.py")
 
 
 def _install(session: nox.Session, extras: str, *packages: str) -> None:

@@ -30,7 +30,6 @@ from executor_client import (
     TlsConfig,
 )
 from executor_client._core.endpoint import Endpoint, resolve
-from executor_client._core.status import is_session_gone
 from executor_client.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -39,9 +38,9 @@ from executor_client.errors import (
     DaemonError,
     EnvironmentFailed,
     ExecutorClientError,
-    PreconditionError,
     ProtocolError,
     ResourceExhaustedError,
+    SessionGone,
     UnavailableError,
 )
 
@@ -49,7 +48,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 S = TypeVar("S", AsyncSession, Session)
 
-_INFRASTRUCTURE = (
+INFRASTRUCTURE = (
     AuthenticationError,
     AuthorizationError,
     CallTimeoutError,
@@ -58,8 +57,11 @@ _INFRASTRUCTURE = (
     EnvironmentFailed,
     ProtocolError,
     ResourceExhaustedError,
+    SessionGone,
     UnavailableError,
 )
+"""Errors of the session, the daemon or the access to it. The program and the caller cause the others: a missing file, a
+refused command, too much output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,7 @@ class NamedSession:
     """A detached session, found by its name from any loop or process. The label `framework` tells who made it.
 
     Made without I/O. The first `get` creates the session, or returns the one of this name. If `must_exist`, and after
-    the first `get`, it is never created again: a session that has ended or is lost raises the errors of `get_session`.
+    the first `get`, it is never created again: SessionGone is raised for a session that has ended or is lost.
     """
 
     def __init__(
@@ -176,11 +178,11 @@ class NamedSession:
 
     async def end(self) -> None:
         """Ends the session if there is one. Idempotent."""
-        with _already_gone():
+        with contextlib.suppress(SessionGone):
             await (await client(self.options).get_session(name=self.name)).close()
 
     def end_blocking(self) -> None:
-        with _already_gone():
+        with contextlib.suppress(SessionGone):
             blocking_client(self.options).get_session(name=self.name).close()
 
 
@@ -190,68 +192,49 @@ class _Attached:
         self.session: AsyncSession | None = None
 
 
-@contextlib.contextmanager
-def _already_gone() -> Iterator[None]:
-    try:
-        yield
-    except ExecutorClientError as error:
-        if not is_session_gone(error):
-            raise
-
-
 def _alive(session: S) -> S:
     if session.info.state is SessionState.LOST:
-        raise PreconditionError(f"session {session.name!r} is lost with its sandbox", reason="SESSION_LOST")
+        raise SessionGone(f"session {session.name!r} is lost with its sandbox", reason="SESSION_LOST")
     return session
 
 
-def is_infrastructure(error: ExecutorClientError) -> bool:
-    """True if the session, the daemon or the access to it failed; false for what the program or the caller did: a
-    missing file, a refused command, too much output."""
-    return is_session_gone(error) or isinstance(error, _INFRASTRUCTURE)
+Kinds = type[ExecutorClientError] | tuple[type[ExecutorClientError], ...]
 
 
 @contextlib.contextmanager
-def infrastructure_errors(
-    make: Callable[[str], Exception], when: Callable[[ExecutorClientError], bool] = is_infrastructure
-) -> Iterator[None]:
+def infrastructure_errors(make: Callable[[str], Exception], kinds: Kinds = INFRASTRUCTURE) -> Iterator[None]:
     """Raises the framework's own error, `make(message)`, for errors of the infrastructure. Others pass unchanged."""
     try:
         yield
-    except ExecutorClientError as error:
-        if not when(error):
-            raise
+    except kinds as error:
         raise make(str(error)) from error
 
 
-def calls_raise(
-    make: Callable[[str], Exception], when: Callable[[ExecutorClientError], bool] = is_infrastructure
-) -> Callable[[C], C]:
+def calls_raise(make: Callable[[str], Exception], kinds: Kinds = INFRASTRUCTURE) -> Callable[[C], C]:
     """Class decorator: `infrastructure_errors` in each public coroutine method of the class."""
 
     def decorate(kind: C) -> C:
         for name, method in list(vars(kind).items()):
             if inspect.iscoroutinefunction(method) and not name.startswith("_"):
-                setattr(kind, name, _translated(method, make, when))
+                setattr(kind, name, _translated(method, make, kinds))
         return kind
 
     return decorate
 
 
-def _translated(method: Callable[..., Any], make: Any, when: Any) -> Callable[..., Any]:
+def _translated(method: Callable[..., Any], make: Callable[[str], Exception], kinds: Kinds) -> Callable[..., Any]:
     @functools.wraps(method)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        with infrastructure_errors(make, when):
+        with infrastructure_errors(make, kinds):
             return await method(*args, **kwargs)
 
     return call
 
 
 def not_lost(completed: CompletedProcess) -> CompletedProcess:
-    """Returns a command's result. Raises PreconditionError (SESSION_LOST) if it is lost, which says nothing about the
-    command."""
+    """Returns a command's result. Raises SessionGone if it is lost, which says nothing about the command."""
     if completed.outcome == "lost":
-        raise PreconditionError(f"the command is lost: {completed.result.lost_reason}", reason="SESSION_LOST")
+        raise SessionGone(f"the command is lost: {completed.result.lost_reason}", reason="SESSION_LOST")
     return completed
 
 

@@ -68,7 +68,7 @@ async def test_an_upload_that_is_not_what_it_announced_leaves_the_file_that_was_
     for old in (b"old", b""):
         await session.put_file("a", len(old), pieces(old))
         for size_bytes, chunks in ((3, (b"new", b"more")), (3, (b"newmore",)), (3, (b"ne",)), (3, ()), (0, (b"x",))):
-            with pytest.raises(InvalidRequest, match=r"announced|declared"):
+            with pytest.raises(InvalidRequest, match=r"announced|declare"):
                 await session.put_file("a", size_bytes, sent(*chunks))
             assert await read(session, "a") == old
 
@@ -78,7 +78,7 @@ async def test_an_archive_that_goes_on_after_its_size_leaves_the_file_that_was_t
     session = await harness.session()
     await session.put_file("a", 3, pieces(b"old"))
     data = archive(member("a", size=3), content=b"new")
-    with pytest.raises(InvalidRequest, match=r"announced|declared"):
+    with pytest.raises(InvalidRequest, match=r"announced|declare"):
         await session.put_file("", len(data), sent(data, b"x"), tar=True)
     assert await read(session, "a") == b"old"
 

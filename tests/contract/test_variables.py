@@ -104,7 +104,7 @@ async def test_a_blob_is_named_once(harness: Harness) -> None:
 async def test_a_blob_of_another_size_than_announced_is_refused(harness: Harness) -> None:
     session = await harness.session()
     for sent in (b"short", b"much too long" * 10):
-        with pytest.raises(InvalidRequest, match=r"announced 20|20 bytes (that the header )?declared"):
+        with pytest.raises(InvalidRequest, match=r"announced 20|20 bytes (that the header )?declare"):
             await session.upload_blob(20, pieces(sent))
     assert (await harness.run(session, "1")).output == 1
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from executor_api.displays import DISPLAY_TYPE
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client import errors as client_errors
@@ -139,6 +140,8 @@ def _kind_from(wire: pb.Event) -> EventKind:
             return OutputCut(wire.output_cut.omitted_bytes)
         case "image":
             return Image(_payload_from(wire.image.data), wire.image.mime_type, wire.image.source)
+        case "display":
+            return Image(_payload_from(wire.display.data), DISPLAY_TYPE, "")
         case "tool_call":
             call = wire.tool_call
             return ToolCall(call.call_id, call.name, _payload_from(call.arguments.packed))

@@ -1,6 +1,6 @@
 """The contract between the daemon and the backends that make its sandboxes.
 
-A backend makes a sandbox from an approved spec, returns an endpoint by which its guest is reached, and destroys it. It
+A backend makes a sandbox from an approved spec, returns the endpoint of its guest, and destroys it. It
 knows nothing of sessions, clients or policies. `tests/contract` states the promises of every implementation.
 """
 
@@ -85,7 +85,7 @@ class Sandbox(Protocol):
     async def pause(self) -> bool:
         """Stops it with all that is in its memory, until `wake`; the channel to its guest must be closed by now.
 
-        False when it goes on running. Raises SandboxFailure when it is not known whether it runs.
+        Returns False if it is still running. Raises SandboxFailure if it is unknown whether it runs.
         """
         ...
 
@@ -129,7 +129,7 @@ class MachineSandbox(Protocol):
     """A sandbox on a machine that is not this host, which can't hand its listener out."""
 
     async def open_egress(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Starts an egress proxy beside the sandbox, and opens a stream to it (guest/cloud/egress.py).
+        """Starts an egress proxy next to the sandbox, and opens a stream to it (guest/cloud/egress.py).
 
         Raises SandboxFailure.
         """

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # By version: the file, the weight of a whole share, the least that the kernel takes. The whole share is the weight that
-# the kernel gives to a group that was never weighed, so a sandbox is worth no less than before beside whatever else
+# the kernel gives to a new group, so a sandbox is worth no less than before next to all else that
 # this host runs; only sandboxes that divide a share are worth less.
 _WEIGHTS = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
 WEIGHT_FILES = {version: name for version, (name, _, _) in _WEIGHTS.items()}

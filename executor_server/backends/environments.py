@@ -113,7 +113,7 @@ class Environments(Protocol):
 
 @dataclass(frozen=True)
 class Mount:
-    """A directory of the host that a sandbox sees, besides those that every one does."""
+    """A directory of the host that a sandbox sees, in addition to those of every sandbox."""
 
     source: Path
     target: str

@@ -34,7 +34,7 @@ import executor_server
 from executor_server.guest.wire.paths import BYTECODE, GUEST_PATH, import_program
 
 _VERSION_CHARS = 16
-# Archives in the cache: one for each version of this software, and of Python, that this user goes on using.
+# Archives in the cache: one for each version of this software and of Python that this user uses.
 _KEPT_ARCHIVES = 8
 _MAX_KEPT_BYTES = 2**26
 # Seconds to compile an archive's sources, on a machine that has much else to do.
@@ -57,7 +57,7 @@ else:
     raise SystemExit(f"there is no command {{name}}")
 sys.exit(main(arguments))
 """
-"""The archive as a program: what root runs in a machine of the cloud, around and beside a sandbox."""
+"""The archive as a program that root runs in a machine of the cloud, around a sandbox."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class GuestArchive:
 def pack_guest(directory: Path, *, with_proxy: bool = False) -> GuestArchive:
     """Writes the archive into `directory`, unless it is there already, and returns it.
 
-    `with_proxy`: it holds the egress proxy too, for machines in which that runs beside the sandbox.
+    `with_proxy`: includes the egress proxy, for machines in which it runs next to the sandbox.
     """
     return pack_archive(_guest_sources(with_proxy=with_proxy), directory, default_cache_dir())
 

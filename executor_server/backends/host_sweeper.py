@@ -13,7 +13,7 @@ import structlog
 from executor_server.backends.base import Backend
 from executor_server.core import SandboxFailure
 
-# The wait doubles after each failure, up to so many intervals.
+# The wait doubles after each failure, up to this number of intervals.
 _MAX_BACKOFF_FACTOR = 16
 
 _log = structlog.get_logger(__name__)

@@ -54,12 +54,12 @@ def _processors() -> int:
 
 
 def numeric_threads(processes: int) -> int:
-    """Returns the threads of numerical libraries in a sandbox that may have so many processes."""
+    """Returns the threads of numerical libraries in a sandbox with this limit of processes."""
     return max(1, min(_processors(), processes // _PROCESSES_PER_NUMERIC_THREAD, _NUMERIC_THREADS))
 
 
 def sandbox_environment(processes: int) -> dict[str, str]:
-    """Environment variables of a sandbox that may have so many processes.
+    """Environment variables of a sandbox with this limit of processes.
 
     Caches go to /tmp: /workspace holds only files that the program itself wrote there.
     """
@@ -82,9 +82,9 @@ def sandbox_environment(processes: int) -> dict[str, str]:
 
 
 def egress_environment(ca_bundle: str | None = CA_BUNDLE) -> dict[str, str]:
-    """Environment variables by which programs find the egress proxy, and the authorities that its certificates have.
+    """Environment variables that point programs to the egress proxy and to the CAs of its certificates.
 
-    `ca_bundle`: the path inside; None where the proxy makes no certificates, so that programs use the image's own.
+    `ca_bundle`: the path inside; None if the proxy makes no certificates, so that programs use the image's CAs.
     """
     proxy = f"http://{LISTENER_ADDRESS[0]}:{LISTENER_ADDRESS[1]}"
     own = "localhost,127.0.0.1,::1"

@@ -31,12 +31,12 @@ _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0
 # asm-generic/socket.h, the same on both architectures. The attack: a program sets a linger time on a socket and sends
 # its descriptor to the supervisor. The process that closes a lingering socket last blocks until its unsent data is
-# sent, for as long as the option says and whatever the socket's blocking mode is. The supervisor closes each descriptor
+# sent, up to the time of the option, whatever the socket's blocking mode is. The supervisor closes each descriptor
 # that it receives, also where the kernel discards it on receipt. So one message would delay every deadline, and the
 # supervisor could not prevent it.
 _SOL_SOCKET, _SO_LINGER = 1, 13
-# Filters of sockets and of system calls take memory for code, of which the whole machine has little
-# (net.core.bpf_jit_limit): without it no sandbox gets a filter, and so none is made. SO_ATTACH_FILTER,
+# Filters of sockets and of system calls take memory for code, which is scarce on the whole machine
+# (net.core.bpf_jit_limit): without it no sandbox gets a filter, so none can be made. SO_ATTACH_FILTER,
 # SO_DETACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF; PR_SET_SECCOMP. Chromium runs with --no-sandbox:
 # its own sandbox needs namespaces, too.
 _SOCKET_FILTERS = (26, 27, 50, 51, 52)

@@ -14,7 +14,7 @@ from executor_server.core import SandboxFailure
 DEFAULT_UID_BASE = 2_000_000_000
 """Above the ids that distributions, container engines and systemd hand out, below negative numbers in 32 bits."""
 
-_COUNT = 100_000_000  # so many that two daemons on one host, which know nothing of each other, hardly meet
+_COUNT = 100_000_000  # large, so that two independent daemons on one host hardly choose the same ids
 UNIQUE_USERS = range(DEFAULT_UID_BASE, DEFAULT_UID_BASE + _COUNT)
 """Users that no program of the host has."""
 

@@ -18,7 +18,7 @@ from executor_server.core.processes import ANY_PORT, DEFAULT_PROCESS_RULES, Port
 from executor_server.core.savepoints import BranchEnd
 
 _FINGERPRINT_CHARS = 16
-# Sandboxes are made of few specs, and each is asked for its fingerprint several times.
+# There are few specs for many sandboxes, and the fingerprint of each is needed several times.
 _FINGERPRINTS_KNOWN = 64
 
 

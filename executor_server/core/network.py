@@ -68,7 +68,7 @@ class EgressDenial:
 
     @property
     def sentence(self) -> str:
-        """The message for people who have not asked: it names the host."""
+        """The message for other people: it names the host."""
         if not self.host or self.host in self.message:
             return self.message
         return f"{self.host}:{self.port}: {self.message}" if self.port else f"{self.host}: {self.message}"

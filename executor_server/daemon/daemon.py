@@ -143,7 +143,7 @@ class _Daemon:
 
 @dataclass(frozen=True)
 class _Control:
-    """The parts that say who may do what, and who watches it."""
+    """The parts that decide about rights, and that record what happens."""
 
     tokens: Tokens | None
     policies: PolicyStore

@@ -27,7 +27,7 @@ _MAX_RECEIVED_BYTES = 64 * GIB
 
 
 class EnvironmentOwner:
-    """Owns the service. A daemon of which no client wants packages has none of its parts but this object."""
+    """Owns the service. If no client asks for packages, only this object exists."""
 
     def __init__(self, config: Config) -> None:
         section = config.environments

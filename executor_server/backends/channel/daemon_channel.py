@@ -24,7 +24,7 @@ Races.
   busy. From then on it holds for each new connection (reading.py).
 
 Attacks. The guest is hostile.
-- A frame that violates the protocol closes the channel for good (`violated`): nothing later is believed.
+- A frame that violates the protocol closes the channel for good (`violated`): later frames are not trusted.
 - Lengths are checked before allocation (frames.py). A gap in the numbers, and an acknowledgement of a frame that was
   never sent, are violations (sequenced.py).
 - A guest that acknowledges nothing can't make the daemon keep frames without bound: `drain` blocks the sender.

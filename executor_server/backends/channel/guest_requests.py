@@ -47,7 +47,7 @@ from executor_server.guest.wire.schema import message_of, read_listed, read_obje
 
 T = TypeVar("T")
 
-# Bytes of one answer that wait for the caller before reading stops; it goes on at half of that.
+# Bytes of one answer that wait for the caller before reading stops; it resumes at half of that.
 _MAX_WAITING_BYTES = 4 * 1024 * 1024
 _PART_OVERHEAD_BYTES = 256
 

@@ -1,4 +1,4 @@
-"""The flow control of reading from a guest: who has suspended it, and when it goes on."""
+"""Flow control of reading from a guest: which reasons suspend it, and when it resumes."""
 
 from __future__ import annotations
 

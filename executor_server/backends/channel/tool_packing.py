@@ -25,9 +25,9 @@ _MAX_HELD = 2
 class BlobDigests:
     """The digests of a session's last blobs that are small enough to be a tool.
 
-    Nearly every blob is a variable, of which no record has a digest, and SHA-256 would be a third of what passing it on
-    takes. So a blob's bytes, which have just passed, are held for the moment in which the message comes that names it:
-    a tool has its digest made then, and a variable none. What is named later is digested in a thread after HOLD_S.
+    Nearly every blob is a variable, whose record has no digest, and SHA-256 would be a third of the cost of passing it
+    on. So a blob's bytes are held until the next message names it: only a tool's digest is computed. Blobs that are
+    named later are digested in a thread after HOLD_S.
     """
 
     def __init__(self) -> None:

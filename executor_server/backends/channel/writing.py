@@ -1,4 +1,4 @@
-"""The flow control of writing to a guest: who waits for room or for an acknowledgement, and when it goes on.
+"""Flow control of writing to a guest: writers wait for room or for an acknowledgement.
 
 A guest that takes nothing must not make the daemon keep frames without bound: senders wait in `drain`.
 """

@@ -46,7 +46,7 @@ def memory_group(pid: int, container_id: str, proc: Path = Path("/proc")) -> Con
     """Returns the group that limits the container's memory; None when it can't be found.
 
     `pid` is the container's first process as the Engine numbers it. The process may end at any time and its number may
-    be used again, so the path that is read here is believed only with the id in it. After that the path means the same
+    be used again, so the path is accepted only if it contains the id. After that the path means the same
     group for ever: the Engine moves no group, and gives no id twice.
     """
     try:

@@ -1,6 +1,6 @@
 """check-host: finds out what this host's Engine can isolate and limit, in sentences that say how to mend it.
 
-The Engine's own information is believed for limits. For isolation, a container that is confined and reached as a
+For limits, the Engine's own information suffices. For isolation, a container that is confined and reached as a
 sandbox is reports what it sees; see probe.py.
 """
 

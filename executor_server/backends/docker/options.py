@@ -94,7 +94,7 @@ class ContainerRequest:
     labels: Mapping[str, str]
     binds: tuple[Bind, ...] = ()
     runtime: str | None = None  # None: the Engine's default
-    environment: Mapping[str, str] = field(default_factory=dict)  # besides what every sandbox has
+    environment: Mapping[str, str] = field(default_factory=dict)  # in addition to that of every sandbox
     shares_user: bool = False  # other containers run as its user, too
     keeps_log: bool = False  # a little of what its first process writes
 

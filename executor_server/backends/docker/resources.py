@@ -44,7 +44,7 @@ class Resources:
     def build(
         cls, engine: Engine, facts: EngineFacts, *, daemon_id: str, directory: Path, runtime: str | None
     ) -> Resources:
-        """Writes the files that containers mount beside `directory`. Blocks for a moment when they are missing."""
+        """Writes the files that containers mount next to `directory`. Blocks for a moment if they are missing."""
         mounted = directory.parent / "runtime"
         for path in (directory.parent, directory, mounted):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -165,6 +165,6 @@ class Archives:
 
 
 def _mark_as_seen(task: asyncio.Task[None]) -> None:
-    """Keeps a failure, which is raised when the archive is asked for again, from being logged as lost."""
+    """Keeps a failure from being logged as lost: the next request for the archive raises it."""
     if not task.cancelled():
         task.exception()

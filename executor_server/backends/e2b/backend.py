@@ -58,7 +58,7 @@ _GUEST_VERSION = re.compile(r"[0-9a-f]{1,64}")
 _FINGERPRINT_CHARS = 256
 # Seconds between the two lists of a start, when the first one lacks a sandbox.
 _LIST_AGAIN_S = 1.0
-# A creation may take as long as so many requests: it makes about six, and may repeat one that fails.
+# A creation may take the time of this number of requests: it makes about six, and may repeat one.
 _CREATION_REQUESTS = 6
 
 _log = structlog.get_logger(__name__)
@@ -135,7 +135,7 @@ class E2BBackend:
         return environment
 
     async def _target(self, spec: SandboxSpec) -> Target:
-        """Describes the image to those who make environments. The first time costs a sandbox, which is asked."""
+        """Describes the image for builders of environments. The first call makes a sandbox to find out."""
         templates = self._started().factory.templates
         image, prepared = templates.of(spec.image), None
         if spec.packages is not None and self._environments.are_made:

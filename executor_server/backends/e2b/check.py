@@ -1,4 +1,4 @@
-"""check-host: tries the account and its templates, and says who enforces which limit.
+"""check-host: tries the account and its templates, and reports what enforces each limit.
 
 The content of a template is visible in a sandbox of it only. So a sandbox of each is made, as a session's is, and
 ended.
@@ -132,7 +132,7 @@ async def _trial(cloud: Cloud, section: E2BSection, name: str) -> AsyncIterator[
 def _enforced(section: E2BSection) -> list[HostFinding]:
     """Findings about limits that the cloud does not enforce for one session."""
     by_supervisor = "E2B limits the machine only; within it the supervisor watches, and ends what takes too much."
-    in_machine = "E2B does not limit it; the kernel of the machine does, as the guest told it to."
+    in_machine = "E2B does not limit it; the machine's kernel does, as set by the guest."
     return [
         HostFinding("memory limit", ok=True, detail=by_supervisor, required=False),
         HostFinding("process limit", ok=True, detail=in_machine, required=False),
@@ -147,7 +147,7 @@ def _enforced(section: E2BSection) -> list[HostFinding]:
         HostFinding(
             "network",
             ok=True,
-            detail="E2B is asked to let nothing out, and code is in a network namespace of its own besides.",
+            detail="E2B is asked to let nothing out; in addition, code runs in a separate network namespace.",
         ),
         HostFinding(
             "lifetime",

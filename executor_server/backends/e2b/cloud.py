@@ -199,7 +199,7 @@ class Cloud:
     async def create(
         self, template: str, *, lifetime_s: float, metadata: Mapping[str, str], request_id: str
     ) -> Machine:
-        """Makes a sandbox. `request_id`: the cloud makes one sandbox for equal ids, however often it is asked.
+        """Makes a sandbox. `request_id`: the cloud makes one sandbox for repeated requests with the same id.
 
         Raises Missing when there is no such template, TryLater when there is no room. When the answer was lost, there
         may be a sandbox, with the metadata.
@@ -286,7 +286,7 @@ class Cloud:
     async def request(self, more_s: float = 0.0) -> AsyncIterator[None]:
         """Surrounds one request: limits their number and its time, to which `more_s` is added.
 
-        The SDK limits the reading of a stream by the time that the cloud is asked for, and not when the stream stalls.
+        The SDK limits the reading of a stream by the requested time, but not if the stream stalls.
         """
         async with self._slots, self.translated(), asyncio.timeout(self.access.request_timeout_s + more_s):
             yield

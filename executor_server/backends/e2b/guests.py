@@ -44,7 +44,7 @@ SANDBOX_UID = 65_533
 _DIRECTORY = "/opt/executor"
 _SOCKETS = "/run/executor"
 _START_TIMEOUT_S = 60.0
-# One part in so many of a machine's memory is reserved for the cloud's own programs and the supervisor.
+# The fraction 1/N of a machine's memory is reserved for the cloud's own programs and the supervisor.
 _RESERVED = 8
 
 _log = structlog.get_logger(__name__)

@@ -1,4 +1,4 @@
-"""Keeps the sandboxes of one backend alive: renews their lifetimes, at the end of which the cloud ends them.
+"""Keeps the sandboxes of one backend alive: renews their lifetimes, after which the cloud ends them.
 
 So a sandbox outlives the last daemon by its lifetime at most. A lifetime is renewed several times before it ends, so
 that some attempts may fail without harm. Both sides count seconds from now: the request holds a duration and no time of

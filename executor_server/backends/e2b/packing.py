@@ -1,6 +1,6 @@
 """Packs an environment into a compressed archive, whose bytes are the same for the same environment.
 
-A machine unpacks it as root (guest/cloud/environment.py), with the times of the files, by which Python knows that their
+A machine unpacks it as root (guest/cloud/environment.py), with the files' times, from which Python knows that their
 bytecode is current.
 """
 
@@ -61,7 +61,7 @@ def pack(directory: Path, target: BinaryIO, max_bytes: int, walk: Walk) -> None:
 
 
 class _Bounded:
-    """A file that refuses more than so many bytes."""
+    """A file with a maximum size in bytes."""
 
     def __init__(self, target: BinaryIO, max_bytes: int) -> None:
         self._target = target

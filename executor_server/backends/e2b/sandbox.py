@@ -4,7 +4,7 @@ The object exists before the machine does, and so does the id in the machine's m
 lost ends by the same path as a session, and so does one that the cloud finished after we had abandoned it. The backend
 keeps a sandbox until the cloud has confirmed that its machine does not exist any more.
 
-An answer "there is no such sandbox" would cost a session its state, so it is believed only when a second request, of
+An answer "there is no such sandbox" would cost a session its state, so it counts only if a second request, of
 another kind, confirms it.
 """
 
@@ -52,7 +52,7 @@ class Lifetime:
 
 
 async def end_at_cloud(cloud: Cloud, cloud_id: str) -> None:
-    """Ends a machine; returns when it has ended, or when two answers say that there is none. Raises CloudFailure."""
+    """Ends a machine; returns once it has ended, or two answers say that it is missing. Raises CloudFailure."""
     if not await cloud.kill(cloud_id):
         try:
             await cloud.look(cloud_id)
@@ -206,7 +206,7 @@ class E2BSandbox(PassiveSandbox):
 
     async def _pause(self, cloud_id: str) -> bool:
         """Pauses the machine; a refusal is remembered for its template. Raises CloudFailure."""
-        refusal = "it goes on running"
+        refusal = "it is still running"
         try:
             if await self._cloud.pause(cloud_id):
                 return True

@@ -8,10 +8,10 @@ _UNPACKING_BEGINS_S = 30.0
 
 
 def upload_s(size_bytes: int) -> float:
-    """Returns the additional seconds that uploading so many bytes may take."""
+    """Returns the additional seconds that uploading this number of bytes may take."""
     return size_bytes / _UPLOADED_BYTES_S
 
 
 def unpack_s(size_bytes: int) -> float:
-    """Returns the additional seconds that unpacking an archive of so many bytes may take."""
+    """Returns the additional seconds that unpacking an archive of this size may take."""
     return _UNPACKING_BEGINS_S + size_bytes / _UNPACKED_BYTES_S

@@ -175,9 +175,9 @@ class Cgroup:
         """Returns a command line of a shell that moves itself into the group and then becomes `command`.
 
         The shell runs before bubblewrap, so no moment exists in which a process of the sandbox is outside. `set -e`
-        keeps it from going on when a move is refused: a sandbox without limits must not start.
+        stops it when a move is refused: a sandbox without limits must not start.
 
-        In version 1 it writes to `tasks`, by which a thread moves itself in microseconds. `cgroup.procs` moves a whole
+        In version 1 it writes to `tasks`, which moves the writing thread in microseconds. `cgroup.procs` moves a whole
         process; the kernel then waits until no processor is in the middle of a fork: 9 ms as measured, during which no
         other group can be made. The shell has one thread, so both mean the same.
         """
@@ -187,9 +187,9 @@ class Cgroup:
         return ["/bin/sh", "-c", f'set -e; {moves}shift {len(files)}; exec "$@"', "sh", *files, *command]
 
     def open_entrances(self) -> list[int]:
-        """Opens the files by which a process that gets the descriptors moves itself in; see `enter_and_run`.
+        """Opens files with which a process that receives them moves itself in; see `enter_and_run`.
 
-        The kernel asks whether the process that opened them may move it. Raises OSError.
+        The kernel checks the rights of the process that opened them. Raises OSError.
         """
         file = "cgroup.procs" if self.version == 2 else "tasks"
         fds: list[int] = []
@@ -313,9 +313,9 @@ def discover_cgroups(
 def _usable_v2(top: Path, own: Path) -> CgroupTrees | NoCgroups:
     """Looks for a group that limits its children, from our own upwards.
 
-    `cgroup.procs` must be writable besides the directory: to move a process, the kernel asks for write access to that
-    file of the common ancestor of both groups. A group that was not delegated to us is therefore found out here, and
-    not when a sandbox can't enter its group.
+    `cgroup.procs` must be writable as well as the directory: to move a process, the kernel requires write access to
+    that file of the common ancestor of both groups. A group that was not delegated to us is therefore found out here,
+    and not when a sandbox can't enter its group.
     """
     for candidate in (own, *(parent for parent in own.parents if parent.is_relative_to(top))):
         if not (os.access(candidate, os.W_OK) and os.access(candidate / "cgroup.procs", os.W_OK)):

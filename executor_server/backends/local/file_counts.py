@@ -1,9 +1,9 @@
-"""Limits that bubblewrap has no option for: the number of files, and of terminals, of which the machine has some
-thousand. Under an ordinary user's daemon, whose sandboxes share that user, also instances of inotify.
+"""Limits that bubblewrap has no option for: the number of files and terminals (the machine has some
+thousand). Under an ordinary user's daemon, whose sandboxes share that user, also instances of inotify.
 
-Each file, directory or link in a file system in memory takes kernel memory besides its content, which a limit of size
-does not count. tmpfs accepts a number of inodes, also after it is mounted. So a sandbox's file systems are reconfigured
-from outside, once they are mounted and before anything is sent to the guest: programs then get ENOSPC.
+Each file, directory or link in a file system in memory takes kernel memory in addition to its content, which a size
+limit does not count. tmpfs accepts a number of inodes, also after it is mounted. So a sandbox's file systems are
+reconfigured from outside, once they are mounted and before anything is sent to the guest: programs then get ENOSPC.
 
 The kernel reconfigures a mount only for a process that may mount there. Root may, in any sandbox. An ordinary user may
 in the namespaces of its own sandbox, and only a process of one thread can enter those, so this file is run as one:

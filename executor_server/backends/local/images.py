@@ -57,7 +57,7 @@ class Image:
     name: str
     python: Path
     version: tuple[int, int]
-    directories: tuple[Path, ...]  # besides the system's; each is mounted at its path on the host
+    directories: tuple[Path, ...]  # in addition to the system's; each is mounted at its path on the host
     links: tuple[tuple[Path, str], ...]  # symbolic links outside of them, on the path to the interpreter
     preload: tuple[str, ...]  # modules that a sandbox imports ahead
     telltales: tuple[Path, ...]  # files and folders that change when the environment does

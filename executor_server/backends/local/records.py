@@ -1,4 +1,4 @@
-"""The record of a sandbox's parts on the host, by which another daemon of the same state directory finds them.
+"""The record of a sandbox's parts on the host, with which the next daemon of the state directory finds them.
 
 Each sandbox has a directory of its own that only the daemon's user can enter. It holds the socket of the guest and a
 record: the sandbox's first process and bubblewrap's, if that made it, with the times at which they started (a process

@@ -39,7 +39,7 @@ def recover(directory: Path, token: bytes, forget: Callable[[LocalSandbox], None
 
 
 def still_serves(sandbox: LocalSandbox) -> bool:
-    """True when it lives, and there is a socket by which its guest may be reached."""
+    """True if it lives and its guest has a socket."""
     if sandbox.process is None or sandbox.process.has_ended():
         return False
     try:

@@ -2,12 +2,11 @@
 
 A sandbox needs the system for Python: shared libraries, time zones, fonts, terminal descriptions. Programs that agents
 write also run `sh`, `ls`, `grep`, `tar` or `git`, so those are there, and editors for people who have a terminal in a
-session; compilers, database servers, administration and whatever else a host has installed are not, nor is anything of
-/usr/local. Of network clients there are `curl` and `git`, which heed the variables that name the egress proxy: where a
-session has a network, agents expect them, and where it has none, they reach nothing. Others (ssh, nc, dig) could reach
-nothing in either case, and wget verifies with a list of authorities of its own. The tools are copied into one
-directory, because a mount for each of a hundred files would double the time to make a sandbox; and it is one for all
-sandboxes, with a network or without, so that there is one to copy.
+session; compilers, database servers, administration tools and all else that a host has installed are not, nor is
+anything of /usr/local. The network clients are `curl` and `git`, which use the variables for the egress proxy: if a
+session has a network, agents expect them, and otherwise they reach nothing. Others (ssh, nc, dig) could reach nothing
+in either case, and wget verifies with its own list of CAs. The tools are copied into one directory, because a mount for
+each of a hundred files would double the time to make a sandbox. All sandboxes share it, with a network or without.
 
 A program can read in /proc/self/mountinfo at which path of the host a mounted file lies. So the daemon keeps the files
 that sandboxes mount at paths that say nothing about the host or its users, where it has any such path.

@@ -1,7 +1,7 @@
-"""The protocols by which the daemon's parts take part in what happens in sessions, without knowing each other.
+"""Protocols through which the daemon's parts follow what happens in sessions, without knowing each other.
 
-It owns the questions that are asked before something happens (admission), the notifications that are sent afterwards
-(observer), and the queue of the executions of one session. It must not know who implements them.
+It owns the questions before an effect (admission), the notifications afterwards
+(observer), and the queue of the executions of one session. It must not know their implementations.
 """
 
 from executor_server.core.lifecycle.admission import AdmissionController, Answer, StateFacts

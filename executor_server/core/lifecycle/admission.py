@@ -1,4 +1,4 @@
-"""Admission: what is asked before something happens in a session, and may refuse it.
+"""Admission: questions before something happens in a session; the answer may be a refusal.
 
 The session layer asks after the policy has approved a request and before the effect. This class agrees to everything.
 The daemon's own (executor_server/policy/quotas) holds tenants to their quotas and writes the audit log. It refuses
@@ -65,7 +65,7 @@ class AdmissionController:
         return None
 
     def tool_call(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
-        """Asked before a client is asked to run a tool."""
+        """Called before a client must run a tool."""
 
     async def tool_answer(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
         """Asked before a tool's answer goes into the sandbox."""

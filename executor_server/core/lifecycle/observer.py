@@ -74,7 +74,7 @@ class Observer:
         """CPU time that a sandbox used outside executions since the last call."""
 
     def tool_called(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
-        """A client is asked to run a tool."""
+        """A client must run a tool."""
 
     def tool_answered(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
         """The answer to a tool call was sent to the sandbox."""

@@ -1,7 +1,7 @@
 """`executor-server admin`: the calls of AdminService, for people and, with --json, for scripts.
 
 Calls a running daemon, on this machine or elsewhere; without options the one of this user's state directory. Exit codes
-besides those of the other commands: 1 the daemon refused, or could not be reached.
+in addition to those of the other commands: 1 the daemon refused, or could not be reached.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls of AdminService for the command line: the options that say where the daemon is, and the forms of answers.
 
-Exit codes of these commands besides those of the others: 1 the daemon refused, or could not be reached.
+Exit codes in addition to those of other commands: 1 the daemon refused, or could not be reached.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def reached(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def asked(access: Mapping[str, Any], ask: Callable[[AdminClient], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the daemon's answer. Ends the process with a sentence when there is none, or when it is a refusal."""
+    """Returns the daemon's answer. If it is missing or a refusal, exits with a sentence."""
     # Imported here: the other commands don't need gRPC.
     from executor_server.api import AdminError, admin_client
 

@@ -147,7 +147,7 @@ def _headers(target: Target, network: NetworkRules, section: EgressSection) -> I
 
 
 def _resolved(target: Target, section: EgressSection) -> tuple[str, Sequence[str], str]:
-    """Returns who resolves the name, its addresses, and why there are none."""
+    """Returns the resolver of the name, its addresses, and the reason if there are none."""
     if target.is_address:
         return "none: it is an address", (target.host,), ""
     if section.upstream_resolves:

@@ -1,4 +1,4 @@
-"""`executor-server fleet`: the certificates by which the members of a fleet know each other, and its state."""
+"""`executor-server fleet`: the certificates of a fleet's members, and the fleet's state."""
 
 from __future__ import annotations
 

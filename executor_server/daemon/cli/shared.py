@@ -62,9 +62,9 @@ def placed(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def start_collector() -> None:
-    """Starts the garbage collector where `__main__` has stopped it, for what is made from here on.
+    """Starts the garbage collector, if `__main__` has stopped it, for objects made from now on.
 
-    What is there already, the modules above all, stays for as long as the process does: no collection looks at it.
+    Existing objects, mostly modules, stay as long as the process: collections skip them.
     """
     if not gc.isenabled():
         gc.freeze()

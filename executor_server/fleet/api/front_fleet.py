@@ -231,7 +231,7 @@ class FrontFleet:
         self.members.superseded(node)
 
     def link_of(self, node: str) -> FrontLink | None:
-        """Returns the link to a node; None while there is none."""
+        """Returns the link to a node, or None."""
         return self._by_node.get(node)
 
     # -- changes ---------------------------------------------------------------------------------------------------

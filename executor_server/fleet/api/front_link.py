@@ -208,7 +208,7 @@ class FrontLink:
         return LinkBroken(f"it refuses the link: {refusal.message}")
 
     async def _follow(self, call: Any, calls: grpc.aio.Channel) -> None:
-        """Exchanges hellos, and answers reports for as long as they come; `calls` connects when it is used."""
+        """Exchanges hellos, then answers reports; `calls` connects at first use."""
         own_hello = self._members.hello_for(self.node)
         self.front_instance = own_hello.instance
         await self._send(call, own_hello)

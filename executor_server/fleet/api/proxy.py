@@ -159,7 +159,7 @@ async def _first(pieces: AsyncIterator[bytes], parts: Sequence[str]) -> bytes:
 async def _both(send: Coroutine[Any, Any, None], receive: Coroutine[Any, Any, T]) -> T:
     """Returns what `receive` returns, which is the end of the call, while `send` passes the client's messages on.
 
-    A client that has sent everything goes on receiving. A client whose stream breaks ends the call.
+    A client that has sent everything can still receive. A client whose stream breaks ends the call.
     """
     sending, receiving = asyncio.create_task(send), asyncio.create_task(receive)
     try:

@@ -140,7 +140,7 @@ class SessionCreator:
         return None
 
     async def _joined(self, making: _Making) -> pb.Session:
-        """Waits for a session. Its making goes on when the caller leaves, once a node was asked."""
+        """Waits for a session. Once a node was asked, the creation continues even if the caller leaves."""
         assert making.task is not None
         making.callers += 1
         try:

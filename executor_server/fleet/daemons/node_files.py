@@ -56,7 +56,7 @@ class NodeFiles:
             raise StateDirError(f"The file {self.policy} can't be written: {error.strerror}.") from error
 
     def read_record(self) -> NodeRecord:
-        """Returns the record; a new one where there is none. Raises StateDirError for one that is damaged."""
+        """Returns the record, or a new one if it is missing. Raises StateDirError if it is damaged."""
         try:
             data = self._record.read_bytes()[: _MAX_RECORD_BYTES + 1]
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Certificates of a fleet: its authority, and those by which its front and its nodes know each other.
+"""The CA of a fleet, and the certificates with which its front and nodes authenticate each other.
 
 The authority signs nothing else, so each name in its certificates is that of a member: `front.fleet.internal` for the
 front, `NAME.node.fleet.internal` for a node. A front's certificate is for TLS clients only and a node's for TLS servers
@@ -125,7 +125,7 @@ def member_in(certificate: x509.Certificate) -> Member | None:
 
 
 def issue_front(directory: Path, days: int = DAYS) -> Issued:
-    """Makes the authority where there is none, and the front's certificate. Raises CertificateError."""
+    """Creates the CA if it is missing, and the front's certificate. Raises CertificateError."""
     with _held(directory, make=True):
         if not (directory / AUTHORITY_KEY_NAME).exists():
             _make_authority(directory)
@@ -253,10 +253,10 @@ def read_credentials(folder: Path, role: Role) -> Credentials:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature) as error:
         raise CertificateError(
-            f"The certificate {path} is not of the authority in {AUTHORITY_NAME} beside it."
+            f"The certificate {path} is not signed by the CA in {AUTHORITY_NAME} next to it."
         ) from error
     if key.public_key() != certificate.public_key():
-        raise CertificateError(f"The key {KEY_NAME} beside {path} is that of another certificate.")
+        raise CertificateError(f"The key {KEY_NAME} next to {path} belongs to another certificate.")
     member = member_in(certificate)
     if member is None or member.role != role:
         found = "no member of a fleet" if member is None else member.text

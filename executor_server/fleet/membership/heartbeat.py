@@ -2,7 +2,7 @@
 
 Theory of operation. The front answers each report of the node, and each answer is a heartbeat. Clients reach a session
 through the front alone, so what the front has reported lost can't be served. What is left for the node is to end such
-sessions: when it has heard no heartbeat for lease_s + fence_s, or when the hello of its front says that they are lost.
+sessions: after lease_s + fence_s without a heartbeat, or when the front's hello says that they are lost.
 
 All that a node needs to remember from one start to the next is its record: epoch, front, terms. `persist` writes it to
 the disk, and returns when it is there; each method changes nothing before that. When `persist` raises, nothing has

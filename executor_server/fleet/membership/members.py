@@ -21,7 +21,7 @@ Invariants; those of heartbeat.py are the other half:
 7. Checked before changed. A report that is refused changes nothing but its link, and renews nothing.
 8. Bounded. A node can make the front remember at most `MAX_NODE_SESSIONS` sessions, whatever it reports.
 
-A front that was stopped itself finds unread reports when it goes on. `tick` notices the gap, and waits before it
+After a pause of its own process, a front finds unread reports. `tick` notices the gap, and waits before it
 decides.
 """
 

@@ -22,7 +22,7 @@ from executor_server.fleet.membership.messages import NodeBackend, WarmKind
 DRAWN = 3
 """Candidates that are compared."""
 LOAD_WEIGHT = 0.5
-"""Weight of the machine's load beside the part of the places that is taken."""
+"""Weight of the machine's load relative to its share of used places."""
 CREATION_WEIGHT = 1 / 16
 """Weight of a creation under way. It is work, and the node's load, an average of a minute, does not show it yet."""
 MAX_LOAD = 4.0
@@ -121,7 +121,7 @@ class Placement:
             self._keys[member] = keys, kinds
 
     def choose(self, wanted: Wanted, tried: Collection[str] = ()) -> KnownNode | None:
-        """Returns the node to ask, but none of those that were tried; None when there is none (`explain`)."""
+        """Returns the next untried node to ask; None if there is none (`explain`)."""
         for backend in wanted.backends or self._backends():
             if wanted.kind is not None and wanted.kind.backend == backend:
                 found = self._best([self._warm.get(wanted.kind)], wanted, tried)

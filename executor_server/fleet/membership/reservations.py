@@ -85,7 +85,7 @@ class Reservations:
         return creation
 
     def place(self, creation: Creation, node: str) -> None:
-        """Notes that this node is asked next. Requires `may_move`."""
+        """Notes the next node to ask. Requires `may_move`."""
         assert self.may_move(creation)
         member = self._members.get(node)
         assert member is not None

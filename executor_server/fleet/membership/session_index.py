@@ -140,7 +140,7 @@ class SessionIndex:
         self._count(creation.tenant)
 
     def place(self, creation: Creation, node: str, epoch: int) -> None:
-        """Notes the node that is asked next; it counts again when a session that it had made is lost."""
+        """Notes the next node to ask; it counts again if its session for the request is lost."""
         creation.node, creation.epoch = node, epoch
         if not creation.is_counted and creation.request not in self._by_request:
             creation.is_counted = True

@@ -20,7 +20,7 @@ START_TIME_S = 60.0
 STOP_TIME_S = 40.0
 """Seconds in which a daemon that was asked twice to stop must have ended; after them it is killed."""
 HURRY_AFTER_S = 5.0
-"""Seconds after which it is asked the second time, which makes it wait for no execution any more."""
+"""Seconds until the second request, after which it does not wait for executions any more."""
 LOG_TAIL_BYTES = 4000
 
 

@@ -51,17 +51,17 @@ class Engine:
         return str(ray.get_runtime_context().get_node_id())
 
     def node_actor(self, node: str, kind: type, settings: object) -> Any:
-        """Returns the actor of a node, made where there is none. It runs there or nowhere."""
+        """Returns the actor of a node; creates it if it is missing. It can only run on that node."""
         return self._actor(
             f"{NODE_ACTOR}{node}", kind, settings, node, soft=False, resources={RESOURCE: RESOURCE_SHARE}
         )
 
     def front_actor(self, node: str, kind: type, settings: object, *, soft: bool) -> Any:
-        """Returns the front's actor, made where there is none; with `soft` it runs elsewhere when the node is gone."""
+        """Returns the front's actor; creates it if it is missing. With `soft` it can move if the node is gone."""
         return self._actor(FRONT_ACTOR, kind, settings, node, soft=soft, resources={})
 
     def find(self, name: str) -> Any | None:
-        """Returns the actor of that name; None where there is none."""
+        """Returns the actor of that name, or None."""
         import ray
 
         with translated():
@@ -107,7 +107,7 @@ class Engine:
             ray.kill(actor, no_restart=True)
 
     def request_nodes(self, number: int) -> None:
-        """Asks the autoscaler for so many nodes in all; 0: for none beyond what is used."""
+        """Requests this total number of nodes from the autoscaler; 0: only those in use."""
         from ray.autoscaler.sdk import request_resources
 
         with translated():

@@ -73,7 +73,7 @@ class LocalCluster:
     @property
     def environment(self) -> dict[str, str]:
         """Variables for Ray's part of a process that belongs to the cluster."""
-        # The token keeps other users of this machine out: anybody who reaches a cluster without one can run code in it.
+        # The token keeps other users of this machine out, who could run code in the cluster otherwise.
         return {**_SETTINGS, "RAY_AUTH_TOKEN_PATH": str(self.temporary / "token")}
 
     @property
@@ -94,7 +94,7 @@ class LocalCluster:
 
 
 def read_cluster(path: Path) -> LocalCluster | None:
-    """Returns the cluster that the file describes; None where there is none. Raises ClusterError."""
+    """Returns the cluster that the file describes, or None. Raises ClusterError."""
     try:
         with path.open("rb") as file:
             fields = json.loads(file.read(MAX_FILE_BYTES))
@@ -106,7 +106,7 @@ def read_cluster(path: Path) -> LocalCluster | None:
 
 
 def start_cluster(path: Path, number: int) -> LocalCluster:
-    """Starts a cluster of so many nodes and describes it in the file. Raises FleetError; nothing runs then."""
+    """Starts a cluster with this number of nodes and writes the file. On FleetError nothing is left running."""
     cluster = LocalCluster(Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir="/tmp")), _free_port(), number)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fields = {"temporary": str(cluster.temporary), "port": cluster.port, "number": number}

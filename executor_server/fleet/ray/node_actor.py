@@ -1,7 +1,7 @@
 """The actor on one of Ray's nodes: starts or adopts the daemon of its machine.
 
-Nothing depends on the actor's state. The daemon goes on when the actor or its raylet ends, and the next actor finds the
-daemon by its pid file.
+Nothing depends on the actor's state. The daemon survives the end of the actor or its raylet, and the next actor finds
+the daemon by its pid file.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class SandboxPlan:
     below_tmp: Sequence[str]  # directories of the image there, to be seen in the sandbox's own /tmp
     listener: int  # descriptors of the daemon
     cpu_counter: int | None
-    groups: Sequence[int]  # files by which it joins its control groups
+    groups: Sequence[int]  # files with which it joins its control groups
 
     def packed(self, stderr: int) -> tuple[bytes, list[int]]:
         """Returns the packet, and the descriptors that go with it."""

@@ -142,7 +142,7 @@ class ForkServers:
     def blueprint(self, resources: Resources, image: Image, spec: SandboxSpec) -> Blueprint:
         """Returns the kind of fork server that makes such sandboxes. Raises Fallback."""
         # With a network, a program may install another version of a module, and expects to import that. A library reads
-        # the number of its threads when it is imported, so who may have few processes gets none that is imported.
+        # the number of its threads at import, so a sandbox with few processes gets no imported libraries.
         with_modules = (
             spec.memory_bytes >= _MODULES_FROM_BYTES
             and not spec.egress
@@ -212,7 +212,7 @@ class ForkServers:
         self._pauses[blueprint] = _Pause(now() + seconds, seconds)
 
     def _tidy(self) -> None:
-        """Lets successors take over, moves ended ones out of the way, and releases those of which nothing is left."""
+        """Lets successors take over, sets ended ones aside, and releases those without sandboxes."""
         for blueprint, successor in list(self._successors.items()):
             if successor.is_ready or successor.ended_because:
                 del self._successors[blueprint]

@@ -1,9 +1,8 @@
 """Checks a sandbox that is about to serve: every wall is up, or it never runs anything.
 
-The same is asked twice. The sandbox's own report (guest/fork_server/report.py) finds our faults: a kernel that ignores
-a flag, a step that was moved, a descriptor that a library opened. It is worth what the process is worth that makes it,
-and that one has imported the image's libraries. So the daemon also reads from the kernel what the process is.
-
+Everything is checked twice. The sandbox's own report (guest/fork_server/report.py) finds our faults: a kernel that
+ignores a flag, a step that was moved, a descriptor that a library opened. It is as trustworthy as its process, which
+has imported the image's libraries. So the daemon also reads the process's state from the kernel.
 It may read all of it. The process is non-dumpable, which closes its namespaces and descriptors to its own user; they
 are open to root, and to the ordinary user who made the fork server, because the owner of a user namespace has every
 right in it and below. A security module of the host can refuse these two all the same; there is only the report of them
@@ -60,7 +59,7 @@ def _fault(
     ids: tuple[int, int],
     outside: tuple[int, int],
 ) -> str:
-    """Compares facts. Its user and group are `ids` to who noted them, and the maps lead to `outside`."""
+    """Compares facts. Its user and group are `ids` inside, and the maps lead to `outside`."""
     status, namespaces = facts.get("status"), facts.get("namespaces")
     if not isinstance(status, dict) or not isinstance(namespaces, dict):
         return "it reports nothing"

@@ -6,7 +6,7 @@ by its pip and so with its configuration, mirrors and certificates, and given to
 index, and no image shows where it was built. The exception is what Debian packages a public base lacks: apt in the
 build fetches them from where that base says.
 
-The recipes are the folders of `images/` in the repository. A wheel brings them along (`recipes/` beside this file).
+The recipes are the folders of `images/` in the repository. A wheel contains them (`recipes/` next to this file).
 """
 
 from __future__ import annotations

@@ -77,6 +77,8 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
     "aio_processes.py": (
         ("of the asyncio client: commands", "of the blocking client: commands"),
         ("(an interrupt, a cancelled task, an exception", "(an interrupt, an exception"),
+        ("by a break, an exception, a cancelled task.", "by a break, an exception."),
+        ("`contextlib.aclosing` closes it", "`contextlib.closing` closes it"),
     ),
     "_aio/transport.py": (
         ("The asyncio client's", "The blocking client's"),
@@ -90,6 +92,7 @@ RENAMED = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "_aio": "_sync",
+    "AsyncGenerator": "Generator",
     "aclosing": "closing",
     "asynccontextmanager": "contextmanager",
     "aio": "client",

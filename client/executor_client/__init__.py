@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         InvalidRequest,
         ModulesMissing,
         NotFoundError,
+        OutputLimitExceeded,
         PolicyViolationError,
         PreconditionError,
         ProcessFailed,
@@ -117,13 +118,13 @@ __all__ = [
     "ExecutionResult", "ExecutorClient", "ExecutorClientError", "FileChange", "FileChanges", "FileInfo",
     "FileLimits", "FileList", "FileWatch", "Image", "ImageEvent", "InvalidRequest", "LimitWarningEvent", "Limits",
     "LogEvent", "ModulesMissing", "NetworkRules", "NetworkSecret", "NetworkUsage", "NotFoundError", "OnWait",
-    "OpaqueValue", "Outcome", "OutputCutEvent", "PackagesPolicy", "Policy", "PolicyRef", "PolicyViolationError",
-    "PortForward", "PortRules", "PreconditionError", "Process", "ProcessFailed", "ProcessInfo", "ProcessOutput",
-    "ProcessOutputCut", "ProcessResult", "ProcessRules", "ProcessUsage", "Progress", "ProtocolError", "QueuedEvent",
-    "Quotas", "Record", "ReentrantExecution", "ResourceExhaustedError", "Rollback", "Savepoint", "Session",
-    "SessionFiles", "SessionGone", "SessionInfo", "SessionPorts", "SessionProcesses", "SessionState", "StateManifest",
-    "StateRules", "TerminalSize", "TlsConfig", "Tool", "ToolCallEvent", "ToolNotShippable", "TupleRecord",
-    "UnavailableError", "Usage", "ValueLimits", "VariablesState", "Violation", "Wait", "WaitKind",
+    "OpaqueValue", "Outcome", "OutputCutEvent", "OutputLimitExceeded", "PackagesPolicy", "Policy", "PolicyRef",
+    "PolicyViolationError", "PortForward", "PortRules", "PreconditionError", "Process", "ProcessFailed", "ProcessInfo",
+    "ProcessOutput", "ProcessOutputCut", "ProcessResult", "ProcessRules", "ProcessUsage", "Progress", "ProtocolError",
+    "QueuedEvent", "Quotas", "Record", "ReentrantExecution", "ResourceExhaustedError", "Rollback", "Savepoint",
+    "Session", "SessionFiles", "SessionGone", "SessionInfo", "SessionPorts", "SessionProcesses", "SessionState",
+    "StateManifest", "StateRules", "TerminalSize", "TlsConfig", "Tool", "ToolCallEvent", "ToolNotShippable",
+    "TupleRecord", "UnavailableError", "Usage", "ValueLimits", "VariablesState", "Violation", "Wait", "WaitKind",
 ]  # fmt: skip
 
 # The module of each public name, imported on first use (PEP 562): gRPC and its messages take a fifth of a second to
@@ -144,8 +145,8 @@ _HOMES = {
     "executor_client.errors": (
         "AuthenticationError AuthorizationError CallTimeoutError ConfigurationError ConnectionLost DaemonError "
         "EnvironmentFailed EvaluationError ExecutionFailed ExecutorClientError InvalidRequest ModulesMissing "
-        "NotFoundError PolicyViolationError PreconditionError ProcessFailed ProtocolError ReentrantExecution "
-        "ResourceExhaustedError SessionGone ToolNotShippable UnavailableError Violation"
+        "NotFoundError OutputLimitExceeded PolicyViolationError PreconditionError ProcessFailed ProtocolError "
+        "ReentrantExecution ResourceExhaustedError SessionGone ToolNotShippable UnavailableError Violation"
     ),
     "executor_client.events": (
         "DisplayEvent ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"

@@ -26,6 +26,7 @@ from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client.errors import (
     CallTimeoutError,
+    InvalidRequest,
     PreconditionError,
     ProtocolError,
 )
@@ -55,6 +56,7 @@ class AsyncProcess(ShortRepr):
         self._session = session
         self._followed = followed
         self._written_bytes = written_bytes
+        self._rest = bytearray()  # what `read_bytes` has read and not returned
         self._stream: AsyncEventStream | None = None
         self._stream_ends_s = math.inf
         self._write_lock = Lock()
@@ -110,6 +112,26 @@ class AsyncProcess(ShortRepr):
             pass  # it still runs
         self.close()
         return events
+
+    async def read_bytes(self, timeout_s: float, *, max_bytes: int = READ_BYTES_MAX) -> bytes:
+        """Returns the unread output, and what arrives within `timeout_s` seconds, in order: stdout and stderr together.
+
+        Returns earlier if the process ends, or with `max_bytes`; the rest is for the next `read_bytes`. A line stands
+        in place of bytes that were dropped. Returns nothing at the end of the output, when `result` is set, and if
+        nothing arrives in time, when it is None. `timeout_s` must cover a round trip to the daemon.
+        """
+        if max_bytes <= 0:
+            raise InvalidRequest("max_bytes must be above 0")
+        ends_s = time.monotonic() + timeout_s
+        try:
+            while len(self._rest) < max_bytes and (event := await self._next(ends_s)) is not None:
+                self._rest += event.data if isinstance(event, ProcessOutput) else core.omission(event.omitted_bytes)
+        except CallTimeoutError:
+            pass  # it still runs
+        self.close()
+        data = bytes(self._rest[:max_bytes])
+        del self._rest[:max_bytes]
+        return data
 
     async def wait(self, timeout_s: float | None = None) -> ProcessResult:
         """Waits for the process to end. Drops unread output.

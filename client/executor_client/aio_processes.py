@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Literal
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncTransport, Background, OnOutput, notify
 from executor_client._core import process as core
 from executor_client._core.arguments import checks_calls
 from executor_client._core.convert import from_wire
-from executor_client._core.process import FollowedProcess, HeadAndTail
+from executor_client._core.process import FollowedProcess, KeptOutput
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
@@ -27,8 +28,10 @@ from executor_client.errors import (
 )
 from executor_client.process_results import (
     CompletedProcess,
+    ProcessEvent,
     ProcessInfo,
     ProcessOutput,
+    ProcessResult,
     TerminalSize,
 )
 
@@ -58,47 +61,101 @@ class AsyncSessionProcesses(ShortRepr):
         input: bytes | str | None = None,  # as in subprocess.run
         on_output: OnOutput | None = None,
         max_output_bytes: int = OUTPUT_BYTES,
+        merge_stderr: bool = False,
+        overflow: Literal["cut", "error"] = "cut",
+        not_runnable: Literal["error", "result"] = "error",
     ) -> CompletedProcess:
         """Runs a command to its end and returns its exit code and output. A command that fails is a result.
 
         Text is run by bash, or by `/bin/sh` if the image has no bash; a list is run directly. After `timeout_s` seconds
         the command is killed with its descendants. `on_output` is called with the stream's name and each piece as it
-        arrives. `max_output_bytes` of each stream are kept, head and tail. `input` is written while output is read.
+        arrives. `max_output_bytes` of each stream are kept, head and tail; with `overflow="error"`, a command that
+        prints more is killed. With `merge_stderr`, both streams are one pipe, which keeps their order, and all output
+        is stdout. `input` is written while output is read.
+
+        With `not_runnable="result"`, a command that can't be run is a result, as for a shell: exit code 127 if there is
+        no such program, 126 if it can't be executed, and the reason on stderr.
 
         If it ends in any other way (an interrupt, a cancelled task, an exception of `on_output`), it kills the command.
         After a KeyboardInterrupt, the command gets a SIGINT first and two seconds to end.
 
-        Raises InvalidRequest (COMMAND_NOT_FOUND) if there is no such program, and PolicyViolationError.
+        Arguments may have 2 MiB together, and 131,071 bytes each; a text for the shell may have 2 MiB.
+
+        Raises InvalidRequest if the program is missing (COMMAND_NOT_FOUND) or can't be executed
+        (COMMAND_NOT_EXECUTABLE), or if `cwd` is no directory (FILE_NOT_DIRECTORY) or closed to the sandbox's user
+        (FILE_PERMISSION_DENIED); NotFoundError if it is missing (CWD_NOT_FOUND); OutputLimitExceeded; and
+        PolicyViolationError.
         """
-        if max_output_bytes < 0:
-            raise InvalidRequest("max_output_bytes is negative")
-        given = None if input is None else core.as_bytes(input)
+        kept = KeptOutput(max_output_bytes, overflow)
         request = core.start_request(
-            self._session.session_id, command, cwd=cwd, env=env, stdin=given is not None, timeout_s=timeout_s
+            self._session.session_id,
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=input is not None,
+            timeout_s=timeout_s,
+            merge_stderr=merge_stderr,
         )
-        kept = {"stdout": HeadAndTail(max_output_bytes), "stderr": HeadAndTail(max_output_bytes)}
+        process = None
+        try:
+            async with self._running(request, input) as process:
+                async for event in process:
+                    kept.add(event)
+                    if on_output is not None and isinstance(event, ProcessOutput):
+                        await notify(on_output, event.stream, event.data)
+        except InvalidRequest as error:
+            if process is not None or not_runnable == "error":
+                raise
+            return core.not_run(request, error)
+        assert process.result is not None, "the events ended without a result"
+        return kept.completed(request, process.result)
+
+    def stream(
+        self,
+        command: Command,
+        *,
+        timeout_s: float | None = None,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        input: bytes | str | None = None,  # as in `run`
+        merge_stderr: bool = False,
+    ) -> AsyncGenerator[ProcessEvent | ProcessResult, None]:
+        """Runs a command as `run` does, and yields its output as it arrives, then its result.
+
+        The command starts with the first step, which raises the errors of `run`. A slow reader makes it wait once the
+        buffers are full. It is killed if the generator is left early: by a break, an exception, a cancelled task.
+        Python closes an abandoned generator when it collects it; `contextlib.aclosing` closes it at once.
+        """
+        request = core.start_request(
+            self._session.session_id,
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=input is not None,
+            timeout_s=timeout_s,
+            merge_stderr=merge_stderr,
+        )
+        return self._streamed(request, input)
+
+    async def _streamed(
+        self, request: pb.StartProcessRequest, input: bytes | str | None
+    ) -> AsyncGenerator[ProcessEvent | ProcessResult, None]:
+        async with self._running(request, input) as process:
+            async for event in process:
+                yield event
+        assert process.result is not None, "the events ended without a result"
+        yield process.result
+
+    @contextlib.asynccontextmanager
+    async def _running(self, request: pb.StartProcessRequest, input: bytes | str | None) -> AsyncIterator[AsyncProcess]:
+        """Starts a command, gives it its input, and kills it if the block fails."""
+        given = None if input is None else core.as_bytes(input)
         with self._session._transport.waits() as waits:
             process = self._asked_for(request, waits)
             async with _killed_on_failure(process):
                 await process._begin()
                 async with contextlib.nullcontext() if given is None else Background(lambda: _give(process, given)):
-                    async for event in process:
-                        if isinstance(event, ProcessOutput):
-                            kept[event.stream].add(event.data)
-                            if on_output is not None:
-                                await notify(on_output, event.stream, event.data)
-                        else:
-                            kept["stdout"].omit(event.omitted_bytes)
-        assert process.result is not None, "the events ended without a result"
-        stdout, stderr = kept["stdout"].finish(), kept["stderr"].finish()
-        return CompletedProcess(
-            process_id=process.process_id,
-            argv=tuple(request.argv),
-            result=process.result,
-            stdout_bytes=stdout,
-            stderr_bytes=stderr,
-            omitted_bytes=kept["stdout"].omitted_bytes + kept["stderr"].omitted_bytes,
-        )
+                    yield process
 
     async def start(
         self,
@@ -110,6 +167,7 @@ class AsyncSessionProcesses(ShortRepr):
         stdin: bool = False,
         timeout_s: float | None = None,
         process_id: str | None = None,
+        merge_stderr: bool = False,
     ) -> AsyncProcess:
         """Starts a command. Returns once it runs.
 
@@ -128,6 +186,7 @@ class AsyncSessionProcesses(ShortRepr):
             stdin=stdin,
             timeout_s=timeout_s,
             process_id=process_id,
+            merge_stderr=merge_stderr,
         )
         with self._session._transport.waits() as waits:
             process = self._asked_for(request, waits)

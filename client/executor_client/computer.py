@@ -13,10 +13,9 @@ from collections.abc import Callable
 from executor_client._core import computer as core
 from executor_client._core.arguments import checks_calls
 from executor_client._core.computer import ToolRefusal
-from executor_client._core.process import HeadAndTail
+from executor_client._core.process import KeptOutput
 from executor_client._sync import OnOutput
 from executor_client.errors import NotFoundError
-from executor_client.process_results import ProcessOutput
 from executor_client.session import Session
 
 # Processes whose read position is kept; a session has at most this many.
@@ -68,7 +67,7 @@ class Computer:
             wait_s = core.WAIT_S
         if not 0 <= wait_s <= core.WAIT_S_MAX:
             raise ToolRefusal(f"the wait must be 0 to {core.WAIT_S_MAX:g} seconds")
-        kept = {"stdout": HeadAndTail(core.OUTPUT_BYTES), "stderr": HeadAndTail(core.OUTPUT_BYTES)}
+        kept = KeptOutput(core.OUTPUT_BYTES)
         session = self._find()
         with core.refusals(f"the output of process {process_id} can't be read"):
             self._check(session, process_id)
@@ -76,13 +75,10 @@ class Computer:
             if text:
                 process.write(text)
             for event in process.read(wait_s):
-                if isinstance(event, ProcessOutput):
-                    kept[event.stream].add(event.data)
-                else:
-                    kept["stdout"].omit(event.omitted_bytes)
+                kept.add(event)
         self._note_seen(process_id, process.last_event)
         how = f"{process_id} runs" if process.result is None else f"{process_id}: {core.how_ended(process.result)}"
-        stdout, stderr = (stream.finish().decode("utf-8", "replace") for stream in kept.values())
+        stdout, stderr = (data.decode("utf-8", "replace") for data in kept.finish())
         return core.output_text(how, stdout, stderr)
 
     def kill(self, process_id: str) -> str:

@@ -205,6 +205,18 @@ class ProcessFailed(ExecutorClientError):
         self.process = process
 
 
+class OutputLimitExceeded(ExecutorClientError):
+    """Raised by `processes.run(overflow="error")`: the command printed more than its limit, and was killed.
+
+    `stdout_bytes` and `stderr_bytes` are the beginnings of its output, up to the limit.
+    """
+
+    def __init__(self, message: str, *, stdout_bytes: bytes, stderr_bytes: bytes) -> None:
+        super().__init__(message)
+        self.stdout_bytes = stdout_bytes
+        self.stderr_bytes = stderr_bytes
+
+
 class EvaluationError(ExecutorClientError):
     """An expression has no value: it failed, or no idle session can evaluate it.
 

@@ -156,6 +156,11 @@ class CompletedProcess(ShortRepr):
         return self.result.outcome
 
     @property
+    def timed_out(self) -> bool:
+        """True when its timeout ended it."""
+        return self.result.outcome == "timeout"
+
+    @property
     def exit_code(self) -> int | None:
         return self.result.exit_code
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from executor_api.limits import (
+    ARGUMENT_BYTES_MAX,
+    ARGUMENTS_BYTES_MAX,
+    ARGUMENTS_MAX,
     IDENTIFIER_CHARS_MAX,
     PATH_BYTES_MAX,
     PIECE_BYTES,
@@ -25,8 +28,6 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api import checks
 from executor_server.core import (
-    ARGUMENTS_BYTES_MAX,
-    ARGUMENTS_MAX,
     TERMINAL_CHARS_MAX,
     BlobRef,
     OutputMode,
@@ -220,6 +221,7 @@ def process_request_from(request: service_pb.StartProcessRequest) -> ProcessRequ
         stdin=request.stdin,
         timeout_s=_timeout_s(request.timeout_s) if request.HasField("timeout_s") else None,
         prefers_bash=request.prefers_bash,
+        merge_stderr=request.merge_stderr,
     )
 
 
@@ -229,7 +231,10 @@ def _argv(argv: tuple[str, ...]) -> tuple[str, ...]:
     checks.count(len(argv), ARGUMENTS_MAX, "argv")
     if any("\0" in each for each in argv):
         raise checks.invalid("argv", "holds a NUL character")
-    if sum(len(each.encode()) + 1 for each in argv) > ARGUMENTS_BYTES_MAX:
+    sizes_bytes = [len(each.encode()) for each in argv]
+    if max(sizes_bytes) > ARGUMENT_BYTES_MAX:
+        raise checks.invalid("argv", f"has an argument of more than {ARGUMENT_BYTES_MAX:,} bytes, the kernel's limit")
+    if sum(sizes_bytes) + len(argv) > ARGUMENTS_BYTES_MAX:
         raise checks.invalid("argv", f"is larger than {ARGUMENTS_BYTES_MAX:,} bytes")
     return argv
 

@@ -87,8 +87,6 @@ from executor_server.core.network import (
 )
 from executor_server.core.packages import PackagesSpec, Progress
 from executor_server.core.processes import (
-    ARGUMENTS_BYTES_MAX,
-    ARGUMENTS_MAX,
     ENVIRONMENT_BYTES_MAX,
     ENVIRONMENT_VARIABLES_MAX,
     TERMINAL_CHARS_MAX,

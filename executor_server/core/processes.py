@@ -6,8 +6,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-ARGUMENTS_MAX = 1024
-ARGUMENTS_BYTES_MAX = 128 * 1024
 ENVIRONMENT_VARIABLES_MAX = 64
 ENVIRONMENT_BYTES_MAX = 64 * 1024
 """Bytes of the names and values of a session's environment variables, and of a process's own."""
@@ -97,6 +95,7 @@ class ProcessRequest:
     stdin: bool = False
     timeout_s: float | None = None
     prefers_bash: bool = False  # bash in place of argv[0], where the sandbox has it
+    merge_stderr: bool = False  # stderr is stdout's pipe
 
 
 @dataclass(frozen=True)

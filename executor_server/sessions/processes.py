@@ -121,7 +121,7 @@ class Processes:
         return starting
 
     async def _ask_to_start(self, log: ProcessLog, request: ProcessRequest, starting: asyncio.Future[None]) -> None:
-        argv = json.dumps(list(request.argv)).encode()
+        argv = b"".join(each.encode() + b"\0" for each in request.argv)  # as JSON it could be six times as large
         body = argv + json.dumps(dict(request.env)).encode()
         size = request.pty
 
@@ -135,6 +135,7 @@ class Processes:
                 rows=size.rows if size is not None else None,
                 stdin=request.stdin,
                 prefers_bash=request.prefers_bash,
+                merge_stderr=request.merge_stderr,
                 timeout_s=request.timeout_s,
                 output_bytes=self._session.spec.processes.max_output_bytes,
                 granted=log.granted_bytes,

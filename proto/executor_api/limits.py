@@ -62,6 +62,11 @@ EXECUTION_BLOBS_OPEN_MAX = TOOL_CALLS_OPEN_MAX
 ARTIFACTS_MAX = 256
 
 # Processes.
+ARGUMENTS_MAX = 65_536
+ARGUMENTS_BYTES_MAX = 2 * _MIB
+"""Bytes of a command's arguments, the program and a NUL after each included."""
+ARGUMENT_BYTES_MAX = 131_071
+"""Bytes of one of them: Linux takes 32 pages of 4 KiB, and a NUL is in them."""
 WRITE_BYTES_MAX = 64 * 1024
 """Bytes of one message to a process's input."""
 SESSION_NAME_CHARS_MAX = 64

@@ -9,7 +9,9 @@ from contextlib import aclosing
 
 import pytest
 
+from executor_api.limits import ARGUMENT_BYTES_MAX, ARGUMENTS_BYTES_MAX, ARGUMENTS_MAX
 from executor_server.core import (
+    ExecutorError,
     InvalidRequest,
     NotFound,
     PolicyViolation,
@@ -139,24 +141,65 @@ async def test_the_workspace_belongs_to_the_user_of_the_sandbox(harness: Harness
 
 @promise("processes")
 @pytest.mark.parametrize(
-    ("argv", "cwd", "reason"),
+    ("argv", "cwd", "reason", "message"),
     [
-        (("no-such-command",), "", Reason.COMMAND_NOT_FOUND),
-        (("/no/such/command",), "", Reason.COMMAND_NOT_FOUND),
-        (("/etc/passwd",), "", Reason.COMMAND_NOT_FOUND),
-        (("/bin/sh", "-c", "true"), "missing", Reason.PATH_REFUSED),
+        (("no-such-command",), "", Reason.COMMAND_NOT_FOUND, "not found in the PATH"),
+        (("/no/such/command",), "", Reason.COMMAND_NOT_FOUND, "No such file"),
+        (("/etc/passwd",), "", Reason.COMMAND_NOT_EXECUTABLE, "Permission denied"),
+        (("/tmp",), "", Reason.COMMAND_NOT_EXECUTABLE, "Is a directory"),
+        (("./orphan",), "", Reason.COMMAND_NOT_EXECUTABLE, "the interpreter that its first line names"),
+        (("./plain",), "", Reason.COMMAND_NOT_EXECUTABLE, "a first line such as"),
+        (("true",), "missing", Reason.CWD_NOT_FOUND, "No such file"),
+        (("true",), "plain", Reason.FILE_NOT_DIRECTORY, "Not a directory"),
+        (("true",), "closed", Reason.FILE_PERMISSION_DENIED, "Permission denied"),
+        (("true",), "loop", Reason.PATH_REFUSED, "symbolic links"),
     ],
-    ids=["not in the PATH", "no path", "no program", "no directory"],
+    ids=lambda value: value.name if isinstance(value, Reason) else None,
 )
 async def test_a_command_that_is_none_is_refused_and_leaves_nothing(
-    harness: Harness, argv: tuple[str, ...], cwd: str, reason: Reason
+    harness: Harness, argv: tuple[str, ...], cwd: str, reason: Reason, message: str
 ) -> None:
     session = await harness.session()
-    with pytest.raises(InvalidRequest) as refused:
+    await harness.run(session, _NOT_RUNNABLE)
+    with pytest.raises(ExecutorError, match=message) as refused:
         await session.processes.start(ProcessRequest("p", argv, cwd=cwd))
     assert refused.value.reason is reason
     assert await harness.process_ids(session) == []
     assert (await run(session, shell("p", "echo now"))).stdout == b"now\n"
+
+
+_NOT_RUNNABLE = """
+import os
+for name, text in [("orphan", "#!/no/such/interpreter"), ("plain", "echo hello")]:
+    with open(name, "w") as file:
+        file.write(text)
+    os.chmod(name, 0o700)
+os.mkdir("closed", 0)
+os.symlink("loop", "loop")
+"""
+
+
+@promise("processes")
+async def test_merged_streams_are_one_pipe(harness: Harness) -> None:
+    session = await harness.session()
+    script = "for i in 1 2 3; do echo out$i; echo err$i >&2; done"
+    said = await run(session, shell("p", script, merge_stderr=True))
+    assert said.streams == {"stdout": b"out1\nerr1\nout2\nerr2\nout3\nerr3\n", "stderr": b""}
+
+
+@promise("processes")
+async def test_two_mebibytes_of_arguments_arrive(harness: Harness) -> None:
+    """More than a quarter of the stack's usual limit, which is what the kernel lets them take."""
+    session = await harness.session()
+    program = ["python3", "-c", "import sys; print(len(sys.argv), sum(map(len, sys.argv)))"]
+    parts = ["\1" * ARGUMENT_BYTES_MAX] * 15  # six bytes each in JSON
+    left_bytes = ARGUMENTS_BYTES_MAX - sum(len(each) + 1 for each in [*program, *parts])
+    argv = (*program, *parts, "y" * (left_bytes // 2), "z" * (left_bytes - left_bytes // 2 - 2))
+    assert sum(len(each) + 1 for each in argv) == ARGUMENTS_BYTES_MAX
+    said = await run(session, ProcessRequest("p", argv))
+    given_bytes = sum(map(len, argv[3:])) + len("-c")
+    assert said.stdout.split() == [b"%d" % (len(argv) - 2), b"%d" % given_bytes]
+    assert (await run(session, ProcessRequest("q", ("/bin/true", *["a"] * (ARGUMENTS_MAX - 1))))).ended.exit_code == 0
 
 
 @promise("processes")

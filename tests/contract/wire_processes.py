@@ -42,6 +42,7 @@ class WireProcesses:
             stdin=request.stdin,
             timeout_s=request.timeout_s,
             prefers_bash=request.prefers_bash,
+            merge_stderr=request.merge_stderr,
         )
         async with aclosing(self._session.read(wire)) as answers:
             first = await anext(answers)

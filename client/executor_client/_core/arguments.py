@@ -112,6 +112,8 @@ def _test_of(hint: Any) -> Test | None:
         return (lambda value: any(test(value) for test in given)) if len(given) == len(parts) else None
     if kind is Callable:
         return callable
+    if kind is typing.Literal:
+        return lambda value: value in typing.get_args(hint)
     if not isinstance(kind, type) or kind in (object, Any) or getattr(kind, "_is_protocol", False):
         return None
     if issubclass(kind, Mapping):
@@ -151,6 +153,8 @@ def _form_of(hint: Any) -> str:
     kind = typing.get_origin(hint) or hint
     if kind is Callable:
         return "a function"
+    if kind is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(hint)))
     parts = [_form_of(each) for each in typing.get_args(hint)[:2]]
     if kind in (typing.Union, types.UnionType):
         forms = map(_form_of, typing.get_args(hint))

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from executor_api.limits import PIECE_BYTES, WRITE_BYTES_MAX
+from executor_api.limits import ARGUMENT_BYTES_MAX, ARGUMENTS_BYTES_MAX, PIECE_BYTES, WRITE_BYTES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client._core import convert, requests
@@ -15,8 +15,9 @@ from executor_client._core.followed import Followed
 from executor_client._core.retry import Retries
 from executor_client._core.tracing import Metadata
 from executor_client._core.waiting import Waits
-from executor_client.errors import InvalidRequest, ProtocolError
+from executor_client.errors import InvalidRequest, OutputLimitExceeded, ProtocolError
 from executor_client.process_results import (
+    CompletedProcess,
     ProcessEvent,
     ProcessOutput,
     ProcessOutputCut,
@@ -26,6 +27,12 @@ from executor_client.process_results import (
 
 SHELL = ("/bin/sh", "-c")
 """Runs a command given as one text."""
+_LONG_TEXT = 'IFS=; eval "unset IFS; shift $#\n$*"'
+"""Runs the text that all arguments are together, for the shell: a longer one than the kernel takes as one argument."""
+_PART_CHARS = ARGUMENT_BYTES_MAX // 4  # of at most four bytes each
+
+EXIT_CODES = {"COMMAND_NOT_FOUND": 127, "COMMAND_NOT_EXECUTABLE": 126}
+"""What a shell answers for a command that can't be run, by reason."""
 
 _STREAMS: dict[int, Literal["stdout", "stderr"]] = {
     types_pb2.OUTPUT_STREAM_STDOUT: "stdout",
@@ -114,11 +121,31 @@ def argv_of(command: str | Sequence[str]) -> list[str]:
     if isinstance(command, str):
         if not command.strip():
             raise InvalidRequest("the command is empty")
-        return [*SHELL, command]
-    argv = list(command)
-    if not argv or not all(isinstance(each, str) for each in argv):
-        raise InvalidRequest("the command must be text for the shell, or a list of the program and its arguments")
+        argv = [*SHELL, command]
+        if _size_of(command) > ARGUMENT_BYTES_MAX:
+            parts = [command[start : start + _PART_CHARS] for start in range(0, len(command), _PART_CHARS)]
+            argv = [*SHELL, _LONG_TEXT, SHELL[0], *parts]
+    else:
+        argv = list(command)
+        if not argv or not all(isinstance(each, str) for each in argv):
+            raise InvalidRequest("the command must be text for the shell, or a list of the program and its arguments")
+    for index, argument in enumerate(argv):
+        if _size_of(argument) > ARGUMENT_BYTES_MAX:
+            raise InvalidRequest(
+                f"argument {index} of the command has {_size_of(argument):,} bytes, and the kernel takes "
+                f"{ARGUMENT_BYTES_MAX:,} in one; pass it in a file, or as input"
+            )
+    size_bytes = sum(map(_size_of, argv)) + len(argv)
+    if size_bytes > ARGUMENTS_BYTES_MAX:
+        raise InvalidRequest(
+            f"the command has {size_bytes:,} bytes with its arguments; the limit is {ARGUMENTS_BYTES_MAX:,}: "
+            "pass the rest in a file, or as input"
+        )
     return argv
+
+
+def _size_of(argument: str) -> int:
+    return len(argument.encode("utf-8", "surrogatepass"))
 
 
 def start_request(
@@ -176,12 +203,69 @@ def signal_request(session_id: str, process_id: str, number: int, target: str) -
     )
 
 
-class HeadAndTail:
-    """Keeps the head and the tail of a stream's bytes, `limit_bytes` together."""
+def not_run(request: pb.StartProcessRequest, error: InvalidRequest) -> CompletedProcess:
+    """Returns a refused command as a shell reports it. Raises any other error."""
+    if error.reason not in EXIT_CODES:
+        raise error
+    message = f"{error.message}\n".encode()
+    return CompletedProcess(
+        process_id=request.process_id,
+        argv=tuple(request.argv),
+        result=ProcessResult(outcome="exited", exit_code=EXIT_CODES[error.reason], output_bytes=len(message)),
+        stdout_bytes=message if request.merge_stderr else b"",
+        stderr_bytes=b"" if request.merge_stderr else message,
+    )
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._head_bytes = (limit_bytes + 1) // 2
-        self._tail_bytes = limit_bytes // 2
+
+class KeptOutput:
+    """The output of a command, with at most `limit_bytes` of each stream.
+
+    If there is more, head and tail are kept ("cut"), or `add` raises OutputLimitExceeded with the beginning ("error").
+    """
+
+    def __init__(self, limit_bytes: int, overflow: Literal["cut", "error"] = "cut") -> None:
+        if limit_bytes < 0:
+            raise InvalidRequest("max_output_bytes is negative")
+        self._limit_bytes = limit_bytes
+        self._may_overflow = overflow == "cut"
+        self._stdout, self._stderr = (HeadAndTail(limit_bytes, has_tail=self._may_overflow) for _ in range(2))
+
+    def add(self, event: ProcessEvent) -> None:
+        stream = self._stderr if isinstance(event, ProcessOutput) and event.stream == "stderr" else self._stdout
+        if isinstance(event, ProcessOutput):
+            stream.add(event.data)
+        else:
+            stream.omit(event.omitted_bytes)
+        if stream.is_cut and not self._may_overflow:
+            raise OutputLimitExceeded(
+                f"the command printed more than {self._limit_bytes:,} bytes, its limit, and was killed",
+                stdout_bytes=self._stdout.head,
+                stderr_bytes=self._stderr.head,
+            )
+
+    def finish(self) -> tuple[bytes, bytes]:
+        """Returns what was kept of stdout and of stderr."""
+        return self._stdout.finish(), self._stderr.finish()
+
+    def completed(self, request: pb.StartProcessRequest, result: ProcessResult) -> CompletedProcess:
+        """Returns the ended process with what was kept."""
+        stdout_bytes, stderr_bytes = self.finish()
+        return CompletedProcess(
+            process_id=request.process_id,
+            argv=tuple(request.argv),
+            result=result,
+            stdout_bytes=stdout_bytes,
+            stderr_bytes=stderr_bytes,
+            omitted_bytes=self._stdout.omitted_bytes + self._stderr.omitted_bytes,
+        )
+
+
+class HeadAndTail:
+    """Keeps the head and the tail of a stream's bytes, `limit_bytes` together; or the head alone."""
+
+    def __init__(self, limit_bytes: int, *, has_tail: bool = True) -> None:
+        self._tail_bytes = limit_bytes // 2 if has_tail else 0
+        self._head_bytes = limit_bytes - self._tail_bytes
         self._head = bytearray()
         self._tail = bytearray()
         self.omitted_bytes = 0
@@ -194,6 +278,15 @@ class HeadAndTail:
         if excess > max(self._tail_bytes, PIECE_BYTES):  # now and then: cutting moves all that is kept
             self._cut(excess)
 
+    @property
+    def head(self) -> bytes:
+        return bytes(self._head)
+
+    @property
+    def is_cut(self) -> bool:
+        """True when not all is kept."""
+        return bool(self.omitted_bytes) or len(self._tail) > self._tail_bytes
+
     def omit(self, omitted_bytes: int) -> None:
         """Counts bytes that were omitted before they arrived."""
         self.omitted_bytes += omitted_bytes
@@ -203,11 +296,16 @@ class HeadAndTail:
         self._cut(max(0, len(self._tail) - self._tail_bytes))
         if not self.omitted_bytes:
             return bytes(self._head + self._tail)
-        return bytes(self._head) + b"\n[%d bytes left out]\n" % self.omitted_bytes + bytes(self._tail)
+        return bytes(self._head) + omission(self.omitted_bytes) + bytes(self._tail)
 
     def _cut(self, excess: int) -> None:
         del self._tail[:excess]
         self.omitted_bytes += excess
+
+
+def omission(omitted_bytes: int) -> bytes:
+    """Returns the line that stands in output for the bytes that are left out."""
+    return b"\n[%d bytes left out]\n" % omitted_bytes
 
 
 def as_bytes(data: Any) -> bytes:

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from executor_client._core.endpoint import TlsConfig
+from executor_client._core.process import EXIT_CODES
 from executor_client._core.session_base import short_id
 from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_process import AsyncProcess
@@ -40,7 +41,6 @@ from executor_client.process_results import ProcessResult, TerminalSize
 from executor_client.waits import OnWait, Wait
 
 EXIT_TIMEOUT = 124
-EXIT_NOT_FOUND = 127
 EXIT_HUNG_UP = 129
 
 _SHELL = 'exec "${BASH:-sh}"'
@@ -272,10 +272,10 @@ async def _execute(context: _Context) -> int:
             timeout_s=options.timeout,
         )
     except ExecutorClientError as error:
-        if error.reason != "COMMAND_NOT_FOUND":
+        if error.reason not in EXIT_CODES:
             raise
-        context.console.fail(f"{options.argv[0]!r}: {error.message}")
-        return EXIT_NOT_FOUND
+        context.console.fail(error.message)
+        return EXIT_CODES[error.reason]
     if options.detach:
         context.console.show_lines([process.process_id])
         process.close()

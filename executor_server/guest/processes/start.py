@@ -14,13 +14,14 @@ The steps, and the reasons for their order:
    processes.
 4. Signals: pid 1 ignores all, and an ignored signal stays ignored across exec. A shell without SIGINT and SIGTERM could
    not be stopped, and one without SIGCHLD would wait for ever.
-5. The resource limits are last, because they are meant for the program.
+5. The resource limits are last, because they are meant for the program. The stack's is raised if the arguments need it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 
 from ..wire.lean import signal
@@ -36,6 +37,15 @@ _REPORT_BYTES = 16
 _EXEC_TIME_MS = 1000
 # Errors that mean that the sandbox has no room for a process. All others are the command's fault.
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_NO_SUCH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_CWD_REASONS = {
+    errno.ENOENT: "cwd_not_found",
+    errno.ENOTDIR: "file_not_directory",
+    errno.EACCES: "file_permission_denied",
+}
+_SHOWN_CHARS = 200
+# Bytes of the stack for arguments and variables besides their own: the program's path, and what the kernel adds.
+_STACK_SPARE_BYTES = 128 * 1024
 
 
 class NotStarted(Exception):
@@ -81,14 +91,15 @@ def start_command(command: Command, streams: Streams, limit: Callable[[], None])
         try:
             os.chdir(command.cwd)
         except OSError as error:
-            raise NotStarted("bad_cwd", f"the process can't begin in {command.cwd!r}: {error.strerror}") from error
+            reason = _CWD_REASONS.get(error.errno or 0, "path_refused")
+            raise NotStarted(reason, f"the process can't begin in {command.cwd!r}: {error.strerror}") from error
         program = _program(command)
         try:
             return _forked(program, command, streams, limit)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise
-            raise _not_executed(command, error) from error
+            raise _not_executed(program, command, error) from error
     finally:
         _return_to(back)
         os.close(back)
@@ -109,25 +120,39 @@ def _return_to(directory: int) -> None:
 def _program(command: Command) -> str:
     """Returns the path of the program. Raises NotStarted if the PATH in its environment does not have it."""
     name = command.argv[0]
-    if command.prefers_bash and (bash := _find("bash", command)):
+    if command.prefers_bash and (bash := _find("bash", command, os.X_OK)):
         command.argv[0] = "bash"  # called sh, it would behave like sh
         return bash
-    path = name if "/" in name else _find(name, command)
+    # Like a shell: an executable file first, else the first one that is there, whose execution says why not.
+    path = name if "/" in name else _find(name, command, os.X_OK) or _find(name, command, os.F_OK)
     if not path:
-        raise NotStarted("command_not_found", f"there is no command {name!r} in the PATH of the process")
+        raise NotStarted("command_not_found", f"{name[:_SHOWN_CHARS]}: command not found in the PATH of the process")
     return path
 
 
-def _find(name: str, command: Command) -> str:
+def _find(name: str, command: Command, mode: int) -> str:
     for directory in command.env.get("PATH", os.defpath).split(os.pathsep):
         path = f"{directory or '.'}/{name}"
-        if os.access(path, os.X_OK) and not os.path.isdir(path):
+        if os.access(path, mode) and not os.path.isdir(path):
             return path
     return ""
 
 
-def _not_executed(command: Command, error: OSError) -> NotStarted:
-    return NotStarted("command_not_found", f"the command {command.argv[0]!r} can't be executed: {error.strerror}")
+def _not_executed(program: str, command: Command, error: OSError) -> NotStarted:
+    """Explains an error of execve, which reports a missing interpreter like a missing program."""
+    reason, why = "command_not_executable", error.strerror or "unknown error"
+    if error.errno == errno.E2BIG:
+        reason = "too_large"
+        why = "the arguments and the environment are larger than the kernel takes; pass them as a file or as input"
+    elif error.errno == errno.ENOENT and os.path.exists(program):
+        why = "the file is there, but the interpreter that its first line names, or its loader, is not"
+    elif error.errno in _NO_SUCH:
+        reason = "command_not_found"
+    elif error.errno == errno.ENOEXEC:
+        why = "neither a program of this machine nor a script with a first line such as #!/bin/sh"
+    elif os.path.isdir(program):
+        why = os.strerror(errno.EISDIR)
+    return NotStarted(reason, f"{command.argv[0][:_SHOWN_CHARS]}: {why}")
 
 
 def _default_signals() -> list[int]:
@@ -151,7 +176,7 @@ def _forked(program: str, command: Command, streams: Streams, limit: Callable[[]
     if report:
         os.waitpid(pid, 0)
         number = int(report)
-        raise _not_executed(command, OSError(number, os.strerror(number)))
+        raise OSError(number, os.strerror(number))
     return pid
 
 
@@ -181,8 +206,20 @@ def _become(program: str, command: Command, streams: Streams, limit: Callable[[]
         for number in _default_signals():
             signal.signal(number, signal.SIG_DFL)
         limit()
+        _allow_arguments(command)
         os.execve(program, command.argv, command.env)
     except OSError as error:
         os.write(report_fd, str(error.errno).encode())
     finally:
         os._exit(_FAILED_BEFORE_EXEC)
+
+
+def _allow_arguments(command: Command) -> None:
+    """Raises the limit of the stack, of which the kernel gives a quarter to arguments and variables, if that is low."""
+    texts = [*command.argv, *command.env.keys(), *command.env.values()]
+    size_bytes = sum(len(os.fsencode(text)) + 9 for text in texts)  # with a NUL and a pointer
+    needed = 4 * (size_bytes + _STACK_SPARE_BYTES)
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_STACK, (raised, hard))

@@ -117,7 +117,7 @@ class Process:
             self._inflow = Inflow(self._channel, self._terminal.read_fd, self._forget, is_terminal=True)
             return Streams(-1, -1, -1, os.ttyname(self._terminal.slave_fd))
         pipes = []
-        for stream in ("stdout", "stderr"):
+        for stream in ("stdout",) if request.merge_stderr else ("stdout", "stderr"):
             pipe = Pipe(stream)
             pipe.make_large()
             opened.append(pipe.write_fd)
@@ -130,7 +130,7 @@ class Process:
         else:
             stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         opened.append(stdin)
-        return Streams(stdin, pipes[0].write_fd, pipes[1].write_fd)
+        return Streams(stdin, pipes[0].write_fd, pipes[-1].write_fd)
 
     # -- output and input ----------------------------------------------------------------------------------------
 

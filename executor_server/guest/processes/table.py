@@ -7,7 +7,6 @@ requests it again, and must not start the process twice.
 from __future__ import annotations
 
 from ..wire.frames import FrameError
-from ..wire.lean import NotJson, loads
 from ..wire.process_messages import ForgetProcess, GrantOutput, ResizeProcess, SignalProcess, StartProcess, WriteProcess
 from . import sessions
 from .environment import is_text, read_variables
@@ -135,10 +134,10 @@ class Processes:
         if request.argv > len(body):
             raise FrameError(f"arguments of {request.argv} bytes in a body of {len(body)}")
         try:
-            argv = loads(body[: request.argv])
-        except NotJson as error:
-            raise FrameError("a command that is not JSON") from error
-        if not isinstance(argv, list) or not argv or not all(map(is_text, argv)):
+            *argv, rest = body[: request.argv].decode().split("\0")
+        except UnicodeDecodeError as error:
+            raise FrameError("a command that is not UTF-8") from error
+        if rest or not argv or not all(map(is_text, argv)):
             raise FrameError("a command that is not a list of texts")
         if not is_text(request.cwd):
             raise FrameError("a directory name that the system refuses")

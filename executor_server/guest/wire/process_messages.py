@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from executor_api.limits import ARGUMENTS_BYTES_MAX
+
 from .frames import Kind
 from .schema import Message, Request, boolean, identifier, integer, number, one_of, text
 
@@ -17,7 +19,6 @@ TAIL_BYTES = 64 * 1024
 """Bytes, with overhead, of the tail of a process's output that passed its limit; sent at its end, granted or not."""
 PORT_WINDOW_BYTES = 2 * 1024 * 1024
 """Bytes that one end of a forwarded connection may send before the other has passed them on."""
-MAX_COMMAND_BYTES = 256 * 1024  # a command and its environment, as JSON
 MAX_SIGNAL = 64
 PROCESS_OUTCOMES = ("exited", "signalled", "timeout")
 
@@ -27,13 +28,13 @@ PROCESS_OUTCOMES = ("exited", "signalled", "timeout")
 
 
 class StartProcess(Request, kind=Kind.START_PROCESS):
-    """Body: the program and its arguments, a list of `argv` bytes; an object of environment variables.
+    """Body: the program and its arguments, `argv` bytes with a NUL after each; an object of environment variables.
 
     DONE says that it runs. A repeated id gets the same DONE, and starts nothing.
     """
 
     id: str = identifier()
-    argv: int = integer(0, MAX_COMMAND_BYTES)
+    argv: int = integer(0, ARGUMENTS_BYTES_MAX)
     cwd: str = text(_MAX_PATH_CHARS)
     columns: Optional[int] = integer(1, _MAX_TERMINAL_CHARS, default=None)
     rows: Optional[int] = integer(1, _MAX_TERMINAL_CHARS, default=None)
@@ -42,6 +43,7 @@ class StartProcess(Request, kind=Kind.START_PROCESS):
     output_bytes: int = integer(1)
     granted: int = integer()
     prefers_bash: bool = boolean(default=False)
+    merge_stderr: bool = boolean(default=False)
 
 
 class WriteProcess(Request, kind=Kind.WRITE_PROCESS):

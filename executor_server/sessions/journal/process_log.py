@@ -40,6 +40,8 @@ UNREAD_TIME_S = 30.0
 
 # The room that must be free before more is granted; otherwise each frame would cause a grant message.
 _GRANT_STEP_BYTES = PROCESS_JOURNAL_BYTES // 4
+# Bytes of a command that are kept: all processes of a session fit into one answer, and into one record.
+_KEPT_ARGUMENTS_BYTES = 4096
 
 assert EVENT_OVERHEAD_BYTES <= OUTPUT_OVERHEAD_BYTES, "an event costs more than its frame was granted for"
 
@@ -49,7 +51,7 @@ class ProcessDescription:
     """The facts of a process that outlive the call that started it; without the values of variables."""
 
     process_id: str
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # the beginning of a long one
     cwd: str
     env_names: tuple[str, ...]
     has_pty: bool
@@ -63,7 +65,7 @@ def described(request: ProcessRequest) -> ProcessDescription:
     """Returns the description of a process that is about to start."""
     return ProcessDescription(
         process_id=request.process_id,
-        argv=request.argv,
+        argv=_beginning_of(request.argv),
         cwd=request.cwd,
         env_names=tuple(sorted(request.env)),
         has_pty=request.pty is not None,
@@ -72,6 +74,21 @@ def described(request: ProcessRequest) -> ProcessDescription:
         fingerprint=fingerprint_of(request),
         start_time_s=time.time(),
     )
+
+
+def _beginning_of(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the arguments, or the first ones with a note about the rest."""
+    kept: list[str] = []
+    room_bytes = _KEPT_ARGUMENTS_BYTES
+    for index, argument in enumerate(argv):
+        data = argument.encode()
+        if len(data) + 1 > room_bytes:
+            omitted_bytes = sum(len(each.encode()) + 1 for each in argv[index:]) - room_bytes
+            note = f"[{omitted_bytes} bytes left out]"
+            return (*kept, data[:room_bytes].decode(errors="ignore"), note)
+        kept.append(argument)
+        room_bytes -= len(data) + 1
+    return tuple(kept)
 
 
 def fingerprint_of(request: ProcessRequest) -> str:
@@ -89,6 +106,7 @@ def fingerprint_of(request: ProcessRequest) -> str:
         request.stdin,
         request.timeout_s,
         request.prefers_bash,
+        request.merge_stderr,
     ]
     return hashlib.sha256(json.dumps(values).encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -550,7 +550,7 @@ class RenameSessionResponse(_message.Message):
     def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
 
 class StartProcessRequest(_message.Message):
-    __slots__ = ("session_id", "process_id", "argv", "cwd", "env", "pty", "stdin", "timeout_s", "prefers_bash")
+    __slots__ = ("session_id", "process_id", "argv", "cwd", "env", "pty", "stdin", "timeout_s", "prefers_bash", "merge_stderr")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -567,6 +567,7 @@ class StartProcessRequest(_message.Message):
     STDIN_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PREFERS_BASH_FIELD_NUMBER: _ClassVar[int]
+    MERGE_STDERR_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     process_id: str
     argv: _containers.RepeatedScalarFieldContainer[str]
@@ -576,7 +577,8 @@ class StartProcessRequest(_message.Message):
     stdin: bool
     timeout_s: float
     prefers_bash: bool
-    def __init__(self, session_id: _Optional[str] = ..., process_id: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., cwd: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., pty: _Optional[_Union[_types_pb2.TerminalSize, _Mapping]] = ..., stdin: bool = ..., timeout_s: _Optional[float] = ..., prefers_bash: bool = ...) -> None: ...
+    merge_stderr: bool
+    def __init__(self, session_id: _Optional[str] = ..., process_id: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., cwd: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., pty: _Optional[_Union[_types_pb2.TerminalSize, _Mapping]] = ..., stdin: bool = ..., timeout_s: _Optional[float] = ..., prefers_bash: bool = ..., merge_stderr: bool = ...) -> None: ...
 
 class StartProcessResponse(_message.Message):
     __slots__ = ("event",)

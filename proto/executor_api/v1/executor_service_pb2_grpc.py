@@ -481,10 +481,11 @@ class ExecutorServiceServicer(object):
         """Starts a process in the session's sandbox, beside its executions, and streams its numbered events, the last of
         which is the result. A process belongs to its session: when the caller leaves, it goes on. It ends with the session.
         Repeated with the same process_id and command: attaches to that process, from the first event that is held.
-        INVALID_ARGUMENT (a field's form; with reason COMMAND_NOT_FOUND: no such command, or it can't be executed; the
-        working directory is none; the id used for another command), PERMISSION_DENIED (the policy), NOT_FOUND,
-        RESOURCE_EXHAUSTED (too many processes), FAILED_PRECONDITION (the session is lost), UNAVAILABLE (draining, or the
-        audit log can't be written).
+        INVALID_ARGUMENT (a field's form; with reason COMMAND_NOT_FOUND or COMMAND_NOT_EXECUTABLE: the program; with reason
+        FILE_NOT_DIRECTORY or FILE_PERMISSION_DENIED: the working directory; the id used for another command),
+        PERMISSION_DENIED (the policy), NOT_FOUND (the session; with reason CWD_NOT_FOUND: the working directory),
+        RESOURCE_EXHAUSTED (too many processes; arguments that the kernel does not take), FAILED_PRECONDITION (the session
+        is lost), UNAVAILABLE (draining, or the audit log can't be written).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

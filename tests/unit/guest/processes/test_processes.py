@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import time
@@ -59,8 +58,7 @@ class Sandbox:
         self.failed[op] = reason
 
     def start(self, script: str, process_id: str = "p", **more: Any) -> int:
-        argv = json.dumps(["/bin/sh", "-c", script]).encode()
-        return self.start_with(argv, b"{}", id=process_id, **more)
+        return self.start_with(b"/bin/sh\0-c\0%s\0" % script.encode(), b"{}", id=process_id, **more)
 
     def start_with(self, argv: bytes, env: bytes, **more: Any) -> int:
         self._ops += 1
@@ -255,7 +253,7 @@ def test_ten_thousand_starts_leave_a_bounded_number_known(sandbox: Sandbox, monk
     assert {sandbox.failed[op] for op in refused} == {"queue_full"}
 
 
-@pytest.mark.parametrize("argv", [b"[]", b"{}", b'["a\\u0000"]', b'["\\ud800"]', b"[1]", b"[" * 5000])
+@pytest.mark.parametrize("argv", [b"", b"true", b"true\0x", b"true\0\xff\0", b"\xed\xa0\x80\0"])
 def test_a_command_that_the_system_can_not_take_breaks_the_protocol(sandbox: Sandbox, argv: bytes) -> None:
     with pytest.raises(FrameError):
         sandbox.start_with(argv, b"{}")
@@ -264,7 +262,7 @@ def test_a_command_that_the_system_can_not_take_breaks_the_protocol(sandbox: San
 @pytest.mark.parametrize("env", [b"[]", b'{"": "x"}', b'{"a=b": "x"}', b'{"a": "\\u0000"}', b'{"a": 1}'])
 def test_variables_that_the_system_can_not_take_break_the_protocol(sandbox: Sandbox, env: bytes) -> None:
     with pytest.raises(FrameError):
-        sandbox.start_with(b'["true"]', env)
+        sandbox.start_with(b"true\0", env)
 
 
 def test_a_directory_that_is_no_path_breaks_the_protocol(sandbox: Sandbox) -> None:
@@ -274,7 +272,7 @@ def test_a_directory_that_is_no_path_breaks_the_protocol(sandbox: Sandbox) -> No
 
 def test_an_argument_that_is_too_long_is_the_fault_of_the_command(sandbox: Sandbox) -> None:
     op = sandbox.start("true " + "x" * 200_000)
-    assert sandbox.failed[op] == "command_not_found"
+    assert sandbox.failed[op] == "too_large"
 
 
 def test_no_process_left_is_not_the_fault_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

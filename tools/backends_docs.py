@@ -1,4 +1,5 @@
-"""Writes the table of promises in docs/backends.md, from the contract and from what its tests say that they prove.
+"""Writes two parts of docs/backends.md: the table of promises, from the contract and from what its tests say that they
+prove, and the tools of local sandboxes.
 
     python tools/backends_docs.py [--check]
 
@@ -17,11 +18,13 @@ from pages import between_marks, write_or_check
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from executor_server.backends.local.system import GUARANTEED_TOOLS, OTHER_TOOLS  # noqa: E402
 from tests.contract.promises import BACKENDS, PROMISES, TOPICS, Keeping, Promise, unproved  # noqa: E402
 from tests.contract.proofs import collected  # noqa: E402 - found by the line above
 
 TARGET = ROOT / "docs/backends.md"
 BEGIN, END = "<!-- promises: made by tools/backends_docs.py -->\n", "<!-- end of promises -->\n"
+BEGIN_TOOLS, END_TOOLS = "<!-- tools: made by tools/backends_docs.py -->\n", "<!-- end of tools -->\n"
 HEADS = {"local": "local", "docker": "Docker", "e2b": "E2B"}
 WORDS = {Keeping.KEPT: "yes", Keeping.BY_SUPERVISOR: "supervisor", Keeping.NOT_KEPT: "no"}
 ELSEWHERE = "°"
@@ -60,6 +63,13 @@ def main() -> None:
     )
     if missing:
         sys.exit("\n".join(missing))
+    tools = [
+        "| | |",
+        "|---|---|",
+        f"| always | `{' '.join(sorted(GUARANTEED_TOOLS))}` |",
+        f"| where the host has them | `{' '.join(sorted(OTHER_TOOLS))}`, and the system's own Python |",
+    ]
+    write_or_check(TARGET, between_marks(TARGET, BEGIN_TOOLS, END_TOOLS, tools))
     write_or_check(TARGET, between_marks(TARGET, BEGIN, END, _lines()))
 
 

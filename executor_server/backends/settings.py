@@ -18,7 +18,9 @@ OLDEST_PYTHON = (3, 9)
 """The oldest CPython that the guest runs on."""
 
 WORKSPACE = "/workspace"
-HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
+VAR_TMP = "/var/tmp"
+HOSTNAME = "sandbox"
+HOSTS = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n"
 """A sandbox's /etc/hosts."""
 
 CA_BUNDLE = "/etc/remote-executor/ca.pem"

@@ -118,6 +118,11 @@ PROMISES = (
         "Creation",
         "An image that is not there, or has no Python that serves, is reported as such, in words that may go to the client.",
     ),
+    Promise(
+        "machine",
+        "Creation",
+        "A program finds a small machine: USER and the host name are set, the system has a name in /etc/os-release, /var/tmp is writable, and /workspace is the user's own.",
+    ),
     Promise("create-cancelled", "Creation", "A creation that is cancelled, whenever, leaves nothing."),
     Promise("create-concurrent", "Creation", "Many can be made at a time; each is whole."),
     Promise(

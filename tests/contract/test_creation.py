@@ -55,6 +55,28 @@ async def test_sandboxes_are_made_at_the_same_time(backend: Backend, probe: Prob
     assert await probe.existing() == {each.sandbox_id for each in made} and len(await probe.existing()) == 3
 
 
+@promise("machine")
+async def test_programs_find_a_small_machine(harness: Harness) -> None:
+    session = await harness.session(disk_bytes=8 * MIB)
+    code = """
+import getpass, os, platform, shutil, socket, subprocess, tempfile
+os.makedirs("/tmp/source/below", mode=0o700)
+shutil.copytree("/tmp/source", "/workspace", dirs_exist_ok=True)  # sets its mode and times
+tar = subprocess.run("cd /tmp/source && tar -cf ../a.tar . && cd && tar -xf /tmp/a.tar && chmod 755 .", shell=True)
+with tempfile.TemporaryFile(dir="/var/tmp") as one, tempfile.TemporaryFile(dir="/var/tmp") as another:
+    try:
+        full = [bool(file.write(bytes(5 << 20)) and file.flush()) for file in (one, another)]
+    except OSError as error:
+        full = os.strerror(error.errno)
+[
+    getpass.getuser(), bool(platform.freedesktop_os_release()["ID"]),
+    os.path.expanduser("~"), os.stat("/workspace").st_uid == os.getuid(), socket.gethostname(), tar.returncode, full,
+]
+"""
+    run = await harness.run(session, code)
+    assert run.output == ["sandbox", True, "/workspace", True, "sandbox", 0, "No space left on device"], run.message
+
+
 @promise("create-spec")
 async def test_a_sandbox_has_the_disk_and_the_processes_of_its_spec(harness: Harness) -> None:
     session = await harness.session(disk_bytes=8 * MIB, processes=12)

@@ -229,7 +229,8 @@ for path in ("/proc/sys/kernel/hostname", "/proc/sysrq-trigger", "/dev/null/x", 
 found
 """
     found = await ask(harness, session, code)
-    assert sorted(found) == ["/dev/shm", "/tmp", "/tmp/.config", "/tmp/.config/git", "/workspace"]
+    same = ["/var/tmp", "/var/tmp/.config"]  # /tmp, seen less deep
+    assert sorted(found) == ["/dev/shm", "/tmp", "/tmp/.config", "/tmp/.config/git", *same, "/workspace"]
 
 
 async def test_only_the_machine_s_system_is_visible(harness: Harness, session: Session) -> None:

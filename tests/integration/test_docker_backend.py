@@ -134,7 +134,7 @@ async def test_the_engine_applies_the_strictest_options_to_a_container(backend: 
     assert "/sys" in host["MaskedPaths"] and "/proc/sys" in host["ReadonlyPaths"]
     limited = {"core", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc", "rtprio", "sigpending"}
     assert {limit["Name"] for limit in host["Ulimits"]} == limited
-    assert set(host["Tmpfs"]) == {"/tmp", "/workspace"}
+    assert set(host["Tmpfs"]) == {"/tmp", "/var/tmp", "/workspace"}
     writable = [mount["Destination"] for mount in found["Mounts"] if mount["RW"]]
     assert sorted(writable) == ["/dev/pts", "/run/executor/socket"]
     assert config["User"].split(":") == [config["Labels"]["executor.user"]] * 2
@@ -493,7 +493,7 @@ async def test_the_image_s_own_command_user_and_volumes_have_no_effect(state_dir
             found = _inspected(sandbox)
             assert _answers(sandbox)
             assert [mount["Destination"] for mount in found["Mounts"] if mount["Type"] == "volume"] == ["/dev/pts"]
-            assert set(found["HostConfig"]["Tmpfs"]) == {"/data", "/run", "/tmp", "/workspace"}
+            assert set(found["HostConfig"]["Tmpfs"]) == {"/data", "/run", "/tmp", "/var/tmp", "/workspace"}
             assert "Health" not in found["State"]
             environment = dict(entry.split("=", 1) for entry in found["Config"]["Env"])
             assert (environment["OF_THE_IMAGE"], environment["HOME"]) == ("1", "/workspace")

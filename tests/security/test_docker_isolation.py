@@ -158,6 +158,7 @@ def test_code_writes_to_its_own_directories_only(seen: dict[str, Any]) -> None:
         "/tmp",
         "/tmp/.config",
         "/tmp/.config/git",
+        "/var/tmp",
         "/workspace",
     }
     assert seen["guest"] == []

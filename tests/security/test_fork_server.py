@@ -94,6 +94,21 @@ def test_every_fact_is_that_of_a_sandbox_of_bubblewrap(seen: dict[str, Any]) -> 
         assert different == {}
 
 
+def test_a_sandbox_has_what_docs_backends_md_names(seen: dict[str, Any]) -> None:
+    for facts in (seen["bubblewrap"], *seen["forked"]):
+        machine = facts["machine"]
+        listed = machine.pop("ps")
+        # The supervisor, the checker and the interpreter; setsid has become ps.
+        assert set(listed[::2]) == {"sandbox"} and len(listed[1::2]) == 4 and listed[-1] == "ps", listed
+        assert machine == {
+            "missing tools": [],
+            "os-release": True,
+            "host name": ["sandbox"],
+            "same": True,
+            "own": [1000, "/workspace"],
+        }
+
+
 def test_rights_and_signals_are_the_same_or_fewer(seen: dict[str, Any]) -> None:
     expected = seen["bubblewrap"]["status"]
     for forked in seen["forked"]:

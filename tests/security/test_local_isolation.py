@@ -88,7 +88,7 @@ show(found)
 """,
     "host files": f"""
 import os
-show([path for path in ("/etc/shadow", "/home", "/var", "/sys", "/boot", "/etc/ssl/private", "/root/.bashrc", "/root/.ssh",
+show([path for path in ("/etc/shadow", "/home", "/var/lib", "/var/log", "/sys", "/boot", "/etc/ssl/private", "/root/.bashrc", "/root/.ssh",
     "/proc/1/root/etc/shadow", {str(REPOSITORY / "pyproject.toml")!r}, "/run/docker.sock") if os.path.exists(path)])
 """,
     "devices": "import os; show(os.listdir('/dev'))",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.backends.local import LocalBackend
+from executor_server.backends.local.system import GUARANTEED_TOOLS
 from executor_server.core.config import LocalImage
 from tests.contract.harness import Harness
 from tests.support.forked_backend import ForkedBackend
@@ -35,7 +36,7 @@ subprocess.run(["true"]).returncode
 """
 
 FACTS = r"""
-import ctypes, gc, hashlib, json, os, random, re, resource, secrets, signal, socket, ssl, stat, sys, tempfile, uuid
+import ctypes, gc, hashlib, json, os, random, re, resource, secrets, shutil, signal, socket, ssl, stat, subprocess, sys, tempfile, uuid
 libc = ctypes.CDLL(None)
 def lines(path):
     try:
@@ -124,6 +125,14 @@ facts = {
     "file systems": {path: os.stat(path).st_dev for path in ("/workspace", "/tmp", "/dev/shm", "/dev/pts", "/proc")},
     "shared memory": [line for line in lines("/proc/self/maps") if line.split()[1][1] == "w" and line.split()[1][3] == "s"],
     "ipc": [line for line in lines("/proc/sysvipc/shm")[1:]],
+    "machine": {
+        "missing tools": [tool for tool in TOOLS if not os.access(f"/usr/bin/{tool}", os.X_OK)],
+        "ps": subprocess.run(["setsid", "ps", "-e", "-o", "user=", "-o", "comm="], capture_output=True, text=True).stdout.split(),
+        "os-release": lines("/etc/os-release") == lines("/usr/lib/os-release"),
+        "host name": lines("/etc/hostname"),
+        "same": os.path.samefile("/tmp", "/var/tmp"),
+        "own": [os.stat("/workspace").st_uid, os.path.expanduser("~")],
+    },
     "modules": sorted(name for name in ("ctypes", "socket") if name in sys.modules),
 }
 random_state = {
@@ -138,7 +147,7 @@ facts["states"] = states()
 
 async def _facts(harness: Harness, memory_bytes: int) -> dict[str, Any]:
     session = await harness.session(memory_bytes=memory_bytes)
-    ran = await harness.run(session, FACTS)
+    ran = await harness.run(session, f"TOOLS = {sorted(GUARANTEED_TOOLS)}\n{FACTS}")
     assert ran.outcome == "succeeded", ran.message
     facts, random_state = (json.loads(text) for text in ran.output)
     return {**facts, "random": random_state}

@@ -14,11 +14,9 @@ from typing import Any
 
 from executor_server.backends.control_groups import SOCKETS_PART
 from executor_server.backends.docker.seccomp import profile
-from executor_server.backends.settings import WORKSPACE, sandbox_environment, shm_bytes
+from executor_server.backends.settings import HOSTNAME, VAR_TMP, WORKSPACE, sandbox_environment, shm_bytes
 from executor_server.core import SandboxSpec
 from executor_server.guest.wire import rlimits
-
-HOSTNAME = "sandbox"
 
 # The runtime starts a container from within its limits, and runc's first process has threads of its own until it
 # executes the guest. So the group's limit is at least this, and a lower limit is enforced by RLIMIT_NPROC of the
@@ -156,7 +154,7 @@ def _files(request: ContainerRequest, host: HostAbilities) -> dict[str, Any]:
     spec = request.spec
     # One inode more, for the file system's own directory.
     tmpfs = _TMPFS.format(user=request.user, size_bytes=spec.disk_bytes, inodes=spec.max_files + 1)
-    writable = dict.fromkeys(("/tmp", WORKSPACE), tmpfs)
+    writable = dict.fromkeys(("/tmp", VAR_TMP, WORKSPACE), tmpfs)
     return {
         "ReadonlyRootfs": True,
         "Tmpfs": {**_hidden(request.image_volumes, (*writable, "/dev/shm")), **writable},

@@ -18,6 +18,7 @@ from executor_server.backends.local.bytecode import find_uncompiled
 from executor_server.backends.local.cgroups import CgroupTrees, NoCgroups, discover_cgroups
 from executor_server.backends.local.images import Image, probe_image
 from executor_server.backends.local.resources import Resources
+from executor_server.backends.local.system import missing_tools
 from executor_server.backends.local.trial import run_python
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 from executor_server.backends.users import usable_uids
@@ -93,6 +94,7 @@ async def examine_host(
     for image in resources.images.values():
         await _try_sandbox(found, resources, image, found.uids[0] if found.uids else None)
         await asyncio.to_thread(report_bytecode, found, image)
+    await asyncio.to_thread(_report_tools, found)
     _report_limits(found, resources)
     if found.suffices:
         found.resources = resources
@@ -154,6 +156,13 @@ def report_bytecode(found: Examination, image: Image) -> None:
         )
         remedy = f"Run: {image.python} -I -S -m compileall -q {directory} (uv leaves none without --compile-bytecode)."
         found.add(f"bytecode of image {image.name}", False, detail, remedy, required=False)
+
+
+def _report_tools(found: Examination) -> None:
+    missing = missing_tools()
+    detail = f"Sandboxes lack programs that this host lacks: {', '.join(missing)}."
+    remedy = "Install their packages (ps, top and free are in procps) and restart the daemon."
+    found.add("tools", not missing, detail if missing else "All that docs/backends.md names.", remedy, required=False)
 
 
 def _confinement(seen: dict[str, Any], uid: int | None) -> Iterator[Confinement]:

@@ -2,8 +2,8 @@
 
 Nothing is visible inside unless a line here makes it so. A sandbox sees the libraries and the data of the host's system
 and a few tools (system.py), a few files of /etc that libraries expect (in a tree of our own, so that one mount brings
-them all), the Python environment of its image and the guest; all read-only. It can write to /workspace, /tmp and
-/dev/shm, each a file system in memory of limited size.
+them all), the Python environment of its image and the guest; all read-only. It can write to /workspace, /tmp, which is
+also /var/tmp, and /dev/shm, each a file system in memory of limited size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from executor_server.backends.local.images import Image
 from executor_server.backends.local.system import SHOWN_DIRECTORIES, publish
 from executor_server.backends.settings import (
     CA_BUNDLE,
+    HOSTNAME,
     HOSTS,
+    VAR_TMP,
     WORKSPACE,
     egress_environment,
     sandbox_environment,
@@ -37,10 +39,14 @@ Entry = tuple[str, ...]
 
 _HASH_CHARS = 16
 _NOLOGIN = "/usr/sbin/nologin"
+# Below /usr/lib, which every sandbox sees anyway.
+_OS_RELEASE = Path("/usr/lib/os-release")
+_UNKNOWN_OS = b"NAME=Linux\nID=linux\nPRETTY_NAME=Linux\n"
 _OWN_ETC = {
     "passwd": f"root:x:0:0:root:/:{_NOLOGIN}\nsandbox:x:{SANDBOX_ID}:{SANDBOX_ID}::{WORKSPACE}:/bin/sh\n"
     f"nobody:x:65534:65534::/:{_NOLOGIN}\n",
     "group": f"root:x:0:\nsandbox:x:{SANDBOX_ID}:\nnogroup:x:65534:\n",
+    "hostname": f"{HOSTNAME}\n",
     "hosts": HOSTS,
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
@@ -57,6 +63,7 @@ def build_etc(directory: Path, ca_bundle: bytes | None = None) -> Path:
     Its name is a hash of its content, and an existing one is never changed: sandboxes may have it mounted.
     """
     files = {name: text.encode() for name, text in _OWN_ETC.items()}
+    files["os-release"] = _OS_RELEASE.read_bytes() if _OS_RELEASE.is_file() else _UNKNOWN_OS
     files |= {name: Path("/etc", name).read_bytes() for name in _COPIED_ETC if Path("/etc", name).is_file()}
     if ca_bundle is not None:
         files[str(Path(CA_BUNDLE).relative_to("/etc"))] = ca_bundle
@@ -120,6 +127,8 @@ class Layout:
         yield ("bind", str(self.tools), "/usr/bin")
         yield ("link", "usr/bin", "/bin")
         yield ("link", "usr/bin", "/sbin")  # where the standard library looks for ldconfig
+        yield from _parents(Path(VAR_TMP))
+        yield ("link", "../tmp", VAR_TMP)  # relative: bubblewrap, too, goes through it
         yield ("bind", str(self.etc), "/etc")
         for name in _MOUNTED_ETC:
             if (self.etc / name).is_dir():
@@ -152,7 +161,7 @@ def _as_arguments(entries: Iterable[Entry]) -> Iterator[str]:
 def _namespaces() -> Iterator[str]:
     # No --die-with-parent: a sandbox outlives the daemon, and its supervisor ends it when no daemon connects again.
     yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-    yield from ("--as-pid-1", "--new-session", "--hostname", "sandbox")
+    yield from ("--as-pid-1", "--new-session", "--hostname", HOSTNAME)
 
 
 def environment_of(image: Image, spec: SandboxSpec) -> dict[str, str]:

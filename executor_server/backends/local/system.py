@@ -43,18 +43,27 @@ TOOL_DIRECTORIES = (Path("/usr/bin"), Path("/bin"))
 SYSTEM_PREFIX = Path("/usr")
 """The prefix of the system's own Python, which has its parts in the directories above."""
 
-_TOOLS = _names(
+GUARANTEED_TOOLS = _names(
     """
-    [ awk b2sum base32 base64 basename bash bunzip2 bzcat bzip2 cat chmod cksum clear cmp column comm cp csplit curl cut
-    dash date dd df diff diff3 dir dirname du echo egrep env expand expr false fc-list fc-match fgrep file find fmt fold
-    free gawk getconf getopt git grep groups gunzip gzip head hexdump hostname iconv id infocmp install join kill
-    ldconfig ldd less link ln locale logname ls lscpu mawk md5sum mkdir mkfifo mktemp more mv nano nice nl nohup nproc
-    numfmt od paste patch pathchk pgrep pidof pkill pr printenv printf ps pwd readlink realpath rev rm rmdir sdiff sed
-    seq sh sha1sum sha224sum sha256sum sha384sum sha512sum shuf sleep sort split stat stdbuf strings stty sum sync tac
-    tail tar tee test time timeout top touch tput tr true truncate tset tsort tty uname unexpand uniq unlink unlzma unxz
-    unzip unzstd uptime uuidgen vdir vi vim watch wc which whoami xargs xxd xz xzcat yes zcat zip zipinfo zstd zstdcat
+    [ awk base64 basename bash cat chmod cksum cmp comm cp csplit cut date dd df diff dirname du echo egrep env expand
+    expr false fgrep find fmt fold free getconf getent grep groups gunzip gzip head hostname iconv id install join kill
+    ldd link ln locale ls md5sum mkdir mkfifo mktemp mv nice nl nohup nproc numfmt od paste pathchk pgrep pidof pkill pr
+    printenv printf ps pwd readlink realpath rm rmdir sed seq setsid sh sha1sum sha256sum sha512sum shuf sleep sort
+    split stat stdbuf stty sum sync tac tail tar tee test timeout top touch tput tr true truncate tsort tty uname
+    unexpand uniq unlink uptime wc which whoami xargs yes zcat
     """
 )
+"""Tools of every sandbox. `check-host` names those that the host lacks."""
+
+OTHER_TOOLS = _names(
+    """
+    b2sum base32 bunzip2 bzcat bzip2 clear column curl dash diff3 dir fc-list fc-match file flock gawk getopt git
+    hexdump infocmp jq ldconfig less logname mawk more nano patch rev script sdiff sha224sum sha384sum strings time tree
+    tset unlzma unxz unzip unzstd uuidgen vdir vi vim watch xxd xz xzcat zip zipinfo zstd zstdcat
+    """
+)
+"""Tools of sandboxes on hosts that have them."""
+
 # By any name: virtual environments are made of it. Not its tools, such as python3-config.
 _PYTHON = re.compile(r"python([0-9.]+)?")
 _SOURCES = (*TOOL_DIRECTORIES, Path("/usr/sbin"), Path("/sbin"))
@@ -80,6 +89,11 @@ def build_tools(directory: Path) -> Path:
     return tools
 
 
+def missing_tools() -> list[str]:
+    """Returns the guaranteed tools that this host lacks."""
+    return sorted(GUARANTEED_TOOLS - dict(_find_tools()).keys())
+
+
 def publish(made: Path, path: Path) -> None:
     """Moves a directory to `path`, unless another daemon has put the same there meanwhile."""
     try:
@@ -97,7 +111,7 @@ def _find_tools() -> Iterator[tuple[str, Path]]:
         except OSError:  # not on this host
             continue
         for name in names:
-            if name in seen or not (name in _TOOLS or _PYTHON.fullmatch(name)):
+            if name in seen or not (name in GUARANTEED_TOOLS | OTHER_TOOLS or _PYTHON.fullmatch(name)):
                 continue
             real = Path(os.path.realpath(directory / name))
             try:

@@ -71,6 +71,8 @@ def build_root(root: str, guest: str, sizes: Sizes, environment: Optional[str] =
     _show_system(root)
     for name in ("tmp", "workspace"):
         _mount_memory(_make_directory(root, name), "1777", sizes.disk_bytes, max_files=sizes.max_files)
+    if os.path.isdir(f"{root}/var/tmp"):  # the same files, so that one limit holds for both
+        kernel.mount(f"{root}/tmp", f"{root}/var/tmp", flags=MS_BIND)
     # After /tmp, which would hide an environment in it.
     _show_interpreter(root)
     _make_devices(root, sizes)

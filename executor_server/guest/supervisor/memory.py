@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Optional
 
-# The sandbox's own file systems in memory; every backend makes them.
-_IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
+# The sandbox's own file systems in memory; every backend makes them. Two places may show the same one.
+_IN_MEMORY = ("/workspace", "/tmp", "/var/tmp", "/dev/shm")
 # System V objects: the file, the index of a field in its lines, and the bytes for each unit of it. The fields: resident
 # bytes of memory; bytes and number of messages; semaphores.
 _SYSTEM_V = (("shm", 14, 1), ("msg", 3, 1), ("msg", 4, 100), ("sem", 3, 64))
@@ -146,7 +146,7 @@ def _share_kilobytes(pid: int, status: bytes) -> int:
 
 def _files_bytes() -> int:
     used = 0
-    for place in _IN_MEMORY:
+    for place in {os.stat(place).st_dev: place for place in _IN_MEMORY}.values():
         state = os.statvfs(place)
         used += (state.f_blocks - state.f_bfree) * state.f_frsize
     return used

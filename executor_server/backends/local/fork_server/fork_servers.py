@@ -59,7 +59,7 @@ _ID_BYTES = 8
 # server.
 _BLUEPRINTS_KNOWN = 16
 # A sandbox mounts its own file systems here, which would hide what lies below; directories below /tmp are kept.
-_REPLACED = tuple(Path(name) for name in ("/dev", "/proc", "/workspace"))
+_REPLACED = tuple(Path(name) for name in ("/dev", "/proc", "/var/tmp", "/workspace"))
 _COVERED = (*_REPLACED, Path("/tmp"))
 
 # Reasons for bubblewrap that each daemon meets, and that need no look.

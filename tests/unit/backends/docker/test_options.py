@@ -83,7 +83,7 @@ def test_shared_memory_takes_half_of_the_memory_at_most() -> None:
 
 def test_writable_directories_are_memory_with_a_size() -> None:
     tmpfs = _host_config()["Tmpfs"]
-    assert set(tmpfs) == {"/tmp", "/workspace"}
+    assert set(tmpfs) == {"/tmp", "/var/tmp", "/workspace"}
     for options in tmpfs.values():
         assert {"nosuid", "nodev", f"size={32 * MIB}", "uid=2000000001"} <= set(options.split(","))
 

@@ -39,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    contract = Path(__file__).parent
-    ours = [item for item in items if contract in item.path.parents and isinstance(item, pytest.Function)]
+    here = f"{Path(__file__).parent}/"
+    ours = [item for item in items if str(item.path).startswith(here) and isinstance(item, pytest.Function)]
     elsewhere = [item for item in ours if not belongs(item)]
     if fleet_daemon.wanted():
         elsewhere += _off_the_fleet(item for item in ours if belongs(item))

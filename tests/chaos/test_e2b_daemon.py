@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -87,38 +85,6 @@ def whole(result: ExecutionResult, runs: int) -> None:
     assert (result.outcome, result.logs, result.output) == (Outcome.SUCCEEDED, SAID, runs), result.error
 
 
-def test_what_ran_when_the_daemon_was_killed_is_delivered_by_the_next(restart: Start, cloud: ThreadedDouble) -> None:
-    daemon = restart()
-    with daemon.client() as client:
-        session = client.create_session(authorized_imports=["time"])
-        machines = set(cloud.sandboxes)
-        for kill in range(1, KILLS + 1):
-            with executing(session, TICKS) as result:
-                daemon.kill()
-                daemon = restart()
-                whole(result.result(WAIT_S), runs=kill)
-        assert session.generation == 1
-        assert set(cloud.sandboxes) == machines
-        session.close()
-    assert not cloud.sandboxes
-
-
-def test_what_no_registry_knows_is_ended_at_the_start(restart: Start, cloud: ThreadedDouble, directory: Path) -> None:
-    """Killed while it made a sandbox, which no session would ever use."""
-    daemon = restart()
-    cloud.fault(Kind.DELAY, "/files", seconds=60.0)
-    with daemon.client() as client, ThreadPoolExecutor(1) as threads:
-        made = threads.submit(client.create_session)
-        assert eventually(lambda: cloud.sandboxes)
-        daemon.kill()
-        cloud.clear_faults()
-        restart(more="sessions.max_sessions = 1\n")
-        with contextlib.suppress(UnavailableError):  # for as long as a client asks again
-            made.result(WAIT_S).close()
-        assert eventually(lambda: not cloud.sandboxes)
-        assert client.create_session().execute("1 + 1").output == 2
-
-
 def test_a_session_that_rested_when_the_daemon_was_killed_is_woken_by_the_next(
     restart: Start, cloud: ThreadedDouble
 ) -> None:
@@ -132,25 +98,6 @@ def test_a_session_that_rested_when_the_daemon_was_killed_is_woken_by_the_next(
         restart(more=rests)
         result = session.execute("kept.append(42)\nkept")
         assert (result.outcome, result.output, result.generation) == (Outcome.SUCCEEDED, [41, 42], 1)
-
-
-def test_a_sandbox_that_was_ended_while_no_daemon_was_there_is_told_as_lost(
-    restart: Start, cloud: ThreadedDouble
-) -> None:
-    daemon = restart()
-    with daemon.client() as client:
-        session = client.create_session(authorized_imports=["time"])
-        with executing(session, TICKS) as result:
-            daemon.kill()
-            for machine in cloud.sandboxes:
-                cloud.vanish(machine)
-            restart()
-            lost = result.result(WAIT_S)
-        assert lost.outcome is Outcome.LOST
-        assert lost.error is not None
-        assert "gone" in lost.error.message
-        with pytest.raises(PreconditionError, match="gone"):
-            session.execute("1")
 
 
 def test_a_network_that_is_cut_for_longer_than_a_silence_costs_nothing(restart: Start, cloud: ThreadedDouble) -> None:

@@ -7,22 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.contract.inside import absent
-from tests.contract.marks import Proof, proof_of
-from tests.contract.promises import BACKENDS, BY_ID, PROMISES, TOPICS, Keeping, unproved
-
-
-@pytest.fixture(scope="module")
-def proofs() -> list[Proof]:
-    """The proofs of the whole suite, also when a part of it runs."""
-    from tests.contract.proofs import collected
-
-    return collected()
-
-
-def test_every_promise_is_proved_wherever_it_is_kept_and_replaced_where_it_is_not(proofs: list[Proof]) -> None:
-    assert (
-        unproved((promise_id, each.backend, each.instead) for each in proofs for promise_id in each.promise_ids) == []
-    )
+from tests.contract.marks import proof_of
+from tests.contract.promises import BACKENDS, BY_ID, PROMISES, TOPICS
 
 
 def test_every_test_of_the_suite_proves_something(request: pytest.FixtureRequest) -> None:
@@ -36,16 +22,6 @@ def test_every_test_of_the_suite_proves_something(request: pytest.FixtureRequest
         and proof_of(item) is None
     ]
     assert silent == []
-
-
-def test_no_test_proves_a_promise_that_is_not_kept(proofs: list[Proof]) -> None:
-    wrong = [
-        proof
-        for proof in proofs
-        for promise_id in proof.promise_ids
-        if (BY_ID[promise_id].keeping(proof.backend) is Keeping.NOT_KEPT) is not proof.instead
-    ]
-    assert wrong == []
 
 
 def test_the_table_is_whole() -> None:

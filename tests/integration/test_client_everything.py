@@ -26,11 +26,12 @@ from executor_client import (
     ToolCallEvent,
     VariablesState,
 )
+from tests.support import rounds
 from tests.support.blocking import WAIT_S, client_of
 from tests.support.daemon import Daemon, running_daemon
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=["sync", "async"] if rounds.ALL else ["sync"])  # tests/rpc/client has the other
 def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Any]:
     with client_of(request.param, daemon) as client:
         yield client

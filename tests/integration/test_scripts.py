@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.integration.test_cli_executor import environment, executor, started
-from tests.support.fork_server import EXECUTOR
+from tests.support.fork_server import EXECUTOR, run
 
 __all__ = ["environment"]
 
@@ -145,15 +145,7 @@ def by_python(directory: Path, *arguments: str, stdin: bytes) -> tuple[int, byte
 def by_executor(
     environment: dict[str, str], directory: Path, *arguments: str, stdin: bytes
 ) -> tuple[int, bytes, bytes]:
-    done = subprocess.run(
-        [*EXECUTOR, *arguments],
-        input=stdin,
-        capture_output=True,
-        cwd=directory,
-        env=environment,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run([*EXECUTOR, *arguments], input=stdin, cwd=directory, env=environment, timeout=TIMEOUT_S)
     return done.returncode, done.stdout, done.stderr
 
 

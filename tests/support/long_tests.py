@@ -114,6 +114,12 @@ LONG = (
         _OTHERS,
         but=("deep parentheses", "many statements"),
     ),
+    # What is left of a program that was stopped is the guest's to end.
+    Long(_OUTCOMES, "test_a_program_that_waits_again", _LOCAL_TOO, _OTHERS),
+    Long(_OUTCOMES, "test_threads_of_a_stopped", _LOCAL_TOO, _OTHERS),
+    Long(_OUTCOMES, "test_a_time_limit_during_the_import", _LOCAL_TOO, _OTHERS),
+    Long(_OUTCOMES, "test_a_handler_of_signals", _LOCAL_TOO, _OTHERS),
+    Long(_OUTCOMES, "test_a_timer_that", _LOCAL_TOO, _OTHERS),
     Long(_FITNESS, "test_an_interpreter_that_is_left", _LOCAL_AND_SOME, _OTHERS, but=("no descriptors",)),
     Long(_FITNESS, "test_a_program_may_close", _LOCAL_AND_SOME, _OTHERS, but=("descriptors",)),
     Long(_STATE, "test_a_hostile_reduce", _LOCAL_AND_SOME, _OTHERS, but=("import os; os._exit(1)",)),

@@ -1,4 +1,7 @@
-"""Both clients against the fake daemon. The asyncio client is driven from outside its loop, so that one text tests both."""
+"""The client against the fake daemon: with --all both, else the asyncio one, of which the blocking one is generated.
+
+The asyncio client is driven from outside its loop, so that one text tests both.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 from executor_client import AsyncExecutorClient, AsyncSession, AsyncSessionFiles, ExecutorClient
+from tests.support import rounds
 from tests.support.fake_daemon import TOKEN, FakeDaemon, serve
 
 
@@ -57,7 +61,7 @@ def client_options() -> dict[str, Any]:
     return {}
 
 
-@pytest.fixture(params=["sync", "asyncio"])
+@pytest.fixture(params=["asyncio", "sync"] if rounds.ALL else ["asyncio"])
 def client(request: pytest.FixtureRequest, daemon: FakeDaemon, client_options: dict[str, Any]) -> Iterator[Any]:
     options: Any = {"token": TOKEN, "connect_timeout_s": 2.0, "reconnect_timeout_s": 2.0, **client_options}
     if request.param == "sync":

@@ -20,6 +20,7 @@ import pytest
 from executor_client import AsyncExecutorClient, AuthenticationError, ExecutorClient, TlsConfig, UnavailableError
 from executor_client._core import probe
 from executor_client._core.endpoint import Endpoint
+from tests.support import rounds
 from tests.support.certificates import Authority
 from tests.support.fake_daemon import FakeDaemon, serve
 from tests.support.free_ports import free_port
@@ -34,7 +35,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable, raising=False)
 
 
-@pytest.fixture(params=["sync", "asyncio"])
+@pytest.fixture(params=["asyncio", "sync"] if rounds.ALL else ["asyncio"])
 def fails(request: pytest.FixtureRequest) -> Fails:
     """A function that returns the message of a first call's error, an UnavailableError unless another class is given."""
 
@@ -165,7 +166,7 @@ def ask_on_a_loop(address: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("timeouts", [{}, {"connect_timeout_s": 0.01}], ids=["default", "impatient"])
-@pytest.mark.parametrize("asks", [ask, ask_on_a_loop], ids=["sync", "asyncio"])
+@pytest.mark.parametrize("asks", [ask_on_a_loop, ask] if rounds.ALL else [ask_on_a_loop])
 @pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET], ids=["socket", "port"])
 def test_a_daemon_killed_in_the_first_call_is_waited_for_as_in_later_ones(
     tmp_path: Path, timeouts: dict[str, float], asks: Callable[..., None], family: socket.AddressFamily

@@ -95,6 +95,8 @@ RENAMED = {
     "AsyncGenerator": "Generator",
     "aclosing": "closing",
     "asynccontextmanager": "contextmanager",
+    "enter_async_context": "enter_context",
+    "push_async_exit": "push",
     "aio": "client",
     "aio_computer": "computer",
     "aio_driving": "driving",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import TracebackType
 from typing import Literal
 
 from executor_api.v1 import executor_service_pb2 as pb
@@ -141,21 +143,15 @@ class AsyncSessionProcesses(ShortRepr):
         self, request: pb.StartProcessRequest, input: bytes | str | None
     ) -> AsyncGenerator[ProcessEvent | ProcessResult, None]:
         async with self._running(request, input) as process:
-            async for event in process:
+            while (event := await process._next(math.inf)) is not None:
                 yield event
         assert process.result is not None, "the events ended without a result"
         yield process.result
 
-    @contextlib.asynccontextmanager
-    async def _running(self, request: pb.StartProcessRequest, input: bytes | str | None) -> AsyncIterator[AsyncProcess]:
-        """Starts a command, gives it its input, and kills it if the block fails."""
+    def _running(self, request: pb.StartProcessRequest, input: bytes | str | None) -> _Running:
+        waits = self._session._transport.waits()
         given = None if input is None else core.as_bytes(input)
-        with self._session._transport.waits() as waits:
-            process = self._asked_for(request, waits)
-            async with _killed_on_failure(process):
-                await process._begin()
-                async with contextlib.nullcontext() if given is None else Background(lambda: _give(process, given)):
-                    yield process
+        return _Running(self._asked_for(request, waits), waits, given)
 
     async def start(
         self,
@@ -241,13 +237,37 @@ async def _give(process: AsyncProcess, given: bytes) -> None:
             break
 
 
-@contextlib.asynccontextmanager
-async def _killed_on_failure(process: AsyncProcess) -> AsyncIterator[None]:
-    """Kills a process if the block fails. Drops its own failures: the caller gets the block's error."""
-    try:
-        yield
-    except BaseException as error:
-        if not (process._followed.refused or isinstance(error, ConnectionLost)):
+class _Running:
+    """A command during the body of an `async with`: started, given its input, and killed if the body fails.
+
+    It is a class since `stream` uses it: at the end of its loop, asyncio closes all generators at the same time, also
+    those that an `asynccontextmanager` would have.
+    """
+
+    def __init__(self, process: AsyncProcess, waits: Waits, given: bytes | None) -> None:
+        self._process = process
+        self._waits = waits
+        self._given = given
+
+    async def __aenter__(self) -> AsyncProcess:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self._waits)
+            stack.push_async_exit(self._kill_on_failure)
+            await self._process._begin()
+            if (given := self._given) is not None:
+                await stack.enter_async_context(Background(lambda: _give(self._process, given)))
+            self._owned = stack.pop_all()
+        return self._process
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._owned.__aexit__(exc_type, exc, traceback)
+
+    async def _kill_on_failure(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Kills the process if the body has failed. Drops its own failures: the caller gets the body's error."""
+        if not (exc is None or self._process._followed.refused or isinstance(exc, ConnectionLost)):
             with contextlib.suppress(ExecutorClientError, grpc.RpcError):
-                await process._end(gently=isinstance(error, KeyboardInterrupt))
-        raise
+                await self._process._end(gently=isinstance(exc, KeyboardInterrupt))

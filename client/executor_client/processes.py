@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import math
+from collections.abc import Generator, Mapping, Sequence
+from types import TracebackType
 from typing import Literal
 
 from executor_api.v1 import executor_service_pb2 as pb
@@ -142,20 +144,15 @@ class SessionProcesses(ShortRepr):
         self, request: pb.StartProcessRequest, input: bytes | str | None
     ) -> Generator[ProcessEvent | ProcessResult, None]:
         with self._running(request, input) as process:
-            yield from process
+            while (event := process._next(math.inf)) is not None:
+                yield event
         assert process.result is not None, "the events ended without a result"
         yield process.result
 
-    @contextlib.contextmanager
-    def _running(self, request: pb.StartProcessRequest, input: bytes | str | None) -> Iterator[Process]:
-        """Starts a command, gives it its input, and kills it if the block fails."""
+    def _running(self, request: pb.StartProcessRequest, input: bytes | str | None) -> _Running:
+        waits = self._session._transport.waits()
         given = None if input is None else core.as_bytes(input)
-        with self._session._transport.waits() as waits:
-            process = self._asked_for(request, waits)
-            with _killed_on_failure(process):
-                process._begin()
-                with contextlib.nullcontext() if given is None else Background(lambda: _give(process, given)):
-                    yield process
+        return _Running(self._asked_for(request, waits), waits, given)
 
     def start(
         self,
@@ -241,13 +238,37 @@ def _give(process: Process, given: bytes) -> None:
             break
 
 
-@contextlib.contextmanager
-def _killed_on_failure(process: Process) -> Iterator[None]:
-    """Kills a process if the block fails. Drops its own failures: the caller gets the block's error."""
-    try:
-        yield
-    except BaseException as error:
-        if not (process._followed.refused or isinstance(error, ConnectionLost)):
+class _Running:
+    """A command during the body of an `async with`: started, given its input, and killed if the body fails.
+
+    It is a class since `stream` uses it: at the end of its loop, asyncio closes all generators at the same time, also
+    those that an `asynccontextmanager` would have.
+    """
+
+    def __init__(self, process: Process, waits: Waits, given: bytes | None) -> None:
+        self._process = process
+        self._waits = waits
+        self._given = given
+
+    def __enter__(self) -> Process:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._waits)
+            stack.push(self._kill_on_failure)
+            self._process._begin()
+            if (given := self._given) is not None:
+                stack.enter_context(Background(lambda: _give(self._process, given)))
+            self._owned = stack.pop_all()
+        return self._process
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._owned.__exit__(exc_type, exc, traceback)
+
+    def _kill_on_failure(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Kills the process if the body has failed. Drops its own failures: the caller gets the body's error."""
+        if not (exc is None or self._process._followed.refused or isinstance(exc, ConnectionLost)):
             with contextlib.suppress(ExecutorClientError, grpc.RpcError):
-                process._end(gently=isinstance(error, KeyboardInterrupt))
-        raise
+                self._process._end(gently=isinstance(exc, KeyboardInterrupt))

@@ -12,6 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from signal import SIGKILL
 
 import structlog
 
@@ -218,10 +219,13 @@ class Processes:
 
     async def signal(self, process_id: str, signal: int, target: SignalTarget) -> None:
         """Sends a signal to a process; has no effect after its end."""
-        if not self.process(process_id).done:
+        log = self.process(process_id)
+        if not log.done:
             facts: dict[str, str | int | bool] = {"process": process_id, "signal": signal, "target": target.value}
             await self._admission.action(self._session.facts, "signal_requested", facts)
             await self._ask(lambda op: SignalProcess(op=op, id=process_id, signal=signal, target=target.value))
+            if signal == SIGKILL and target is SignalTarget.TREE:
+                log.note_kill()
 
     def _running(self, process_id: str) -> ProcessLog:
         log = self.process(process_id)

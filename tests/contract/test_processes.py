@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -279,6 +280,18 @@ async def test_signals_reach_the_group_the_process_or_the_tree(harness: Harness)
     await session.processes.signal("p", signal.SIGKILL, SignalTarget.TREE)  # after its end: nothing
     with pytest.raises(NotFound):
         await session.processes.signal("other", signal.SIGKILL, SignalTarget.TREE)
+
+
+@promise("processes")
+async def test_one_that_is_killed_ends_at_once_though_nobody_reads_its_output(harness: Harness) -> None:
+    """Its output fills all buffers, for which the daemon would wait for a reader longer than this test does."""
+    session = await harness.session()
+    await session.processes.start(shell("p", "head -c 8600000 /dev/zero; touch full; yes"))
+    await run(session, shell("q", "until [ -e full ]; do sleep 0.01; done"))
+    await session.processes.signal("p", signal.SIGKILL, SignalTarget.TREE)
+    async with asyncio.timeout(WAIT_S):
+        while await harness.runs(session, "p"):
+            await run(session, ProcessRequest(f"look-{uuid.uuid4().hex}", ("true",)))
 
 
 @promise("processes")

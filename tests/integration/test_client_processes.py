@@ -7,7 +7,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +19,18 @@ from executor_client import (
     ExecutorClientError,
     InvalidRequest,
     NotFoundError,
+    OutputLimitExceeded,
     PreconditionError,
     ProcessFailed,
     ProcessOutput,
+    ProcessResult,
     Session,
     TerminalSize,
 )
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.polling import eventually
+
+WAIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +85,7 @@ def test_head_and_tail_of_much_output_are_kept(session: Session) -> None:
 
 def test_a_timeout_is_an_outcome(session: Session) -> None:
     done = session.processes.run("echo before; sleep 60", timeout_s=0.3)
-    assert (done.outcome, done.stdout) == ("timeout", "before\n")
+    assert (done.timed_out, done.outcome, done.stdout) == (True, "timeout", "before\n")
 
 
 def test_a_command_that_there_is_none_of_is_refused_by_name(session: Session) -> None:
@@ -118,6 +122,57 @@ def test_interrupted_run_lets_the_process_end_by_itself(session: Session) -> Non
     assert result is not None and result.exit_code == 7
 
 
+def test_too_much_output_ends_a_command_and_its_beginning_is_kept(session: Session) -> None:
+    script = "echo started >&2; sleep 600 & cat"
+    with pytest.raises(OutputLimitExceeded, match="more than 1,000 bytes") as caught:
+        session.processes.run(script, input=b"x" * 10_000_000, overflow="error", max_output_bytes=1000)
+    assert (caught.value.stdout_bytes, caught.value.stderr_bytes) == (b"x" * 1000, b"started\n")
+    assert eventually(lambda: not any(each.running for each in session.processes.list()))
+    assert session.processes.run("printf 12345", overflow="error", max_output_bytes=5).stdout == "12345"
+
+
+def test_a_command_that_cannot_run_is_a_result_where_the_caller_wants_it(session: Session) -> None:
+    missing = session.processes.run(["no-such-program"], not_runnable="result")
+    assert (missing.exit_code, missing.stdout) == (127, "")
+    assert missing.stderr == "no-such-program: command not found in the PATH of the process\n"
+    closed = session.processes.run(["/etc/passwd"], not_runnable="result", merge_stderr=True)
+    assert (closed.exit_code, closed.stdout, closed.stderr) == (126, "/etc/passwd: Permission denied\n", "")
+    with pytest.raises(NotFoundError) as caught:
+        session.processes.run("true", cwd="missing", not_runnable="result")
+    assert caught.value.reason == "CWD_NOT_FOUND"
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_a_text_for_the_shell_may_be_longer_than_an_argument(session: Session, shell: str) -> None:
+    env = {"PATH": "/nowhere"} if shell == "dash" else {}
+    script = f'IFS=,\n: \'{"é" * 300_000}\'\necho "$#" "[$IFS]"; exit 5'
+    done = session.processes.run(script, env=env)
+    assert (done.exit_code, done.stdout, done.stderr) == (5, "0 [,]\n", "")
+    with pytest.raises(InvalidRequest, match="131,071 in one; pass it in a file, or as input"):
+        session.processes.run(["echo", "x" * 131_072])
+    with pytest.raises(InvalidRequest, match="the limit is 2,097,152: pass the rest in a file"):
+        session.processes.run("x" * 2_100_000)
+
+
+def test_a_stream_yields_output_as_it_comes_and_then_the_result(session: Session) -> None:
+    events = session.processes.stream("cat; echo two >&2; exit 3", input="one\n", merge_stderr=True)
+    assert (first := next(events)) == ProcessOutput(2, "stdout", b"one\n"), first
+    *rest, result = events
+    assert [each.data for each in rest if isinstance(each, ProcessOutput)] == [b"two\n"]
+    assert isinstance(result, ProcessResult) and result.exit_code == 3
+
+
+def test_a_stream_that_is_left_kills_its_command(session: Session) -> None:
+    for leave in (Generator.close, lambda events: None):
+        events = session.processes.stream("yes", input=b"x" * 1_000_000)
+        next(events)
+        leave(events)
+        del events
+        assert eventually(lambda: not any(each.running for each in session.processes.list()))
+    with pytest.raises(InvalidRequest):
+        next(session.processes.stream(["no-such-program"]))
+
+
 # -- start, and what a handle can do
 
 
@@ -140,6 +195,17 @@ def test_iterating_begins_where_it_was_left(session: Session) -> None:
     assert isinstance(first, ProcessOutput) and first.data.startswith(b"1\n")
     rest = b"".join(each.data for each in process if isinstance(each, ProcessOutput))
     assert first.data + rest == b"1\n2\n3\n"
+
+
+def test_bytes_are_read_as_far_as_they_have_come(session: Session) -> None:
+    process = session.processes.start("echo 123; echo 456 >&2; read -r; echo 789", stdin=True, merge_stderr=True)
+    read = process.read_bytes(WAIT_S, max_bytes=3)
+    while len(read) < 8:
+        read += process.read_bytes(0.05, max_bytes=4)
+    assert read == b"123\n456\n" and (process.read_bytes(0.05), process.result) == (b"", None)
+    process.write("go\n")
+    assert process.read_bytes(WAIT_S) == b"789\n"
+    assert process.result is not None and process.read_bytes(WAIT_S) == b""
 
 
 def test_conversation_with_a_process(session: Session) -> None:
@@ -255,6 +321,39 @@ def test_asyncio_client_does_the_same(daemon: Daemon) -> None:
             assert [each.stdout for each in many] == [f"{number}\n" for number in range(8)]
 
     asyncio.run(main())
+
+
+def test_a_stream_that_a_task_leaves_kills_its_command(daemon: Daemon) -> None:
+    async def main() -> None:
+        async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
+            stream = session.processes.stream
+
+            async def is_killed() -> bool:
+                last = (await session.processes.list())[-1]
+                return (await (await session.processes.attach(last.process_id)).wait(WAIT_S)).signal == signal.SIGKILL
+
+            async for _ in stream("yes"):
+                break
+            assert await is_killed()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    async for _ in stream("echo go; sleep 600"):
+                        pass
+            assert await is_killed()
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_is_left_open_at_the_end_of_its_loop_kills_its_command(daemon: Daemon, session: Session) -> None:
+    async def main() -> None:
+        async with AsyncExecutorClient(**daemon.access) as client:
+            processes = (await client.get_session(session.session_id)).processes
+            events = processes.stream("yes", input=b"x" * 1_000_000)
+            await anext(events)
+            await asyncio.get_running_loop().shutdown_asyncgens()  # as `asyncio.run` does
+
+    asyncio.run(main())
+    assert eventually(lambda: not any(each.running for each in session.processes.list()))
 
 
 def test_cancelled_run_kills_its_process(daemon: Daemon) -> None:

@@ -146,6 +146,7 @@ class ProcessLog(EventLog[ProcessEvent]):
         self.read_bytes = 0
         self.end_was_read = False  # a reader has read past the last event
         self._unread_since_s = now_s()
+        self._was_killed = False
         self._short = False
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -182,6 +183,14 @@ class ProcessLog(EventLog[ProcessEvent]):
         self.refusal = error
         self._finish()
 
+    def note_kill(self) -> None:
+        """Notes that it is being killed. Its last output makes room for its end without waiting for a reader.
+
+        Otherwise a killed process whose caller has left would count as running for UNREAD_TIME_S.
+        """
+        self._was_killed = True
+        self.trim()
+
     def trim(self) -> None:
         """Drops events to make room, and grants the guest the room."""
         droppable = self.last_number if self._is_unread else self._taken
@@ -216,7 +225,8 @@ class ProcessLog(EventLog[ProcessEvent]):
 
     @property
     def _is_unread(self) -> bool:
-        return not self._readers and self._now_s() >= self._unread_since_s + UNREAD_TIME_S
+        is_old = self._now_s() >= self._unread_since_s + UNREAD_TIME_S
+        return not self._readers and (is_old or self._was_killed)
 
     @property
     def _pinned_bytes(self) -> int:
@@ -249,6 +259,8 @@ class ProcessLog(EventLog[ProcessEvent]):
     def _on_reader_left(self) -> None:
         if not self._readers:
             self._unread_since_s = self._now_s()
+            if self._was_killed:
+                self.trim()
 
     # -- after another daemon ------------------------------------------------------------------------------------
 

@@ -189,6 +189,15 @@ def test_a_daemon_that_is_not_there_is_said_at_each_call_and_found_when_it_is() 
         (["mcp", "--max-sessions", "0"], "argument --max-sessions"),
         (["--address", "example.org:1", "mcp"], "is not on this machine, so the token would be sent unprotected"),
         (["mcp"], "executor: no token: "),
+        (["mcp", "--http", "8899"], "argument --http"),
+        (["--token", "t", "mcp", "--http", "127.0.0.1:0"], "each request brings its own token"),
+        (["--address", "example.org:1", "mcp", "--http", "127.0.0.1:0"], "is not on this machine, so the token"),
+        (["mcp", "--http", "0.0.0.0:0"], "pass --public-url https://HOST/mcp"),
+        (["mcp", "--http", "0.0.0.0:0", "--public-url", "http://a.org/mcp"], "tokens would be sent unprotected"),
+        (["mcp", "--http", "0.0.0.0:0", "--public-url", "a.org"], "--public-url 'a.org' is not a URL"),
+        (["mcp", "--http", "127.0.0.1:0", "--http-cert", "x"], "a certificate needs its key"),
+        (["mcp", "--http", "127.0.0.1:0", "--http-cert", "/no", "--http-key", "/no"], "/no and /no can't be used"),
+        (["mcp", "--http", "192.0.2.1:1", "--public-url", "https://a.org"], "can't listen at 192.0.2.1:1"),
     ],
 )
 def test_what_cannot_be_served_is_said_before_anything_is(

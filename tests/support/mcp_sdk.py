@@ -9,6 +9,8 @@ from typing import Any
 import anyio
 import mcp.shared.exceptions
 from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CallToolResult
 from pydantic import BaseModel
 
@@ -34,6 +36,14 @@ def client_of(transport: Any, mode: str, on_log: Callable[..., Any]) -> Abstract
         transport, mode=mode, logging_callback=on_log, log_level="info"
     )
     return client
+
+
+@asynccontextmanager
+async def http_transport(url: str, token: str) -> AsyncIterator[tuple[Any, Any]]:
+    """A transport for `client_of` over HTTP, with a bearer token."""
+    http_client: Any = create_mcp_http_client(headers={"Authorization": f"Bearer {token}"})
+    async with http_client, streamable_http_client(url, http_client=http_client) as streams:
+        yield streams[0], streams[1]  # version 1 adds a third
 
 
 @asynccontextmanager

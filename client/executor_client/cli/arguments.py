@@ -20,6 +20,7 @@ from executor_client.cli.options import (
     add_node_labels,
     add_output_options,
     add_packages,
+    listen_address,
     make_command,
     positive,
 )
@@ -186,10 +187,11 @@ def _add_env(commands: Any) -> None:
 
 
 def _add_mcp(commands: Any) -> None:
-    mcp = make_command(commands, "mcp", "serve sandboxed Python to an MCP host, over stdin and stdout")
+    mcp = make_command(commands, "mcp", "serve sandboxed Python to MCP hosts, over stdin and stdout or HTTP")
     mcp.description = (
         "Serve sandboxed Python to an MCP host (an assistant, an editor, an agent), which starts this command and\n"
-        "talks to it over stdin and stdout. docs/mcp.md shows the entry for a host's configuration."
+        "talks to it over stdin and stdout; or, with --http, to any number of hosts with tokens of the daemon.\n"
+        "docs/mcp.md shows the entries for a host's configuration."
     )
     mcp.add_argument("--image", help="the sandboxes' image (default: the policy's)")
     add_imports(mcp, "--authorized-imports")
@@ -201,7 +203,14 @@ def _add_mcp(commands: Any) -> None:
         type=positive,
         default=4,
         metavar="N",
-        help="how many sessions the host may have at a time (default: %(default)s)",
+        help="how many sessions the host may have at a time, over HTTP each tenant (default: %(default)s)",
+    )
+    mcp.add_argument("--http", type=listen_address, metavar="HOST:PORT", help="serve over HTTP at this address")
+    mcp.add_argument("--public-url", metavar="URL", help="for --http: the URL that hosts use, if there is a proxy")
+    mcp.add_argument("--http-cert", metavar="FILE", help="for --http: the server's TLS certificate (PEM)")
+    mcp.add_argument("--http-key", metavar="FILE", help="for --http: its key (PEM)")
+    mcp.add_argument(
+        "--authorization-server", metavar="URL", help="for --http: the OAuth server where hosts get a token"
     )
 
 

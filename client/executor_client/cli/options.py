@@ -143,6 +143,13 @@ def positive(text: str) -> int:
     return number
 
 
+def listen_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 1 << 16) or (":" in host and not host.startswith("[")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:8899")
+    return host.strip("[]"), int(port)
+
+
 def label(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not (name and separator):

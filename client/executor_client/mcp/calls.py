@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -18,8 +18,8 @@ FilePath = Annotated[str, Field(description="relative to the sandbox's working d
 
 
 def sessions_of(ctx: Ctx) -> Sessions:
-    sessions: Sessions = ctx.request_context.lifespan_context
-    return sessions
+    find: Callable[[], Sessions] = ctx.request_context.lifespan_context
+    return find()
 
 
 @asynccontextmanager

@@ -47,7 +47,8 @@ async def shell(
 
     async with call(ctx, "shell") as live:
         named = await sessions_of(ctx).get(session, make=True)
-        return _sendable(await named.use(lambda computer: work(computer, live)))
+        said = await named.use(lambda computer: work(computer, live))
+    return _sendable("\n".join(filter(None, [said, named.note])))
 
 
 async def shell_output(
@@ -57,7 +58,7 @@ async def shell_output(
     text: Annotated[str | None, Field(description="written to its standard input before")] = None,
     session: SessionName = DEFAULT_NAME,
 ) -> str:
-    """Return the new output of a background process, and whether it still runs."""
+    """Return the output of a background process, the new part where that is known, and whether it still runs."""
     return await _use(ctx, session, lambda computer: computer.output(process, wait_s, text))
 
 

@@ -94,11 +94,18 @@ class Transcript:
 
 
 def execution_content(
-    result: ExecutionResult, transcript: Transcript, code: str, limits: Limits, *, session: str, replaced: bool
+    result: ExecutionResult,
+    transcript: Transcript,
+    code: str,
+    limits: Limits,
+    *,
+    session: str,
+    replaced: bool,
+    note: str = "",
 ) -> CallToolResult:
     """Returns the result of an execution for a model: its output, its value or failure, and the state of the session.
 
-    `replaced` says that the interpreter was replaced since the last execution.
+    `replaced` says that the interpreter was replaced since the last execution. `note` is the last line.
     """
     blocks = transcript.blocks()
     lines: list[str] = []
@@ -110,7 +117,7 @@ def execution_content(
         lines.append(f"Files created or changed: {_files_listed(result.artifacts, more=result.artifacts_truncated)}")
     lines.append(_aftermath(result.state, failed=not result.succeeded, replaced=replaced))
     ending = f"[{result.outcome.value.replace('_', ' ')} after {result.usage.wall_time_s:.2f} s in session {session!r}]"
-    text = _NEWLINE.join([*filter(None, lines), ending])
+    text = _NEWLINE.join(filter(None, [*lines, ending, note]))
     return tool_result([*blocks, _text(text)], is_error=not result.succeeded)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import re
 import urllib.parse
 import warnings
@@ -18,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
+from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import (
     BlobResourceContents,
     CallToolResult,
@@ -29,6 +31,7 @@ from mcp.types import (
     ToolAnnotations,
 )
 from pydantic import AnyUrl
+from starlette.applications import Starlette
 
 MAJOR = 1 if importlib.util.find_spec("mcp.server.mcpserver") is None else 2
 """The major version that is installed."""
@@ -62,6 +65,7 @@ __all__ = [
     "ToolAnnotations",
     "ToolError",
     "file_block",
+    "http_app",
     "image_block",
     "make_server",
     "send_log",
@@ -144,6 +148,26 @@ def make_server(
         function = _with_plain_errors(tool) if MAJOR == 1 else tool
         server.add_tool(function, description=description, annotations=hints, structured_output=False)
     return server
+
+
+def http_app(server: Any, *, path: str, hosts: list[str], origins: list[str], body_bytes_max: int) -> Starlette:
+    """Returns the ASGI application of the stateless HTTP transport: each request is a connection of its own.
+
+    It refuses requests with other Host and Origin headers than these, unless there is no Origin.
+    """
+    security = TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=origins)
+    options = {"streamable_http_path": path, "stateless_http": True, "transport_security": security}
+    body_limit = {"max_request_body_size": body_bytes_max}  # the oldest versions have no limit
+    app: Starlette
+    if MAJOR == 2:
+        known = inspect.signature(server.streamable_http_app).parameters
+        app = server.streamable_http_app(**options, **{key: body_limit[key] for key in body_limit if key in known})
+        return app
+    for key, value in (options | body_limit).items():
+        if key in type(server.settings).model_fields:
+            setattr(server.settings, key, value)
+    app = server.streamable_http_app()
+    return app
 
 
 def _with_plain_errors(tool: Tool) -> Tool:

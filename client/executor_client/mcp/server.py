@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -24,7 +25,7 @@ from executor_client.mcp import computer_tools, sdk
 from executor_client.mcp.calls import FilePath, SessionName, call, sessions_of
 from executor_client.mcp.content import Transcript, execution_content, file_content
 from executor_client.mcp.sdk import CallToolResult, Ctx, ResourceError, ToolAnnotations, ToolError, tool_hints
-from executor_client.mcp.sessions import DEFAULT_NAME, SessionRequest, Sessions
+from executor_client.mcp.sessions import DEFAULT_NAME, ConnectionSessions, SessionRequest, Sessions
 
 FILE_READ_BYTES_MAX = 4 << 20
 FILE_WRITE_BYTES_MAX = 8 << 20
@@ -38,30 +39,27 @@ run_python runs code and returns the value of a trailing expression, the output,
 
 shell runs commands in the same sandbox: tests, compilers, git, servers in the background.
 
-Calls use the session "default"; another session name creates a separate sandbox. If a result says that the interpreter
+{sessions} If a result says that the interpreter
 was restarted, define your variables and imports again. If it says that a session is gone, call reset_session.
 
 get_policy lists the modules that can be imported and the limits; list_sessions lists the hosts that a sandbox may
 reach. A refused import or connection names the authorized ones.
 """
 
+SESSIONS = 'Calls use the session "default"; another session name creates a separate sandbox.'
+NAMED_SESSIONS = """\
+Each call names its session. Invent a name at the first call, such as "sales-7f3a", and keep it: other conversations of
+the same user have sandboxes, too, and would share one of the same name. An unused sandbox ends after a while."""
+
 READ_ONLY = tool_hints(read_only=True)
 DESTROYS = tool_hints(read_only=False)
 
 
-def make_server(
-    connect: Callable[[], AbstractAsyncContextManager[AsyncExecutorClient]],
-    request: SessionRequest,
-    *,
-    sessions_max: int,
-) -> Any:
-    """Returns a server whose sessions live as long as its connection. `connect` is called when that starts."""
+def make_server(lifespan: Callable[[Any], AbstractAsyncContextManager[Callable[[], Sessions]]], *, named: bool) -> Any:
+    """Returns a server. The context manager gives a function that returns the sessions of the running call's caller.
 
-    @asynccontextmanager
-    async def lifespan(_: Any) -> AsyncIterator[Sessions]:
-        async with connect() as client, Sessions(client, request, sessions_max=sessions_max) as sessions:
-            yield sessions
-
+    `named`: each call must name its session, since there is no connection to which an unnamed one could belong.
+    """
     tools: dict[sdk.Tool, ToolAnnotations] = {
         run_python: DESTROYS,
         list_files: READ_ONLY,
@@ -81,11 +79,46 @@ def make_server(
         name="remote-executor",
         title="Python sandbox",
         version=executor_client.__version__,
-        instructions=INSTRUCTIONS,
-        tools=[(tool, inspect.cleandoc(tool.__doc__ or ""), hints) for tool, hints in tools.items()],
+        instructions=INSTRUCTIONS.format(sessions=NAMED_SESSIONS if named else SESSIONS),
+        tools=[
+            (_with_required_session(tool) if named else tool, inspect.cleandoc(tool.__doc__ or ""), hints)
+            for tool, hints in tools.items()
+        ],
         read_file=file_resource,
         lifespan=lifespan,
     )
+
+
+def connection_lifespan(
+    connect: Callable[[], AbstractAsyncContextManager[AsyncExecutorClient]],
+    request: SessionRequest,
+    *,
+    sessions_max: int,
+) -> Callable[[Any], AbstractAsyncContextManager[Callable[[], Sessions]]]:
+    """For `make_server`: sessions that live as long as the connection. `connect` is called when that starts."""
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[Callable[[], Sessions]]:
+        async with connect() as client, ConnectionSessions(client, request, sessions_max=sessions_max) as sessions:
+            yield lambda: sessions
+
+    return lifespan
+
+
+def _with_required_session(tool: sdk.Tool) -> sdk.Tool:
+    """Returns the tool without the default of its argument `session`."""
+    signature = inspect.signature(tool, eval_str=True)
+
+    @functools.wraps(tool)
+    async def call(**arguments: Any) -> Any:
+        return await tool(**arguments)
+
+    parameters = [
+        each.replace(kind=each.KEYWORD_ONLY, default=each.empty if each.name == "session" else each.default)
+        for each in signature.parameters.values()
+    ]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return call
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -118,7 +151,14 @@ async def run_python(
         result, replaced = await named.run(code, on_event, limits)
     # In a thread, because formatting a large value and scaling an image take time.
     return await asyncio.to_thread(
-        execution_content, result, transcript, code, named.session.limits, session=session, replaced=replaced
+        execution_content,
+        result,
+        transcript,
+        code,
+        named.session.limits,
+        session=session,
+        replaced=replaced,
+        note=named.note,
     )
 
 
@@ -178,7 +218,7 @@ async def write_file(
         named = await sessions_of(ctx).get(session, make=True)
         with named.watched() as open_session:
             written = await open_session.put_file(path, data)
-    return f"wrote {written.path!r} ({written.size_bytes:,} bytes)"
+    return f"wrote {written.path!r} ({written.size_bytes:,} bytes){named.note and f' {named.note}'}"
 
 
 def _bytes_of(content: str, encoding: Literal["utf-8", "base64"]) -> bytes:
@@ -210,7 +250,7 @@ async def _read(ctx: Ctx, session: str, path: str) -> bytes:
 
 
 async def list_sessions(ctx: Ctx) -> str:
-    """List the sandboxes of this connection with their states."""
+    """List your sandboxes with their states."""
     async with call(ctx):
         described = await sessions_of(ctx).described()
     if not described:

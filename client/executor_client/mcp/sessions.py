@@ -1,16 +1,20 @@
-"""The sessions of one MCP connection: found by name, created at first use, ended with the connection.
+"""The sessions in which the tools work, found by name and created at first use.
 
-There are never more than `sessions_max`, not counting sessions that are ending. A lost session is replaced only on
-request; until then every call with its name is refused. If the host cancels a call, its execution is cancelled, and the
-call waits until the daemon has received that.
+`ConnectionSessions` are those of one host over stdin and stdout, and end with its connection. Over HTTP there is no
+connection: `tenant_sessions` finds the caller's sessions at the daemon.
+
+A lost session is replaced only on request; until then every call with its name is refused. If the host cancels a call,
+its execution is cancelled, and the call waits until the daemon has received that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -35,13 +39,20 @@ DEFAULT_NAME = "default"
 END_TIMEOUT_S = 5.0
 """Seconds to wait for the sessions to end with the connection; the daemon ends the rest when they are idle."""
 
+NAMES_LISTED_MAX = 20
+
 _Result = TypeVar("_Result")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_CHARS_MAX = 48
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}")
 
 
 class SessionRefused(Exception):
     """A request to a session is refused; the message tells a model what to do instead."""
+
+
+class NoSuchSession(SessionRefused):
+    """There is no session of this name."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +67,15 @@ class SessionRequest:
 
 
 class NamedSession:
-    """One session and its name. A lost session stays lost."""
+    """One session and its name. A lost session stays lost.
 
-    def __init__(self, name: str, session: AsyncSession) -> None:
+    `note` is a sentence for the model that belongs to the result of this call.
+    """
+
+    def __init__(self, name: str, session: AsyncSession, note: str = "") -> None:
         self.name = name
         self.session = session
+        self.note = note
         self.lost = ""
         self._generation = session.generation
         self._computer = AsyncComputer(self._find)
@@ -121,40 +136,89 @@ class NamedSession:
         )
 
 
-class Sessions:
-    """All sessions of a connection. Leaving the context manager ends them."""
+class Sessions(ABC):
+    """The sessions of one caller, by the names that its model chose."""
 
     def __init__(self, client: AsyncExecutorClient, request: SessionRequest, *, sessions_max: int) -> None:
         self._client = client
         self._request = request
         self._sessions_max = sessions_max
+
+    @abstractmethod
+    async def get(self, name: str, *, make: bool) -> NamedSession:
+        """Returns the session of this name, or creates it if `make` is true.
+
+        Raises NoSuchSession, SessionRefused, and the client's errors when it cannot be created.
+        """
+
+    @abstractmethod
+    async def close(self, name: str) -> None:
+        """Ends the session of this name and all that runs in it. Raises NoSuchSession."""
+
+    @abstractmethod
+    async def described(self) -> list[tuple[str, str, SessionInfo | None]]:
+        """Returns each session's name, its state, and the daemon's description unless it is lost or being created."""
+
+    async def reset(self, name: str) -> NamedSession:
+        """Ends the session of this name, if there is one, and starts an empty one."""
+        with contextlib.suppress(NoSuchSession):
+            await self.close(name)
+        return await self.get(name, make=True)
+
+    async def policy(self) -> Policy:
+        return await self._client.get_policy()
+
+    async def _create(self, label: str, /, **arguments: Any) -> AsyncSession:
+        """Creates a session as requested, with further arguments of `create_session`."""
+        request = self._request
+        modules: tuple[str, ...] = ()
+        if request.packages:
+            modules = (await self._client.prepare_environment(request.packages, request.image)).modules
+        session = await self._client.create_session(
+            request.image,
+            request.authorized_imports,
+            request.limits,
+            labels={"client": "executor-mcp", "name": label},
+            network=request.network,
+            packages=request.packages,
+            **arguments,
+        )
+        try:
+            await _authorize(session, modules)
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    def _check_number(self, names: Collection[str]) -> None:
+        """Raises SessionRefused if there can't be another session besides these."""
+        if len(names) >= self._sessions_max:
+            raise SessionRefused(
+                f"there can be at most {self._sessions_max} sessions; {listed(names)}. close_session ends one"
+            )
+
+
+class ConnectionSessions(Sessions):
+    """The sessions of a connection. Leaving the context manager ends them."""
+
+    def __init__(self, client: AsyncExecutorClient, request: SessionRequest, *, sessions_max: int) -> None:
+        super().__init__(client, request, sessions_max=sessions_max)
         # Tasks, so that concurrent calls share one creation, and a cancelled call does not cancel it.
         self._creations: dict[str, asyncio.Task[NamedSession]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     async def get(self, name: str, *, make: bool) -> NamedSession:
-        """Returns the session of this name. Creates it if `make` is true or the name is the default one.
-
-        Raises SessionRefused, and the client's errors when it cannot be created.
-        """
-        if not _NAME.fullmatch(name):
-            raise SessionRefused(
-                f"{name[:100]!r} is not a session name: use up to 64 letters, digits, '.', '_' and '-', and start with "
-                "a letter or digit"
-            )
+        check_name(name)
         creation = self._creations.get(name)
         if creation is None:
             if not make and name != DEFAULT_NAME:
-                raise SessionRefused(f"there is no session {name!r}; {self._listed()}")
+                raise no_such_session(name, self._creations)
             creation = self._start(name)
         return await asyncio.shield(creation)
 
     def _start(self, name: str) -> asyncio.Task[NamedSession]:
-        if len(self._creations) >= self._sessions_max:
-            raise SessionRefused(
-                f"there can be at most {self._sessions_max} sessions; {self._listed()}. close_session ends one"
-            )
-        creation = asyncio.create_task(self._create(name))
+        self._check_number(self._creations)
+        creation = asyncio.create_task(self._make(name))
         self._creations[name] = creation
 
         def forget_if_failed(task: asyncio.Task[NamedSession]) -> None:
@@ -164,34 +228,13 @@ class Sessions:
         creation.add_done_callback(forget_if_failed)
         return creation
 
-    async def _create(self, name: str) -> NamedSession:
-        request = self._request
-        modules: tuple[str, ...] = ()
-        if request.packages:
-            modules = (await self._client.prepare_environment(request.packages, request.image)).modules
-        session = await self._client.create_session(
-            request.image,
-            request.authorized_imports,
-            request.limits,
-            labels={"client": "executor-mcp", "name": name},
-            network=request.network,
-            packages=request.packages,
-        )
-        try:
-            await _authorize(session, modules)
-        except BaseException:
-            await session.close()
-            raise
-        return NamedSession(name, session)
-
-    def _listed(self) -> str:
-        return f"existing: {', '.join(sorted(self._creations))}" if self._creations else "there are none"
+    async def _make(self, name: str) -> NamedSession:
+        return NamedSession(name, await self._create(name))
 
     async def close(self, name: str) -> None:
-        """Ends the session of this name and all that runs in it. Raises SessionRefused when there is none."""
         creation = self._creations.pop(name, None)
         if creation is None:
-            raise SessionRefused(f"there is no session {name[:100]!r}; {self._listed()}")
+            raise no_such_session(name, self._creations)
         await asyncio.shield(self._start_ending(creation, "it was closed"))
 
     def _start_ending(self, creation: asyncio.Task[NamedSession], why: str) -> asyncio.Task[None]:
@@ -201,14 +244,7 @@ class Sessions:
         ending.add_done_callback(self._ending.discard)
         return ending
 
-    async def reset(self, name: str) -> NamedSession:
-        """Ends the session of this name, if there is one, and starts an empty one."""
-        if name in self._creations:
-            await self.close(name)
-        return await self.get(name, make=True)
-
     async def described(self) -> list[tuple[str, str, SessionInfo | None]]:
-        """Returns each session's name, its state, and the daemon's description unless it is lost or being created."""
         described: list[tuple[str, str, SessionInfo | None]] = []
         for name, creation in sorted(self._creations.items()):
             if not creation.done():
@@ -224,9 +260,6 @@ class Sessions:
             except SessionRefused:
                 described.append((name, f"gone: {named.lost}", None))
         return described
-
-    async def policy(self) -> Policy:
-        return await self._client.get_policy()
 
     async def __aenter__(self) -> Self:
         return self
@@ -246,6 +279,23 @@ class Sessions:
             problems = await asyncio.gather(*ending, return_exceptions=True)
         for problem in filter(None, problems):
             _log.error("a session could not be ended; the daemon ends it when it is idle: %r", problem)
+
+
+def check_name(name: str) -> None:
+    """Raises SessionRefused for a name that no session can have."""
+    if not _NAME.fullmatch(name):
+        raise SessionRefused(
+            f"{name[:100]!r} is not a session name: use up to {NAME_CHARS_MAX} letters, digits, '.', '_' and '-', and "
+            "start with a letter or digit"
+        )
+
+
+def no_such_session(name: str, names: Collection[str]) -> NoSuchSession:
+    return NoSuchSession(f"there is no session {name[:100]!r}; {listed(names)}")
+
+
+def listed(names: Collection[str]) -> str:
+    return f"existing: {', '.join(sorted(names)[:NAMES_LISTED_MAX])}" if names else "there are none"
 
 
 async def _cancelled_in_order(work: Coroutine[Any, Any, _Result]) -> _Result:

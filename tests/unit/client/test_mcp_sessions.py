@@ -17,12 +17,13 @@ from executor_client import (
     NotFoundError,
     Outcome,
     PolicyViolationError,
+    SessionGone,
     UnavailableError,
     VariablesState,
     Violation,
 )
 from executor_client.mcp import sessions as module
-from executor_client.mcp.sessions import SessionRefused, SessionRequest, Sessions
+from executor_client.mcp.sessions import ConnectionSessions, SessionRefused, SessionRequest
 
 
 class FakeSession:
@@ -107,8 +108,8 @@ async def client() -> FakeClient:
 
 
 @pytest.fixture
-async def sessions(client: FakeClient) -> Sessions:
-    return Sessions(cast(AsyncExecutorClient, client), SessionRequest(), sessions_max=2)
+async def sessions(client: FakeClient) -> ConnectionSessions:
+    return ConnectionSessions(cast(AsyncExecutorClient, client), SessionRequest(), sessions_max=2)
 
 
 def ended(**fields: Any) -> ExecutionResult:
@@ -118,14 +119,14 @@ def ended(**fields: Any) -> ExecutionResult:
 
 async def test_sessions_ask_for_the_hosts_that_the_command_was_given(client: FakeClient) -> None:
     request = SessionRequest(network=("pypi.org:443",))
-    await Sessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
+    await ConnectionSessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
     assert client.network == ("pypi.org:443",)
 
 
 async def test_the_modules_of_packages_are_authorized_as_far_as_the_policy_allows(client: FakeClient) -> None:
     request = SessionRequest(packages=("polars",))
     client.refused = ("secret.*",)
-    await Sessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
+    await ConnectionSessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
     assert client.packages == ("polars",)
     assert client.made[0].authorized == [["polars.*", "secret.*"], ["polars.*"]]
 
@@ -134,11 +135,11 @@ async def test_a_session_whose_modules_can_not_be_authorized_is_ended(client: Fa
     request = SessionRequest(packages=("polars",))
     client.refused = ("*",)
     with pytest.raises(UnavailableError):
-        await Sessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
+        await ConnectionSessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
     assert client.made[0].closings == 1
 
 
-async def test_calls_that_come_at_once_get_the_same_session(client: FakeClient, sessions: Sessions) -> None:
+async def test_calls_that_come_at_once_get_the_same_session(client: FakeClient, sessions: ConnectionSessions) -> None:
     client.barrier.clear()
     calls = [asyncio.create_task(sessions.get("a", make=True)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -150,7 +151,7 @@ async def test_calls_that_come_at_once_get_the_same_session(client: FakeClient, 
 
 
 async def test_a_session_that_could_not_be_created_is_created_at_the_next_call(
-    client: FakeClient, sessions: Sessions
+    client: FakeClient, sessions: ConnectionSessions
 ) -> None:
     client.problem = UnavailableError("no daemon there")
     with pytest.raises(UnavailableError):
@@ -160,7 +161,7 @@ async def test_a_session_that_could_not_be_created_is_created_at_the_next_call(
 
 
 async def test_a_session_that_could_not_be_made_does_not_hide_the_others(
-    client: FakeClient, sessions: Sessions
+    client: FakeClient, sessions: ConnectionSessions
 ) -> None:
     """It fails while the list is being made, and is removed one turn of the event loop later."""
     client.barrier.clear()
@@ -174,7 +175,7 @@ async def test_a_session_that_could_not_be_made_does_not_hide_the_others(
         await making
 
 
-async def test_only_the_default_session_is_made_by_looking_into_it(sessions: Sessions) -> None:
+async def test_only_the_default_session_is_made_by_looking_into_it(sessions: ConnectionSessions) -> None:
     with pytest.raises(SessionRefused, match="there is no session 'a'; there are none"):
         await sessions.get("a", make=False)
     assert (await sessions.get("default", make=False)).name == "default"
@@ -183,14 +184,16 @@ async def test_only_the_default_session_is_made_by_looking_into_it(sessions: Ses
 @pytest.mark.parametrize(
     "name", ["", " ", "a b", "../a", "a/b", "é", "-a", "a\n", "a" * 65, "a" * 10**6, "\0", "\ud800"]
 )
-async def test_odd_names_are_refused_in_a_short_sentence(client: FakeClient, sessions: Sessions, name: str) -> None:
+async def test_odd_names_are_refused_in_a_short_sentence(
+    client: FakeClient, sessions: ConnectionSessions, name: str
+) -> None:
     with pytest.raises(SessionRefused, match="not a session name") as refused:
         await sessions.get(name, make=True)
     assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
     assert client.asked == []
 
 
-async def test_there_are_no_more_sessions_than_allowed(client: FakeClient, sessions: Sessions) -> None:
+async def test_there_are_no_more_sessions_than_allowed(client: FakeClient, sessions: ConnectionSessions) -> None:
     client.barrier.clear()
     calls = [asyncio.create_task(sessions.get(name, make=True)) for name in ("a", "b")]
     await asyncio.sleep(0)
@@ -205,13 +208,13 @@ async def test_there_are_no_more_sessions_than_allowed(client: FakeClient, sessi
 @pytest.mark.parametrize(
     "answer",
     [
-        NotFoundError("there is no such session", reason="SESSION_NOT_FOUND"),
+        SessionGone("there is no such session", reason="SESSION_NOT_FOUND"),
         ended(outcome=Outcome.LOST, state=VariablesState.LOST, error=ErrorDetail("Lost", "there is no such session")),
     ],
     ids=["refused", "lost"],
 )
 async def test_a_lost_session_is_said_at_each_call_until_it_is_reset(
-    client: FakeClient, sessions: Sessions, answer: ExecutionResult | ExecutorClientError
+    client: FakeClient, sessions: ConnectionSessions, answer: ExecutionResult | ExecutorClientError
 ) -> None:
     named = await sessions.get("a", make=True)
     client.made[0].answer = answer
@@ -228,7 +231,7 @@ async def test_a_lost_session_is_said_at_each_call_until_it_is_reset(
 
 
 async def test_a_refusal_that_says_nothing_of_the_session_leaves_it_as_it_is(
-    client: FakeClient, sessions: Sessions
+    client: FakeClient, sessions: ConnectionSessions
 ) -> None:
     named = await sessions.get("a", make=True)
     client.made[0].answer = NotFoundError("there is no such file", reason="FILE_NOT_FOUND")
@@ -237,7 +240,9 @@ async def test_a_refusal_that_says_nothing_of_the_session_leaves_it_as_it_is(
     assert not named.lost
 
 
-async def test_a_cancelled_call_waits_until_its_execution_is_cancelled(client: FakeClient, sessions: Sessions) -> None:
+async def test_a_cancelled_call_waits_until_its_execution_is_cancelled(
+    client: FakeClient, sessions: ConnectionSessions
+) -> None:
     named = await sessions.get("a", make=True)
     call = asyncio.create_task(named.run("1"))
     await client.made[0].started.wait()
@@ -248,7 +253,7 @@ async def test_a_cancelled_call_waits_until_its_execution_is_cancelled(client: F
 
 
 async def test_an_interpreter_that_was_replaced_between_two_calls_is_said(
-    client: FakeClient, sessions: Sessions
+    client: FakeClient, sessions: ConnectionSessions
 ) -> None:
     named = await sessions.get("a", make=True)
     said = []
@@ -259,7 +264,7 @@ async def test_an_interpreter_that_was_replaced_between_two_calls_is_said(
 
 
 async def test_a_session_that_is_closed_while_it_is_being_made_is_ended_when_it_is(
-    client: FakeClient, sessions: Sessions
+    client: FakeClient, sessions: ConnectionSessions
 ) -> None:
     client.barrier.clear()
     getting = asyncio.create_task(sessions.get("a", make=True))
@@ -274,7 +279,7 @@ async def test_a_session_that_is_closed_while_it_is_being_made_is_ended_when_it_
 
 
 async def test_the_end_ends_all_sessions_also_those_being_made_and_those_that_resist(
-    client: FakeClient, sessions: Sessions, caplog: pytest.LogCaptureFixture
+    client: FakeClient, sessions: ConnectionSessions, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sessions:
         await sessions.get("a", make=True)
@@ -289,7 +294,7 @@ async def test_the_end_ends_all_sessions_also_those_being_made_and_those_that_re
 
 
 async def test_the_end_does_not_wait_for_ever(
-    client: FakeClient, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, sessions: ConnectionSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "END_TIMEOUT_S", 0.01)
     async with sessions:

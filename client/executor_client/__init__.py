@@ -40,6 +40,12 @@ if TYPE_CHECKING:
         EvaluationError,
         ExecutionFailed,
         ExecutorClientError,
+        FileError,
+        FileExists,
+        FileIsDirectory,
+        FileNotDirectory,
+        FileNotFound,
+        FilePermissionDenied,
         InvalidRequest,
         ModulesMissing,
         NotFoundError,
@@ -115,8 +121,9 @@ __all__ = [
     "Branch", "CallTimeoutError", "Changes", "Checkpoint", "CompletedProcess", "ConfigurationError",
     "ConnectionLost", "DaemonError", "DecodeError", "Display", "DisplayEvent", "EncodeError", "EnumValue",
     "EnvironmentFailed", "EnvironmentInfo", "ErrorDetail", "EvaluationError", "ExecutionEvent", "ExecutionFailed",
-    "ExecutionResult", "ExecutorClient", "ExecutorClientError", "FileChange", "FileChanges", "FileInfo",
-    "FileLimits", "FileList", "FileWatch", "Image", "ImageEvent", "InvalidRequest", "LimitWarningEvent", "Limits",
+    "ExecutionResult", "ExecutorClient", "ExecutorClientError", "FileChange", "FileChanges", "FileError", "FileExists",
+    "FileInfo", "FileIsDirectory", "FileLimits", "FileList", "FileNotDirectory", "FileNotFound",
+    "FilePermissionDenied", "FileWatch", "Image", "ImageEvent", "InvalidRequest", "LimitWarningEvent", "Limits",
     "LogEvent", "ModulesMissing", "NetworkRules", "NetworkSecret", "NetworkUsage", "NotFoundError", "OnWait",
     "OpaqueValue", "Outcome", "OutputCutEvent", "OutputLimitExceeded", "PackagesPolicy", "Policy", "PolicyRef",
     "PolicyViolationError", "PortForward", "PortRules", "PreconditionError", "Process", "ProcessFailed", "ProcessInfo",
@@ -144,9 +151,10 @@ _HOMES = {
     "executor_client.client": "ExecutorClient",
     "executor_client.errors": (
         "AuthenticationError AuthorizationError CallTimeoutError ConfigurationError ConnectionLost DaemonError "
-        "EnvironmentFailed EvaluationError ExecutionFailed ExecutorClientError InvalidRequest ModulesMissing "
-        "NotFoundError OutputLimitExceeded PolicyViolationError PreconditionError ProcessFailed ProtocolError "
-        "ReentrantExecution ResourceExhaustedError SessionGone ToolNotShippable UnavailableError Violation"
+        "EnvironmentFailed EvaluationError ExecutionFailed ExecutorClientError FileError FileExists FileIsDirectory "
+        "FileNotDirectory FileNotFound FilePermissionDenied InvalidRequest ModulesMissing NotFoundError "
+        "OutputLimitExceeded PolicyViolationError PreconditionError ProcessFailed ProtocolError ReentrantExecution "
+        "ResourceExhaustedError SessionGone ToolNotShippable UnavailableError Violation"
     ),
     "executor_client.events": (
         "DisplayEvent ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"

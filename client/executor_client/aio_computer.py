@@ -137,7 +137,7 @@ class AsyncComputer:
         session = await self._find()
         with core.refusals(f"{path!r} can't be read"):
             try:
-                data = await session.files.read(path, max_bytes=core.FILE_BYTES_MAX)
+                data = await session.files.read(path, max_bytes=core.FILE_BYTES_MAX + 1)
             except NotFoundError as error:
                 if error.reason != "FILE_NOT_FOUND":
                     raise

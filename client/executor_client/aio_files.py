@@ -1,18 +1,20 @@
-"""The files of a session, `session.files`, of the asyncio client: between this machine and a session's workspace.
+"""The files of a session, `session.files`, of the asyncio client: in its sandbox, and between it and this machine.
+
+Paths are absolute, or relative to the workspace. The sandbox follows links, with the rights of its user. What the user
+can't do raises a FileError: FileNotFound, FileIsDirectory, FileNotDirectory, FilePermissionDenied or FileExists, each
+also Python's exception of that kind. These calls and executions do not wait for each other.
 
 Files are transferred in pieces, from disk to disk. A local file is written under a temporary name, then renamed when it
-is complete. Paths are relative to the workspace. These calls and executions do not wait for each other.
-
-A program in the sandbox wrote the files and chose their names. So `get_directory` refuses unsafe names, writes regular
-files and directories only, and follows no local link below its target.
+is complete. A program in the sandbox wrote the files and chose their names. So `get_directory` refuses unsafe names,
+writes regular files and directories only, and follows no local link below its target.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncTransport, blocking_items, run_blocking
@@ -24,8 +26,9 @@ from executor_client._core.local import Content, LocalPath, NewFile, content_of
 from executor_client._core.requests import Upload
 from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
+from executor_client._core.status import is_transport_failure
 from executor_client.aio_watch import AsyncFileWatch
-from executor_client.errors import ExecutorClientError
+from executor_client.errors import DaemonError, ExecutorClientError, FileNotDirectory, FileNotFound, InvalidRequest
 from executor_client.file_results import FileInfo, FileList
 
 
@@ -39,16 +42,25 @@ class AsyncSessionFiles(ShortRepr):
         self._session = session
 
     async def put(self, source: LocalPath | bytes | bytearray | memoryview, path: str) -> FileInfo:
-        """Puts a local file, or bytes, at a path of the workspace, whole or not at all.
+        """Puts a local file, or bytes, at a path of the sandbox, as `write` does.
 
-        Raises InvalidRequest for a path outside the workspace, PolicyViolationError for a file that is too large, and
-        OSError if the local file can't be read.
+        Raises OSError if the local file can't be read.
         """
-        return await self._put(await run_blocking(content_of, source), path, tar=False)
+        return await self._put(await run_blocking(content_of, source), path)
 
-    async def write(self, path: str, data: bytes | bytearray | memoryview) -> FileInfo:
-        """Writes a file of the workspace, whole or not at all. Raises as `put` does."""
-        return await self._put(content_of(data), path, tar=False)
+    async def write(
+        self, path: str, data: bytes | bytearray | memoryview, *, append: bool = False, mode: int | None = None
+    ) -> FileInfo:
+        """Writes a file, or with `append` at its end; makes missing directories, and writes through links.
+
+        A file appears whole or not at all, with the mode that it had (a new one: 0o644), unless `mode` gives another.
+        What is appended, or goes into a file whose directory is not writable or that another user owns, is written in
+        place: if the connection breaks, a part may be there, and nothing is appended again (DaemonError). Raises
+        FileError, and PolicyViolationError or ResourceExhaustedError for a file that is too large.
+        """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidRequest(f"data must be bytes, not {type(data).__name__}: encode text first")
+        return await self._put(content_of(data), path, append=append, mode=mode)
 
     async def put_directory(self, directory: LocalPath, path: str) -> FileInfo:
         """Puts the contents of a local directory into a directory of the workspace ("" is the workspace itself).
@@ -59,10 +71,33 @@ class AsyncSessionFiles(ShortRepr):
         content = await run_blocking(archives.directory_content, Path(directory))
         return await self._put(content, path, tar=True)
 
-    async def get(self, path: str, local_path: LocalPath, *, max_bytes: int | None = None) -> FileInfo:
-        """Gets a file of the workspace. Replaces the local file of that name.
+    async def unpack(self, data: bytes | bytearray | memoryview, path: str) -> FileInfo:
+        """Unpacks a plain tar archive into a directory ("" is the workspace itself), which is made if it is missing.
 
-        Raises NotFoundError, and InvalidRequest for a file of more than `max_bytes`, before reading it.
+        Raises FileError for a member that is neither a regular file nor a directory, leads out of the directory or
+        through a link in it; the members before it stay.
+        """
+        return await self._put(content_of(data), path, tar=True)
+
+    async def archive(self, path: str, *, exclude: Iterable[str] = ()) -> bytes:
+        """Returns a directory ("" is the workspace itself) as a plain tar archive of regular files and directories.
+
+        `exclude` has names, and paths relative to the directory, to leave out with everything below them. Raises
+        FileError, and ResourceExhaustedError for one that is too large.
+        """
+        if isinstance(exclude, str):
+            raise InvalidRequest("exclude is a list of names and paths, not one text")
+        excluded = [*exclude]
+
+        async def attempt() -> bytes:
+            return await self._received(FileReader(tar=True), path, excluded=excluded)
+
+        return await self._session._open().repeat(attempt)
+
+    async def get(self, path: str, local_path: LocalPath, *, max_bytes: int | None = None) -> FileInfo:
+        """Gets a file of the sandbox. Replaces the local file of that name.
+
+        Raises FileError, and InvalidRequest for a file of more than `max_bytes`, before reading it.
         """
 
         async def attempt() -> FileInfo:
@@ -77,17 +112,15 @@ class AsyncSessionFiles(ShortRepr):
 
         return await self._session._open().repeat(attempt)
 
-    async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """Returns the content of a file. Raises NotFoundError, and InvalidRequest for more than `max_bytes`."""
+    async def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
+        """Returns the content of a file from byte `offset` on, at most `max_bytes` of it; b"" past its end.
+
+        Raises FileError, and ResourceExhaustedError for more bytes than may be got at a time.
+        """
 
         async def attempt() -> bytes:
-            reader = FileReader(max_bytes=max_bytes)
-            content = bytearray()
-            async with contextlib.aclosing(self._pieces(reader, path)) as pieces:
-                async for piece in pieces:
-                    content += piece
-            reader.finish()
-            return bytes(content)
+            reader = FileReader(offset=offset, length=max_bytes)
+            return await self._received(reader, path, offset=offset, length=max_bytes)
 
         return await self._session._open().repeat(attempt)
 
@@ -112,11 +145,45 @@ class AsyncSessionFiles(ShortRepr):
             await run_blocking(archives.unpack, spool, target)
         return info
 
-    async def list(self, path: str = "") -> FileList:
-        """Lists a directory of the workspace, recursively. Raises NotFoundError."""
-        request = requests.with_path(pb.ListFilesRequest, self._session.session_id, path)
+    async def list(self, path: str = "", *, recursive: bool = True) -> FileList:
+        """Lists the files, directories and links in a directory ("" is the workspace itself). Raises FileError."""
+        request = requests.with_path(pb.ListFilesRequest, self._session.session_id, path, recursive=recursive)
         response = await self._session._open().call(request)
         return convert.from_wire(FileList, response)
+
+    async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
+        """Describes a file, a directory or, without `follow`, a link. Raises FileError."""
+        return self._described(await self._manage(path, stat={"follow": follow}))
+
+    async def exists(self, path: str) -> bool:
+        """True if the path leads to something; false for a link that leads nowhere. Raises FilePermissionDenied."""
+        try:
+            await self.stat(path)
+        except (FileNotFound, FileNotDirectory):
+            return False
+        return True
+
+    async def realpath(self, path: str) -> str:
+        """Returns the absolute path without links. Missing parts stay as they are. Raises FileError."""
+        return self._described(await self._manage(path, realpath={})).path
+
+    async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> FileInfo:
+        """Makes a directory. Raises FileExists if a file is there, or if anything is there without `exist_ok`."""
+        return self._described(await self._manage(path, mkdir={"parents": parents, "exist_ok": exist_ok}))
+
+    async def move(self, source: str, target: str) -> FileInfo:
+        """Renames a file, a directory or a link within one file system; replaces a file that has the new name.
+
+        Raises FileError.
+        """
+        return self._described(await self._manage(source, move={"target": target}))
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        """Removes a file, a link (not what it leads to) or, with `recursive`, a directory with everything in it.
+
+        Raises FileError: FileNotFound unless `missing_ok`, FileIsDirectory for a directory without `recursive`.
+        """
+        await self._manage(path, remove={"recursive": recursive, "missing_ok": missing_ok})
 
     async def watch(self, path: str = "", *, recursive: bool = True) -> AsyncFileWatch:
         """Watches a directory of the workspace ("" is the workspace itself). Returns once the watch is active.
@@ -129,10 +196,22 @@ class AsyncSessionFiles(ShortRepr):
         await made._begin()  # a part of making it
         return made
 
-    async def _put(self, content: Content, path: str, *, tar: bool) -> FileInfo:
+    async def _manage(self, path: str, **action: dict[str, Any]) -> pb.ManageFileResponse:
+        request = requests.with_path(pb.ManageFileRequest, self._session.session_id, path, tar=False, **action)
+        response: pb.ManageFileResponse = await self._session._open().call(request)
+        return response
+
+    @staticmethod
+    def _described(response: pb.ManageFileResponse) -> FileInfo:
+        return convert.from_wire(FileInfo, response.file)
+
+    async def _put(
+        self, content: Content, path: str, *, tar: bool = False, append: bool = False, mode: int | None = None
+    ) -> FileInfo:
         transport = self._session._open()
         size_bytes = content.size_bytes
-        header = requests.with_path(pb.PutFileHeader, self._session.session_id, path, tar=tar, size_bytes=size_bytes)
+        what: dict[str, Any] = {"size_bytes": size_bytes, "append": append, "mode": mode}
+        header = requests.with_path(pb.PutFileHeader, self._session.session_id, path, tar=tar, **what)
         timeout_s = transfer_timeout_s(transport.timeouts.call_s, size_bytes)
 
         async def attempt() -> FileInfo:
@@ -140,16 +219,27 @@ class AsyncSessionFiles(ShortRepr):
             messages = blocking_items(upload.messages())
             try:
                 response = await transport.upload(transport.channel.stub.PutFile, messages, timeout_s)
-            except ExecutorClientError:
+            except ExecutorClientError as error:
                 upload.raise_problem()
+                if append and is_transport_failure(error) and error.reason != "DRAINING":
+                    problem = f"the connection broke: a part of the data may be at the end of {path!r}; see its size"
+                    raise DaemonError(problem, reason=error.reason) from error
                 raise
             upload.raise_problem()
             return convert.from_wire(FileInfo, response.file)
 
         return await transport.repeat(attempt)
 
-    async def _pieces(self, reader: FileReader, path: str) -> AsyncGenerator[bytes, None]:
-        request = requests.with_path(pb.GetFileRequest, self._session.session_id, path, tar=reader.is_tar)
+    async def _received(self, reader: FileReader, path: str, **fields: Any) -> bytes:
+        content: list[bytes] = []
+        async with contextlib.aclosing(self._pieces(reader, path, **fields)) as pieces:
+            async for piece in pieces:
+                content.append(piece)
+        reader.finish()
+        return b"".join(content)
+
+    async def _pieces(self, reader: FileReader, path: str, **fields: Any) -> AsyncGenerator[bytes, None]:
+        request = requests.with_path(pb.GetFileRequest, self._session.session_id, path, tar=reader.is_tar, **fields)
         transport = self._session._transport
         messages = transport.read(request, transfer_timeout_s(transport.timeouts.call_s, FILE_BYTES_MAX))
         async with contextlib.aclosing(messages):

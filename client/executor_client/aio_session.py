@@ -286,15 +286,15 @@ class AsyncSession(AsyncSessionUndo):
     # Files of the workspace; see `files` for more
 
     async def put_file(self, path: str, data: bytes | bytearray | memoryview) -> FileInfo:
-        """Writes a file of the workspace, whole or not at all. The path is relative to the workspace."""
+        """Writes a file; see `files.write`."""
         return await self.files.write(path, data)
 
     async def get_file(self, path: str) -> bytes:
-        """Reads a file of the workspace."""
+        """Reads a file; see `files.read`."""
         return await self.files.read(path)
 
     async def list_files(self, path: str = "") -> FileList:
-        """Lists a directory of the workspace, recursively."""
+        """Lists a directory, recursively; see `files.list`."""
         return await self.files.list(path)
 
     # -----------------------------------------------------------------------------------------------------------------

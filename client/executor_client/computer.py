@@ -138,7 +138,7 @@ class Computer:
         session = self._find()
         with core.refusals(f"{path!r} can't be read"):
             try:
-                data = session.files.read(path, max_bytes=core.FILE_BYTES_MAX)
+                data = session.files.read(path, max_bytes=core.FILE_BYTES_MAX + 1)
             except NotFoundError as error:
                 if error.reason != "FILE_NOT_FOUND":
                     raise

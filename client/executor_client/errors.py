@@ -6,6 +6,7 @@ A program that fails is not an error but an `ExecutionResult` with its outcome (
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -106,6 +107,40 @@ class AuthorizationError(ExecutorClientError):
 
 class NotFoundError(ExecutorClientError):
     """The session, execution, tool call or file does not exist, or belongs to another caller."""
+
+
+class FileError(ExecutorClientError, OSError):
+    """A path can't be used. A subclass tells the common reasons, and is also Python's exception for them."""
+
+
+class FileNotFound(FileError, NotFoundError, FileNotFoundError):
+    """There is no such file or directory."""
+
+    errno = errno.ENOENT
+
+
+class FileIsDirectory(FileError, IsADirectoryError):
+    """The path leads to a directory, but a file is needed."""
+
+    errno = errno.EISDIR
+
+
+class FileNotDirectory(FileError, NotADirectoryError):
+    """A part of the path is not a directory."""
+
+    errno = errno.ENOTDIR
+
+
+class FilePermissionDenied(FileError, PermissionError):
+    """The sandbox's user may not do this with the file."""
+
+    errno = errno.EACCES
+
+
+class FileExists(FileError, FileExistsError):
+    """Something is there already, or a directory is not empty."""
+
+    errno = errno.EEXIST
 
 
 class PreconditionError(ExecutorClientError):

@@ -12,17 +12,27 @@ from executor_client._core.short_repr import ShortRepr
 
 @dataclass(frozen=True)
 class FileInfo(ShortRepr):
-    """An entry of the workspace; `path` is relative to it."""
+    """A file, a directory or a link of a sandbox.
+
+    `path` is as it was requested (absolute, or relative to the workspace) or, in a list, below that. `mode` has the
+    rights, as for chmod. A link has its text as `target`.
+    """
 
     path: str
     size_bytes: int
     is_directory: bool
     modify_time: datetime
+    mode: int = 0
+    is_link: bool = False
+    target: str = ""
 
 
 @dataclass(frozen=True)
 class FileList(ShortRepr):
-    """Entries of the workspace; `truncated` if there are more than the daemon lists."""
+    """Entries of a directory, sorted by path.
+
+    `truncated` if some are missing: too many, more than 32 directories deep, not UTF-8, or in unreadable directories.
+    """
 
     files: tuple[FileInfo, ...]
     truncated: bool = False

@@ -284,15 +284,15 @@ class Session(SessionUndo):
     # Files of the workspace; see `files` for more
 
     def put_file(self, path: str, data: bytes | bytearray | memoryview) -> FileInfo:
-        """Writes a file of the workspace, whole or not at all. The path is relative to the workspace."""
+        """Writes a file; see `files.write`."""
         return self.files.write(path, data)
 
     def get_file(self, path: str) -> bytes:
-        """Reads a file of the workspace."""
+        """Reads a file; see `files.read`."""
         return self.files.read(path)
 
     def list_files(self, path: str = "") -> FileList:
-        """Lists a directory of the workspace, recursively."""
+        """Lists a directory, recursively; see `files.list`."""
         return self.files.list(path)
 
     # -----------------------------------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ from __future__ import annotations
 import keyword
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from executor_api.limits import (
     CODE_BYTES_MAX,
+    EXCLUDED_BYTES_MAX,
+    EXCLUDED_MAX,
     IDENTIFIER_CHARS_MAX,
     PATH_BYTES_MAX,
     SAVEPOINT_NUMBER_MAX,
@@ -28,6 +30,8 @@ from executor_server.core import (
 from executor_server.core.config import is_name
 
 MAX_PATH_PART_BYTES = 255
+_MODE_MAX = 0o777
+_OFFSET_MAX = 2**63 - 1
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SESSION_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{SESSION_NAME_CHARS_MAX - 1}}}")
@@ -125,6 +129,35 @@ def workspace_path(path: str, field: str, *, may_be_empty: bool = False) -> str:
             Reason.PATH_REFUSED,
         )
     return path
+
+
+def path(text: str, field: str, *, may_be_empty: bool = False) -> str:
+    """Checks the text of a path in a sandbox, absolute or relative to the workspace. The guest resolves it."""
+    if not (text or may_be_empty):
+        raise invalid(field, "must not be empty", Reason.PATH_REFUSED)
+    if "\0" in text or len(text.encode()) > PATH_BYTES_MAX:
+        raise invalid(field, f"must have no NUL and at most {PATH_BYTES_MAX} bytes", Reason.PATH_REFUSED)
+    return text
+
+
+def file_mode(mode: int) -> int:
+    if mode > _MODE_MAX:
+        raise invalid("mode", "must be from 0 to 0o777")
+    return mode
+
+
+def offset(offset: int) -> int:
+    if offset > _OFFSET_MAX:
+        raise invalid("offset", "must be below 2**63")
+    return offset
+
+
+def excluded(paths: Sequence[str]) -> Sequence[str]:
+    """Checks the names and paths that an archive leaves out."""
+    count(len(paths), EXCLUDED_MAX, "excluded")
+    if sum(len(each.encode()) for each in paths) > EXCLUDED_BYTES_MAX:
+        raise invalid("excluded", f"is larger than {EXCLUDED_BYTES_MAX:,} bytes")
+    return [path(each, "excluded").rstrip("/") for each in paths]
 
 
 def count(number: int, most: int, field: str) -> None:

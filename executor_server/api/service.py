@@ -271,16 +271,27 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         header: service_pb.PutFileHeader = await upload.header()
         session = self._session(header.session_id)
         tar = from_wire.is_tar(header.format)
-        path = checks.workspace_path(header.path, "path", may_be_empty=tar)
+        path = checks.path(header.path, "path", may_be_empty=tar)
         size_bytes = checks.size(header.size_bytes, session.spec.limits.disk_bytes, "an archive" if tar else "a file")
-        file = await session.put_file(path, size_bytes, upload.pieces(size_bytes), tar=tar)
+        mode = checks.file_mode(header.mode) if header.HasField("mode") else None
+        if tar and (header.append or mode is not None):
+            raise checks.invalid("append" if header.append else "mode", "is not for an archive")
+        file = await session.put_file(
+            path, size_bytes, upload.pieces(size_bytes), tar=tar, append=header.append, mode=mode
+        )
         return write(service_pb.PutFileResponse, file=file)
 
     async def GetFile(self, request: service_pb.GetFileRequest, context: Context) -> None:
         session = self._session(request.session_id)
         tar = from_wire.is_tar(request.format)
-        path = checks.workspace_path(request.path, "path", may_be_empty=tar)
-        async with aclosing(session.get_file(path, tar=tar)) as parts:
+        path = checks.path(request.path, "path", may_be_empty=tar)
+        length = request.length if request.HasField("length") else None
+        offset = checks.offset(request.offset)
+        excluded = checks.excluded(request.excluded)
+        if tar and (offset or length is not None):
+            raise checks.invalid("offset" if offset else "length", "is not for an archive")
+        parts_of = session.get_file(path, tar=tar, offset=offset, length=length, excluded=excluded)
+        async with aclosing(parts_of) as parts:
             async for part in parts:
                 if isinstance(part, FileInfo):
                     await context.write(write(service_pb.GetFileResponse, file=part))
@@ -289,9 +300,24 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
     async def ListFiles(self, request: service_pb.ListFilesRequest, context: Context) -> service_pb.ListFilesResponse:
         session = self._session(request.session_id)
-        path = checks.workspace_path(request.path, "path", may_be_empty=True)
-        files, truncated = await session.list_files(path)
+        path = checks.path(request.path, "path", may_be_empty=True)
+        recursive = request.recursive if request.HasField("recursive") else True
+        files, truncated = await session.list_files(path, recursive=recursive)
         return write(service_pb.ListFilesResponse, files=files, truncated=truncated)
+
+    async def ManageFile(
+        self, request: service_pb.ManageFileRequest, context: Context
+    ) -> service_pb.ManageFileResponse:
+        session = self._session(request.session_id)
+        action = request.WhichOneof("action")
+        if action is None:
+            raise checks.invalid("action", "must be given")
+        path = checks.path(request.path, "path", may_be_empty=action in ("stat", "realpath"))
+        options = {field.name: value for field, value in getattr(request, action).ListFields()}
+        if action == "move":
+            options["target"] = checks.path(request.move.target, "target")
+        file = await session.manage_file(action, path, **options)
+        return write(service_pb.ManageFileResponse, file=file)
 
     async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Context) -> None:
         session = self._session(request.session_id)

@@ -223,12 +223,15 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """An entry of the workspace; `path` is relative to it."""
+    """A file, a directory or a link of a sandbox; `path` is as it was requested, or below that. `mode`: its rights."""
 
     path: str
     size_bytes: int
     is_directory: bool
     modify_time_s: float
+    mode: int = 0
+    is_link: bool = False
+    target: str = ""
 
 
 @dataclass(frozen=True)

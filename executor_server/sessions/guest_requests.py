@@ -20,13 +20,13 @@ from executor_server.backends.channel import (
     GuestChannel,
     Request,
     VariablesReply,
+    described_file,
     file_part,
     listing,
     missing_modules,
     nothing,
     packed_tools,
     variables_part,
-    written_file,
 )
 from executor_server.core import (
     BlobChunk,
@@ -52,6 +52,7 @@ from executor_server.guest.wire.messages import (
     FilePut,
     FindModules,
     GetVariables,
+    ManageFile,
     RegisterTools,
     Restrict,
     SetVariable,
@@ -236,9 +237,16 @@ class GuestRequests:
         return blob_id
 
     async def put_file(
-        self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool = False
+        self,
+        path: str,
+        size_bytes: int,
+        chunks: AsyncIterator[bytes],
+        *,
+        tar: bool = False,
+        append: bool = False,
+        mode: int | None = None,
     ) -> FileInfo:
-        """Writes a file of the workspace, all or nothing; with `tar`, unpacks an archive into a directory."""
+        """Writes a file, or appends to it; with `tar`, unpacks an archive into a directory."""
         if size_bytes > self._settings.max_file_bytes:
             raise ResourceExhausted(Reason.TOO_LARGE, f"a file has at most {self._settings.max_file_bytes} bytes")
         self._session.require_alive()
@@ -247,20 +255,33 @@ class GuestRequests:
         in_part = False
         try:
             await self._admission.file_put(self._session.facts, path, size_bytes, tar=tar)
-            in_part = tar  # an archive that breaks off leaves its first members in the workspace, so it counts
-            return await self.write_file(path, size_bytes, chunks, tar=tar)
+            in_part = tar or append  # what breaks off leaves its beginning in the sandbox, so it counts
+            return await self.write_file(path, size_bytes, chunks, tar=tar, append=append, mode=mode)
         except ExecutorError:
             self.puts -= not in_part
             raise
 
-    async def write_file(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool) -> FileInfo:
+    async def write_file(
+        self,
+        path: str,
+        size_bytes: int,
+        chunks: AsyncIterator[bytes],
+        *,
+        tar: bool,
+        append: bool = False,
+        mode: int | None = None,
+    ) -> FileInfo:
         """Sends a file. Does not check the policy; the caller must have done so."""
-        request = Request(written_file, self._session.hold_reading)
+        request = Request(described_file, self._session.hold_reading)
         data = _whole(chunks, size_bytes)
         if not size_bytes:  # the guest writes an empty file at once, so a longer upload must be refused first
             async for _ in data:
                 pass
-        with self.asking(request, lambda op: FilePut(op=op, path=path, size=size_bytes, tar=tar)) as op:
+
+        def message(op: int) -> FilePut:
+            return FilePut(op=op, path=path, size=size_bytes, tar=tar, append=append, mode=mode)
+
+        with self.asking(request, message) as op:
             left = size_bytes
             try:
                 async for chunk in data:
@@ -274,15 +295,20 @@ class GuestRequests:
                 if left:
                     self._channel.send(FileData(op=op, abandon=True))
 
-    async def get_file(self, path: str, *, tar: bool = False) -> AsyncGenerator[FileInfo | bytes, None]:
-        """Yields the description of a file, then its bytes; with `tar`, the bytes of an archive of a directory."""
+    async def get_file(
+        self, path: str, *, tar: bool = False, offset: int = 0, length: int | None = None, excluded: Sequence[str] = ()
+    ) -> AsyncGenerator[FileInfo | bytes, None]:
+        """Yields the description of a file, then its bytes from `offset` on, at most `length`.
+
+        With `tar`, yields an archive of a directory without the `excluded` names and paths below it.
+        """
         self._session.require_alive()
         check_file_get(self._session.spec, 0, self.gets)
         self.gets += 1
         given = False
         try:
             await self._admission.file_get(self._session.facts, path, tar=tar)
-            async with aclosing(self._get(path, tar=tar)) as parts:
+            async with aclosing(self._get(path, tar, offset, length, excluded)) as parts:
                 async for part in parts:
                     given = True
                     if isinstance(part, FileInfo):
@@ -292,17 +318,33 @@ class GuestRequests:
             self.gets -= not given
             raise
 
-    async def _get(self, path: str, *, tar: bool) -> AsyncGenerator[FileInfo | bytes, None]:
+    async def _get(
+        self, path: str, tar: bool, offset: int, length: int | None, excluded: Sequence[str]
+    ) -> AsyncGenerator[FileInfo | bytes, None]:
         most = min(self._settings.max_file_bytes, self._session.spec.files.max_get_bytes)
         request = Request[FileInfo | bytes](file_part, self._session.hold_reading)
-        with self.asking(request, lambda op: FileGet(op=op, path=path, max_bytes=most, tar=tar)):
+        body = json.dumps(list(excluded)).encode() if excluded else b""
+
+        def message(op: int) -> FileGet:
+            return FileGet(op=op, path=path, max_bytes=most, tar=tar, offset=offset, length=length)
+
+        with self.asking(request, message, body):
             while (part := await request.next()) is not None:
                 if part:
                     yield part
 
-    async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
-        """Returns files and directories below a directory, and True if the list is cut."""
-        return _answered(await self._request(listing, lambda op: FileList(op=op, path=path)))
+    async def list_files(self, path: str, *, recursive: bool = True) -> tuple[list[FileInfo], bool]:
+        """Returns files, directories and links in a directory, and True if the list is cut."""
+        return _answered(await self._request(listing, lambda op: FileList(op=op, path=path, recursive=recursive)))
+
+    async def manage_file(self, action: str, path: str, **options: Any) -> FileInfo | None:
+        """Does an action of ManageFile, whose `options` it takes. Returns the description, except of a removal."""
+        self._session.require_alive()
+        if action in ("mkdir", "move", "remove"):
+            facts = {"action": action, "path": path, "target": options.get("target", "")}
+            await self._admission.action(self._session.facts, "file_changed", facts)
+        read: Callable[[Frame], FileInfo | None] = nothing if action == "remove" else described_file
+        return await self._request(read, lambda op: ManageFile(op=op, action=action, path=path, **options))
 
     async def _request(
         self, read: Callable[[Frame], T | None], message: Callable[[int], Message], body: bytes = b""

@@ -100,7 +100,7 @@ class Session:
         self.register_tools, self.upload_blob = self.requests.register_tools, self.requests.upload_blob
         self.set_variables, self.get_variables = self.requests.set_variables, self.requests.get_variables
         self.put_file, self.get_file = self.requests.put_file, self.requests.get_file
-        self.list_files = self.requests.list_files
+        self.list_files, self.manage_file = self.requests.list_files, self.requests.manage_file
         self.export_state, self.restore_state = self.checkpoints.export_state, self.checkpoints.restore_state
 
     # -- beginning -----------------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ CODE_BYTES_MAX = _MIB
 """Bytes of the code of one execution, or of the source of one tool."""
 IDENTIFIER_CHARS_MAX = 256
 """Characters of the name of a variable, a tool, a parameter or a module."""
-PATH_BYTES_MAX = 1024
-"""Bytes of a path in the workspace."""
+PATH_BYTES_MAX = 4096
+"""Bytes of a path in a sandbox."""
 VARIABLES_NAMED_MAX = 1024
 """Variables that one SetVariables or GetVariables request may name."""
 TOOLS_MAX = 256
@@ -74,6 +74,9 @@ SESSION_NAME_CHARS_MAX = 64
 # Answers.
 DIRECTORY_ENTRIES_MAX = 10_000
 """Files and directories of one directory that is listed, put or got."""
+EXCLUDED_MAX = 256
+EXCLUDED_BYTES_MAX = 64 << 10
+"""Names and paths that an archive leaves out, and their bytes together."""
 VARIABLES_MAX = 2048
 """Variables of a GetVariables answer when the request names none."""
 VARIABLES_BYTES_MAX = 512 * _MIB

@@ -346,13 +346,19 @@ PROMISES = (
     ),
     Promise("files-busy", "Files", "They are served while a program hangs."),
     Promise("files-whole", "Files", "A file is written whole or not at all."),
-    Promise("files-paths", "Files", "No path leads out of the workspace.", proved_on=_NOT_IN_THE_CLOUD),
+    Promise(
+        "files-paths",
+        "Files",
+        "Paths and links lead where the kernel follows them for the sandbox's user, and the kernel's refusals have reasons.",
+        proved_on=_NOT_IN_THE_CLOUD,
+    ),
     Promise(
         "files-hostile",
         "Files",
-        "Links, FIFOs, devices and sockets that a program made are neither read nor followed.",
+        "No path or link leads into /proc; FIFOs, devices and sockets are neither read nor written.",
         proved_on=_NOT_IN_THE_CLOUD,
     ),
+    Promise("files-manage", "Files", "Entries are described, made, moved and removed, a tree without blocking others."),
     Promise("files-archives", "Files", "A directory goes in and comes out as an archive."),
     Promise(
         "files-archives-hostile",

@@ -363,23 +363,28 @@ class WireSession:
         return str(answer.blob_id)
 
     async def put_file(
-        self, path: str, size_bytes: int, pieces: AsyncIterator[bytes], *, tar: bool = False
+        self, path: str, size_bytes: int, pieces: AsyncIterator[bytes], *, tar: bool = False, **more: Any
     ) -> FileInfo:
         header = service_pb.PutFileHeader(
-            session_id=self.session_id, path=path, size_bytes=size_bytes, format=_format_of(tar)
+            session_id=self.session_id, path=path, size_bytes=size_bytes, format=_format_of(tar), **more
         )
         answer = await self._upload("PutFile", service_pb.PutFileRequest, {"header": header}, pieces)
         return values.file_from(answer.file)
 
-    async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
-        request = service_pb.GetFileRequest(session_id=self.session_id, path=path, format=_format_of(tar))
+    async def get_file(self, path: str, *, tar: bool = False, **more: Any) -> AsyncIterator[FileInfo | bytes]:
+        request = service_pb.GetFileRequest(session_id=self.session_id, path=path, format=_format_of(tar), **more)
         async for part in self.read(request):
             yield values.file_from(part.file) if part.WhichOneof("part") == "file" else part.data
 
-    async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
-        request = service_pb.ListFilesRequest(session_id=self.session_id, path=path)
+    async def list_files(self, path: str, *, recursive: bool = True) -> tuple[list[FileInfo], bool]:
+        request = service_pb.ListFilesRequest(session_id=self.session_id, path=path, recursive=recursive)
         answer = await self.once(request)
         return list(map(values.file_from, answer.files)), answer.truncated
+
+    async def manage_file(self, action: str, path: str, **options: Any) -> FileInfo | None:
+        asked: dict[str, Any] = {action: options}
+        answer = await self.once(service_pb.ManageFileRequest(session_id=self.session_id, path=path, **asked))
+        return values.file_from(answer.file) if answer.HasField("file") else None
 
     async def export_state(self, _: object) -> AsyncIterator[bytes | StateManifest]:
         """The archives are the node's, and not those of the test."""

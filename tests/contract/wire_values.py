@@ -212,7 +212,8 @@ def _payload_from(wire: pb.Payload) -> Payload:
 
 
 def file_from(wire: pb.FileInfo) -> FileInfo:
-    return FileInfo(wire.path, wire.size_bytes, wire.is_directory, _time_s(wire.modify_time))
+    modified_s = _time_s(wire.modify_time)
+    return FileInfo(wire.path, wire.size_bytes, wire.is_directory, modified_s, wire.mode, wire.is_link, wire.target)
 
 
 def _time_s(wire: Timestamp) -> float:

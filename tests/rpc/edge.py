@@ -166,13 +166,15 @@ class FakeSession:
         return "blob-1"
 
     async def put_file(
-        self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool = False
+        self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool = False, **more: Any
     ) -> FileInfo:
-        self._do((path, b"".join([chunk async for chunk in chunks]), *(["tar"] if tar else [])))
+        options = [f"{name}={value}" for name, value in more.items() if value]
+        self._do((path, b"".join([chunk async for chunk in chunks]), *(["tar"] if tar else []), *options))
         return FileInfo(path, size_bytes, tar, 1_700_000_000.0)
 
-    async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
-        self._do(("get_file", path, *(["tar"] if tar else [])))
+    async def get_file(self, path: str, *, tar: bool = False, **more: Any) -> AsyncIterator[FileInfo | bytes]:
+        options = [f"{name}={value}" for name, value in more.items() if value]
+        self._do(("get_file", path, *(["tar"] if tar else []), *options))
         for part in self.parts:
             yield part
 
@@ -190,9 +192,13 @@ class FakeSession:
         manifest: StateManifest = self.parts[0]
         return manifest
 
-    async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
-        self._do(("list_files", path))
+    async def list_files(self, path: str, *, recursive: bool = True) -> tuple[list[FileInfo], bool]:
+        self._do(("list_files", path, *([] if recursive else ["flat"])))
         return list(self.parts), True
+
+    async def manage_file(self, action: str, path: str, **options: Any) -> FileInfo | None:
+        self._do((action, path, options))
+        return next(iter(self.parts), None)
 
     def _do(self, asked: Any) -> None:
         self.asked.append(asked)

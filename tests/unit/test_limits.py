@@ -58,7 +58,7 @@ def test_every_limit_of_the_table_is_used_at_both_ends() -> None:
     summed = {"IMAGE_BYTES_MAX", "IMAGES_BYTES_MAX", "TOOL_ARGUMENTS_BYTES_MAX", "TOOL_CALLS_OPEN_MAX"}
     summed |= {"VALUE_BYTES_MAX", "BLOB_BYTES_MAX"}
     checked_by_the_daemon = {"IDENTIFIER_CHARS_MAX", "PATH_BYTES_MAX", "TOOLS_MAX", "TOOL_PARAMETERS_MAX"}
-    checked_by_the_daemon |= {"ARGUMENTS_MAX", "VARIABLES_NAMED_MAX"}
+    checked_by_the_daemon |= {"ARGUMENTS_MAX", "VARIABLES_NAMED_MAX", "EXCLUDED_MAX", "EXCLUDED_BYTES_MAX"}
     everything -= {
         "OUTPUT_VALUE_BYTES_MAX",
         "OUTPUT_NODES_MAX",

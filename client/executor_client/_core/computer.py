@@ -14,6 +14,7 @@ from executor_client._core.status import is_session_gone
 from executor_client._core.terminal import last_states
 from executor_client.errors import (
     CallTimeoutError,
+    FileError,
     InvalidRequest,
     NotFoundError,
     PolicyViolationError,
@@ -40,6 +41,7 @@ WAIT_S_MAX = 300.0
 
 _REFUSALS = (
     CallTimeoutError,
+    FileError,
     InvalidRequest,
     NotFoundError,
     PolicyViolationError,
@@ -82,7 +84,9 @@ def output_text(how: str, stdout: str, stderr: str) -> str:
 
 
 def file_text(path: str, data: bytes) -> str:
-    """Returns the text of a file. Raises ToolRefusal for binary files."""
+    """Returns the text of a file. Raises ToolRefusal for binary files, and for more than FILE_BYTES_MAX."""
+    if len(data) > FILE_BYTES_MAX:
+        raise ToolRefusal(f"{path!r} has more than {FILE_BYTES_MAX:,} bytes; use the shell for it.")
     if b"\0" in data[:8192]:
         raise ToolRefusal(f"{path!r} is a binary file of {len(data):,} bytes.")
     try:

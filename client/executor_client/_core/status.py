@@ -22,6 +22,12 @@ from executor_client.errors import (
     DaemonError,
     EnvironmentFailed,
     ExecutorClientError,
+    FileError,
+    FileExists,
+    FileIsDirectory,
+    FileNotDirectory,
+    FileNotFound,
+    FilePermissionDenied,
     InvalidRequest,
     ModulesMissing,
     NotFoundError,
@@ -67,6 +73,8 @@ def translate(error: grpc.RpcError) -> ExecutorClientError:
     # Blocking and asyncio errors have code(), details() and trailing_metadata(); their common base class does not.
     code: grpc.StatusCode = error.code()
     details = _details(error.details() or "", error.trailing_metadata() or ())
+    if (of_file := _FILE_ERRORS.get(details.reason)) is not None:
+        return of_file(details.message, reason=details.reason)
     return _ERRORS.get(code, _daemon_error)(details)
 
 
@@ -215,6 +223,15 @@ def _by_reason(**classes: type[ExecutorClientError]) -> Callable[[Details], Exec
 def _simple(make: type[ExecutorClientError]) -> Callable[[Details], ExecutorClientError]:
     return lambda details: make(details.message, reason=details.reason)
 
+
+_FILE_ERRORS: dict[str, type[FileError]] = {
+    "FILE_NOT_FOUND": FileNotFound,
+    "FILE_IS_DIRECTORY": FileIsDirectory,
+    "FILE_NOT_DIRECTORY": FileNotDirectory,
+    "FILE_PERMISSION_DENIED": FilePermissionDenied,
+    "FILE_EXISTS": FileExists,
+    "PATH_REFUSED": FileError,
+}
 
 _ERRORS: dict[grpc.StatusCode, Callable[[Details], ExecutorClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: _invalid_argument,

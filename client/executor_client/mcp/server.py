@@ -242,7 +242,10 @@ async def file_resource(ctx: Ctx, session: str, path: str) -> bytes:
 async def _read(ctx: Ctx, session: str, path: str) -> bytes:
     named = await sessions_of(ctx).get(session, make=False)
     with named.watched() as open_session:
-        return await open_session.files.read(path, max_bytes=FILE_READ_BYTES_MAX)
+        data = await open_session.files.read(path, max_bytes=FILE_READ_BYTES_MAX + 1)
+    if len(data) > FILE_READ_BYTES_MAX:
+        raise ToolError(f"{path!r} has more than {FILE_READ_BYTES_MAX:,} bytes; read a part of it with run_python")
+    return data
 
 
 # ---------------------------------------------------------------------------------------------------------------------

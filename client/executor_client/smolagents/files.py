@@ -23,6 +23,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from executor_client import (
+    FileError,
     FileInfo,
     InvalidRequest,
     NotFoundError,
@@ -48,7 +49,7 @@ Files = Mapping[str, Source] | Iterable[LocalPath] | None
 
 _PLAIN_NAME = re.compile(r"[\w./+@=-]+", re.ASCII)
 _UNFIT = re.compile(r"[^\w.+@=() -]")
-_REFUSALS = (InvalidRequest, NotFoundError, PolicyViolationError, PreconditionError, ResourceExhaustedError)
+_REFUSALS = (FileError, InvalidRequest, NotFoundError, PolicyViolationError, PreconditionError, ResourceExhaustedError)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -55,11 +55,11 @@ def with_uploads(agent: Any, task: str, images: Any) -> tuple[str, Any]:
 def _put(executor: RemoteExecutor, path: str, there: str) -> None:
     try:
         executor.files.put(path, there)
-    except OSError as error:
-        raise InvalidRequest(f"the file {path!r} can't be read: {error.strerror}") from error
-    except ExecutorClientError as error:
+    except ExecutorClientError as error:  # before OSError: a FileError is both
         error.add_note(f"while copying the file {path!r} into the workspace of the session")
         raise
+    except OSError as error:
+        raise InvalidRequest(f"the file {path!r} can't be read: {error.strerror}") from error
 
 
 def _picture(path: Path) -> PIL.Image.Image | None:

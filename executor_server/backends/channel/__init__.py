@@ -11,6 +11,7 @@ from executor_server.backends.channel.guest_requests import (
     Request,
     VariablesReply,
     changes_part,
+    described_file,
     file_part,
     listed_savepoints,
     listing,
@@ -18,7 +19,6 @@ from executor_server.backends.channel.guest_requests import (
     nothing,
     variables_part,
     written_bytes,
-    written_file,
 )
 from executor_server.backends.channel.process_events import PROCESS_EVENTS, read_process_event
 from executor_server.backends.channel.tokens import first_token

@@ -202,7 +202,15 @@ def read_file_info(entry: wire.FileEntry | None) -> FileInfo:
     """Converts the description of a file."""
     if entry is None:
         raise FrameError("a file without its description")
-    return FileInfo(path=entry.path, size_bytes=entry.size, is_directory=entry.directory, modify_time_s=entry.modified)
+    return FileInfo(
+        path=entry.path,
+        size_bytes=entry.size,
+        is_directory=entry.directory,
+        modify_time_s=entry.modified,
+        mode=entry.mode,
+        is_link=entry.target is not None,
+        target=entry.target or "",
+    )
 
 
 def read_listing(done: wire.Done, body: bytes) -> tuple[list[FileInfo], bool]:

@@ -63,12 +63,14 @@ _REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound] | type[Precondi
     "variable_refused": (InvalidRequest, Reason.INVALID_FIELD),
     "path_refused": (InvalidRequest, Reason.PATH_REFUSED),
     "file_not_found": (NotFound, Reason.FILE_NOT_FOUND),
+    "file_is_directory": (InvalidRequest, Reason.FILE_IS_DIRECTORY),
+    "file_not_directory": (InvalidRequest, Reason.FILE_NOT_DIRECTORY),
+    "file_permission_denied": (InvalidRequest, Reason.FILE_PERMISSION_DENIED),
+    "file_exists": (InvalidRequest, Reason.FILE_EXISTS),
     "blob_not_found": (NotFound, Reason.BLOB_NOT_FOUND),
     "command_not_found": (InvalidRequest, Reason.COMMAND_NOT_FOUND),
     "command_not_executable": (InvalidRequest, Reason.COMMAND_NOT_EXECUTABLE),
     "cwd_not_found": (NotFound, Reason.CWD_NOT_FOUND),
-    "file_not_directory": (InvalidRequest, Reason.FILE_NOT_DIRECTORY),
-    "file_permission_denied": (InvalidRequest, Reason.FILE_PERMISSION_DENIED),
     "no_such_process": (NotFound, Reason.PROCESS_NOT_FOUND),
     "no_input": (InvalidRequest, Reason.INVALID_FIELD),
     "input_gap": (InvalidRequest, Reason.INVALID_FIELD),
@@ -185,8 +187,8 @@ def listing(frame: Frame) -> tuple[list[FileInfo], bool]:
     return read_listing(_require_done(frame), frame.body)
 
 
-def written_file(frame: Frame) -> FileInfo:
-    """Reads the description of an uploaded file."""
+def described_file(frame: Frame) -> FileInfo:
+    """Reads the description of a file."""
     return read_file_info(_require_done(frame).file)
 
 

@@ -26,13 +26,15 @@ from executor_api.tar import (
 )
 
 from ..wire.frames import CHUNK_BYTES
-from .workspace import MAX_DEPTH, MAX_LISTED, Download, PathRefused, Upload, describe, list_files, open_directory
+from .paths import PathRefused, describe
+from .workspace import MAX_DEPTH, MAX_LISTED, Download, Upload, list_files, split_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Generator, Iterator, Optional
 
     from ..wire.messages import FileEntry
+    from .paths import Place
 
 MAX_MEMBERS = MAX_LISTED
 # Entries left out of an archive that are named.
@@ -54,22 +56,25 @@ class ArchiveDownload:
     Raises PathRefused, before anything is sent, for a directory that is too large or too deep.
     """
 
-    def __init__(self, root: str, path: str, max_bytes: int) -> None:
-        directory, name = open_directory(root, path)
-        try:
-            self.info = describe(name, os.fstat(directory))
-        finally:
-            os.close(directory)
+    def __init__(self, place: Place, max_bytes: int, excluded: frozenset[str] = frozenset()) -> None:
+        """Owns the place, the descriptor of which keeps the directory. Leaves out `excluded` names and paths below."""
+        self._place = place
         self.omitted: list[dict[str, str]] = []  # the first entries that are left out, with the reason
-        entries, truncated = list_files(root, path, self._leave_out)
-        if truncated:
-            raise PathRefused(f"the directory has more than {MAX_MEMBERS} entries", "too_large")
-        self._root = root
-        self._prefix = len(name) + 1 if name else 0
         self._left = max_bytes
         self._rest = b""
         self._memory = 0
-        self._check(entries, max_bytes)
+        try:
+            place.enter_last()
+            self.info = describe(place.asked, os.fstat(place.directory))
+            with place.below([]) as top:
+                entries, truncated = list_files(top, self._leave_out, excluded=excluded)
+            if truncated:
+                raise PathRefused(f"the directory has more than {MAX_MEMBERS} entries", "too_large")
+            entries = [entry for entry in entries if self._is_packed(entry)]
+            self._check(entries, max_bytes)
+        except BaseException:
+            place.close()
+            raise
         self.files = self.file_bytes = 0  # packed so far
         self._parts = self._make_parts(entries)
 
@@ -89,6 +94,12 @@ class ArchiveDownload:
 
     def close(self) -> None:
         self._parts.close()
+        self._place.close()
+
+    def _is_packed(self, entry: FileEntry) -> bool:
+        if entry.target is not None:
+            self._leave_out(entry.path, "a symbolic link")
+        return entry.target is None
 
     def _leave_out(self, path: str, why: str) -> None:
         if len(self.omitted) < MAX_OMITTED:
@@ -110,16 +121,16 @@ class ArchiveDownload:
 
     def _make_parts(self, entries: list[FileEntry]) -> Generator[bytes, None, None]:
         for entry in entries:
-            name = entry.path[self._prefix :]
             if entry.directory:
-                yield self._counted(header(name + "/", b"5", 0o755, 0, entry.modified))
+                yield self._counted(header(entry.path + "/", b"5", 0o755, 0, entry.modified))
             else:
-                yield from self._file(entry.path, name)
+                yield from self._file(entry.path)
         yield END
 
-    def _file(self, path: str, name: str) -> Iterator[bytes]:
+    def _file(self, name: str) -> Iterator[bytes]:
         try:
-            download = Download(self._root, path, self._left)
+            with self._place.below(split_path(name)) as place:
+                download = Download(place, self._left)
         except PathRefused as refused:
             if refused.reason == "too_large":
                 raise
@@ -163,14 +174,17 @@ class _Member:
 
 
 class ArchiveUpload:
-    """A directory being written. `next_serial` numbers the files while they are not whole."""
+    """A directory being written, which is created if it is missing."""
 
-    def __init__(self, root: str, path: str, size: int, next_serial: Callable[[], int]) -> None:
-        directory, self.path = open_directory(root, path, create=True)
-        os.close(directory)
+    def __init__(self, place: Place, size: int) -> None:
+        """Owns the place, the descriptor of which keeps the directory."""
+        try:
+            place.enter_last(create=True)
+        except BaseException:
+            place.close()
+            raise
+        self.place = place
         self.remaining = size
-        self._root = root
-        self._next_serial = next_serial
         self._members = 0
         self._extensions: dict[str, bytes] = {}
         self._extension_count = 0
@@ -182,7 +196,7 @@ class ArchiveUpload:
         self._needed = BLOCK_BYTES
         self._take: Callable[[bytes], None] = self._take_header
         self._ended = False
-        self.on_file: Callable[[str, os.stat_result], None] = lambda _path, _status: None
+        self.on_file: Callable[[Upload], None] = lambda _file: None
 
     def write(self, data: memoryview) -> None:
         """Raises PathRefused, with the member's name, for a member that can't be unpacked here."""
@@ -202,21 +216,21 @@ class ArchiveUpload:
         """Describes the directory. Raises PathRefused when the archive has no end."""
         if not self._ended or self._gathered:
             raise PathRefused("the archive breaks off before its end, or is none")
-        directory, name = open_directory(self._root, self.path)
-        try:
-            return describe(name, os.fstat(directory))
-        finally:
-            os.close(directory)
+        described = describe(self.place.asked, os.fstat(self.place.directory))
+        self.close()
+        return described
 
     def abandon(self) -> None:
         if self._file is not None:
             self._file.abandon()
             self._file = None
+        self.close()
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+        self.place.close()
 
     def _passed(self, data: memoryview, count: int) -> memoryview:
         self.remaining -= count
@@ -231,14 +245,14 @@ class ArchiveUpload:
             if not self._content_left:
                 self._finish_file()
         except PathRefused as refused:
-            raise _of_member(self._file.path, refused) from refused
+            raise _of_member(self._file.place.asked, refused) from refused
         return self._passed(data, count)
 
     def _finish_file(self) -> None:
         assert self._file is not None
         self._file.finish()
         file, self._file = self._file, None
-        self.on_file(file.path, file.status)
+        self.on_file(file)
 
     def _gather(self, data: memoryview) -> memoryview:
         count = min(len(data), self._needed - len(self._gathered))
@@ -292,11 +306,12 @@ class ArchiveUpload:
         if member.size > self.remaining:
             raise PathRefused(f"member {_shown(member.name)} is larger than the archive")
         try:
-            path = _joined(self.path, member.name)
+            place = self.place.below(split_path(member.name), create=True)
             if member.is_directory:
-                os.close(open_directory(self._root, path, create=True)[0])
+                with place:
+                    place.enter_last(create=True)
                 return
-            self._file = Upload(self._root, path, member.size, self._next_serial(), executable=member.executable)
+            self._file = Upload(place, member.size, mode=0o755 if member.executable else 0o644)
             self._content_left, self._padding_left = member.size, padding(member.size)
             if not member.size:
                 self._finish_file()
@@ -306,11 +321,6 @@ class ArchiveUpload:
 
 def _of_member(name: str, refused: PathRefused) -> PathRefused:
     return PathRefused(f"member {_shown(name)}: {refused}", refused.reason)
-
-
-def _joined(directory: str, name: str) -> str:
-    # An absolute name stays absolute, so that it is refused.
-    return f"{directory}/{name}" if directory and not name.startswith("/") else name
 
 
 _KINDS = {

@@ -20,16 +20,8 @@ import time
 
 from executor_api.limits import ARTIFACTS_MAX
 
-from .workspace import (
-    MAX_DEPTH,
-    MAX_PATH_CHARS,
-    PART_PREFIX,
-    PathRefused,
-    describe,
-    is_text,
-    open_directory,
-    open_inner,
-)
+from .paths import PathRefused, describe
+from .workspace import MAX_DEPTH, MAX_PATH_CHARS, PART_PREFIX, is_text, open_directory, open_inner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

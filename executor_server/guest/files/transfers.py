@@ -1,4 +1,4 @@
-"""Transfers: staged blobs, and files of the workspace.
+"""Transfers: staged blobs, and files of the sandbox, with the other requests about files.
 
 The supervisor serves them itself, at any time, so a hanging program does not lock its files away. Nothing blocks: both
 live in memory (memory files, tmpfs), and move in pieces of one chunk.
@@ -9,20 +9,23 @@ from __future__ import annotations
 import os
 import time
 
-from executor_api.limits import BLOB_BYTES_MAX
+from executor_api.limits import BLOB_BYTES_MAX, EXCLUDED_MAX, PATH_BYTES_MAX
 
 from ..wire import link
 from ..wire.frames import CHUNK_BYTES, FrameError
 from ..wire.guest_channel import Channel
 from ..wire.lean import dumps
-from ..wire.messages import BlobBegin, BlobData, FileChunk, FileData, FileGet, FileList, FilePut
+from ..wire.messages import BlobBegin, BlobData, FileChunk, FileData, FileGet, FileList, FilePut, ManageFile
+from ..wire.schema import read_texts
 from . import workspace
+from .paths import PathRefused, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Optional, Union
 
     from . import archives
+    from .management import Removal
 
 MAX_BLOBS = 64
 MAX_TRANSFERS = 16
@@ -50,7 +53,7 @@ class Transfers:
         self._blobs: dict[str, _Blob] = {}
         self._uploads: dict[int, Union[workspace.Upload, archives.ArchiveUpload]] = {}
         self._downloads: dict[int, Union[workspace.Download, archives.ArchiveDownload]] = {}
-        self._serial = 0
+        self._removals: dict[int, Removal] = {}
         self._on_file = on_file
         # A clock that stops without a daemon: nothing can complete or name a blob then.
         self._connected_s = 0.0
@@ -63,8 +66,8 @@ class Transfers:
             os.close(blob.fd)
         for upload in self._uploads.values():
             upload.close()
-        for download in self._downloads.values():
-            download.close()
+        for reading in (*self._downloads.values(), *self._removals.values()):
+            reading.close()
 
     def on_new_daemon(self) -> None:
         """Drops the last daemon's file transfers, which the new one does not know.
@@ -74,9 +77,10 @@ class Transfers:
         for upload in self._uploads.values():
             upload.abandon()
         self._uploads.clear()
-        for download in self._downloads.values():
-            download.close()
+        for reading in (*self._downloads.values(), *self._removals.values()):
+            reading.close()
         self._downloads.clear()
+        self._removals.clear()
 
     # -- blobs ---------------------------------------------------------------------------------------------------
 
@@ -138,42 +142,68 @@ class Transfers:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def begin_file(self, request: Union[FilePut, FileGet, FileList]) -> None:
+    def begin_file(self, request: Union[FilePut, FileGet, FileList, ManageFile], body: bytes = b"") -> None:
         op = request.op
         try:
             if isinstance(request, FileList):
-                self._list(op, request.path)
-            elif len(self._uploads) + len(self._downloads) >= MAX_TRANSFERS:
-                self._channel.fail(op, "too_large", f"at most {MAX_TRANSFERS} files can be transferred at a time")
+                self._list(request)
+            elif len(self._uploads) + len(self._downloads) + len(self._removals) >= MAX_TRANSFERS:
+                self._channel.fail(op, "queue_full", f"at most {MAX_TRANSFERS} files can be transferred at a time")
             elif isinstance(request, FileGet):
-                download = self._download(request)
+                download = self._download(request, body)
                 self._downloads[op] = download
                 self._channel.send(FileChunk(op=op, file=download.info))
-            else:
+            elif isinstance(request, FilePut):
                 self._uploads[op] = self._upload(request)
                 self.add_to_file(FileData(op=op), memoryview(b""))
-        except workspace.PathRefused as refused:
+            else:
+                self._manage(request)
+        except PathRefused as refused:
             self._refuse(op, refused)
 
-    def _download(self, request: FileGet) -> Union[workspace.Download, archives.ArchiveDownload]:
-        make = _archives().ArchiveDownload if request.tar else workspace.Download
-        return make(self._root, request.path, request.max_bytes)
+    def _download(self, request: FileGet, body: bytes) -> Union[workspace.Download, archives.ArchiveDownload]:
+        place = resolve(self._root, request.path)
+        if request.tar:
+            excluded = read_texts(body, EXCLUDED_MAX, PATH_BYTES_MAX, "excluded") if body else ()
+            download: archives.ArchiveDownload = _archives().ArchiveDownload(
+                place, request.max_bytes, frozenset(excluded)
+            )
+            return download
+        with place:
+            return workspace.Download(place, request.max_bytes, offset=request.offset, length=request.length)
 
     def _upload(self, request: FilePut) -> Union[workspace.Upload, archives.ArchiveUpload]:
+        place = resolve(self._root, request.path, create=True)
         if not request.tar:
-            return workspace.Upload(self._root, request.path, request.size, self._next_serial())
-        upload: archives.ArchiveUpload = _archives().ArchiveUpload(
-            self._root, request.path, request.size, self._next_serial
-        )
-        upload.on_file = self._on_file
+            return workspace.Upload(place, request.size, append=request.append, mode=request.mode)
+        upload: archives.ArchiveUpload = _archives().ArchiveUpload(place, request.size)
+        upload.on_file = self._note
         return upload
 
-    def _next_serial(self) -> int:
-        self._serial += 1
-        return self._serial
+    def _note(self, upload: workspace.Upload) -> None:
+        """Notes a file that was put into the workspace."""
+        path = upload.place.path
+        if path.startswith(f"{self._root}/"):
+            self._on_file(path[len(self._root) + 1 :], upload.status)
 
-    def _list(self, op: int, path: str) -> None:
-        entries, truncated = workspace.list_files(self._root, path)
+    def _manage(self, request: ManageFile) -> None:
+        from . import management  # few sessions need it
+
+        made = management.manage(self._root, request)
+        if isinstance(made, management.Removal):
+            self._removals[request.op] = made
+        else:
+            self._channel.done(request.op, file=made)
+
+    def _list(self, request: FileList) -> None:
+        incomplete = False
+
+        def leave_out(_path: str, why: str) -> None:
+            nonlocal incomplete
+            incomplete = incomplete or why in (workspace.NOT_TEXT, workspace.UNREADABLE, workspace.TOO_DEEP)
+
+        with resolve(self._root, request.path) as place:
+            entries, truncated = workspace.list_files(place, leave_out, recursive=request.recursive)
         listed: list[bytes] = []
         left = _LISTING_BYTES
         for entry in entries:  # one by one: a character of a name can take twelve bytes
@@ -183,7 +213,7 @@ class Transfers:
                 listed.pop()
                 truncated = True
                 break
-        self._channel.done(op, b"[" + b",".join(listed) + b"]", truncated=truncated)
+        self._channel.done(request.op, b"[" + b",".join(listed) + b"]", truncated=truncated or incomplete)
 
     def add_to_file(self, piece: FileData, data: memoryview) -> None:
         op = piece.op
@@ -199,8 +229,8 @@ class Transfers:
                     return
                 self._channel.done(op, file=upload.finish())
                 if isinstance(upload, workspace.Upload):
-                    self._on_file(upload.path, upload.status)
-        except workspace.PathRefused as refused:
+                    self._note(upload)
+        except PathRefused as refused:
             upload.abandon()
             self._refuse(op, refused)
         del self._uploads[op]
@@ -208,16 +238,24 @@ class Transfers:
     @property
     def busy(self) -> bool:
         """True when `pump` has something to send and the daemon accepts it."""
-        return bool(self._downloads) and not self._channel.full
+        return bool(self._downloads or self._removals) and not self._channel.full
 
     def pump(self) -> None:
-        """Sends a piece of each download, as long as the daemon accepts them."""
+        """Takes a step of each removal and sends a piece of each download, as long as the daemon accepts them."""
+        for op, removal in list(self._removals.items()):
+            try:
+                if not removal.step():
+                    continue
+                self._channel.done(op)
+            except PathRefused as refused:
+                self._refuse(op, refused)
+            self._removals.pop(op).close()
         for op, download in list(self._downloads.items()):
             if self._channel.full:
                 return
             try:
                 data = download.read(CHUNK_BYTES)
-            except workspace.PathRefused as refused:
+            except PathRefused as refused:
                 self._end_download(op)
                 self._refuse(op, refused)
                 continue
@@ -230,7 +268,7 @@ class Transfers:
     def _end_download(self, op: int) -> None:
         self._downloads.pop(op).close()
 
-    def _refuse(self, op: int, refused: workspace.PathRefused) -> None:
+    def _refuse(self, op: int, refused: PathRefused) -> None:
         self._channel.fail(op, refused.reason, str(refused))
 
 

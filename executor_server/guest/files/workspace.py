@@ -1,8 +1,11 @@
-"""The files of the workspace, served by the supervisor while agent code may be changing them.
+"""Files of the sandbox, served by the supervisor while agent code may be changing them.
 
-The attack: agent code has the same uid and can swap a directory for a link between a check and its use. So no path
-string is used twice. Each part of a path is opened relative to the descriptor of the part before it, never following a
-link, and checks use the open descriptor. Opening never blocks (a FIFO would), and only regular files are read.
+A place (paths.py) says where a file is: an open directory, and a name in it. What the place leads to is opened once, by
+that name, following no link, and is checked by its descriptor. Opening never blocks (a FIFO would), and only regular
+files are read and written.
+
+Below a directory that is archived, unpacked, watched or searched for artifacts no link is followed: paths there are
+relative, and `open_directory` goes from descriptor to descriptor.
 """
 
 from __future__ import annotations
@@ -11,13 +14,28 @@ import errno
 import os
 import stat
 
-from executor_api.limits import DIRECTORY_ENTRIES_MAX
+from executor_api.limits import DIRECTORY_ENTRIES_MAX, PATH_BYTES_MAX
 
-from ..wire.messages import MAX_TIME_S, MIN_TIME_S, FileEntry
+from .paths import (
+    READ,
+    READ_DIRECTORY,
+    WRITE,
+    PathRefused,
+    describe,
+    kind_of,
+    link_target,
+    refused,
+    require_regular,
+    start,
+    status_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Iterator, Optional
+
+    from ..wire.messages import FileEntry
+    from .paths import Place
 
 MAX_PATH_CHARS = 1024
 MAX_DEPTH = 32
@@ -25,21 +43,12 @@ MAX_LISTED = DIRECTORY_ENTRIES_MAX
 # Entries of any kind that one listing reads: more would keep the supervisor from its other work.
 _MAX_LOOKED_AT = 20_000
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 PART_PREFIX = ".executor-part-"
-_KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-
-
-class PathRefused(Exception):
-    """The path names no usable file of the workspace; the message says why.
-
-    The reason is "path_refused", "file_not_found" or "too_large".
-    """
-
-    def __init__(self, message: str, reason: str = "path_refused") -> None:
-        super().__init__(message)
-        self.reason = reason
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+# Why an entry is missing in a listing; entries of other kinds are no files.
+NOT_TEXT = f"its name is no text, or its path has more than {PATH_BYTES_MAX} characters"
+UNREADABLE = "what is in it can't be read"
+TOO_DEEP = f"what is in it is deeper than {MAX_DEPTH} directories"
 
 
 def split_path(path: str) -> list[str]:
@@ -47,72 +56,90 @@ def split_path(path: str) -> list[str]:
     if len(path) > MAX_PATH_CHARS or "\0" in path:
         raise PathRefused(f"a path has at most {MAX_PATH_CHARS} characters, none of them NUL")
     if path.startswith("/"):
-        raise PathRefused("a path is relative to the workspace")
+        raise PathRefused("a path is relative to its directory")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise PathRefused("a path does not climb out of the workspace")
+        raise PathRefused("a path does not climb out of its directory")
     if len(parts) > MAX_DEPTH or any(len(os.fsencode(part)) > 255 for part in parts):
         raise PathRefused(f"a path has at most {MAX_DEPTH} parts of at most 255 bytes")
     return parts
 
 
-def open_directory(root: str, path: str, *, create: bool = False) -> tuple[int, str]:
-    """Opens a directory, which `create` makes when it is missing; returns its descriptor and normalized path.
+def open_directory(root: str, path: str) -> tuple[int, str]:
+    """Opens a directory below another, following no link; returns its descriptor and normalized path.
 
     The caller closes the descriptor. Raises PathRefused.
     """
     parts = split_path(path)
-    return _walk(root, parts, create), "/".join(parts)
-
-
-def _walk(root: str, parts: list[str], create: bool) -> int:
-    """Opens the directory at these parts; the caller closes the descriptor."""
-    try:
-        fd = os.open(root, _DIRECTORY)
-    except OSError as error:  # agent code may have taken away its own right to it
-        raise _refused(error, ".") from error
-    try:
-        for part in parts:
-            if create:
-                try:
-                    os.mkdir(part, 0o755, dir_fd=fd)
-                except FileExistsError:
-                    pass
-            inner = os.open(part, _DIRECTORY, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-    except OSError as error:
-        os.close(fd)
-        raise _refused(error, "/".join(parts)) from error
-    return fd
-
-
-def _refused(error: OSError, path: str) -> PathRefused:
-    if isinstance(error, FileNotFoundError):
-        return PathRefused(f"there is no {path!r} in the workspace", "file_not_found")
-    if error.errno in _FULL:
-        return PathRefused(f"{path!r} could not be written: {error.strerror}", "too_large")
-    return PathRefused(f"{path!r} is not a file of the workspace that can be used: {error.strerror}")
+    with start(root) as top, top.below(parts) as place:
+        return place.open(READ_DIRECTORY), "/".join(parts)
 
 
 class Upload:
-    """A file being written. It appears under its name whole or not at all; then `status` describes it."""
+    """A file being written. Owns its place; `status` describes the file when it is finished.
 
-    def __init__(self, root: str, path: str, size: int, serial: int, *, executable: bool = False) -> None:
-        parts = split_path(path)
-        if not parts:
-            raise PathRefused("the path of a file is not empty")
-        self.path = "/".join(parts)
+    A file appears whole or not at all, as a new one that takes the place of the old. It is written in place if it is
+    another user's, if no file can be made next to it, and with `append`: what was written before an end then stays.
+    """
+
+    def __init__(self, place: Place, size: int, *, append: bool = False, mode: Optional[int] = None) -> None:
+        """Keeps the mode of a file that is there, unless there is a `mode`."""
+        self.place = place
         self.remaining = size
-        self._name = parts[-1]
-        self._part = f"{PART_PREFIX}{serial}"
-        self._directory = _walk(root, parts[:-1], create=True)
+        self._part = ""
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._fd = os.open(self._part, flags, 0o755 if executable else 0o644, dir_fd=self._directory)
+            old = place.status
+            if old is not None and stat.S_ISLNK(old.st_mode):
+                old = None  # only below a directory, where links are replaced
+            if old is not None:
+                require_regular(place.asked, old)
+                if not os.access(place.name, os.W_OK, dir_fd=place.directory):
+                    raise refused(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), place.asked)
+            if append or not self._begin_new(old, mode):
+                self._begin_in_place(mode, append=append)
+        except BaseException:
+            place.close()
+            raise
+
+    def _begin_new(self, old: Optional[os.stat_result], mode: Optional[int]) -> bool:
+        """Opens a new file; false if the old one has to be written in place."""
+        if old is not None and old.st_uid != os.geteuid():
+            return False
+        if old is not None and mode is None:
+            mode = stat.S_IMODE(old.st_mode) & 0o777
+        # A name that agent code can't take first.
+        part = PART_PREFIX + os.urandom(8).hex()
+        try:
+            self._fd = os.open(part, WRITE | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=self.place.directory)
         except OSError as error:
-            os.close(self._directory)
-            raise _refused(error, self.path) from error
+            if old is not None and error.errno in _NO_RIGHT:
+                return False
+            raise refused(error, self.place.asked) from error
+        self._part = part
+        if mode is not None:
+            self._set_mode(mode)
+        return True
+
+    def _begin_in_place(self, mode: Optional[int], *, append: bool) -> None:
+        self._fd = self.place.open(WRITE | (os.O_APPEND | os.O_CREAT if append else 0), 0o644)
+        try:
+            require_regular(self.place.asked, os.fstat(self._fd))
+            if not append:
+                os.ftruncate(self._fd, 0)
+        except (OSError, PathRefused) as problem:
+            os.close(self._fd)
+            raise refused(problem, self.place.asked) from problem
+        if mode is not None:
+            self._set_mode(mode)
+
+    def _set_mode(self, mode: int) -> None:
+        try:
+            os.fchmod(self._fd, mode)
+        except OSError as error:
+            os.close(self._fd)
+            if self._part:
+                os.unlink(self._part, dir_fd=self.place.directory)
+            raise refused(error, self.place.asked) from error
 
     def write(self, data: memoryview) -> None:
         """Raises PathRefused when more comes than was announced, or the disk is full."""
@@ -123,64 +150,57 @@ class Upload:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
-            reason = "too_large" if error.errno in _FULL else "path_refused"
-            raise PathRefused(f"the file could not be written: {error.strerror}", reason) from error
+            raise refused(error, self.place.asked) from error
         self.remaining -= len(data)
 
     def finish(self) -> FileEntry:
         """Puts the file in its place and describes it."""
+        directory = self.place.directory
         try:
-            os.rename(self._part, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            if self._part:
+                os.rename(self._part, self.place.name, src_dir_fd=directory, dst_dir_fd=directory)
             self.status = os.fstat(self._fd)
         except OSError as error:
-            raise _refused(error, self.path) from error
+            raise refused(error, self.place.asked) from error
         self.close()
-        return describe(self.path, self.status)
+        return describe(self.place.asked, self.status)
 
     def abandon(self) -> None:
         try:
-            os.unlink(self._part, dir_fd=self._directory)
+            if self._part:
+                os.unlink(self._part, dir_fd=self.place.directory)
         except OSError:
             pass  # agent code removed it first
         self.close()
 
     def close(self) -> None:
         os.close(self._fd)
-        os.close(self._directory)
+        self.place.close()
 
 
 class Download:
-    """A regular file being read, piece by piece."""
+    """A part of a regular file being read, piece by piece; all of it without `length`."""
 
-    def __init__(self, root: str, path: str, max_bytes: int) -> None:
-        parts = split_path(path)
-        if not parts:
-            raise PathRefused("the path of a file is not empty")
-        name = "/".join(parts)
-        directory = _walk(root, parts[:-1], create=False)
-        try:
-            # Checked before it is opened for reading: opening a device or a FIFO can have effects of its own.
-            probe = os.open(parts[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-            try:
-                status = os.fstat(probe)
-                _require_regular(name, status, max_bytes)
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                self._fd = os.open(parts[-1], flags, dir_fd=directory)
-            finally:
-                os.close(probe)
-        except OSError as error:
-            raise _refused(error, name) from error
-        finally:
-            os.close(directory)
+    def __init__(self, place: Place, max_bytes: int, *, offset: int = 0, length: Optional[int] = None) -> None:
+        # Checked before it is opened: opening a device or a FIFO can have effects of its own.
+        if place.status is not None:
+            require_regular(place.asked, place.status)
+        self._fd = place.open(READ)
         try:
             status = os.fstat(self._fd)
-            _require_regular(name, status, max_bytes)
-        except PathRefused:
+            require_regular(place.asked, status)
+            left = max(0, status.st_size - offset)
+            self._remaining = left if length is None else min(left, length)
+            if self._remaining > max_bytes:
+                message = f"{place.asked!r} has {self._remaining} bytes; at most {max_bytes} can be read at a time"
+                raise PathRefused(message, "too_large")
+            if self._remaining:
+                os.lseek(self._fd, offset, os.SEEK_SET)
+        except (OSError, PathRefused) as problem:
             os.close(self._fd)
-            raise
-        self.info = describe(name, status)
+            raise refused(problem, place.asked) from problem
+        self.info = describe(place.asked, status)
         self.executable = bool(status.st_mode & stat.S_IXUSR)
-        self._remaining: int = status.st_size
 
     def read(self, max_bytes: int) -> bytes:
         """Returns the next piece, empty at the end, which is at the announced size even if the file grows.
@@ -192,7 +212,7 @@ class Download:
         try:
             data = os.read(self._fd, min(max_bytes, self._remaining))
         except OSError as error:
-            raise _refused(error, self.info.path) from error
+            raise refused(error, self.info.path) from error
         if not data:
             raise PathRefused(f"{self.info.path!r} shrank while it was read")
         self._remaining -= len(data)
@@ -202,33 +222,25 @@ class Download:
         os.close(self._fd)
 
 
-def _require_regular(name: str, status: os.stat_result, max_bytes: int) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise PathRefused(f"{name!r} is not a regular file")
-    if status.st_size > max_bytes:
-        raise PathRefused(f"{name!r} has {status.st_size} bytes; at most {max_bytes} can be read", "too_large")
-
-
-def describe(path: str, status: os.stat_result) -> FileEntry:
-    """Describes a file or a directory. Agent code can set any time, so it is cut to what a timestamp can hold."""
-    modified_s = min(max(status.st_mtime, MIN_TIME_S), MAX_TIME_S)
-    return FileEntry(path=path, size=status.st_size, directory=stat.S_ISDIR(status.st_mode), modified=modified_s)
-
-
 def _say_nothing(_path: str, _why: str) -> None:
     return
 
 
 def list_files(
-    root: str, path: str, leave_out: Callable[[str, str], object] = _say_nothing
+    place: Place,
+    leave_out: Callable[[str, str], object] = _say_nothing,
+    *,
+    recursive: bool = True,
+    excluded: frozenset[str] = frozenset(),
 ) -> tuple[list[FileEntry], bool]:
-    """Lists regular files and directories below a directory, sorted by path; true when there are more.
+    """Lists regular files, directories and links in a directory, sorted by path; true when there are more.
 
-    `leave_out` gets the path of each omitted entry and the reason.
+    `leave_out` gets the path of each omitted entry and the reason, but not the `excluded` ones: names, or paths.
     """
-    parts = split_path(path)
+    prefix = place.asked if place.asked in ("", "/") else f"{place.asked}/"
+    depth = 1 if recursive else MAX_DEPTH + 1
     found: list[FileEntry] = []
-    entries = _entries(_walk(root, parts, create=False), "/".join(parts), len(parts), leave_out)
+    entries = _entries(place.open(READ_DIRECTORY), prefix, depth, leave_out, excluded)
     for looked_at, entry in enumerate(entries, start=1):
         if len(found) == MAX_LISTED or looked_at > _MAX_LOOKED_AT:
             return sorted(found, key=_path), True
@@ -242,7 +254,7 @@ def _path(entry: FileEntry) -> str:
 
 
 def _entries(
-    directory: int, prefix: str, depth: int, leave_out: Callable[[str, str], object]
+    directory: int, prefix: str, depth: int, leave_out: Callable[[str, str], object], excluded: frozenset[str]
 ) -> Iterator[Optional[FileEntry]]:
     """Yields descriptions, and None for each entry that is not listed."""
     try:
@@ -251,24 +263,28 @@ def _entries(
             for entry in names:
                 name = entry.name
                 status = _status(name, directory)
-                path = f"{prefix}/{name}" if prefix else name
-                if status is None or name.startswith(PART_PREFIX):
+                path = prefix + name
+                if status is None or name.startswith(PART_PREFIX) or name in excluded or path in excluded:
                     yield None
-                elif len(path) > MAX_PATH_CHARS or not is_text(name):
-                    leave_out(path, f"its name is no text, or its path has more than {MAX_PATH_CHARS} characters")
+                elif len(path) > PATH_BYTES_MAX or not is_text(name):
+                    leave_out(path, NOT_TEXT)
                     yield None
                 elif stat.S_ISREG(status.st_mode):
                     yield describe(path, status)
+                elif stat.S_ISLNK(status.st_mode):
+                    yield describe(path, status, link_target(name, directory))
                 elif stat.S_ISDIR(status.st_mode):
                     yield describe(path, status)
-                    if depth + 1 < MAX_DEPTH:
+                    if depth < MAX_DEPTH:
                         inner = open_inner(name, directory)
                         if inner is not None:
-                            yield from _entries(inner, path, depth + 1, leave_out)
+                            yield from _entries(inner, f"{path}/", depth + 1, leave_out, excluded)
                         else:
-                            leave_out(path, "what is in it can't be read")
+                            leave_out(path, UNREADABLE)
+                    elif depth == MAX_DEPTH:
+                        leave_out(path, TOO_DEEP)
                 else:
-                    leave_out(path, _KINDS.get(stat.S_IFMT(status.st_mode), "a device"))
+                    leave_out(path, kind_of(status))
                     yield None
     finally:
         os.close(directory)
@@ -276,15 +292,15 @@ def _entries(
 
 def _status(name: str, directory: int) -> Optional[os.stat_result]:
     try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return status_of(name, directory)
     except OSError:
-        return None  # removed since it was listed
+        return None
 
 
 def open_inner(name: str, directory: int) -> Optional[int]:
     """Opens a directory in a directory; the caller closes the descriptor. None when it can't be opened."""
     try:
-        return os.open(name, _DIRECTORY, dir_fd=directory)
+        return os.open(name, READ_DIRECTORY, dir_fd=directory)
     except OSError:
         return None  # replaced since it was listed, or unreadable
 

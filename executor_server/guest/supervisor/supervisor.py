@@ -221,8 +221,8 @@ class Supervisor:
             self._transfers.begin_blob(message)
         elif isinstance(message, messages.BlobDrop):
             self._transfers.drop_blob(message.blob)
-        elif isinstance(message, (messages.FilePut, messages.FileGet, messages.FileList)):
-            self._transfers.begin_file(message)
+        elif isinstance(message, (messages.FilePut, messages.FileGet, messages.FileList, messages.ManageFile)):
+            self._transfers.begin_file(message, frame.body)
         elif isinstance(message, messages.Shutdown):
             self._exit_code = exit_codes.ASKED
         else:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import time
 
-from ..files.workspace import PART_PREFIX, PathRefused, is_text, open_directory
+from ..files.paths import PathRefused
+from ..files.workspace import PART_PREFIX, is_text, open_directory
 from . import inotify
 
 TYPE_CHECKING = False

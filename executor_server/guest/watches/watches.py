@@ -11,7 +11,7 @@ import errno
 import math
 import time
 
-from ..files.workspace import PathRefused
+from ..files.paths import PathRefused
 from ..wire.file_changes import MAX_CHANGES, MAX_CHANGES_CHARS, FilesChanged, NextChanges, UnwatchFiles, WatchFiles
 from ..wire.lean import dumps
 from ..wire.loop import READ

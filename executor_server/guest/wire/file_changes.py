@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from executor_api.limits import PATH_BYTES_MAX
+
 from .frames import Kind
 from .schema import Message, Record, Request, boolean, integer, one_of, text
 
@@ -9,13 +11,12 @@ MAX_CHANGES = 1000
 """Changes in one message."""
 MAX_CHANGES_CHARS = 256 * 1024
 """Characters of all paths in one message."""
-_MAX_PATH_CHARS = 1025
 
 
 class ChangedFile(Record):
     """A change in the body of FILES_CHANGED."""
 
-    path: str = text(_MAX_PATH_CHARS)
+    path: str = text(PATH_BYTES_MAX)
     kind: str = one_of("created", "changed", "deleted")
     directory: bool = boolean()
 
@@ -27,7 +28,7 @@ class WatchFiles(Request, kind=Kind.WATCH_FILES):
     refused, or the directory is gone.
     """
 
-    path: str = text(_MAX_PATH_CHARS)
+    path: str = text(PATH_BYTES_MAX)
     recursive: bool = boolean()
 
 

@@ -87,6 +87,7 @@ class Kind:
     TAKE_SAVEPOINT = 38
     ROLL_BACK = 39
     LIST_SAVEPOINTS = 40
+    MANAGE_FILE = 41
 
     READY = 64
     LOG = 65

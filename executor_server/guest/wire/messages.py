@@ -15,6 +15,7 @@ from executor_api.displays import DISPLAY_TYPE
 from executor_api.limits import (
     BLOB_BYTES_MAX,
     IDENTIFIER_CHARS_MAX,
+    PATH_BYTES_MAX,
     SAVEPOINTS_MAX,
     TOOL_ERROR_ARGUMENTS_BYTES_MAX,
     TOOL_MODULES_MAX,
@@ -50,7 +51,6 @@ MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 16_384, 32_768
 MAX_IMPORTS, MAX_IMPORT_CHARS = 64, 200
 MAX_NAME_CHARS = IDENTIFIER_CHARS_MAX
 MAX_REFUSAL_CHARS = 8192
-_MAX_PATH_CHARS = 2048
 _ID_CHARS = 64
 _MAX_GENERATION = 2**31
 MIN_TIME_S, MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0  # years 1 and 9999, the bounds of a wire timestamp
@@ -110,12 +110,14 @@ class GotVariables(Record):
 
 
 class FileEntry(Record):
-    """The description of a file or a directory."""
+    """The description of a file, a directory or a link, which has a `target`."""
 
-    path: str = text(_MAX_PATH_CHARS)
+    path: str = text(PATH_BYTES_MAX)
     size: int = integer()
     directory: bool = boolean()
     modified: float = number(MIN_TIME_S, MAX_TIME_S)
+    mode: int = integer(0, 0o7777, default=0)
+    target: Optional[str] = text(PATH_BYTES_MAX, default=None)
 
 
 class ErrorDetail(Record):
@@ -244,9 +246,11 @@ class BlobDrop(Message, kind=Kind.BLOB_DROP):
 
 
 class FilePut(Request, kind=Kind.FILE_PUT):
-    path: str = text(1025)
+    path: str = text(PATH_BYTES_MAX)
     size: int = integer()
     tar: bool = boolean(default=False)
+    append: bool = boolean(default=False)
+    mode: Optional[int] = integer(0, 0o777, default=None)
 
 
 class FileData(Request, kind=Kind.FILE_DATA):
@@ -256,13 +260,31 @@ class FileData(Request, kind=Kind.FILE_DATA):
 
 
 class FileGet(Request, kind=Kind.FILE_GET):
-    path: str = text(1025)
+    """Body, of an archive: a list of names and paths that it leaves out; empty for none."""
+
+    path: str = text(PATH_BYTES_MAX)
     max_bytes: int = integer()
     tar: bool = boolean(default=False)
+    offset: int = integer(default=0)
+    length: Optional[int] = integer(default=None)
 
 
 class FileList(Request, kind=Kind.FILE_LIST):
-    path: str = text(1025)
+    path: str = text(PATH_BYTES_MAX)
+    recursive: bool = boolean(default=True)
+
+
+class ManageFile(Request, kind=Kind.MANAGE_FILE):
+    """Each action uses the fields that its message in the API has."""
+
+    action: str = one_of("stat", "realpath", "mkdir", "move", "remove")
+    path: str = text(PATH_BYTES_MAX)
+    target: str = text(PATH_BYTES_MAX, default="")
+    follow: bool = boolean(default=False)
+    parents: bool = boolean(default=False)
+    exist_ok: bool = boolean(default=False)
+    recursive: bool = boolean(default=False)
+    missing_ok: bool = boolean(default=False)
 
 
 class Ack(Message, kind=Kind.ACK):

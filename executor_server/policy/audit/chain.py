@@ -77,6 +77,7 @@ class AuditKind(enum.StrEnum):
     FILE_PUT = "file_put"
     FILE_REQUESTED = "file_requested"
     FILE_GOT = "file_got"
+    FILE_CHANGED = "file_changed"
     PROCESS_REQUESTED = "process_requested"
     PROCESS_STARTED = "process_started"
     PROCESS_ENDED = "process_ended"

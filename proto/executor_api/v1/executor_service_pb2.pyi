@@ -334,16 +334,20 @@ class UploadBlobResponse(_message.Message):
     def __init__(self, blob_id: _Optional[str] = ...) -> None: ...
 
 class PutFileHeader(_message.Message):
-    __slots__ = ("session_id", "path", "size_bytes", "format")
+    __slots__ = ("session_id", "path", "size_bytes", "format", "append", "mode")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
+    APPEND_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     path: str
     size_bytes: int
     format: _types_pb2.FileFormat
-    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., format: _Optional[_Union[_types_pb2.FileFormat, str]] = ...) -> None: ...
+    append: bool
+    mode: int
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., format: _Optional[_Union[_types_pb2.FileFormat, str]] = ..., append: bool = ..., mode: _Optional[int] = ...) -> None: ...
 
 class PutFileRequest(_message.Message):
     __slots__ = ("header", "data")
@@ -360,14 +364,20 @@ class PutFileResponse(_message.Message):
     def __init__(self, file: _Optional[_Union[_types_pb2.FileInfo, _Mapping]] = ...) -> None: ...
 
 class GetFileRequest(_message.Message):
-    __slots__ = ("session_id", "path", "format")
+    __slots__ = ("session_id", "path", "format", "offset", "length", "excluded")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     path: str
     format: _types_pb2.FileFormat
-    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[_Union[_types_pb2.FileFormat, str]] = ...) -> None: ...
+    offset: int
+    length: int
+    excluded: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[_Union[_types_pb2.FileFormat, str]] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetFileResponse(_message.Message):
     __slots__ = ("file", "data")
@@ -378,12 +388,14 @@ class GetFileResponse(_message.Message):
     def __init__(self, file: _Optional[_Union[_types_pb2.FileInfo, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ListFilesRequest(_message.Message):
-    __slots__ = ("session_id", "path")
+    __slots__ = ("session_id", "path", "recursive")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    RECURSIVE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     path: str
-    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    recursive: bool
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., recursive: bool = ...) -> None: ...
 
 class ListFilesResponse(_message.Message):
     __slots__ = ("files", "truncated")
@@ -392,6 +404,62 @@ class ListFilesResponse(_message.Message):
     files: _containers.RepeatedCompositeFieldContainer[_types_pb2.FileInfo]
     truncated: bool
     def __init__(self, files: _Optional[_Iterable[_Union[_types_pb2.FileInfo, _Mapping]]] = ..., truncated: bool = ...) -> None: ...
+
+class ManageFileRequest(_message.Message):
+    __slots__ = ("session_id", "path", "stat", "realpath", "mkdir", "move", "remove")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STAT_FIELD_NUMBER: _ClassVar[int]
+    REALPATH_FIELD_NUMBER: _ClassVar[int]
+    MKDIR_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    path: str
+    stat: StatFile
+    realpath: ResolvePath
+    mkdir: MakeDirectory
+    move: MoveFile
+    remove: RemoveFile
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., stat: _Optional[_Union[StatFile, _Mapping]] = ..., realpath: _Optional[_Union[ResolvePath, _Mapping]] = ..., mkdir: _Optional[_Union[MakeDirectory, _Mapping]] = ..., move: _Optional[_Union[MoveFile, _Mapping]] = ..., remove: _Optional[_Union[RemoveFile, _Mapping]] = ...) -> None: ...
+
+class StatFile(_message.Message):
+    __slots__ = ("follow",)
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    follow: bool
+    def __init__(self, follow: bool = ...) -> None: ...
+
+class ResolvePath(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MakeDirectory(_message.Message):
+    __slots__ = ("parents", "exist_ok")
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    EXIST_OK_FIELD_NUMBER: _ClassVar[int]
+    parents: bool
+    exist_ok: bool
+    def __init__(self, parents: bool = ..., exist_ok: bool = ...) -> None: ...
+
+class MoveFile(_message.Message):
+    __slots__ = ("target",)
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    def __init__(self, target: _Optional[str] = ...) -> None: ...
+
+class RemoveFile(_message.Message):
+    __slots__ = ("recursive", "missing_ok")
+    RECURSIVE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_OK_FIELD_NUMBER: _ClassVar[int]
+    recursive: bool
+    missing_ok: bool
+    def __init__(self, recursive: bool = ..., missing_ok: bool = ...) -> None: ...
+
+class ManageFileResponse(_message.Message):
+    __slots__ = ("file",)
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    file: _types_pb2.FileInfo
+    def __init__(self, file: _Optional[_Union[_types_pb2.FileInfo, _Mapping]] = ...) -> None: ...
 
 class WatchFilesRequest(_message.Message):
     __slots__ = ("session_id", "path", "recursive")

@@ -141,6 +141,11 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesResponse.FromString,
                 _registered_method=True)
+        self.ManageFile = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/ManageFile',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ManageFileRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ManageFileResponse.FromString,
+                _registered_method=True)
         self.WatchFiles = channel.unary_stream(
                 '/executor_api.v1.ExecutorService/WatchFiles',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.WatchFilesRequest.SerializeToString,
@@ -382,26 +387,38 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PutFile(self, request_iterator, context):
-        """Writes a file of the workspace, whole or not at all; as TAR, a directory, member by member. First a header, then
-        data. INVALID_ARGUMENT (a path that leaves it, is absolute or goes through a link; an archive with a member that
-        is neither a regular file nor a directory), RESOURCE_EXHAUSTED (size), NOT_FOUND. Repeating overwrites.
+        """Calls for files take paths that are absolute or relative to the workspace. The sandbox follows links, as its user.
+        They fail with NOT_FOUND (FILE_NOT_FOUND) or INVALID_ARGUMENT: FILE_IS_DIRECTORY, FILE_NOT_DIRECTORY,
+        FILE_PERMISSION_DENIED, FILE_EXISTS, and PATH_REFUSED for everything else (a device, /proc, too many links).
+
+        Writes a file, and makes its missing directories. A new file, or one that takes the place of the old, appears whole
+        or not at all. Written in place are: the end of a file (append), another user's file, and a file in a directory in
+        which no file can be made; an upload that breaks off then leaves its beginning. As TAR, a directory, member by
+        member. First a header, then data. RESOURCE_EXHAUSTED (size), INVALID_ARGUMENT (also an archive with a member that
+        is neither a regular file nor a directory). Repeating overwrites, or appends again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFile(self, request, context):
-        """Reads a regular file of the workspace or, as TAR, a directory; entries that are neither regular files nor
-        directories are left out. NOT_FOUND, INVALID_ARGUMENT (not a regular file, a link, a bad path), RESOURCE_EXHAUSTED
-        (larger than the limit). The stream is whole when the status is OK. Repeating is harmless.
+        """Reads a regular file or, as TAR, a directory; entries that are neither regular files nor directories are left out.
+        RESOURCE_EXHAUSTED (larger than the limit). The stream is whole when the status is OK. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListFiles(self, request, context):
-        """Lists a directory of the workspace, recursively, at most 10,000 entries. NOT_FOUND, INVALID_ARGUMENT.
-        Repeating is harmless.
+        """Lists a directory, at most 10,000 entries: files, directories and links. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ManageFile(self, request, context):
+        """Describes, resolves, moves or removes an entry, or makes a directory. Repeating "stat" and "realpath" is harmless;
+        others answer as the kernel does the second time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -655,6 +672,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.ListFiles,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesResponse.SerializeToString,
+            ),
+            'ManageFile': grpc.unary_unary_rpc_method_handler(
+                    servicer.ManageFile,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ManageFileRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ManageFileResponse.SerializeToString,
             ),
             'WatchFiles': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchFiles,
@@ -1279,6 +1301,33 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/ListFiles',
             executor__api_dot_v1_dot_executor__service__pb2.ListFilesRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.ListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ManageFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/ManageFile',
+            executor__api_dot_v1_dot_executor__service__pb2.ManageFileRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.ManageFileResponse.FromString,
             options,
             channel_credentials,
             insecure,

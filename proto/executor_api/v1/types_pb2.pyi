@@ -634,16 +634,22 @@ class PortRules(_message.Message):
     def __init__(self, allowed: _Optional[_Iterable[str]] = ..., max_connections: _Optional[int] = ...) -> None: ...
 
 class FileInfo(_message.Message):
-    __slots__ = ("path", "size_bytes", "is_directory", "modify_time")
+    __slots__ = ("path", "size_bytes", "is_directory", "modify_time", "mode", "is_link", "target")
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     IS_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     MODIFY_TIME_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    IS_LINK_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     path: str
     size_bytes: int
     is_directory: bool
     modify_time: _timestamp_pb2.Timestamp
-    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_directory: bool = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    mode: int
+    is_link: bool
+    target: str
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_directory: bool = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., mode: _Optional[int] = ..., is_link: bool = ..., target: _Optional[str] = ...) -> None: ...
 
 class FileChange(_message.Message):
     __slots__ = ("path", "kind", "is_directory")

@@ -49,13 +49,13 @@ def test_a_file_goes_from_disk_to_disk(session: Any, daemon: FakeDaemon, tmp_pat
 
 
 def test_a_file_that_is_larger_than_its_reader_takes_is_refused_by_its_announcement(
-    session: Any, daemon: FakeDaemon
+    session: Any, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     daemon.file = served(b"x" * 10)
-    assert session.files.read("f", max_bytes=10) == b"x" * 10
+    session.files.get("f", tmp_path / "f", max_bytes=10)
     daemon.file = daemon.file[:1]
     with pytest.raises(InvalidRequest, match="'f' has 10 bytes; max_bytes is 9"):
-        session.files.read("f", max_bytes=9)
+        session.files.get("f", tmp_path / "f", max_bytes=9)
 
 
 def test_a_directory_goes_from_disk_to_disk(session: Any, daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_directory_goes_from_disk_to_disk(session: Any, daemon: FakeDaemon, tm
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        (served(b"short", size_bytes=6), "arrived with 5"),
+        (served(b"short", size_bytes=6), "5 bytes arrived; 6"),
         (served(b"far too long", size_bytes=3), "announced 3 bytes"),
         (served(b"", size_bytes=1 << 40), "the limit is"),
         (served(b"", is_directory=True), "not requested"),

@@ -96,11 +96,12 @@ def test_regular_files_that_were_made_or_changed_are_found(root: Path, what: str
 def test_they_are_described_sorted_by_path(root: Path) -> None:
     watch = Artifacts(str(root))
     (root / "z").write_bytes(b"12")
+    (root / "z").chmod(0o640)
     (root / "b").touch()
     os.utime(root / "z", (0, 1e9))
     first, last = watch.found()[0]
     assert first.path == "b"
-    assert last.head() == {"path": "z", "size": 2, "directory": False, "modified": 1e9}
+    assert last.head() == {"path": "z", "size": 2, "directory": False, "modified": 1e9, "mode": 0o640}
 
 
 def test_at_most_so_many_are_listed(root: Path) -> None:

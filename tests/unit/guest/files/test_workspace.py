@@ -1,4 +1,4 @@
-"""Files of the workspace while agent code changes it: never outside, never blocked, whole or not at all, all closed."""
+"""Files of a sandbox while agent code changes them: never procfs, never blocked, whole or not at all, all closed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from executor_server.guest.files import workspace
+from executor_server.guest.files import management, paths, workspace
+from executor_server.guest.files.paths import PathRefused, resolve
 from executor_server.guest.files.transfers import BLOB_TIME_S, MAX_BLOB_BYTES, MAX_BLOBS, MAX_TRANSFERS, Transfers
-from executor_server.guest.files.workspace import Download, PathRefused, Upload, list_files, split_path
+from executor_server.guest.files.workspace import Download, Upload, list_files
 from executor_server.guest.wire.frames import CHUNK_BYTES, FrameError, Kind
 from executor_server.guest.wire.link import read_memfd
 from executor_server.guest.wire.messages import (
@@ -27,6 +28,7 @@ from executor_server.guest.wire.messages import (
     FileGet,
     FileList,
     FilePut,
+    ManageFile,
 )
 from executor_server.guest.wire.schema import Message
 from tests.support.descriptors import none_left_open
@@ -36,7 +38,7 @@ SECRET = b"secret"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A workspace beside a directory that it must never reach."""
+    """A workspace beside a directory that stays as it is."""
     root, outside = tmp_path / "workspace", tmp_path / "outside"
     root.mkdir()
     outside.mkdir()
@@ -47,8 +49,8 @@ def root(tmp_path: Path) -> Iterator[Path]:
     assert (outside / "file").read_bytes() == SECRET
 
 
-def put(root: Path, path: str, data: bytes, serial: int = 1) -> FileEntry:
-    upload = Upload(str(root), path, len(data), serial)
+def put(root: Path, path: str, data: bytes, **options: Any) -> FileEntry:
+    upload = Upload(resolve(str(root), path, create=True), len(data), **options)
     try:
         upload.write(memoryview(data))
         return upload.finish()
@@ -57,86 +59,100 @@ def put(root: Path, path: str, data: bytes, serial: int = 1) -> FileEntry:
         raise
 
 
-def get(root: Path, path: str, max_bytes: int = 10**6, piece_bytes: int = 1000) -> bytes:
-    download = Download(str(root), path, max_bytes)
+def get(root: Path, path: str, max_bytes: int = 10**6, piece_bytes: int = 1000, **options: Any) -> bytes:
+    with resolve(str(root), path) as place:
+        download = Download(place, max_bytes, **options)
     try:
         return b"".join(iter(lambda: download.read(piece_bytes), b""))
     finally:
         download.close()
 
 
+def listed(root: Path, path: str) -> tuple[list[FileEntry], bool]:
+    with resolve(str(root), path) as place:
+        return list_files(place)
+
+
+def manage(root: Path, action: str, path: str, **options: Any) -> Any:
+    return management.manage(str(root), ManageFile(op=1, action=action, path=path, **options))
+
+
 def test_a_file_goes_in_and_comes_out(root: Path) -> None:
     data = os.urandom(5000)
     assert put(root, "a/b/./c", data).path == "a/b/c"
     assert get(root, "a//b/c") == data
-    assert put(root, "a/b/c", b"new", serial=2).size == 3
+    assert put(root, "a/b/c", b"new").size == 3
     assert get(root, "a/b/c") == b"new"
-    entries, truncated = list_files(str(root), "")
+    entries, truncated = listed(root, "")
     assert [(entry.path, entry.directory) for entry in entries] == [("a", True), ("a/b", True), ("a/b/c", False)]
-    assert [entry.path for entry in list_files(str(root), "a/b")[0]] == ["a/b/c"]
+    assert [entry.path for entry in listed(root, "a/b")[0]] == ["a/b/c"]
     assert not truncated
 
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "/etc/passwd",
-        "..",
-        "../outside/file",
-        "a/../../outside/file",
-        "a\0b",
-        "x" * 1025,
-        "x" * 256,
-        "ä" * 128,
-        "/".join("a" * 33),
-    ],
+    ["a\0b", "x" * 4097, "x" * 256, "ä" * 128, "/proc/self/comm", "/proc/1/../self/comm", "/dev/fd/0", "link/comm"],
 )
 def test_a_path_that_leads_nowhere_allowed_is_refused(root: Path, path: str) -> None:
-    for use in (lambda: put(root, path, b""), lambda: get(root, path), lambda: list_files(str(root), path)):
+    (root / "link").symlink_to("/proc/self")
+    for use in (lambda: put(root, path, b""), lambda: get(root, path), lambda: listed(root, path)):
         with pytest.raises(PathRefused):
             use()
+    for action in ("stat", "remove", "mkdir"):
+        with pytest.raises(PathRefused):
+            manage(root, action, path, follow=True, recursive=True)
+
+
+def test_links_and_dots_lead_where_the_kernel_follows_them(root: Path) -> None:
+    (root / "dir").mkdir()
+    (root / "dir/up").symlink_to("../..")
+    (root / "absolute").symlink_to(root / "dir")
+    (root / "chain").symlink_to("absolute/up/outside/file")
+    (root / "loop").symlink_to("loop")
+    assert get(root, "chain") == get(root, "dir/up/outside/file") == get(root, str(root / "chain")) == SECRET
+    assert manage(root, "realpath", "absolute/../dir/no/./file").path == str(root / "dir/no/file")
+    assert manage(root, "realpath", "chain").path == str(root.parent / "outside/file")
+    assert manage(root, "stat", "chain", follow=True).size == len(SECRET)
+    assert manage(root, "stat", "absolute", follow=False).target == str(root / "dir")
+    with pytest.raises(PathRefused, match="Too many levels"):
+        get(root, "loop")
+
+
+def test_a_path_of_many_parts_and_links_is_bounded(root: Path) -> None:
+    for number in range(40):
+        (root / f"l{number}").symlink_to("./" * 1000 + f"../{root.name}/" * 150 + f"l{number + 1}")
+    with pytest.raises(PathRefused, match="Too many levels"):
+        get(root, "l0")
 
 
 @pytest.mark.parametrize("path", ["", ".", "./"])
 def test_the_workspace_itself_is_no_file(root: Path, path: str) -> None:
-    assert split_path(path) == []
-    for use in (lambda: put(root, path, b""), lambda: get(root, path)):
+    for use in (lambda: put(root, path, b""), lambda: get(root, path), lambda: manage(root, "remove", path)):
         with pytest.raises(PathRefused):
             use()
 
 
-def make_link(path: Path) -> None:
-    path.symlink_to("../outside/file")
-
-
-def make_outer_directory_link(path: Path) -> None:
-    path.symlink_to("../outside")
-
-
 ODD_FILES: dict[str, Callable[[Path], object]] = {
-    "a link": make_link,
-    "a link to a directory": make_outer_directory_link,
     "a FIFO": os.mkfifo,
-    "a directory": Path.mkdir,
     "a socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
-    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
 }
 
 
 @pytest.mark.parametrize("what", ODD_FILES)
-def test_only_regular_files_are_read_and_nothing_is_followed(root: Path, what: str) -> None:
+def test_only_regular_files_are_read_and_written(root: Path, what: str) -> None:
     ODD_FILES[what](root / "odd")
-    with pytest.raises(PathRefused) as refused:
-        get(root, "odd")
-    assert refused.value.reason == "path_refused"
-    with pytest.raises(PathRefused):
-        get(root, "odd/file")
-    if what != "a directory":
-        with pytest.raises(PathRefused):
-            put(root, "odd/file", b"x")
-        assert [entry.path for entry in list_files(str(root), "")[0]] == []
-        with pytest.raises(PathRefused):
-            list_files(str(root), "odd")
+    for use in (
+        lambda: get(root, "odd"),
+        lambda: put(root, "odd", b"x"),
+        lambda: put(root, "odd", b"x", append=True),
+    ):
+        with pytest.raises(PathRefused, match=f"'odd' is not a regular file, but {what}"):
+            use()
+    for path in ("odd", "odd/file"):
+        with pytest.raises(PathRefused) as refused:
+            listed(root, path)
+        assert refused.value.reason == "file_not_directory"
 
 
 def test_a_device_is_refused_without_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,30 +169,32 @@ def test_a_device_is_refused_without_being_opened(monkeypatch: pytest.MonkeyPatc
             return os.open(path, flags, *args, **kwargs)
 
     monkeypatch.setattr(workspace, "os", Watching())
+    monkeypatch.setattr(paths, "os", Watching())
     with none_left_open(), pytest.raises(PathRefused, match="'zero' is not a regular file"):
-        Download("/dev", "zero", 10)
+        get(Path("/dev"), "zero")
     assert all(flags & (os.O_PATH | os.O_DIRECTORY) for flags in opened)
 
 
-def test_an_upload_replaces_a_link_and_does_not_follow_it(root: Path) -> None:
-    make_link(root / "file")
-    put(root, "file", b"mine")
-    assert not (root / "file").is_symlink()
-    assert get(root, "file") == b"mine"
+def test_an_upload_goes_through_links_and_keeps_the_mode(root: Path) -> None:
+    put(root, "file", b"old", mode=0o751)
+    (root / "link").symlink_to("file")
+    (root / "new").symlink_to("made/here")
+    assert put(root, "link", b"mine").mode == 0o751
+    put(root, "new", b"through a dangling link")
+    assert (root / "link").is_symlink() and (root / "new").is_symlink()
+    assert (get(root, "file"), get(root, "made/here")) == (b"mine", b"through a dangling link")
 
 
-@pytest.mark.parametrize("trap", [make_link, os.mkfifo, Path.mkdir])
-def test_a_trap_where_the_upload_gathers_its_data_is_refused_without_blocking(
-    root: Path, trap: Callable[[Path], object]
-) -> None:
-    """Agent code can guess the name."""
-    trap(root / f"{workspace.PART_PREFIX}1")
-    with pytest.raises(PathRefused):
-        put(root, "file", b"x")
+def test_a_file_is_appended_to_and_read_in_parts(root: Path) -> None:
+    assert put(root, "log", b"12", append=True).size == 2
+    assert put(root, "log", b"345", append=True, mode=0o600).mode == 0o600
+    parts = [(0, None), (1, 2), (4, 9), (5, None), (2**62, 1)]
+    assert [get(root, "log", offset=at, length=length) for at, length in parts] == [b"12345", b"23", b"5", b"", b""]
+    assert get(root, "log", max_bytes=2, length=2) == b"12"
 
 
 def test_what_is_missing_is_told_from_what_is_refused(root: Path) -> None:
-    for use in (lambda: get(root, "no"), lambda: get(root, "no/file"), lambda: list_files(str(root), "no")):
+    for use in (lambda: get(root, "no"), lambda: get(root, "no/file"), lambda: listed(root, "no")):
         with pytest.raises(PathRefused) as refused:
             use()
         assert refused.value.reason == "file_not_found"
@@ -184,10 +202,10 @@ def test_what_is_missing_is_told_from_what_is_refused(root: Path) -> None:
 
 def test_an_upload_is_whole_or_not_there(root: Path) -> None:
     put(root, "file", b"old")
-    upload = Upload(str(root), "file", 3, 7)
+    upload = Upload(resolve(str(root), "file"), 3)
     upload.write(memoryview(b"ne"))
     assert get(root, "file") == b"old"
-    assert [entry.path for entry in list_files(str(root), "")[0]] == ["file"]
+    assert [entry.path for entry in listed(root, "")[0]] == ["file"]
     with pytest.raises(PathRefused):
         upload.write(memoryview(b"www"))
     upload.abandon()
@@ -197,11 +215,11 @@ def test_an_upload_is_whole_or_not_there(root: Path) -> None:
 
 def test_a_download_gives_what_it_announced_or_fails_when_the_file_shrinks(root: Path) -> None:
     put(root, "file", b"12345")
-    grown = Download(str(root), "file", 10)
+    with resolve(str(root), "file") as place:
+        grown, shrunk = Download(place, 10), Download(place, 8)
     with (root / "file").open("ab") as file:
         file.write(b"678")
     assert [grown.read(4), grown.read(4), grown.read(4)] == [b"1234", b"5", b""]
-    shrunk = Download(str(root), "file", 10)
     os.truncate(root / "file", 0)
     with pytest.raises(PathRefused, match="shrank"):
         shrunk.read(4)
@@ -223,9 +241,10 @@ def test_a_listing_is_bounded_and_skips_names_that_no_client_could_ask_for(
     for number in range(20):
         (root / "d" / f"f{number:02}").touch()
     os.close(os.open(os.fsencode(root) + b"/\xff", os.O_CREAT, 0o600))
-    assert len(list_files(str(root), "")[0]) == 21
+    entries, truncated = listed(root, "")
+    assert (len(entries), truncated) == (21, False)
     monkeypatch.setattr(workspace, "MAX_LISTED", 5)
-    entries, truncated = list_files(str(root), "")
+    entries, truncated = listed(root, "")
     assert (len(entries), truncated) == (5, True)
 
 
@@ -250,40 +269,84 @@ class Swapping:
 
 
 USES: dict[str, Callable[[Path], Any]] = {
-    "get": lambda root: get(root, "a/file"),
-    "put": lambda root: put(root, "a/file", b"mine"),
-    "list": lambda root: list_files(str(root), ""),
+    "get": lambda root: get(root, "a/comm"),
+    "put": lambda root: put(root, "a/comm", b"mine"),
+    "append": lambda root: put(root, "a/comm", b"", append=True),
+    "list": lambda root: listed(root, "a"),
+    "remove": lambda root: manage(root, "remove", "a/comm"),
+    "move": lambda root: manage(root, "move", "a/comm", target="a/moved"),
 }
 
 
 @pytest.mark.parametrize("what", ["directory", "file"])
 @pytest.mark.parametrize("use", USES)
-def test_no_swap_for_a_link_at_any_moment_leads_outside(
+def test_no_swap_for_a_link_at_any_moment_leads_into_procfs(
     root: Path, use: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each single call that is made to the system, what is used becomes a link to the outside."""
+    """Before each single call that is made to the system, what is used becomes a link to this process in /proc."""
+    before = Path("/proc/self/comm").read_bytes()
     moments = 0
     while True:
         moments += 1
         mine = root / f"{moments}"
         (mine / "a").mkdir(parents=True)
-        (mine / "a/file").write_bytes(b"mine")
-        victim = mine / ("a" if what == "directory" else "a/file")
+        (mine / "a/comm").write_bytes(b"mine")
+        victim = mine / ("a" if what == "directory" else "a/comm")
 
         def swap(victim: Path = victim) -> None:
-            victim.rename(root / "swapped")
-            victim.symlink_to(root / ("../outside" if what == "directory" else "../outside/file"))
+            if victim.exists():
+                victim.rename(root / "swapped")
+                victim.symlink_to("/proc/self" if what == "directory" else "/proc/self/comm")
 
         system = Swapping(moments, swap)
-        monkeypatch.setattr(workspace, "os", system)
+        for module in (paths, workspace, management):
+            monkeypatch.setattr(module, "os", system)
         with suppress(PathRefused):
             result = USES[use](mine)
-            assert result != SECRET
-            assert use != "list" or all(entry.size != len(SECRET) for entry in result[0])
-        monkeypatch.setattr(workspace, "os", os)
+            assert use != "get" or result == b"mine"
+            assert use != "list" or [entry.path for entry in result[0]] == ["a/comm"]
+        for module in (paths, workspace, management):
+            monkeypatch.setattr(module, "os", os)
+        assert Path("/proc/self/comm").read_bytes() == before
         if system.calls < moments:
             return
-        (root / "swapped").rename(root / f"swapped-{moments}")
+        if (root / "swapped").exists():
+            (root / "swapped").rename(root / f"swapped-{moments}")
+
+
+def test_a_deep_and_wide_tree_is_removed_in_steps_with_few_descriptors(root: Path) -> None:
+    (root / "tree").mkdir()
+    (root / "tree/link").symlink_to("../../outside")
+    directory = os.open(root / "tree", os.O_RDONLY)
+    for _ in range(2000):
+        os.mkdir("d", dir_fd=directory)
+        inner = os.open("d", os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = inner
+    os.close(directory)
+    for number in range(1000):
+        (root / "tree" / f"f{number}").touch()
+    removal = manage(root, "remove", "tree", recursive=True)
+    steps = 1
+    while not removal.step():
+        steps += 1
+    removal.close()
+    assert steps > 10 and not (root / "tree").exists()
+
+
+def test_a_directory_that_is_moved_while_it_is_removed_ends_the_removal_there(root: Path) -> None:
+    (root / "tree/a/b").mkdir(parents=True)
+    for number in range(300):
+        (root / f"tree/a/b/{number}").touch()
+    (root / "kept").mkdir()
+    (root / "kept/file").touch()
+    removal = manage(root, "remove", "tree", recursive=True)
+    assert not removal.step()
+    (root / "tree/a/b").rename(root / "kept/b")
+    with pytest.raises(PathRefused, match="was moved"):
+        removal.step()
+    removal.close()
+    assert (root / "kept/file").exists()
 
 
 # -- transfers
@@ -432,14 +495,14 @@ def test_each_failed_transfer_is_answered_once_and_closed(transfers: Transfers, 
     transfers.begin_file(FilePut(op=3, path="dir", size=1))
     transfers.begin_file(FilePut(op=4, path="f", size=1))
     transfers.begin_file(FilePut(op=5, path="g", size=1))
-    transfers.begin_file(FileList(op=6, path=".."))
+    transfers.begin_file(FileList(op=6, path="/proc/self"))
     for op in (3, 4, 4, 4, 5):
         piece = FileData(op=op, abandon=True if op == 5 else None)
         transfers.add_to_file(piece, memoryview(b"x" if op == 3 else b"xx"))
     assert [answers.answer(op) for op in range(1, 7)] == [
         "path_refused",
         "file_not_found",
-        "path_refused",
+        "file_is_directory",
         "path_refused",
         "",
         "path_refused",
@@ -451,7 +514,7 @@ def test_transfers_are_bounded_in_number(transfers: Transfers, answers: Answers)
     for op in range(1, MAX_TRANSFERS + 2):
         transfers.begin_file(FilePut(op=op, path=f"f{op}", size=1))
     assert answers.answer(MAX_TRANSFERS) == ""
-    assert answers.answer(MAX_TRANSFERS + 1) == "too_large"
+    assert answers.answer(MAX_TRANSFERS + 1) == "queue_full"
 
 
 def test_a_listing_of_names_that_grow_on_the_wire_is_cut_where_it_is_full(

@@ -25,6 +25,7 @@ from executor_client import (
     AsyncSession,
     CompletedProcess,
     ExecutorClient,
+    ProcessResult,
     Session,
     SessionState,
     TlsConfig,
@@ -46,6 +47,7 @@ from executor_client.errors import (
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
+E = TypeVar("E", bound=CompletedProcess | ProcessResult)
 S = TypeVar("S", AsyncSession, Session)
 
 INFRASTRUCTURE = (
@@ -176,6 +178,14 @@ class NamedSession:
             self._blocking[os.getpid()], self.exists = session, True
         return self._blocking[os.getpid()]
 
+    async def is_alive(self) -> bool:
+        """Asks the daemon. False if the session has ended or is lost."""
+        try:
+            _alive(await client(self.options).get_session(name=self.name))
+        except SessionGone:
+            return False
+        return True
+
     async def end(self) -> None:
         """Ends the session if there is one. Idempotent."""
         with contextlib.suppress(SessionGone):
@@ -231,11 +241,12 @@ def _translated(method: Callable[..., Any], make: Callable[[str], Exception], ki
     return call
 
 
-def not_lost(completed: CompletedProcess) -> CompletedProcess:
+def not_lost(ended: E) -> E:
     """Returns a command's result. Raises SessionGone if it is lost, which says nothing about the command."""
-    if completed.outcome == "lost":
-        raise SessionGone(f"the command is lost: {completed.result.lost_reason}", reason="SESSION_LOST")
-    return completed
+    result = ended.result if isinstance(ended, CompletedProcess) else ended
+    if result.outcome == "lost":
+        raise SessionGone(f"the command is lost: {result.lost_reason}", reason="SESSION_LOST")
+    return ended
 
 
 def text(output: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import pytest
 
 from executor_client import ExecutorClient
 from executor_client.mcp.sdk import MAJOR
+from tests.support.certificates import Authority
 from tests.support.daemon import Daemon, is_known, running_daemon
 from tests.support.leftovers import DAEMON_PREFIX
 from tests.support.mcp_host import environment, text_of
@@ -152,12 +154,18 @@ def test_there_is_no_stream_or_session_of_the_transport(server: HttpServer, toke
 
 
 def test_a_tenant_has_only_so_many_sessions_and_calls(
-    daemon: Daemon, tokens: tuple[str, str], alpha: ExecutorClient
+    daemon: Daemon, tokens: tuple[str, str], alpha: ExecutorClient, tmp_path: Path
 ) -> None:
+    """The server has a certificate and a public name, which requests to it may have as their host."""
+    authority = Authority(tmp_path)
+    own = authority.server()
+    options = ("--max-sessions", "2", "--http-cert", str(own.cert), "--http-key", str(own.key))
+    public = ("--public-url", "https://sandboxes.example.org/mcp")
     with (
-        http_server(environment(daemon), "--max-sessions", "2", patch="callers.CALLS_OF_CALLER_MAX = 4") as server,
+        http_server(environment(daemon), *options, *public, patch="callers.CALLS_OF_CALLER_MAX = 4") as server,
         ThreadPoolExecutor(12) as pool,
     ):
+        server.verify = ssl.create_default_context(cafile=authority.cert)
         calls = [pool.submit(server.post, run_python("1", f"s{number}"), tokens[0]) for number in range(12)]
         answers = [each.result() for each in calls]
         for answer in answers:
@@ -166,7 +174,7 @@ def test_a_tenant_has_only_so_many_sessions_and_calls(
                 assert answer.headers["Retry-After"] == "1"
         assert "at most 2 sessions" in server.post(run_python("1", "another"), tokens[0]).text
         assert len(alpha.list_sessions()) == 2
-        assert "Value: 1" in server.post(run_python("1"), tokens[1]).text
+        assert "Value: 1" in server.post(run_python("1"), tokens[1], Host="sandboxes.example.org").text
 
 
 def test_slow_hosts_are_cut_off(daemon: Daemon, tokens: tuple[str, str]) -> None:

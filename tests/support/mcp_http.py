@@ -29,11 +29,14 @@ TIMEOUT_S = 60.0
 class HttpServer:
     process: subprocess.Popen[str]
     url: str
+    verify: Any = True
 
     def post(self, body: object, token: str | None = None, **headers: str) -> httpx.Response:
         """Sends a body, as JSON unless it is bytes. `_` in the names of headers stands for `-`."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(self.url, content=content, headers=self.headers(token, **headers), timeout=TIMEOUT_S)
+        return httpx.post(
+            self.url, content=content, headers=self.headers(token, **headers), timeout=TIMEOUT_S, verify=self.verify
+        )
 
     def headers(self, token: str | None, **headers: str) -> dict[str, str]:
         credential = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -66,9 +69,9 @@ def http_server(env: Mapping[str, str], *options: str, patch: str = "") -> Itera
         try:
             assert process.stderr is not None
             line = process.stderr.readline()
-            found = re.fullmatch(r"\[serving MCP at (https?://\S+/mcp)\]\n", line)
+            found = re.fullmatch(r"\[serving MCP at (https?://)([^/]+)/mcp(?:, listening at (\S+))?\]\n", line)
             assert found is not None, line + process.stderr.read()
-            yield HttpServer(process, found[1])
+            yield HttpServer(process, f"{found[1]}{found[3] or found[2]}/mcp")
         finally:
             process.kill()
 

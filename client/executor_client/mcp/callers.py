@@ -1,7 +1,8 @@
 """The callers of the HTTP server: for each token a client of the daemon, which authenticates every request.
 
 The server knows no tokens. Calls with one token share a client and so a connection to the daemon. The client is closed
-when the daemon refuses the token, when it was unused for IDLE_S, or when CALLERS_MAX others were used since.
+when the daemon refuses the token, when it was unused for IDLE_S, or when CALLERS_MAX others were used since. Few tokens
+are authenticated at a time for the first time, so that a flood of wrong ones takes no places of known callers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ CALLERS_MAX = 256
 CALLS_MAX = 64
 """Requests at a time, all callers together."""
 CALLS_OF_CALLER_MAX = 16
+UNKNOWN_MAX = 16
+"""Requests at a time with tokens that the daemon has not accepted yet."""
 IDLE_S = 300.0
 END_TIMEOUT_S = 5.0
 """Seconds that cancelled calls have to end their work at the daemon when the server stops."""
@@ -43,6 +46,7 @@ class TooManyCalls(Exception):
 class _Caller:
     client: AsyncExecutorClient
     sessions: Sessions
+    accepted: bool = False
     calls: int = 0
     idle_since: float = 0.0
 
@@ -70,28 +74,34 @@ class Callers:
         """
         task = asyncio.current_task()
         assert task is not None
-        if len(self._calls) >= CALLS_MAX:
-            raise TooManyCalls(f"this server serves {CALLS_MAX} calls at a time")
+        self._check_number(self._callers.get(token))
         caller = self._caller(token)
-        if caller.calls >= CALLS_OF_CALLER_MAX:
-            raise TooManyCalls(f"this server serves {CALLS_OF_CALLER_MAX} calls of a token at a time")
         caller.calls += 1
         self._calls.add(task)
         entered = _current.set(caller.sessions)
-        refused = False
         try:
             await caller.client.get_policy()
+            caller.accepted = True
             yield
         except AuthenticationError:
-            refused = True
+            caller.accepted = False
             raise
         finally:
             _current.reset(entered)
             self._calls.discard(task)
             caller.calls -= 1
             caller.idle_since = asyncio.get_running_loop().time()
-            if refused and not caller.calls:
+            if not caller.accepted and not caller.calls:
                 self._close(token)
+
+    def _check_number(self, caller: _Caller | None) -> None:
+        unknown = sum(each.calls for each in self._callers.values() if not each.accepted)
+        if (caller is None or not caller.accepted) and unknown >= UNKNOWN_MAX:
+            raise TooManyCalls(f"this server authenticates {UNKNOWN_MAX} new tokens at a time")
+        if len(self._calls) - unknown >= CALLS_MAX:
+            raise TooManyCalls(f"this server serves {CALLS_MAX} calls at a time")
+        if caller is not None and caller.calls >= CALLS_OF_CALLER_MAX:
+            raise TooManyCalls(f"this server serves {CALLS_OF_CALLER_MAX} calls of a token at a time")
 
     def _caller(self, token: str) -> _Caller:
         caller = self._callers.pop(token, None)

@@ -103,5 +103,5 @@ def _serve_http(options: argparse.Namespace, tls: TlsConfig | None, console: Con
         host, port, options.public_url, options.http_cert, options.http_key, options.authorization_server
     )
     callers = Callers(connect, request, sessions_max=options.max_sessions)
-    serve_http(http, callers, lambda url: console.remark(f"serving MCP at {url}"))
+    serve_http(http, callers, console.remark)
     return 0

@@ -119,7 +119,7 @@ class HttpOptions:
 
 
 def serve_http(options: HttpOptions, callers: Callers, started: Callable[[str], None]) -> None:
-    """Serves until a signal stops it. Calls `started` with the URL.
+    """Serves until a signal stops it. Calls `started` with a sentence that has the URL.
 
     Raises ConfigurationError if it can't listen there, or can't use the certificate.
     """
@@ -148,7 +148,8 @@ def serve_http(options: HttpOptions, callers: Callers, started: Callable[[str], 
             raise ConfigurationError(f"{options.cert} and {options.key} can't be used: {error}") from error
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _exit)  # uvicorn raises the signal again when it has stopped
-        started(options.url(port))
+        behind = "" if options.public_url is None else f", listening at {_authority(options.host, port)}"
+        started(f"serving MCP at {options.url(port)}{behind}")
         uvicorn.Server(config).run(sockets=[listener])
 
 

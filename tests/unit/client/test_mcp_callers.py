@@ -21,6 +21,8 @@ class FakeDaemon:
         self.made: list[str] = []
         self.closed: list[str] = []
         self.has_closed = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     def connect(self, token: str) -> AsyncExecutorClient:
         self.made.append(token)
@@ -33,7 +35,8 @@ class FakeClient:
         self._token = token
 
     async def get_policy(self) -> Any:
-        if self._token == "wrong":
+        await self._daemon.answers.wait()
+        if self._token.startswith("wrong"):
             raise AuthenticationError("unknown")
 
     async def close(self) -> None:
@@ -99,3 +102,20 @@ async def test_there_are_no_more_calls_than_allowed(monkeypatch: pytest.MonkeyPa
             with pytest.raises(TooManyCalls, match="this server serves 1 calls at a time"):
                 await use(callers, "b")
         await use(callers, "b")
+
+
+async def test_a_flood_of_unknown_tokens_takes_no_place_of_known_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNKNOWN_MAX", 2)
+    daemon = FakeDaemon()
+    async with callers_of(daemon) as callers:
+        await use(callers, "known")
+        daemon.answers.clear()
+        flood = [asyncio.create_task(use(callers, f"wrong-{number}")) for number in range(9)]
+        await asyncio.sleep(0)
+        known = asyncio.create_task(use(callers, "known"))
+        await asyncio.sleep(0)
+        daemon.answers.set()
+        await known
+        ends = await asyncio.gather(*flood, return_exceptions=True)
+    assert [type(end) for end in ends] == [AuthenticationError] * 2 + [TooManyCalls] * 7
+    assert daemon.made == ["known", "wrong-0", "wrong-1"]

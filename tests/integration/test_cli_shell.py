@@ -210,6 +210,8 @@ def test_exec_gives_output_and_exit_code_of_the_command(environment: dict[str, s
     assert executor(environment, "exec", session.session_id, "--", "sh", "-c", "kill -9 $$")[0] == 137
     code, out, err = executor(environment, "exec", session.session_id, "--", "no-such-command")
     assert (code, out) == (127, b"") and b"no-such-command" in err
+    code, out, err = executor(environment, "exec", session.session_id, "--", "/etc/passwd")
+    assert (code, out) == (126, b"") and b"/etc/passwd: Permission denied" in err
     assert executor(environment, "exec", "--timeout", "0.2", session.session_id, "--", "sleep", "1000") == (
         124,
         b"",

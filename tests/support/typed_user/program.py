@@ -12,6 +12,7 @@ from executor_client import (
     ExecutorClientError,
     LogEvent,
     Outcome,
+    ProcessResult,
     Savepoint,
     Wait,
 )
@@ -38,7 +39,9 @@ def run() -> ExecutionResult:
         session.rollback(savepoint)
         tried = session.try_(["x = 1", "x = 2"])
         assert tried[0].branch is not None
-        listing: str = session.processes.run(["ls"]).check().stdout
+        listing: str = session.processes.run(["ls"], overflow="error").check().stdout
+        for piece in session.processes.stream("ls"):
+            assert piece.succeeded if isinstance(piece, ProcessResult) else piece.number
         assert listing and not session.files.list().truncated
         with session.ports.forward(8000) as forward:
             assert forward.url.startswith("http")

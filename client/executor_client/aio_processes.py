@@ -84,8 +84,8 @@ class AsyncSessionProcesses(ShortRepr):
         Arguments may have 2 MiB together, and 131,071 bytes each; a text for the shell may have 2 MiB.
 
         Raises InvalidRequest if the program is missing (COMMAND_NOT_FOUND) or can't be executed
-        (COMMAND_NOT_EXECUTABLE); FileNotDirectory or FilePermissionDenied if `cwd` is no directory or closed to the
-        sandbox's user; NotFoundError if it is missing (CWD_NOT_FOUND); OutputLimitExceeded; and PolicyViolationError.
+        (COMMAND_NOT_EXECUTABLE); FileNotFound, FileNotDirectory, FilePermissionDenied or another FileError if it can't
+        begin in `cwd`; OutputLimitExceeded; and PolicyViolationError.
         """
         kept = KeptOutput(max_output_bytes, overflow)
         request = core.start_request(

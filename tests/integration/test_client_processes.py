@@ -137,9 +137,10 @@ def test_a_command_that_cannot_run_is_a_result_where_the_caller_wants_it(session
     assert missing.stderr == "no-such-program: command not found in the PATH of the process\n"
     closed = session.processes.run(["/etc/passwd"], not_runnable="result", merge_stderr=True)
     assert (closed.exit_code, closed.stdout, closed.stderr) == (126, "/etc/passwd: Permission denied\n", "")
-    with pytest.raises(NotFoundError) as caught:
+    with pytest.raises(FileNotFoundError):
         session.processes.run("true", cwd="missing", not_runnable="result")
-    assert caught.value.reason == "CWD_NOT_FOUND"
+    with pytest.raises(NotADirectoryError):
+        session.processes.run("true", cwd="/etc/passwd", not_runnable="result")
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])

@@ -226,6 +226,7 @@ def _simple(make: type[ExecutorClientError]) -> Callable[[Details], ExecutorClie
 
 _FILE_ERRORS: dict[str, type[FileError]] = {
     "FILE_NOT_FOUND": FileNotFound,
+    "CWD_NOT_FOUND": FileNotFound,
     "FILE_IS_DIRECTORY": FileIsDirectory,
     "FILE_NOT_DIRECTORY": FileNotDirectory,
     "FILE_PERMISSION_DENIED": FilePermissionDenied,

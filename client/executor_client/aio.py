@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncTransport, run_blocking, wait_for
+from executor_client._aio import AsyncTransport, run_blocking, shielded, wait_for
 from executor_client._core import convert, endpoint, missing_modules, requests
 from executor_client._core.arguments import checks_calls
 from executor_client._core.endpoint import TlsConfig
@@ -195,7 +195,7 @@ class AsyncExecutorClient(ShortRepr):
         except BaseException as error:
             if is_made or requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
-                    await wait_for(lease.take_back(request.request_id), TAKE_BACK_WAIT_S)
+                    await shielded(lambda: wait_for(lease.take_back(request.request_id), TAKE_BACK_WAIT_S))
             raise
         return session
 
@@ -258,6 +258,9 @@ class AsyncExecutorClient(ShortRepr):
         Waits at most 10 seconds for the daemon, which ends the sessions by itself after their `owner_grace_s`.
         """
         self._transport.channel.check_caller()
+        await shielded(self._close, CLOSE_TIMEOUT_S)
+
+    async def _close(self) -> None:
         with contextlib.suppress(TimeoutError):
             await wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
         await self._transport.close()

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncChannel, AsyncTransport
+from executor_client._aio import AsyncChannel, AsyncTransport, shielded
 from executor_client._core.arguments import checks_calls
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.session_base import SessionBase
@@ -82,8 +82,12 @@ class AsyncPortForward(ShortRepr):
         server.close()
         for task in (running := list(self._connections)):
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await server.wait_closed()
+
+        async def end() -> None:
+            await asyncio.gather(*running, return_exceptions=True)
+            await server.wait_closed()
+
+        await shielded(end)
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,13 +121,17 @@ class AsyncSessionPorts(ShortRepr):
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connects to a port of the sandbox. Raises PreconditionError (PORT_CLOSED) if nothing listens there."""
         theirs, _ = await self.connected_socket(port)
-        return await asyncio.open_connection(sock=theirs)
+        return await _streams(theirs)
 
     async def connected_socket(self, port: int) -> tuple[socket.socket, asyncio.Task[None]]:
         """Connects to a port of the sandbox. Returns a local socket, and the task that forwards its data."""
         call = await _opened(self._session, _checked(port))
-        ours, theirs = _connected_pair()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(call.call.cancel)
+            ours, theirs = _connected_pair()
+            on_failure.callback(theirs.close)
+            reader, writer = await _streams(ours)
+            on_failure.pop_all()
         passing = asyncio.create_task(_pass_on(call, reader, writer))
         self._passing.add(passing)
         passing.add_done_callback(self._note_end)
@@ -145,6 +153,15 @@ def _connected_pair() -> tuple[socket.socket, socket.socket]:
             ours, peer = listener.accept()
     theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return ours, theirs
+
+
+async def _streams(connected: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Returns the streams of a socket. Closes it if it fails."""
+    try:
+        return await asyncio.open_connection(sock=connected)
+    except BaseException:
+        connected.close()
+        raise
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
@@ -218,10 +235,14 @@ async def _pass_on(opened: _Call, reader: asyncio.StreamReader, writer: asyncio.
     finally:
         opened.call.cancel()
         sending.cancel()
-        writer.close()  # before anything is awaited: a cancellation there must not leave it open
-        await asyncio.gather(sending, return_exceptions=True)
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+        writer.close()
+        await shielded(lambda: _ended(sending, writer))
+
+
+async def _ended(sending: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+    await asyncio.gather(sending, return_exceptions=True)
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 async def _send(call: Any, reader: asyncio.StreamReader) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Literal
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncTransport, Background, OnOutput, notify
+from executor_client._aio import AsyncTransport, Background, OnOutput, notify, shielded
 from executor_client._core import process as core
 from executor_client._core.arguments import checks_calls
 from executor_client._core.convert import from_wire
@@ -269,4 +269,5 @@ class _Running:
         """Kills the process if the body has failed. Drops its own failures: the caller gets the body's error."""
         if not (exc is None or self._process._followed.refused or isinstance(exc, ConnectionLost)):
             with contextlib.suppress(ExecutorClientError, grpc.RpcError):
-                await self._process._end(gently=isinstance(exc, KeyboardInterrupt))
+                interrupted = isinstance(exc, KeyboardInterrupt)
+                await shielded(lambda: self._process._end(gently=interrupted))

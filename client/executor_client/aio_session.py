@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client._aio import AsyncToolCalls, AsyncToolPool, AsyncTransport, Lock
+from executor_client._aio import AsyncToolCalls, AsyncToolPool, AsyncTransport, Lock, shielded
 from executor_client._aio import OnEvent as OnEvent
 from executor_client._core import convert, requests, shipped_tools
 from executor_client._core import tools as host_tools
@@ -169,7 +169,8 @@ class AsyncSession(AsyncSessionUndo):
                 result = await drive(self, execution, calls, on_event)
         except BaseException as error:
             if not (execution.refused or isinstance(error, ConnectionLost)):
-                await abandon(self, execution, wait=isinstance(error, KeyboardInterrupt))
+                interrupted = isinstance(error, KeyboardInterrupt)
+                await shielded(lambda: abandon(self, execution, wait=interrupted))
             raise
         finally:
             self._running.discard(execution.execution_id)
@@ -338,6 +339,9 @@ class AsyncSession(AsyncSessionUndo):
         await self._close(CLOSE_TIMEOUT_S)
 
     async def _close(self, within_s: float) -> None:
+        await shielded(lambda: self._end(within_s))
+
+    async def _end(self, within_s: float) -> None:
         async with self._close_lock:
             if self._closed:
                 return

@@ -28,7 +28,7 @@ from executor_client._core.requests import LimitsLike
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
-from executor_client._sync import ClientLease, Transport, run_blocking, wait_for
+from executor_client._sync import ClientLease, Transport, run_blocking, shielded, wait_for
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
 from executor_client.results import EnvironmentInfo, Policy, SessionInfo, SessionState
 from executor_client.session import Session
@@ -194,7 +194,7 @@ class ExecutorClient(ShortRepr):
         except BaseException as error:
             if is_made or requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
-                    wait_for(lease.take_back(request.request_id), TAKE_BACK_WAIT_S)
+                    shielded(lambda: wait_for(lease.take_back(request.request_id), TAKE_BACK_WAIT_S))
             raise
         return session
 
@@ -257,6 +257,9 @@ class ExecutorClient(ShortRepr):
         Waits at most 10 seconds for the daemon, which ends the sessions by itself after their `owner_grace_s`.
         """
         self._transport.channel.check_caller()
+        shielded(self._close, CLOSE_TIMEOUT_S)
+
+    def _close(self) -> None:
         with contextlib.suppress(TimeoutError):
             wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
         self._transport.close()

@@ -19,7 +19,7 @@ from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.tracing import current_trace
 from executor_client._core.waiting import Waits
-from executor_client._sync import Background, OnOutput, Transport, notify
+from executor_client._sync import Background, OnOutput, Transport, notify, shielded
 from executor_client.errors import (
     CallTimeoutError,
     ConnectionLost,
@@ -270,4 +270,5 @@ class _Running:
         """Kills the process if the body has failed. Drops its own failures: the caller gets the body's error."""
         if not (exc is None or self._process._followed.refused or isinstance(exc, ConnectionLost)):
             with contextlib.suppress(ExecutorClientError, grpc.RpcError):
-                self._process._end(gently=isinstance(exc, KeyboardInterrupt))
+                interrupted = isinstance(exc, KeyboardInterrupt)
+                shielded(lambda: self._process._end(gently=interrupted))

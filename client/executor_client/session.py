@@ -26,7 +26,7 @@ from executor_client._core.requests import InlineBudget, LimitsLike
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
-from executor_client._sync import ClientLease, Lock, ToolCalls, ToolPool, Transport
+from executor_client._sync import ClientLease, Lock, ToolCalls, ToolPool, Transport, shielded
 from executor_client._sync import OnEvent as OnEvent
 from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.driving import abandon, drive
@@ -167,7 +167,8 @@ class Session(SessionUndo):
                 result = drive(self, execution, calls, on_event)
         except BaseException as error:
             if not (execution.refused or isinstance(error, ConnectionLost)):
-                abandon(self, execution, wait=isinstance(error, KeyboardInterrupt))
+                interrupted = isinstance(error, KeyboardInterrupt)
+                shielded(lambda: abandon(self, execution, wait=interrupted))
             raise
         finally:
             self._running.discard(execution.execution_id)
@@ -336,6 +337,9 @@ class Session(SessionUndo):
         self._close(CLOSE_TIMEOUT_S)
 
     def _close(self, within_s: float) -> None:
+        shielded(lambda: self._end(within_s))
+
+    def _end(self, within_s: float) -> None:
         with self._close_lock:
             if self._closed:
                 return

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any
 
+import anyio
 import pytest
 
 from executor_client import AsyncExecutorClient, NotFoundError, Outcome
 from tests.support.daemon import Daemon
 
 ENDLESS = "import time\nprint('running', flush=True)\nwhile True: time.sleep(0.01)"
+SOON_S = 5.0
 
 
 @pytest.fixture
@@ -19,16 +26,90 @@ async def client(daemon: Daemon) -> AsyncIterator[AsyncExecutorClient]:
         yield connected
 
 
-async def test_cancelled_execution_ends_in_the_sandbox_and_leaves_the_session(client: AsyncExecutorClient) -> None:
-    async with await client.create_session(authorized_imports=["time"]) as session:
-        await session.execute("kept = 1")
-        running = asyncio.Event()
-        task = asyncio.create_task(session.execute(ENDLESS, on_event=lambda event: running.set()))
-        await running.wait()
+Work = Callable[[asyncio.Event], Coroutine[Any, Any, object]]
+
+
+async def by_anyio(work: Work) -> None:
+    """The scope cancels its task again at every await until it is left."""
+    started = asyncio.Event()
+    with anyio.CancelScope() as scope:
+        waiting = asyncio.create_task(started.wait())
+        waiting.add_done_callback(lambda _: scope.cancel())
+        await work(started)
+    assert scope.cancelled_caught
+
+
+async def by_timeout(work: Work) -> None:
+    started = asyncio.Event()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+            waiting = asyncio.create_task(started.wait())
+            waiting.add_done_callback(lambda _: limit.reschedule(0))
+            await work(started)
+
+
+async def by_cancel(work: Work, *, repeatedly: bool = False) -> None:
+    started = asyncio.Event()
+    task = asyncio.ensure_future(work(started))
+    await started.wait()
+    task.cancel()
+    while repeatedly and not task.done():
+        await asyncio.sleep(0)
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (await session.execute("kept")).output == 1
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+WAYS = {
+    "anyio": by_anyio,
+    "timeout": by_timeout,
+    "cancel": by_cancel,
+    "repeated cancel": partial(by_cancel, repeatedly=True),
+}
+
+
+@pytest.mark.parametrize("cancelled", WAYS.values(), ids=WAYS.keys())
+async def test_a_cancelled_call_ends_what_it_started_and_leaves_the_session_usable(
+    daemon: Daemon, cancelled: Callable[[Work], Coroutine[Any, Any, None]]
+) -> None:
+    tasks = asyncio.all_tasks()
+
+    async def execute(started: asyncio.Event) -> None:
+        await session.execute(ENDLESS, on_event=lambda event: started.set())
+
+    async def call_tool(started: asyncio.Event) -> None:
+        async def tool() -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        await session.register_tools({"tool": tool})
+        await session.execute("tool()")
+
+    async def run(started: asyncio.Event) -> None:
+        await session.processes.run("echo; sleep 1000", on_output=lambda *_: started.set())
+
+    async def live(started: asyncio.Event) -> None:
+        async with (
+            AsyncExecutorClient(**daemon.access) as other,
+            await other.create_session() as session,
+            await session.ports.forward(80),
+        ):
+            started.set()
+            await session.execute(ENDLESS)
+
+    async with AsyncExecutorClient(**daemon.access) as client:
+        async with await client.create_session(authorized_imports=["time"]) as session:
+            await session.execute("kept = 1")
+            for work in (execute, call_tool, run):
+                await cancelled(work)
+                async with asyncio.timeout(SOON_S):
+                    assert (await session.execute("kept")).output == 1
+            (info,) = await session.processes.list()
+            process = await session.processes.attach(info.process_id)
+            assert (await process.wait(SOON_S)).signal == signal.SIGKILL
+        await cancelled(live)
+        assert await client.list_sessions() == []
+    assert asyncio.all_tasks() == tasks
 
 
 async def test_timeout_ends_an_execution_with_its_coroutine_tool(client: AsyncExecutorClient) -> None:
@@ -84,3 +165,34 @@ async def test_many_sessions_with_coroutine_tools_run_side_by_side(client: Async
 
     async with asyncio.timeout(60):
         assert await asyncio.gather(*map(use, range(count))) == [0, 10, 20, 30]
+
+
+INTERRUPTED = """
+import asyncio, signal, sys
+from executor_client import AsyncExecutorClient
+
+async def main(access):
+    session = await AsyncExecutorClient(**access).create_session(detached=True)
+    ready = asyncio.Barrier(3)
+    execution = session.execute("print(1)\\nwhile True: pass", on_event=lambda event: ready.wait())
+    command = session.processes.run("echo; sleep 1000", on_output=lambda *_: ready.wait())
+    background = [asyncio.create_task(execution), asyncio.create_task(command)]
+    await ready.wait()
+    print(session.session_id, flush=True)
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.Event().wait()
+
+asyncio.run(main({"address": sys.argv[1], "token": sys.argv[2]}), debug=True)
+"""
+
+
+def test_ctrl_c_in_asyncio_run_ends_what_runs(daemon: Daemon) -> None:
+    """It cancels the main task, and then the others, whose clean-ups are tasks that begin after that."""
+    program = [sys.executable, "-c", INTERRUPTED, daemon.access["address"], daemon.access["token"]]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGINT and done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert "destroyed" not in done.stderr and "never" not in done.stderr, done.stderr
+    with daemon.client() as client, client.get_session(done.stdout.strip()) as session:
+        assert session.execute("1").output == 1
+        (info,) = session.processes.list()
+        assert session.processes.attach(info.process_id).wait(SOON_S).signal == signal.SIGKILL

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
+from executor_client._core.limits import CANCEL_GRACE_S
 from executor_client.events import ExecutionEvent
 
 P = ParamSpec("P")
@@ -49,6 +50,49 @@ def is_cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+async def shielded(work: Callable[[], Coroutine[Any, Any, T]], grace_s: float = CANCEL_GRACE_S) -> T:
+    """Does work that a cancellation must not cut off, such as a clean-up, in a task of its own, and waits for its end.
+
+    If the caller is or will be cancelled, the work has `grace_s` seconds to end and is then cancelled. A cancellation
+    that arrives meanwhile is raised after the end of the work: anyio cancels a task at each of its awaits.
+    """
+    task = asyncio.create_task(work())
+    end = _End(task, grace_s)
+    await end
+    if end.cancellation is not None:
+        if not task.cancelled():
+            task.exception()  # marked as seen
+        raise end.cancellation
+    return task.result()
+
+
+class _End(asyncio.Future[None]):
+    """The end of a task, to be awaited. A cancellation of the waiting task is recorded and does not wake it."""
+
+    def __init__(self, task: asyncio.Task[Any], grace_s: float) -> None:
+        super().__init__()
+        self.cancellation: asyncio.CancelledError | None = None
+        self._task, self._grace_s = task, grace_s
+        self._timer: asyncio.TimerHandle | None = None
+        task.add_done_callback(self._wake)
+        if is_cancelling():
+            self._limit()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self.cancellation = self.cancellation or asyncio.CancelledError(*([] if msg is None else [msg]))
+        self._limit()
+        return True
+
+    def _limit(self) -> None:
+        if self._timer is None:
+            self._timer = self._task.get_loop().call_later(self._grace_s, self._task.cancel)
+
+    def _wake(self, task: asyncio.Task[Any]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.set_result(None)
+
+
 class Background:
     """Runs a coroutine during the body of an `async with`, and waits for its end; an error of the body cancels it."""
 
@@ -61,7 +105,7 @@ class Background:
     async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await shielded(lambda: asyncio.wait([self._task]))
             if not self._task.cancelled():
                 self._task.exception()  # the body's error goes on; marked as seen
         else:

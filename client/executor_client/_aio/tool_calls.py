@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_client._aio.channel import AsyncEventStream
+from executor_client._aio.runtime import shielded
 from executor_client._core import tools as host_tools
 from executor_client._core.assembler import ToolRequest
 from executor_client._core.execution import Execution
-from executor_client._core.limits import TOOL_CALLS_WAITING_MAX
+from executor_client._core.limits import TOOL_CALLS_WAITING_MAX, TOOLS_GRACE_S
 from executor_client._core.shared_arguments import Arguments, ArgumentWatch
 from executor_client._core.tools import Answer, Tool
 from executor_client.errors import ProtocolError
@@ -30,7 +31,7 @@ class AsyncToolPool:
         self.arguments = ArgumentWatch()
 
     async def close(self) -> None:
-        """Does nothing: each execution awaited its calls."""
+        """Does nothing: each execution ended its calls."""
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
         """Calls a function in a thread, in a copy of this context.
@@ -60,7 +61,7 @@ class AsyncToolPool:
 
 
 class AsyncToolCalls:
-    """Answers the tool calls of one execution. Owns their tasks, and cancels them on exit.
+    """Answers the tool calls of one execution. On exit, cancels their tasks and waits a moment for their end.
 
     `failure` is an error that ends the execution. It also cancels the current stream, so that its reader wakes up and
     raises the error.
@@ -144,7 +145,7 @@ class AsyncToolCalls:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks := list(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await shielded(lambda: asyncio.wait(tasks, timeout=TOOLS_GRACE_S))

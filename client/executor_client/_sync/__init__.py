@@ -17,6 +17,7 @@ from executor_client._sync.runtime import (
     blocking_items,
     notify,
     run_blocking,
+    shielded,
     sleep,
     wait_for,
 )

@@ -30,6 +30,11 @@ def wait_for(future: Future[T], timeout_s: float) -> T:
     return future.result(timeout_s)
 
 
+def shielded(work: Callable[[], T], grace_s: float = 0.0) -> T:
+    """Does the work: nothing cancels a thread."""
+    return work()
+
+
 def blocking_items(items: Iterator[T]) -> Iterator[T]:
     """Returns the blocking iterator."""
     return items

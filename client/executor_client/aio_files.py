@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncTransport, blocking_items, run_blocking
+from executor_client._aio import AsyncTransport, blocking_items, on_disk, run_blocking
 from executor_client._core import archives, convert, requests
 from executor_client._core.arguments import checks_calls
 from executor_client._core.file_reader import FileReader
@@ -105,7 +105,7 @@ class AsyncSessionFiles(ShortRepr):
                 reader = FileReader(max_bytes=max_bytes)
                 async with contextlib.aclosing(self._pieces(reader, path)) as pieces:
                     async for piece in pieces:
-                        await run_blocking(file.write, piece)
+                        await on_disk(file.write, piece)
                 info = reader.finish()
                 file.commit()
             return info
@@ -137,12 +137,12 @@ class AsyncSessionFiles(ShortRepr):
             reader = FileReader(tar=True)
             async with contextlib.aclosing(self._pieces(reader, path)) as pieces:
                 async for piece in pieces:
-                    await run_blocking(spool.write, piece)
+                    await on_disk(spool.write, piece)
             return reader.finish()
 
         with archives.spool_for(target) as spool:
             info = await self._session._open().repeat(lambda: attempt(spool))
-            await run_blocking(archives.unpack, spool, target)
+            await on_disk(archives.unpack, spool, target)
         return info
 
     async def list(self, path: str = "", *, recursive: bool = True) -> FileList:

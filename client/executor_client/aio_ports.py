@@ -201,7 +201,7 @@ class _Call:
 async def _opened(session: SessionBase[AsyncTransport], port: int) -> _Call:
     """Makes the call and waits until the connection is open. Raises ExecutorClientError."""
     channel = session._open().channel
-    with channel.calling():
+    async with channel.calling():
         call = channel.stub.ForwardPort(metadata=channel.metadata())
         messages = aiter(call)
         try:
@@ -222,7 +222,7 @@ async def _opened(session: SessionBase[AsyncTransport], port: int) -> _Call:
 async def _pass_on(opened: _Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     sending = asyncio.create_task(_send(opened.call, reader))
     try:
-        with opened.channel.calling():
+        async with opened.channel.calling():
             async for message in opened.messages:
                 if message.WhichOneof("part") == "data":
                     writer.write(message.data)

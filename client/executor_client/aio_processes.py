@@ -183,9 +183,15 @@ class AsyncSessionProcesses(ShortRepr):
             process_id=process_id,
             merge_stderr=merge_stderr,
         )
-        with self._session._transport.waits() as waits:
-            process = self._asked_for(request, waits)
-            await process._begin()  # a part of making it
+        waits = self._session._transport.waits()
+        process = self._asked_for(request, waits)
+        if process_id is None:
+            # Killed if this fails halfway: the caller would not know its id.
+            async with _Running(process, waits, None):
+                pass
+        else:
+            with waits:
+                await process._begin()  # a part of making it
         # Not followed until the caller iterates: a followed process waits for its reader.
         process.close()
         return process

@@ -49,7 +49,7 @@ class AsyncFileWatch(ShortRepr):
 
     async def _next(self, stream: AsyncEventStream) -> Any:
         """Returns the next message; None after the last."""
-        with self._session._transport.channel.calling():
+        async with self._session._transport.channel.calling():
             async for message in stream:
                 self._session._transport.answered = True
                 return message

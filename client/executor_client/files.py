@@ -27,7 +27,7 @@ from executor_client._core.requests import Upload
 from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.status import is_transport_failure
-from executor_client._sync import Transport, blocking_items, run_blocking
+from executor_client._sync import Transport, blocking_items, on_disk, run_blocking
 from executor_client.errors import DaemonError, ExecutorClientError, FileNotDirectory, FileNotFound, InvalidRequest
 from executor_client.file_results import FileInfo, FileList
 from executor_client.watch import FileWatch
@@ -106,7 +106,7 @@ class SessionFiles(ShortRepr):
                 reader = FileReader(max_bytes=max_bytes)
                 with contextlib.closing(self._pieces(reader, path)) as pieces:
                     for piece in pieces:
-                        run_blocking(file.write, piece)
+                        on_disk(file.write, piece)
                 info = reader.finish()
                 file.commit()
             return info
@@ -138,12 +138,12 @@ class SessionFiles(ShortRepr):
             reader = FileReader(tar=True)
             with contextlib.closing(self._pieces(reader, path)) as pieces:
                 for piece in pieces:
-                    run_blocking(spool.write, piece)
+                    on_disk(spool.write, piece)
             return reader.finish()
 
         with archives.spool_for(target) as spool:
             info = self._session._open().repeat(lambda: attempt(spool))
-            run_blocking(archives.unpack, spool, target)
+            on_disk(archives.unpack, spool, target)
         return info
 
     def list(self, path: str = "", *, recursive: bool = True) -> FileList:

@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 from typing import Any, Self
 
 from executor_client._aio.runtime import is_cancelling
@@ -76,19 +77,33 @@ class AsyncChannel(ChannelBase):
             await self._channel.close(None)
             _open_channels.discard(self)
 
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        try:
-            with super().calling():
-                yield
-        except asyncio.CancelledError:
-            # gRPC cancels the callers of a closed channel, as if their tasks had been cancelled.
-            if self.is_closed() and not is_cancelling():
-                raise closed() from None
-            raise
+    def calling(self) -> AsyncCalling:
+        """Translates errors as `translating` does, around what is awaited."""
+        return AsyncCalling(self)
 
     def uploading(self) -> AbstractContextManager[None]:
         return _lost_answers_as_unavailable()
+
+
+class AsyncCalling:
+    """A class since generators use it: at the end of a loop, asyncio closes all generators in any order."""
+
+    def __init__(self, channel: AsyncChannel) -> None:
+        self._channel = channel
+        self._translating = channel.translating()
+
+    async def __aenter__(self) -> None:
+        self._translating.__enter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._translating.__exit__(exc_type, exc, traceback)
+        if isinstance(exc, asyncio.CancelledError):
+            # gRPC cancels the callers of a closed channel, as if their tasks had been cancelled.
+            if self._channel.is_closed() and not is_cancelling():
+                raise closed() from None
+            await _cancelled_again()
 
 
 @contextmanager
@@ -104,6 +119,11 @@ def _lost_answers_as_unavailable() -> Iterator[None]:
         if error.reason:
             raise
         raise UnavailableError(f"the upload broke off: {error.message}") from None
+
+
+async def _cancelled_again() -> None:
+    """Lets an anyio scope cancel the task again. It recognizes its cancellation by the message, which gRPC drops."""
+    await asyncio.sleep(0)
 
 
 # While a channel is open, gRPC's asyncio has a thread. A forked child lacks it, so each call there would hang.
@@ -138,6 +158,7 @@ class AsyncEventStream:
             # grpc.aio also raises this in the reader of a stream that `cancel` or the channel's end cancelled. That is
             # the end of the stream; only a cancellation of the reader's own task propagates.
             if is_cancelling() or not (self._is_cancelled or self._channel.is_closed()):
+                await _cancelled_again()
                 raise
             raise StopAsyncIteration from None
 

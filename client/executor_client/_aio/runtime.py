@@ -66,6 +66,11 @@ async def shielded(work: Callable[[], Coroutine[Any, Any, T]], grace_s: float = 
     return task.result()
 
 
+async def on_disk(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls a blocking function in a thread. A cancelled caller waits for it, so that no file is closed under it."""
+    return await shielded(lambda: run_blocking(function, *args, **kwargs))
+
+
 class _End(asyncio.Future[None]):
     """The end of a task, to be awaited. A cancellation of the waiting task is recorded and does not wake it."""
 

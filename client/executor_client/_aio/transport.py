@@ -45,7 +45,7 @@ class AsyncTransport(TransportBase):
             return await self._attempt(method, requests, timeout_s)
 
     async def _attempt(self, method: Callable[..., Any], request: Any, timeout_s: float | None) -> Any:
-        with self.channel.calling():
+        async with self.channel.calling():
             metadata = self.channel.metadata()
             response = await method(request, timeout=timeout_s or self.timeouts.call_s, metadata=metadata)
         self.answered = True
@@ -53,7 +53,7 @@ class AsyncTransport(TransportBase):
 
     async def read(self, request: Message, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Makes one attempt of a call with a stream of answers. A reader that stops early cancels the call."""
-        with self.channel.calling():
+        async with self.channel.calling():
             metadata = self.channel.metadata()
             stream = self.channel.method(request)(request, timeout=timeout_s or self.timeouts.call_s, metadata=metadata)
             try:

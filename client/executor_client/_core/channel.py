@@ -61,11 +61,11 @@ class ChannelBase(ABC):
     def start_events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> Any:
         """Starts a gRPC stream of the events of an execution or a process, as a part of `trace`."""
         self.check_caller()
-        with self.calling():
+        with self.translating():
             return self.method(request)(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
 
     @contextmanager
-    def calling(self) -> Iterator[None]:
+    def translating(self) -> Iterator[None]:
         """Translates gRPC's errors around a use of the channel, including those of a channel that we closed.
 
         gRPC's error stays as the `__context__`.

@@ -31,6 +31,8 @@ class Channel(ChannelBase):
     def stub(self) -> Any:
         return self._stub
 
+    calling = ChannelBase.translating
+
     def check_caller(self) -> None:
         """Does nothing: every thread may use it."""
 

@@ -25,6 +25,9 @@ def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     return function(*args, **kwargs)
 
 
+on_disk = run_blocking
+
+
 def wait_for(future: Future[T], timeout_s: float) -> T:
     """Waits for another thread's result. Raises TimeoutError."""
     return future.result(timeout_s)

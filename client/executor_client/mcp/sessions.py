@@ -18,12 +18,11 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import anyio
 
 from executor_client._core.computer import ToolRefusal
-from executor_client._core.limits import CANCEL_GRACE_S
 from executor_client._core.package_modules import patterns_of, without_refused
 from executor_client._core.requests import LimitsLike
 from executor_client._core.status import is_session_gone
@@ -41,7 +40,6 @@ END_TIMEOUT_S = 5.0
 
 NAMES_LISTED_MAX = 20
 
-_Result = TypeVar("_Result")
 
 NAME_CHARS_MAX = 48
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}")
@@ -104,7 +102,7 @@ class NamedSession:
         When cancelled, it cancels the execution before it returns.
         """
         with self.watched() as session:
-            result = await _cancelled_in_order(session.execute(code, on_event=on_event, limits=limits))
+            result = await session.execute(code, on_event=on_event, limits=limits)
         replaced = result.generation != self._generation
         self._generation = result.generation
         if result.state is VariablesState.LOST:
@@ -118,7 +116,7 @@ class NamedSession:
         """
         with self.watched():
             try:
-                return await _cancelled_in_order(work(self._computer))
+                return await work(self._computer)
             except ToolRefusal as refusal:
                 raise SessionRefused(str(refusal)) from refusal
 
@@ -296,21 +294,6 @@ def no_such_session(name: str, names: Collection[str]) -> NoSuchSession:
 
 def listed(names: Collection[str]) -> str:
     return f"existing: {', '.join(sorted(names)[:NAMES_LISTED_MAX])}" if names else "there are none"
-
-
-async def _cancelled_in_order(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Runs the work in its own task; when cancelled, waits until that task has ended.
-
-    anyio raises its cancellation at every await of the SDK's task, even while the work is being cancelled.
-    """
-    running = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        running.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait({running}, timeout=2 * CANCEL_GRACE_S)
-        raise
 
 
 async def _authorize(session: AsyncSession, modules: Sequence[str]) -> None:

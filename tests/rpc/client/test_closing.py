@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import anyio
 import pytest
 
 from executor_api.v1 import types_pb2 as types
@@ -189,6 +190,41 @@ async def test_timeout_of_asyncio_cancels_the_execution(session: AsyncSession, d
     assert daemon.names() == ["Execute", "CancelExecution"]
     daemon.journal = [result(1)]
     assert (await session.execute("1")).output == 1
+
+
+@pytest.mark.parametrize(
+    ("rpc", "use"),
+    [
+        ("GetPolicy", lambda client, session: client.get_policy()),
+        ("CreateSession", lambda client, session: client.create_session()),
+        ("UploadBlob", lambda client, session: session.set_variables({"x": b"y" * 300_000})),
+        ("GetVariables", lambda client, session: session.get_variables()),
+        ("PutFile", lambda client, session: session.files.write("a", b"b")),
+        ("GetFile", lambda client, session: session.files.read("a")),
+        ("Execute", lambda client, session: session.execute("1")),
+        ("DeleteSession", lambda client, session: session.close()),
+    ],
+)
+async def test_a_scope_of_anyio_ends_each_call(
+    asyncio_client: AsyncExecutorClient, session: AsyncSession, daemon: FakeDaemon, rpc: str, use: Any
+) -> None:
+    """It recognizes its own cancellation by a message, which gRPC drops. Only clean-ups go on, to their end."""
+    daemon.barriers[rpc] = threading.Event()
+    tasks = asyncio.all_tasks()
+    with anyio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            assert await eventually_async(lambda: rpc in daemon.names())
+            scope.cancel()
+            if rpc == "DeleteSession":
+                daemon.barriers[rpc].set()
+
+        canceller = asyncio.create_task(cancel())
+        await use(asyncio_client, session)
+    daemon.barriers[rpc].set()
+    await canceller
+    assert scope.cancelled_caught
+    assert await eventually_async(lambda: asyncio.all_tasks() == tasks)
 
 
 async def test_failure_of_a_sibling_cancels_the_execution(session: AsyncSession, daemon: FakeDaemon) -> None:

@@ -142,17 +142,6 @@ async def test_totals_go_on_where_the_killed_proxy_ended(internet: Internet) -> 
         await session.sink.until(lambda: session.sink.closed[-1].reason == reasons.RECEIVED_BYTES)
 
 
-async def test_connections_that_are_made_while_there_is_no_proxy_wait_for_the_next(internet: Internet) -> None:
-    host = internet.name("files")
-    async with egress_service(settings_for(internet)) as service:
-        session = await bind(service, NetworkRules(allowed=(f"{host}:80",)))
-        assert service.pid is not None
-        os.kill(service.pid, signal.SIGKILL)
-        answers = await asyncio.gather(*(_hello(session, host) for _ in range(20)))
-        assert answers == [b"hello from outside\n"] * 20
-        assert session.sink.denied == []
-
-
 async def test_session_can_be_bound_released_and_changed_while_there_is_no_proxy(internet: Internet) -> None:
     host = internet.name("files")
     rules = NetworkRules(allowed=(f"{host}:80",))

@@ -11,7 +11,6 @@ import pytest
 from executor_client import ExecutorClient, ExecutorClientError
 from tests.support.daemon import Daemon
 from tests.support.fork_server import server
-from tests.support.polling import eventually
 from tests.support.watched import Watched
 
 
@@ -67,44 +66,3 @@ def test_a_reload_brings_another_policy_into_force(watched: Watched, client: Exe
         == (policy.version, policy.fingerprint)
     )
     assert watched.reports(1, "policy_info", version="2", fingerprint=policy.fingerprint)
-
-
-def test_a_policy_that_is_not_valid_changes_nothing_and_is_told(watched: Watched, client: ExecutorClient) -> None:
-    before, valid = client.get_policy().policy, watched.policy_path.read_text()
-    watched.policy_path.write_text(valid.replace("plain", "other", 1))
-    try:
-        refused = admin(watched, "reload")
-    finally:
-        watched.policy_path.write_text(valid)
-    assert refused.returncode == 1
-    assert "default: no such profile" in refused.stderr
-    assert client.get_policy().policy == before
-    assert eventually(lambda: watched.value("policy_reloads_total", result="refused"))
-
-
-def test_usage_tells_what_a_tenant_has(watched: Watched, client: ExecutorClient) -> None:
-    with client.create_session() as session:
-        session.execute("sum(range(10**6))")
-        (use,) = answer(watched, "usage", "--tenant", "local")["tenants"]
-    assert (use["profile"], use["sessions"], use["quotas"]["sessions"]) == ("plain", 1, "3")
-    assert use["cpu_time_s_in_last_hour"] > 0
-
-
-def test_admin_calls_are_for_admins(watched: Watched) -> None:
-    token = watched.daemon.new_token("acme")
-
-    def refused() -> str:
-        return admin(watched, "sessions", EXECUTOR_TOKEN=token).stderr
-
-    assert eventually(lambda: refused().startswith("PERMISSION_DENIED")), refused()
-
-
-def test_admin_calls_are_in_the_audit_log(watched: Watched) -> None:
-    admin(watched, "kill", "nothing-of-that-name")
-    records = [
-        json.loads(line)
-        for file in sorted((watched.daemon.state_dir / "audit").glob("audit-*.jsonl"))
-        for line in file.read_text().splitlines()
-    ]
-    called = [record for record in records if record["kind"] == "admin_called"]
-    assert any("nothing-of-that-name" in json.dumps(record) for record in called)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_client import ExecutorClientError, Outcome, PreconditionError
+from executor_client import ExecutorClientError, PreconditionError
 from tests.support.backends import require
 from tests.support.fleet_daemon import fleet_daemon
 from tests.support.front_process import FrontProcess, front_over
@@ -36,17 +36,6 @@ def front() -> Iterator[FrontProcess]:
         yield front
 
 
-def test_sessions_are_spread_over_the_nodes_and_found_again(front: FrontProcess) -> None:
-    with front.client() as client:
-        sessions = [client.create_session() for _ in range(4)]
-        for number, session in enumerate(sessions):
-            assert session.execute(f"x = {number}\nx + 1").output == number + 1
-        assert {session.session_id.rpartition("-")[0] for session in sessions} == {"n1", "n2"}
-        assert {each.session_id for each in client.list_sessions()} == {each.session_id for each in sessions}
-    with front.client() as client:
-        assert eventually(lambda: not client.list_sessions())
-
-
 def test_a_drained_node_loses_its_idle_sessions_to_another(front: FrontProcess) -> None:
     with front.client() as client:
         session = client.create_session(labels={"job": "7"}, prelude="ready = True")
@@ -66,30 +55,6 @@ def test_a_drained_node_loses_its_idle_sessions_to_another(front: FrontProcess) 
         assert eventually(lambda: "draining" in front.command("fleet", "status"))  # with the node's next report
         assert max(map(len, front.command("fleet", "status").splitlines())) <= 80
         found.close()
-
-
-@pytest.fixture
-def patient() -> Iterator[FrontProcess]:
-    """Its nodes serve without it for as long as a loaded machine needs to start another."""
-    require("local")
-    with front_over(["n1", "n2"], fleet="lease_s = 30.0\nfence_s = 120.0") as front:
-        yield front
-
-
-def test_a_killed_front_is_followed_by_one_that_knows_every_session(patient: FrontProcess) -> None:
-    front = patient
-    with front.client() as client:
-        session = client.create_session()
-        session.execute("x = 1")
-        front.kill()
-        front.start()
-        assert session.execute("x + 1").output == 2  # the client waits for the next front
-        front.wait_until_serving()
-        assert [each.session_id for each in client.list_sessions()] == [session.session_id]
-        other = client.create_session()
-        result = other.execute("1 + 1")
-        assert (result.outcome, result.output) == (Outcome.SUCCEEDED, 2)
-        assert session.execute("x + 2").output == 3
 
 
 def test_a_session_that_moves_takes_its_name_along_and_is_told_to_leave_its_savepoints(front: FrontProcess) -> None:

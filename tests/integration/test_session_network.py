@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from executor_client import (
@@ -23,7 +22,6 @@ from executor_client import (
     Outcome,
     PolicyViolationError,
     Session,
-    VariablesState,
 )
 from executor_server.policy.audit.verification import verify
 from tests.support.audit import records
@@ -32,7 +30,7 @@ from tests.support.daemon import Daemon, running_daemon
 from tests.support.fork_server import server
 from tests.support.internet.world import Internet
 from tests.support.network import proxies
-from tests.support.polling import eventually, has_ended
+from tests.support.polling import eventually
 
 MIB = 2**20
 _IMPORTS = '["urllib.*", "socket", "ssl", "threading", "time", "json", "os"]'
@@ -154,11 +152,6 @@ def of(daemon: Daemon, session: Session) -> list[dict[str, Any]]:
     """The records of a session's network."""
     found = [each for each in records(daemon.state_dir / "audit") if each.get("session") == session.session_id]
     return [each for each in found if each["kind"].startswith("connection")]
-
-
-def proxy_of(daemon: Daemon) -> psutil.Process:
-    (proxy,) = proxies(daemon)
-    return proxy
 
 
 # -- what is reached, and what is refused
@@ -294,58 +287,6 @@ def test_a_profile_may_have_refusals_alone_recorded(world: World, daemon: Daemon
 
 
 # -- what dies
-
-
-def test_a_proxy_that_is_killed_in_mid_transfer_costs_its_connections_alone(
-    world: World, daemon: Daemon, client: ExecutorClient
-) -> None:
-    with world.session(client) as session, ThreadPoolExecutor() as threads:
-        proxy = proxy_of(daemon)
-        running = threads.submit(download, session, world.files)
-        assert eventually(lambda: client.get_session(session.session_id).info.network_usage.received_bytes > MIB)
-        proxy.kill()
-        broken = running.result(60)
-        assert broken.outcome is Outcome.SUCCEEDED
-        assert isinstance(broken.output, (str, int))
-        assert "the egress proxy was restarted" in broken.logs
-        assert broken.usage.network.connections == 1
-        assert broken.usage.network.received_bytes > MIB
-        assert isinstance(fetch(session, world.www).output, int)
-        assert proxy_of(daemon).pid != proxy.pid
-        total = client.get_session(session.session_id).info.network_usage
-        assert total.connections == 2
-    assert "proxy_ended" in [record.get("reason") for record in of(daemon, session)]
-
-
-def test_a_daemon_that_is_killed_in_mid_transfer_is_followed_by_one_that_counts_on(internet: Internet) -> None:
-    require("local")
-    with tempfile.TemporaryDirectory(prefix="n-") as directory:
-        world = World(internet, Path(directory), internet.name("www"), internet.name("files"), internet.name("www"))
-        with world.daemon() as first, first.client() as client:
-            session = client.create_session(network=[f"{world.files}:443", f"{world.www}:443"], detached=True)
-            session.execute(_FETCH)
-            with ThreadPoolExecutor() as threads:
-                running = threads.submit(download, session, world.files)
-                info = lambda: client.get_session(session.session_id).info  # noqa: E731
-                assert eventually(lambda: info().network_usage.received_bytes > 8 * MIB)
-                proxy = proxy_of(first)
-                before = info().network_usage
-                first.kill()
-                assert eventually(lambda: has_ended(proxy))
-                with world.daemon() as second:
-                    result = running.result(60)
-                    assert result.outcome is Outcome.SUCCEEDED
-                    assert result.state is VariablesState.KEPT
-                    assert result.usage.network.connections == 1
-                    # A killed daemon forgets what came since its last sweep, half a second before.
-                    assert result.usage.network.received_bytes >= before.received_bytes - 32 * MIB
-                    with second.client() as again:
-                        known = again.get_session(session.session_id)
-                        assert known.info.network_usage.connections == 1
-                        reached = fetch(known, world.www)
-                        assert isinstance(reached.output, int)
-                        assert reached.usage.network.connections == 1
-                        known.close()
 
 
 def test_a_daemon_has_a_proxy_once_a_policy_grants_a_network_and_not_before(internet: Internet) -> None:

@@ -20,7 +20,6 @@ from executor_client import (
     InvalidRequest,
     NotFoundError,
     PolicyViolationError,
-    PreconditionError,
     ResourceExhaustedError,
     Session,
 )
@@ -116,26 +115,6 @@ def test_what_can_be_no_state_is_refused_at_once(client: ExecutorClient) -> None
     assert client.list_sessions() == []
 
 
-def test_a_session_that_has_run_something_takes_no_state(client: ExecutorClient) -> None:
-    with client.create_session() as session:
-        session.execute("a = 1").raise_for_outcome()
-        state = bytes(session.export_state())
-        with pytest.raises(PreconditionError) as refused:
-            session._begin_with(state)
-        assert refused.value.reason == "SESSION_USED" and session.execute("a").output == 1
-
-
-def test_a_lost_answer_may_be_asked_for_again(client: ExecutorClient) -> None:
-    with client.create_session() as session:
-        session.execute("a = [1]").raise_for_outcome()
-        state = bytes(session.export_state())
-    with client.create_session(state=state) as other:
-        other.execute("a.append(2)").raise_for_outcome()
-        first = other.restored
-        other._begin_with(state)
-        assert other.restored == first and other.execute("a").output == [1, 2]
-
-
 def test_a_session_with_a_state_can_be_written_down_again(client: ExecutorClient) -> None:
     with begun(client) as session:
         state = session.export_state()
@@ -145,16 +124,6 @@ def test_a_session_with_a_state_can_be_written_down_again(client: ExecutorClient
             state = other.export_state()
     with client.create_session(authorized_imports=["numpy"], state=state) as last:
         assert last.execute("(history, also is history, model.predict(1))").output == ([6.5, 0.0, 0.0], True, 6.5)
-
-
-def test_restoring_that_kills_the_interpreter_leaves_no_session(client: ExecutorClient) -> None:
-    with client.create_session(authorized_imports=["os"]) as session:
-        program = "import os\nclass C:\n    def __init__(self):\n        self.a = 1\n    def __setstate__(self, s):\n        os._exit(1)\nc = C()"
-        session.execute(program).raise_for_outcome()
-        state = session.export_state()
-    with pytest.raises(InvalidRequest) as refused:
-        client.create_session(authorized_imports=["os"], state=state)
-    assert refused.value.reason == "STATE_REFUSED" and client.list_sessions() == []
 
 
 def test_a_tenant_does_not_get_anothers_state_unless_the_policy_allows(tmp_path: Path) -> None:

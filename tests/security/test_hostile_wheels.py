@@ -1,8 +1,8 @@
 """Wheels that attack: while they are unpacked, installed, and imported for the first time.
 
-Each attack is tried next to an environment of another tenant. Afterwards that environment is byte for byte as it was, an
-environment that is built again from the cached wheels is too, nothing has appeared outside of the directories of builds,
-and no process or sandbox is left.
+Each attack is tried next to an environment of another tenant. Afterwards that environment is byte for byte as it was,
+nothing has appeared outside of the directories of builds, and no process or sandbox is left. After all attacks, an
+environment that is built again from the cached wheels is as it was, too.
 """
 
 from __future__ import annotations
@@ -66,11 +66,13 @@ class Witness:
             for place in places
         }
 
-    async def assert_untouched(self) -> None:
+    def assert_untouched(self) -> None:
         assert self._made.files == self._files, "another tenant's environment was changed"
         assert self._around() == self._places, "something was written outside"
         assert self._building.existing() == [], "a build sandbox was left"
         assert self._building.left == [], "a directory was left"
+
+    async def assert_cache_untouched(self) -> None:
         again = await self._building.build("victim")
         assert again.files.keys() == self._files.keys(), "the cache was changed"
         for name in ("victim/__init__.py", "victim/data.txt", "bin/victim-file", "bin/victim-tool"):
@@ -78,8 +80,10 @@ class Witness:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def witness(made_by: Building) -> Witness:
-    return Witness(made_by, await made_by.build("victim"))
+async def witness(made_by: Building) -> AsyncIterator[Witness]:
+    witness = Witness(made_by, await made_by.build("victim"))
+    yield witness
+    await witness.assert_cache_untouched()
 
 
 def outside(made: Made) -> list[Path]:
@@ -99,7 +103,7 @@ async def test_an_archive_that_leads_elsewhere_is_refused_or_harmless(
     else:
         assert not outside(made)
         assert not [path for path in made.site.rglob("*") if path.is_symlink() or path.stat().st_mode & 0o7022]
-    await witness.assert_untouched()
+    witness.assert_untouched()
 
 
 async def test_a_script_named_like_anothers_file_is_refused(
@@ -108,7 +112,7 @@ async def test_a_script_named_like_anothers_file_is_refused(
     index.add(hostile.climbing_script("victim"))
     with pytest.raises(EnvironmentFailed, match="scripts directory"):
         await made_by.build("climbing-script", "victim")
-    await witness.assert_untouched()
+    witness.assert_untouched()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ async def test_a_package_with_anothers_files_is_refused_by_name(
     name = project.replace("-", "_")
     with pytest.raises(EnvironmentFailed, match=rf"{name} 1\.0 and victim 1\.0, have the file {file}"):
         await made_by.build(project, "victim")
-    await witness.assert_untouched()
+    witness.assert_untouched()
 
 
 @pytest.mark.parametrize("files", [1, 24])
@@ -136,7 +140,7 @@ async def test_a_bomb_ends_at_the_bytes_of_an_environment(
     with pytest.raises((EnvironmentFailed, ImageNotReady)) as refused:
         await made_by.build(f"bomb{files}", max_bytes=64 * MIB)
     assert "/run" not in str(refused.value)
-    await witness.assert_untouched()
+    witness.assert_untouched()
     assert disk_bytes() - before < 256 * MIB
 
 
@@ -146,7 +150,7 @@ async def test_a_crowd_of_files_ends_at_those_of_an_environment(
     index.add(hostile.crowd(100_000))
     with pytest.raises(EnvironmentFailed, match=r"files"):
         await made_by.build("crowd")
-    await witness.assert_untouched()
+    witness.assert_untouched()
 
 
 async def test_code_of_a_pth_file_runs_in_sandboxes_only(
@@ -156,7 +160,7 @@ async def test_code_of_a_pth_file_runs_in_sandboxes_only(
     made = await made_by.build("starting")
     assert (made.site / "starting.pth").exists()
     assert not Path(hostile.MARK).exists(), "it ran on the host"
-    await witness.assert_untouched()
+    witness.assert_untouched()
 
 
 @pytest.mark.parametrize("name", sorted(hostile.IMPORTS))
@@ -171,7 +175,7 @@ async def test_a_first_import_that_attacks_costs_its_own_bytecode_at_most(
     assert sorted(path.name for path in made.site.iterdir() if path.name == hostile.OUTSIDE) == []
     own = [entry for entry in made.bytecode if not entry.startswith((name, "victim"))]
     assert own == [], "bytecode of something else appeared"
-    await witness.assert_untouched()
+    witness.assert_untouched()
 
 
 async def test_bytecode_that_a_first_import_forges_stays_in_its_own_environment(
@@ -194,4 +198,4 @@ os.symlink("/etc/passwd", f"{top}/victim/link.{tag}.pyc")
     index.add(hostile.importing("forging", forging))
     made = await made_by.build("forging", "victim")
     assert all(entry.startswith(("forging/__pycache__/", "victim/__pycache__/")) for entry in made.bytecode)
-    await witness.assert_untouched()
+    witness.assert_untouched()

@@ -112,29 +112,6 @@ def test_run_shows_no_frame_of_ours_under_a_failed_import(environment: dict[str,
     assert (code, err.count("  File ")) == (1, 1), err
 
 
-def test_run_refuses_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
-    missing = str(tmp_path / "missing.py")
-    refusals = {
-        ("run", missing): "cannot be read",
-        ("run", "--image", "nonsense", "-"): "no image 'nonsense'; available: base",
-        ("run", "--timeout", "1e9", "-"): "the policy refuses this",
-        ("--token", "x" * 43, "ps"): "token",
-        ("--address", f"unix:{tmp_path}/none", "ps"): "no daemon answers at unix:",
-    }
-    for arguments, said in refusals.items():
-        code, out, err = executor(environment, *arguments)
-        assert (code, out) == (2, ""), arguments
-        assert said in err.splitlines()[0] and "Traceback" not in err
-
-
-def test_policy_shows_what_may_be_asked_for(environment: dict[str, str], client: ExecutorClient) -> None:
-    code, out, _ = executor(environment, "policy")
-    assert code == 0
-    policy = client.get_policy()
-    assert policy.policy.fingerprint in out.splitlines()[0]
-    assert [line for line in out.splitlines() if line.startswith("wall_time_s")]
-
-
 def test_run_shows_what_a_strict_policy_does(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("c")
     (directory / "p.toml").write_text(POLICY)
@@ -199,24 +176,6 @@ def test_cp_copies_files_and_directories_both_ways(
             code, out, err = cp(f"{there}:{source}", str(tmp_path / "no"))
             assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
         assert not (tmp_path / "no").exists()
-
-
-def test_run_saves_the_files_that_the_program_made(environment: dict[str, str], tmp_path: Path) -> None:
-    code = "import os\nos.mkdir('d')\nopen('d/made.txt', 'w').write('content')\n1 / 0"
-    arguments = ("run", "--get-artifacts", str(tmp_path / "saved"), "-")
-    exit_code, _, err = executor(environment, *arguments, stdin=code)
-    assert exit_code == 1 and err.endswith("[created or changed: d/made.txt]\n")
-    assert (tmp_path / "saved/d/made.txt").read_text() == "content"
-
-
-def test_ps_lists_the_sessions_there_are(environment: dict[str, str], client: ExecutorClient) -> None:
-    with client.create_session(labels={"job": "a\nb"}) as session:
-        code, out, _ = executor(environment, "ps", "--wide")
-        assert code == 0
-        header, row = out.splitlines()
-        assert header.split()[:4] == ["SESSION", "NAME", "STATE", "IMAGE"]
-        assert row.split()[:4] == [short_id(session.session_id, 12), "-", "idle", "base"] and row.endswith("job=a\\nb")
-    assert len(executor(environment, "ps")[1].splitlines()) == 1
 
 
 def test_one_session_is_gone_on_in_looked_at_and_ended(environment: dict[str, str], client: ExecutorClient) -> None:

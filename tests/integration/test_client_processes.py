@@ -308,22 +308,6 @@ def test_command_that_is_none_is_refused(session: Session, command: str | list[s
 # -- asyncio
 
 
-def test_asyncio_client_does_the_same(daemon: Daemon) -> None:
-    async def main() -> None:
-        async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
-            done = await session.processes.run(["cat"], input=b"y" * 1_000_000, max_output_bytes=2_000_000)
-            assert done.stdout_bytes == b"y" * 1_000_000
-            process = await session.processes.start(["cat"], stdin=True)
-            await process.write("hi")
-            await process.close_stdin()
-            assert [each.data async for each in process if isinstance(each, ProcessOutput)] == [b"hi"]
-            assert (await process.wait()).succeeded
-            many = await asyncio.gather(*(session.processes.run(f"echo {number}") for number in range(8)))
-            assert [each.stdout for each in many] == [f"{number}\n" for number in range(8)]
-
-    asyncio.run(main())
-
-
 def test_a_stream_that_a_task_leaves_kills_its_command(daemon: Daemon) -> None:
     async def main() -> None:
         async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_client import AsyncExecutorClient, ExecutorClient, FileChange, NotFoundError, PreconditionError, Session
-from tests.support.daemon import Daemon, running_daemon
+from executor_client import ExecutorClient, FileChange, NotFoundError, PreconditionError, Session
+from tests.support.daemon import running_daemon
 
 
 @pytest.fixture
@@ -46,16 +46,6 @@ def test_what_is_no_directory_is_refused_and_the_end_of_a_session_is_an_error(cl
         session.close()
         with pytest.raises((NotFoundError, PreconditionError)):
             next(iter(watch))
-
-
-async def test_the_asyncio_client_watches(daemon: Daemon) -> None:
-    async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
-        await session.files.write("src/below/b.py", b"x")
-        async with await session.files.watch("src") as watch:
-            await session.files.write("src/below/a.py", b"x")
-            async for changes in watch:
-                assert [(each.path, each.kind) for each in changes] == [("src/below/a.py", "created")]
-                break
 
 
 def test_a_killed_daemon_is_said_as_lost_changes_and_the_watch_goes_on() -> None:

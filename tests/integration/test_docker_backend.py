@@ -27,7 +27,7 @@ from executor_server.core.errors import ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
 from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.engine import changed_image, engine_client, engine_line, image_of_files, running_registry
-from tests.support.polling import eventually, eventually_async
+from tests.support.polling import eventually
 
 MIB = 2**20
 SPEC = SandboxSpec("base", memory_bytes=256 * MIB, processes=32, disk_bytes=16 * MIB, orphan_time_s=60.0, cpus=1.5)
@@ -174,13 +174,6 @@ async def test_the_directory_is_shut_before_the_sandbox_is_used(backend: DockerB
     assert _answers(sandbox)
 
 
-async def test_live_sandboxes_are_different_users_and_none_is_root(backend: DockerBackend) -> None:
-    sandboxes = await asyncio.gather(*(backend.create(SPEC) for _ in range(3)))
-    users = {_inspected(sandbox)["Config"]["User"] for sandbox in sandboxes}
-    assert len(users) == 3
-    assert all(int(user.split(":")[0]) >= 10_000 for user in users)
-
-
 @pytest.mark.parametrize("turns", [0, 1, 3, 8, 20])
 async def test_a_cancelled_creation_leaves_nothing(backend: DockerBackend, state_dir: Path, turns: int) -> None:
     creation = asyncio.create_task(backend.create(SPEC))
@@ -189,20 +182,6 @@ async def test_a_cancelled_creation_leaves_nothing(backend: DockerBackend, state
     creation.cancel()
     with pytest.raises(asyncio.CancelledError):
         await creation
-    assert _nothing_is_left(state_dir)
-
-
-@pytest.mark.parametrize("when", ["created", "started"])
-async def test_a_creation_that_is_cancelled_later_leaves_nothing_either(
-    backend: DockerBackend, state_dir: Path, when: str
-) -> None:
-    creation = asyncio.create_task(backend.create(SPEC))
-    state = "running" if when == "started" else ""
-    await eventually_async(lambda: any(one["State"].startswith(state) for one in _containers(state_dir).values()))
-    creation.cancel()
-    await asyncio.wait((creation,))
-    if not creation.cancelled():  # it was quicker
-        await creation.result().destroy()
     assert _nothing_is_left(state_dir)
 
 
@@ -258,25 +237,6 @@ async def test_a_living_sandbox_has_no_cause_of_death(backend: DockerBackend, mo
 # Sandboxes of an earlier daemon
 
 
-async def test_a_living_sandbox_that_the_registry_knows_is_taken_over(state_dir: Path) -> None:
-    killed = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
-    await killed.start()
-    kept, other = await killed.create(SPEC), await killed.create(SPEC)
-    known = [one for one in _abandon(killed) if one.sandbox_id == kept.sandbox_id]
-
-    backend = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
-    await backend.start()
-    adopted = await backend.adopt(known)
-    assert list(adopted) == [kept.sandbox_id] and list(_containers(state_dir)) == [kept.container]
-    assert not other.directory.exists()
-    sandbox = adopted[kept.sandbox_id]
-    assert (sandbox.endpoint, sandbox.fingerprint) == (kept.endpoint, await backend.fingerprint(SPEC))
-    assert _answers(kept) and await sandbox.oom_kills() in (0, None)
-    assert await backend.sweep() == 0
-    await backend.close()
-    assert _nothing_is_left(state_dir)
-
-
 async def test_an_adopted_sandbox_s_user_is_given_to_no_other(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first two are the examination's and the build sandboxes'.
     monkeypatch.setattr(resources, "UNIQUE_USERS", range(2_000_000_000, 2_000_000_004))
@@ -325,17 +285,6 @@ async def test_an_incomplete_or_changed_sandbox_is_removed(state_dir: Path, spoi
     await spoil(sandbox)
     async with _restarted(state_dir, known):
         assert _nothing_is_left(state_dir)
-
-
-async def test_a_sweep_removes_strays_and_nothing_else(backend: DockerBackend, state_dir: Path) -> None:
-    lost, live = await backend.create(SPEC), await backend.create(SPEC)
-    del backend._live[lost.sandbox_id]  # as after a lost answer of the Engine
-    (state_dir / "docker" / ("ab" * 8)).mkdir()
-    assert await backend.sweep() == 2
-    assert list(_containers(state_dir)) == [live.container]
-    assert _names(state_dir / "docker") == {".lock", live.sandbox_id}
-    assert await backend.sweep() == 0
-    assert _answers(live)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

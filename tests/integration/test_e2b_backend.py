@@ -212,20 +212,6 @@ async def test_a_hundred_creations_at_once_do_not_exceed_the_limit(state_dir: Pa
         assert double.sandboxes == {}
 
 
-async def test_an_account_that_is_full_is_a_full_backend(state_dir: Path) -> None:
-    async with Double(max_sandboxes=1) as double:
-        async with started(state_dir, e2b_section(double)) as backend:
-            await backend.create(SPEC)
-            with pytest.raises(BackendFull):
-                await backend.create(SPEC)
-            assert len(double.sandboxes) == 1
-            double.fault(Kind.STATUS, CREATE, status=429, retry_after_s=17)
-            with pytest.raises(BackendFull) as raised:
-                await backend.create(SPEC)
-            assert raised.value.retry_after_s == 17
-        assert double.sandboxes == {}
-
-
 async def test_a_cloud_that_does_not_answer_is_a_silent_backend(backend: E2BBackend, double: Double) -> None:
     double.fault(Kind.CUT_BEFORE, CREATE, method="POST", times=None)
     with pytest.raises(BackendSilent):
@@ -509,30 +495,6 @@ async def abandon(backend: E2BBackend) -> None:
     for made in backend._live.values():
         await made._connections.close()
     capabilities.directory.release()
-
-
-async def test_the_next_daemon_takes_over_what_it_knows_and_ends_the_rest(state_dir: Path, double: Double) -> None:
-    first = E2BBackend(state_dir, e2b_section(double, pause_idle_s=1.0))
-    await first.start()
-    await first.adopt(())
-    awake, asleep, unknown = [await first.create(SPEC) for _ in range(3)]
-    assert await asleep.pause()
-    known = [KnownSandbox(one.sandbox_id, SPEC, one.endpoint.token, "e2b") for one in (awake, asleep)]
-    known.append(KnownSandbox("0" * 16, SPEC, b"x" * 32, "e2b"))
-    await abandon(first)
-    second = E2BBackend(state_dir, e2b_section(double, pause_idle_s=1.0))
-    await second.start()
-    try:
-        adopted = await second.adopt(known)
-        assert set(adopted) == {awake.sandbox_id, asleep.sandbox_id}
-        assert unknown.cloud_id not in double.sandboxes
-        assert adopted[awake.sandbox_id].fingerprint == awake.fingerprint
-        assert await answers(adopted[awake.sandbox_id])
-        await adopted[asleep.sandbox_id].wake()
-        assert await answers(adopted[asleep.sandbox_id])
-    finally:
-        await second.close()
-    assert double.sandboxes == {}
 
 
 async def test_a_list_that_lacks_a_sandbox_is_asked_for_again(

@@ -81,17 +81,6 @@ async def test_a_sandbox_listens_and_ends_without_a_trace(backend: LocalBackend,
     assert not any(directory.exists() for directory in _cgroups_of(sandbox))
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
-async def test_a_cancelled_creation_leaves_nothing(backend: LocalBackend, state_dir: Path, turns: int) -> None:
-    creation = asyncio.create_task(backend.create(SPEC))
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    creation.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await creation
-    assert _sandboxes_on_disk(state_dir) == []
-
-
 async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

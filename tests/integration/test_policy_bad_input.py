@@ -10,8 +10,6 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,13 @@ import pytest
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_services
 from executor_client import (
-    AuthenticationError,
-    ExecutorClient,
     ExecutorClientError,
     InvalidRequest,
     PolicyViolationError,
 )
-from executor_server.policy.identity.token_file import TokenFile
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.fork_server import server
-from tests.support.polling import eventually
 
 EXIT_CONFIG, EXIT_PLACE = 3, 4
 GOOD = 'version = "{version}"\ndefault = "all"\n[profiles.all]\n'
@@ -166,21 +160,6 @@ def test_a_policy_that_cannot_be_used_changes_nothing_and_is_complained_of(serve
         served.policy_path.write_text(GOOD.format(version="first"))
 
 
-def test_a_file_that_is_written_slowly_is_taken_when_it_is_whole(served: Served) -> None:
-    """Each beginning of the file is a valid policy that refuses less."""
-    changes = len(served.events("policy_changed"))
-    with served.policy_path.open("w") as file:
-        for line in (*GOOD.format(version="slow").splitlines(keepends=True), 'imports.denied = ["os"]\n'):
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-            served.daemon.process.send_signal(signal.SIGHUP)
-    assert eventually(lambda: served.version() == "slow")
-    served.policy_path.write_text(GOOD.format(version="first"))
-    assert eventually(lambda: served.version() == "first")
-    assert len(served.events("policy_changed")) - changes == 2
-
-
 def test_a_storm_of_signals_costs_no_call(served: Served) -> None:
     with served.daemon.client(reconnect_timeout_s=0.0) as client, client.create_session() as session:
         for number in range(500):
@@ -219,44 +198,3 @@ def test_a_request_that_means_nothing_or_too_much_is_refused(
 
 
 # -- tokens
-
-
-def answers(daemon: Daemon, token: str) -> bool:
-    try:
-        with ExecutorClient(daemon.address, token=token) as client:
-            client.get_policy()
-    except AuthenticationError:
-        return False
-    return True
-
-
-def test_a_token_of_another_length_or_expired_is_nobodys(served: Served) -> None:
-    file = TokenFile(served.daemon.state_dir / "tokens.json")
-    _, expired = file.new("a", "expired", expire_time=datetime.now(UTC) - timedelta(seconds=1))
-    _, good = file.new("a", "good")
-    assert eventually(partial(answers, served.daemon, good))
-    for wrong in (expired, good[:-1], good + "A", good * 2, good[:17] + expired[17:], "ret_", "A", "A" * 8000):
-        assert not answers(served.daemon, wrong)
-
-
-def test_a_file_of_tokens_that_others_can_read_is_refused_and_the_tokens_before_stay(served: Served) -> None:
-    file = TokenFile(served.daemon.state_dir / "tokens.json")
-    _, before = file.new("a", "before")
-    assert eventually(partial(answers, served.daemon, before))
-    file.path.chmod(0o644)
-    try:
-        assert eventually(lambda: bool(served.events("token_file_refused")))
-        assert "chmod 600" in served.reload()
-        assert answers(served.daemon, before)
-    finally:
-        file.path.chmod(0o600)
-
-
-def test_a_daemon_does_not_start_with_a_file_of_tokens_that_others_can_read(tmp_path: Path) -> None:
-    TokenFile(tmp_path / "tokens.json").new("a", "b")
-    (tmp_path / "tokens.json").chmod(0o604)
-    config = tmp_path / "executor.toml"
-    config.write_text(f'server.token_file = "{tmp_path}/tokens.json"\nserver.listen = ["unix:{tmp_path}/x"]\n')
-    ended = server("serve", "--config", str(config), EXECUTOR_STATE_DIR=str(tmp_path / "s"))
-    assert (ended.returncode, ended.stdout) == (EXIT_PLACE, "")
-    assert "can be read or written by other users; run: chmod 600" in ended.stderr

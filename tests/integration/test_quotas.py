@@ -23,27 +23,12 @@ default = "open"
 [profiles.open]
 [profiles.few.quotas]
 sessions = 2
-executions = 1
-[profiles.often.quotas]
-creations_per_minute = 3
 [profiles.computing.quotas]
 cpu_time_s_per_hour = 0.5
-[profiles.talking.quotas]
-output_bytes_per_hour = 1000
-[profiles.calling.quotas]
-calls = 4
 [tenants.few]
 profile = "few"
-[tenants.often]
-profile = "often"
 [tenants.computing]
 profile = "computing"
-[tenants.burning]
-profile = "computing"
-[tenants.talking]
-profile = "talking"
-[tenants.calling]
-profile = "calling"
 """
 _BURN = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
 _FOR_EVER = "import time\nwhile True: time.sleep(0.01)"
@@ -102,55 +87,6 @@ def test_a_tenant_has_no_more_sessions_than_its_quota_however_many_ask_at_once(t
         assert len(made) == 2
         made[0].close()
         stack.enter_context(client.create_session())
-
-
-def test_executions_that_run_or_wait_count_over_all_sessions(tenants: Tenants) -> None:
-    with (
-        tenants.client("few") as client,
-        client.create_session() as one,
-        client.create_session() as two,
-        ThreadPoolExecutor(1) as others,
-    ):
-        running = others.submit(one.execute, _FOR_EVER)
-        assert eventually(lambda: one.refresh().state.value == "busy")
-        assert "executions: 1" in refusal(lambda: two.execute("1")).message
-        one.close()
-        assert running.result().outcome.value == "cancelled"
-        assert two.execute("1+1").output == 2
-
-
-def test_creations_of_a_minute_are_limited(tenants: Tenants) -> None:
-    with tenants.client("often") as client:
-        for _ in range(3):
-            client.create_session().close()
-        refused = refusal(client.create_session)
-        assert "creations_per_minute: 3" in refused.message
-        assert refused.retry_after_s is not None and 30 < refused.retry_after_s <= 61
-
-
-def test_output_of_an_hour_is_limited_and_what_was_left_out_counts(tenants: Tenants) -> None:
-    with tenants.client("talking") as client, client.create_session() as session:
-        session.execute("print('x' * 999)")
-        assert "output_bytes_per_hour: 1000" in refusal(lambda: session.execute("1")).message
-
-
-def test_a_session_that_is_deleted_takes_along_no_cpu_time(tenants: Tenants) -> None:
-    """Else who computes, and deletes the session before the end, computes for nothing."""
-    with tenants.client("burning") as client, ThreadPoolExecutor(1) as others:
-        session = client.create_session()
-        running = others.submit(session.execute, "while True: pass")
-        assert eventually(lambda: session.refresh().state.value == "busy")
-        assert not eventually(running.done, timeout_s=0.6)
-        session.close()
-        running.result()
-        with client.create_session() as another:
-            assert "cpu_time_s_per_hour" in refusal(lambda: another.execute("1")).message
-
-
-def test_another_tenant_does_what_it_likes_meanwhile(tenants: Tenants) -> None:
-    with tenants.client("open") as client, ExitStack() as stack:
-        sessions = [stack.enter_context(client.create_session()) for _ in range(4)]
-        assert [session.execute("print('x' * 2000); 1").output for session in sessions] == [1] * 4
 
 
 def test_the_client_waits_as_it_is_told_and_then_gets_its_session(tenants: Tenants) -> None:

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from executor_client import (
-    AsyncExecutorClient,
     Changes,
     ExecutionResult,
     ExecutorClient,
     InvalidRequest,
     NotFoundError,
-    PreconditionError,
     Session,
     VariablesState,
 )
@@ -54,24 +52,6 @@ def test_a_session_goes_back_by_savepoint_number_and_steps(client: ExecutorClien
             session.rollback(0)
     with client.create_session() as session, pytest.raises(NotFoundError, match="has no savepoint"):
         session.rollback()
-
-
-async def test_the_asyncio_client_has_the_same_calls(daemon: Daemon) -> None:
-    async with (
-        AsyncExecutorClient(daemon.address, token=daemon.token) as client,
-        await client.create_session(authorized_imports=["threading", "os"]) as session,
-    ):
-        await session.execute("x = 1")
-        taken = await session.savepoint()
-        died = await session.execute("x = 2; import os; os._exit(1)", savepoint=True)
-        assert (died.state, died.savepoint) == (VariablesState.ROLLED_BACK, 2)
-        await session.execute("x = 3")
-        await session.rollback(taken)
-        assert (await session.execute("x")).output == 1
-        await session.execute("import threading; e = threading.Event(); threading.Thread(target=e.wait).start()")
-        with pytest.raises(PreconditionError, match="threads of the program") as refused:
-            await session.savepoint()
-        assert refused.value.reason == "SAVEPOINT_REFUSED"
 
 
 def test_code_is_tried_and_the_best_branch_is_gone_on_from(client: ExecutorClient) -> None:
@@ -116,20 +96,6 @@ def test_each_branch_is_in_the_audit_log_as_an_execution_is(tmp_path: Path) -> N
         assert hashes[:2] == [hashlib.sha256(code.encode()).hexdigest() for code in codes]
         assert [record.get("branch") for record in written("execution_ended")] == [1, 0, None]
         assert [record["savepoint"] for record in written("rollback_requested")] == [1]
-
-
-async def test_the_asyncio_client_tries_code_too(daemon: Daemon) -> None:
-    async with (
-        AsyncExecutorClient(daemon.address, token=daemon.token) as client,
-        await client.create_session(authorized_imports=["threading"]) as session,
-    ):
-        tried = await session.try_(["x = 1", "x = 2"])
-        await session.keep(tried[1])
-        assert (await session.execute("x")).output == 2
-        await session.execute("import threading; e = threading.Event(); threading.Thread(target=e.wait).start()")
-        with pytest.raises(PreconditionError, match="no branch could be made: 1 threads") as refused:
-            await session.try_("x")
-        assert refused.value.reason == "SAVEPOINT_REFUSED"
 
 
 def test_a_branch_outlives_the_daemon_that_began_it(tmp_path: Path) -> None:

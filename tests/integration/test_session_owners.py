@@ -16,7 +16,7 @@ from executor_client import AsyncExecutorClient, ExecutorClient, NotFoundError
 from executor_client.smolagents import CodeAgent, RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon
-from tests.support.polling import eventually, eventually_async, eventually_awaited
+from tests.support.polling import eventually, eventually_awaited
 
 WAIT_S = 60.0
 
@@ -93,20 +93,6 @@ def test_a_session_lives_while_any_client_holds_it(daemon: Daemon, watcher: Exec
         assert found.execute("6 * 7").output == 42
     with pytest.raises(NotFoundError):
         watcher.get_session(made.session_id)
-
-
-async def test_the_asyncio_client_keeps_the_same_rules(daemon: Daemon, watcher: ExecutorClient) -> None:
-    async with AsyncExecutorClient(**daemon.access) as client:
-        kept, dropped = await client.create_session(), await client.create_session()
-        del dropped
-        assert await eventually_async(lambda: ids(watcher) == {kept.session_id})
-        detached = await client.create_session(detached=True)
-        async with AsyncExecutorClient(**daemon.access) as other:
-            found = await other.get_session(kept.session_id)
-            await client.close()
-            assert (await found.execute("1")).output == 1
-    assert ids(watcher) == {detached.session_id}
-    watcher.get_session(detached.session_id).close()
 
 
 def test_an_executor_that_is_collected_ends_its_session(daemon: Daemon, watcher: ExecutorClient) -> None:

@@ -70,15 +70,6 @@ def test_a_session_goes_on_in_another_one(client: ExecutorClient, tmp_path: Path
             assert other.execute(GOES_ON).output == GONE_ON
 
 
-async def test_the_asyncio_client_does_the_same(daemon: Daemon) -> None:
-    async with AsyncExecutorClient(**daemon.access) as client:
-        async with await client.create_session(authorized_imports=["numpy"]) as session:
-            (await session.execute(PROGRAM)).raise_for_outcome()
-            state = await session.export_state()
-        async with await client.create_session(authorized_imports=["numpy"], state=state) as other:
-            assert other.restored is not None and (await other.execute(GOES_ON)).output == GONE_ON
-
-
 def test_a_large_state_travels_whole(client: ExecutorClient) -> None:
     with client.create_session(authorized_imports=["random", "hashlib"]) as session:
         session.execute("import random\nlarge = random.Random(1).randbytes(20_000_000)").raise_for_outcome()

@@ -5,28 +5,22 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from executor_client import (
-    AuthenticationError,
     ConfigurationError,
     ExecutorClient,
     ExecutorClientError,
-    LogEvent,
-    SessionState,
     TlsConfig,
-    UnavailableError,
 )
 from tests.support.backends import require
-from tests.support.certificates import Authority, Pair, self_signed
+from tests.support.certificates import Authority, Pair
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.fork_server import server
 from tests.support.polling import eventually
@@ -114,46 +108,10 @@ def test_a_token_of_the_command_line_works_until_it_is_revoked(access: Access) -
     assert eventually(lambda: not access.answers(token))
 
 
-def test_a_tenants_tokens_share_its_sessions(access: Access) -> None:
-    first, second = access.token("acme"), access.token("acme")
-    with access.client(first) as one, access.client(second) as other, one.create_session() as session:
-        assert [found.session_id for found in other.list_sessions()] == [session.session_id]
-
-
 def test_the_single_users_token_is_the_tenant_local(access: Access) -> None:
     with access.daemon.client() as client, access.client(access.token("acme")) as other, client.create_session():
         assert len(client.list_sessions()) == 1
         assert other.list_sessions() == []
-
-
-def test_a_stream_ends_with_its_token_and_the_execution_does_not(access: Access) -> None:
-    token, next_token = access.token("acme"), access.token("acme")
-    printed = threading.Event()
-    ends: list[BaseException] = []
-    with (
-        access.client(next_token) as other_client,
-        access.client(token) as client,
-        other_client.create_session() as kept,
-    ):
-        session = client.get_session(kept.session_id)
-
-        def follow() -> None:
-            try:
-                session.execute(
-                    "print('here')\nwhile True: pass",
-                    execution_id="e",
-                    on_event=lambda event: printed.set() if isinstance(event, LogEvent) else None,
-                )
-            except ExecutorClientError as error:
-                ends.append(error)
-
-        follower = threading.Thread(target=follow)
-        follower.start()
-        assert printed.wait(30)
-        access.token_command("revoke", token[4:16])
-        follower.join(30)
-        assert [type(error) for error in ends] == [AuthenticationError]
-        assert kept.refresh().state is SessionState.BUSY
 
 
 def test_a_certificate_needs_no_token_and_gets_its_tenants_profile(access: Access) -> None:
@@ -161,30 +119,6 @@ def test_a_certificate_needs_no_token_and_gets_its_tenants_profile(access: Acces
         assert client.get_policy().policy.profile == "narrow"
         with client.create_session() as session:
             assert session.execute("1 + 1").output == 2
-
-
-def test_bad_certificates_get_nowhere(access: Access, tmp_path: Path) -> None:
-    token = access.token("certified")
-    bad = [
-        access.authority.client("old", "agents.certified", expired_since=timedelta(seconds=1)),
-        Authority(tmp_path / "other").client("a", "agents.certified"),
-        self_signed(tmp_path, "agents.certified"),
-        None,
-    ]
-    for pair in bad:
-        with access.over_tls(pair, token, connect_timeout_s=0.5) as client, pytest.raises(UnavailableError):
-            client.get_policy()
-
-
-def test_a_certificate_that_is_nobodys_is_refused(access: Access) -> None:
-    with access.over_tls(access.authority.client("x", "agents.nobody")) as client, pytest.raises(AuthenticationError):
-        client.get_policy()
-
-
-def test_a_token_and_a_certificate_of_different_tenants_are_refused(access: Access) -> None:
-    pair = access.authority.client("good", "agents.certified")
-    with access.over_tls(pair, access.token("acme")) as client, pytest.raises(AuthenticationError):
-        client.get_policy()
 
 
 def test_a_client_without_anything_to_show_is_told_what_it_lacks(access: Access) -> None:
@@ -217,15 +151,3 @@ def test_a_daemon_does_not_start_with_a_bad_file_of_tokens(tmp_path: Path, conte
     assert ended.returncode == 4
     assert ended.stderr.startswith("The token file ") and says in ended.stderr
     assert ended.stderr.count("\n") == 1
-
-
-def test_a_running_daemon_keeps_its_tokens_when_the_file_goes_bad(access: Access) -> None:
-    token = access.token("acme")
-    file = access.daemon.state_dir / "tokens.json"
-    try:
-        file.chmod(0o644)
-        assert eventually(lambda: "token_file_refused" in access.daemon.log.read_text())
-        assert access.answers(token)
-    finally:
-        file.chmod(0o600)
-    access.token("acme")

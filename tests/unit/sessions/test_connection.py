@@ -359,33 +359,6 @@ async def test_it_can_be_closed_at_any_time(bench: Bench, when: str) -> None:
 # -- a connection that breaks by itself
 
 
-async def test_an_execution_goes_on_while_the_network_is_cut(far: Any) -> None:
-    bench = await far()
-    execution = await bench.execute()
-    await bench.guest.got(Kind.EXECUTE)
-    bench.network.up.clear()
-    bench.guest.hang_up()
-    bench.guest.log("e", "meanwhile")
-    assert await eventually_async(lambda: not bench.session._channel.connected)
-    asked = asyncio.create_task(bench.session.set_variables([("x", b"1")]))
-    bench.session.check_guest()
-    assert bench.session.state == "busy"
-    bench.network.up.set()
-    await asked
-    bench.guest.end("e")
-    assert (await outcome_of(execution))[0] == "meanwhile"
-
-
-async def test_a_network_that_stays_cut_loses_the_session_with_the_reason(far: Any) -> None:
-    bench = await far()
-    execution = await bench.execute()
-    bench.network.reconnect_s = 0.02
-    bench.network.up.clear()
-    bench.guest.hang_up()
-    assert (await outcome_of(execution))[1].outcome is Outcome.LOST
-    assert "could not be reached again within 0.02 s" in bench.session.lost_reason
-
-
 async def test_a_silent_way_is_made_anew_before_its_guest_is_given_up(far: Any) -> None:
     bench = await far(ping_interval_s=0.0, silence_s=60.0)
     execution = await bench.execute()

@@ -38,25 +38,6 @@ def clocks() -> Clocks:
     return Clocks()
 
 
-def test_it_ends_when_nobody_used_it_for_long(clocks: Clocks) -> None:
-    life = clocks.life()
-    clocks.pass_by(60.0)
-    assert life.left_s(LIMITS) == 40.0
-    life.touch()
-    clocks.pass_by(99.0)
-    assert life.left_s(LIMITS) == 1.0
-    clocks.pass_by(1.0)
-    assert life.left_s(LIMITS) == 0.0
-
-
-def test_it_ends_when_it_is_too_old_however_much_it_is_used(clocks: Clocks) -> None:
-    life = clocks.life()
-    for _ in range(100):
-        clocks.pass_by(10.0)
-        life.touch()
-    assert life.left_s(LIMITS) == 0.0
-
-
 @pytest.mark.parametrize("set_by_s", [HOURS_S, -HOURS_S])
 def test_setting_the_clock_neither_ends_nor_keeps_it(clocks: Clocks, set_by_s: float) -> None:
     life = clocks.life()

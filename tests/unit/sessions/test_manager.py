@@ -89,14 +89,6 @@ async def bench(make: Any) -> Bench:
 # -- creation
 
 
-async def test_a_request_makes_one_session_however_often_it_comes(bench: Bench) -> None:
-    sessions = await asyncio.gather(*(bench.create() for _ in range(10)))
-    assert len(set(sessions)) == len(bench.backend.made) == 1
-    assert await bench.create() is sessions[0]
-    assert await bench.create("other") is not sessions[0]
-    assert await bench.create(owner=BOB) is not sessions[0]
-
-
 async def test_a_caller_that_goes_away_leaves_the_creation_to_its_next_call(bench: Bench) -> None:
     bench.backend.admission.clear()
     first, second = bench.task(), bench.task()
@@ -156,17 +148,6 @@ async def test_a_prelude_that_fails_is_the_request_s_fault_and_leaves_nothing(be
     assert bench.manager.list(ALICE) == []
 
 
-async def test_there_are_never_more_sessions_than_allowed(make: Any) -> None:
-    """The bound holds for requests of the same moment."""
-    bench = await make(max_sessions=2)
-    made = await asyncio.gather(*(bench.create(f"r{number}") for number in range(6)), return_exceptions=True)
-    refused = [error for error in made if isinstance(error, ResourceExhausted)]
-    assert len(refused) == 4
-    assert {error.reason for error in refused} == {Reason.TOO_MANY_SESSIONS}
-    assert all(error.retry_after_s for error in refused)
-    assert len(bench.backend.made) == 2
-
-
 async def test_a_place_comes_free_with_a_failure_a_deletion_or_a_given_up_creation(make: Any) -> None:
     bench = await make(max_sessions=1)
     bench.backend.failures = 1
@@ -202,17 +183,6 @@ async def test_a_new_sandbox_that_dies_at_once_is_our_failure(bench: Bench) -> N
 # -- owners
 
 
-async def test_a_session_exists_for_its_owner_only(bench: Bench) -> None:
-    session = await bench.create()
-    assert bench.manager.get(ALICE, session.session_id) is session
-    assert bench.manager.list(BOB) == []
-    with pytest.raises(NotFound):
-        bench.manager.get(BOB, session.session_id)
-    with pytest.raises(NotFound):
-        await bench.manager.delete(BOB, session.session_id)
-    assert session.state == "idle"
-
-
 # -- the end
 
 
@@ -244,21 +214,6 @@ async def test_a_sandbox_that_cannot_be_destroyed_does_not_keep_its_session(benc
     assert bench.manager.list(ALICE) == []
 
 
-async def test_a_session_that_nobody_uses_ends(bench: Bench) -> None:
-    await bench.create(idle_time_s=0.02)
-    assert await eventually_async(lambda: not bench.manager.list(ALICE) and not bench.backend.living)
-
-
-async def test_a_session_that_works_is_in_use_but_not_for_ever(bench: Bench) -> None:
-    session = await bench.create()
-    await execute(session)
-    session.spec = replace(session.spec, limits=replace(LIMITS, idle_time_s=1e-3))
-    assert await swept(bench, 3)
-    assert session.state == "busy"
-    session.spec = replace(session.spec, limits=replace(LIMITS, session_time_s=1e-3))
-    assert await eventually_async(lambda: not bench.manager.list(ALICE))
-
-
 async def swept(bench: Bench, times: int) -> bool:
     """Waits for one more sweep, by the end of a session that has expired."""
     for number in range(times):
@@ -278,13 +233,6 @@ async def test_a_lost_session_stays_to_be_asked_until_it_expires(bench: Bench) -
     assert session.execution("e") is execution
     session.spec = replace(session.spec, limits=replace(LIMITS, session_time_s=1e-3))
     assert await eventually_async(lambda: not bench.manager.list(ALICE))
-
-
-async def test_the_sweeper_gives_up_a_guest_that_is_silent(make: Any) -> None:
-    bench = await make(ping_interval_s=0.001, silence_s=0.01)
-    bench.backend.prepare = lambda guest: guest.on.update({Kind.PING: lambda _: None})
-    session = await bench.create()
-    assert await eventually_async(lambda: session.state == "lost")
 
 
 # -- stopping

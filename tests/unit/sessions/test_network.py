@@ -297,21 +297,6 @@ async def test_an_administrator_sees_what_is_open_and_what_was_refused_last(daem
 # -- notices
 
 
-async def test_a_refusal_is_noted_once_for_each_host_and_step(daemon: Daemon) -> None:
-    session = await daemon.create()
-    for name in ("e1", "e2"):
-        execution = await execute(session, name)
-        for host, port in (("x.example", 443), ("x.example", 443), ("x.example", 80), ("y.example", 443)):
-            daemon.egress.connect(session.session_id, host, port)
-        daemon.guest.end(name)
-        await execution.wait()
-    step = [
-        f"network: {where} is refused: not_allowed\n" for where in ("x.example:443", "x.example:80", "y.example:443")
-    ]
-    await daemon.guest.got(Kind.NOTE, 6)
-    assert daemon.notices() == [*step, *step]
-
-
 async def test_notices_of_a_step_are_bounded(daemon: Daemon) -> None:
     session = await daemon.create()
     await execute(session)
@@ -352,26 +337,7 @@ async def test_what_is_reported_while_a_result_waits_stands_in_that_result(daemo
     assert not daemon.guest.of_kind(Kind.NOTE)
 
 
-async def test_the_end_of_a_connection_between_two_steps_is_noted_in_the_next(daemon: Daemon) -> None:
-    session = await daemon.create()
-    connection = daemon.egress.connect(session.session_id)
-    assert connection is not None
-    daemon.egress.end(session.session_id, connection, reasons.TIME_LIMIT)
-    await daemon.guest.got(Kind.NOTE)
-    assert "max_connection_s" in daemon.notices()[0]
-
-
 # -- other rules, and quotas
-
-
-async def test_a_tightened_session_has_its_rules_at_once(daemon: Daemon) -> None:
-    session = await daemon.create()
-    daemon.egress.connect(session.session_id)
-    tight = replace(session.spec, network=replace(RULES, allowed=("b.example:443",)))
-    held = session.hold_to(tight)
-    assert daemon.egress.sessions[session.session_id].rules == tight.network
-    assert daemon.notes.all[-1] == ("closed", "", reasons.RULE_GONE)
-    await held
 
 
 async def test_rules_that_change_while_a_session_is_bound_are_applied(start: Any) -> None:

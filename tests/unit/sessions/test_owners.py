@@ -95,61 +95,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Any]:
 # -- with their clients
 
 
-async def test_a_session_ends_when_its_client_was_not_heard_of_for_its_grace(start: Any) -> None:
-    daemon = await start()
-    session = await daemon.create()
-    assert session.leased
-    await daemon.wait(110)
-    assert daemon.ids() == [session.session_id]
-    await daemon.wait(1)
-    assert daemon.ids() == []
-    assert daemon.ends.reasons == [SessionEnd.OWNER_GONE]
-    assert not daemon.backend.living
-
-
-async def test_a_client_that_is_heard_of_keeps_its_session(start: Any) -> None:
-    daemon = await start()
-    session = await daemon.create()
-    for _ in range(5):
-        await daemon.wait(100)
-        assert daemon.manager.renew_lease(ALICE, A).sessions == 1
-    assert daemon.ids() == [session.session_id]
-
-
-async def test_a_detached_session_keeps_the_old_rule(start: Any) -> None:
-    daemon = await start()
-    session = await daemon.create(lease_id=None)
-    daemon.manager.attach(session, A)
-    assert not session.leased
-    assert daemon.manager.end_lease(ALICE, A) == 0
-    await daemon.wait(500)
-    assert daemon.ids() == [session.session_id]
-
-
-async def test_a_client_that_ends_takes_its_sessions_with_it(start: Any) -> None:
-    daemon = await start()
-    await daemon.create("one")
-    shared = await daemon.create("two")
-    kept = await daemon.create("three", lease_id=B)
-    daemon.manager.attach(shared, B)
-    assert daemon.manager.end_lease(ALICE, A) == 1
-    assert daemon.ids() == [shared.session_id, kept.session_id]
-    assert daemon.manager.end_lease(ALICE, A) == 0
-    assert await eventually_async(lambda: daemon.ends.reasons == [SessionEnd.OWNER_CLOSED])
-    assert daemon.manager.end_lease(ALICE, B) == 2
-
-
-async def test_another_tenants_lease_does_not_exist(start: Any) -> None:
-    daemon = await start()
-    session = await daemon.create()
-    assert daemon.manager.renew_lease(BOB, A).sessions == 0
-    assert daemon.manager.end_lease(BOB, A) == 0
-    assert daemon.ids() == [session.session_id]
-    await daemon.create(owner=BOB)
-    assert daemon.manager.end_lease(BOB, A) == 1
-    assert daemon.ids() == [session.session_id]
-
-
 async def test_a_lease_that_ends_ends_what_is_being_made_under_it(start: Any) -> None:
     daemon = await start()
     daemon.backend.admission.clear()

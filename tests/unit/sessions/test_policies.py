@@ -183,17 +183,6 @@ async def test_a_busy_client_can_not_keep_its_session_from_being_held(bench: Ben
     await asyncio.gather(*reads, return_exceptions=True)
 
 
-async def test_a_session_that_was_being_made_follows_too(bench: Bench) -> None:
-    bench.backend.admission.clear()
-    creation = asyncio.create_task(bench.create())
-    assert await eventually_async(lambda: bench.backend.asked)
-    bench.manager.follow(NEW)
-    bench.backend.admission.set()
-    session = await creation
-    assert session.spec.policy.fingerprint == NEW.fingerprint
-    await bench.guest.got(Kind.RESTRICT)
-
-
 async def test_a_session_that_ends_as_soon_as_it_is_made_is_refused_and_can_be_asked_for_again(bench: Bench) -> None:
     bench.backend.admission.clear()
     creation = asyncio.create_task(bench.create())

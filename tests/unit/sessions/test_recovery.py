@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from executor_server.core.errors import NotFound, PreconditionFailed, Reason, ResourceExhausted, SandboxFailure
-from executor_server.core.model import BlobRef, Outcome, Principal
+from executor_server.core.model import Outcome, Principal
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained, is_next
 from executor_server.sessions import Session, SessionRequest
@@ -175,26 +175,6 @@ async def test_a_session_is_the_same_after_a_restart(start: Any) -> None:
     assert second.backend.asked == 1
 
 
-async def test_what_was_said_before_meanwhile_and_after_is_told_once_and_in_order(start: Any) -> None:
-    first = await start()
-    session = await first.create()
-    await execute(session)
-    guest = guest_of(first)
-    await guest.got(Kind.EXECUTE)
-    guest.log("e", "before ")
-    assert await eventually_async(lambda: session.execution("e").last_number == 1)
-    guest.log("e", "on its way ")
-    await first.kill()
-    guest.log("e", "meanwhile ")
-    second = await start()
-    execution = await execute(second.session(session.session_id))
-    guest.log("e", "after")
-    guest.end("e")
-    text, result = await outcome_of(execution)
-    assert (text, result.outcome) == ("before on its way meanwhile after", Outcome.SUCCEEDED)
-    assert len(guest.of_kind(Kind.EXECUTE)) == 1
-
-
 async def test_an_execution_that_ended_while_nobody_listened_has_its_result(start: Any) -> None:
     first = await start()
     session = await first.create()
@@ -212,40 +192,6 @@ async def test_an_execution_that_ended_while_nobody_listened_has_its_result(star
     assert (after.generation, after.state) == (2, "idle")
     third = await start()
     assert (await outcome_of(third.session(session.session_id).execution("e1")))[1].outcome is Outcome.SUCCEEDED
-
-
-async def test_what_the_guest_never_got_is_sent_once(start: Any) -> None:
-    first = await start()
-    session = await first.create()
-    session._channel.on_lost = lambda _: None  # it does not notice in time
-    guest = guest_of(first)
-    guest.hang_up()
-    assert await eventually_async(lambda: not session._channel.connected)
-    await execute(session, "e", "code")
-    for _ in range(2):
-        daemon = await start()
-    await guest.got(Kind.EXECUTE)
-    execution = await execute(daemon.session(session.session_id), "e", "code")
-    guest.end("e")
-    await outcome_of(execution)
-    assert [frame.body for frame in guest.of_kind(Kind.EXECUTE)] == [b"code"]
-
-
-async def test_a_call_that_waits_for_its_answer_gets_it_after_a_restart(start: Any) -> None:
-    first = await start()
-    session = await first.create()
-    await execute(session)
-    guest = guest_of(first)
-    guest.say(Kind.TOOL_CALL, {"id": "e", "call": "c1", "name": "f"}, b"args")
-    assert await eventually_async(lambda: session.execution("e").last_number == 1)
-    second = await start()
-    await second.session(session.session_id).submit_tool_result("e", "c1", BlobRef("b", 9))
-    assert (await guest.got(Kind.TOOL_RESULT)).head.text("blob") == "b"
-    third = await start()
-    with pytest.raises(PreconditionFailed) as refused:
-        await third.session(session.session_id).submit_tool_result("e", "c1", b"again")
-    assert refused.value.reason is Reason.TOOL_CALL_ANSWERED
-    assert len(guest.of_kind(Kind.TOOL_RESULT)) == 1
 
 
 async def test_answers_to_what_the_dead_daemon_asked_are_nobody_s(start: Any) -> None:

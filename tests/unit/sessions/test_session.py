@@ -18,12 +18,10 @@ from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import (
     ExecutorError,
     InvalidRequest,
-    ModulesMissing,
     NotFound,
     PreconditionFailed,
     Reason,
     ResourceExhausted,
-    Unavailable,
 )
 from executor_server.core.lifecycle.admission import AdmissionController
 from executor_server.core.model import (
@@ -31,7 +29,6 @@ from executor_server.core.model import (
     Log,
     Outcome,
     OutputMode,
-    Queued,
     Result,
     SessionFacts,
     ShippedTool,
@@ -41,7 +38,7 @@ from executor_server.core.model import (
     VariablesState,
 )
 from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_FRAME_BYTES, Frame, Kind, encode_frame
-from executor_server.sessions.journal.execution import Execution, ToolFailure
+from executor_server.sessions.journal.execution import Execution
 from executor_server.sessions.journal.registry import Registry, SessionRecord
 from executor_server.sessions.lifetime import SessionLife
 from executor_server.sessions.pool.making import make_ready
@@ -101,44 +98,6 @@ async def bench(make: Any) -> Bench:
 # -- the ordinary course
 
 
-async def test_events_of_the_guest_become_events_of_their_execution(bench: Bench) -> None:
-    first, second = await bench.execute("e1"), await bench.execute("e2", "2")
-    assert bytes((await bench.guest.got(Kind.EXECUTE, 2)).body) == b"2"
-    bench.guest.log("e1", "one")
-    bench.guest.end("e1")
-    bench.guest.log("e2", "two")
-    bench.guest.end("e2", generation=2, variables="reset")
-    assert [event.kind async for event in first.events()][:-1] == [Log("stdout", "one")]
-    assert [event.kind async for event in second.events()][:-1] == [Queued(1), Log("stdout", "two")]
-    assert (await result_of(second)).variables_state is VariablesState.RESET
-    assert (bench.session.generation, bench.session.state) == (2, "idle")
-
-
-async def test_the_same_id_attaches_and_another_code_is_refused(bench: Bench) -> None:
-    execution = await bench.execute("e")
-    assert await bench.execute("e") is execution is bench.session.execution("e")
-    with pytest.raises(InvalidRequest) as refused:
-        await bench.execute("e", "other")
-    assert refused.value.reason is Reason.EXECUTION_ID_REUSED
-    bench.guest.end("e")
-    await execution.wait()
-    assert await bench.execute("e") is execution
-    assert len(bench.guest.of_kind(Kind.EXECUTE)) == 1
-
-
-async def test_one_runs_and_a_bounded_number_waits(make: Any) -> None:
-    bench = await make(max_queued_executions=2)
-    for number in range(3):
-        await bench.execute(f"e{number}")
-    with pytest.raises(ResourceExhausted) as refused:
-        await bench.execute("e3")
-    assert refused.value.reason is Reason.QUEUE_FULL
-    assert (await bench.execute("e1")).execution_id == "e1"
-    bench.guest.end("e0")
-    await (await bench.execute("e0")).wait()
-    await bench.execute("e3")
-
-
 async def test_old_executions_are_forgotten_by_number_and_by_size(make: Any) -> None:
     bench = await make(max_finished_executions=2, journal_bytes=10_000)
     for number in range(3):
@@ -157,35 +116,6 @@ async def test_old_executions_are_forgotten_by_number_and_by_size(make: Any) -> 
     with pytest.raises(NotFound):
         bench.session.execution("e2")
     assert bench.session.execution("large") is large
-
-
-async def test_a_draining_session_takes_no_new_execution_and_ends_the_old(bench: Bench) -> None:
-    execution = await bench.execute()
-    bench.session.executions.refuse_new()
-    with pytest.raises(Unavailable):
-        await bench.execute("e2")
-    assert await bench.execute() is execution
-    idle = asyncio.create_task(bench.session.executions.wait_idle())
-    bench.guest.end("e")
-    await idle
-
-
-async def test_answers_and_cancellations_reach_the_guest(bench: Bench) -> None:
-    execution = await bench.execute()
-    for call in ("c1", "c2", "c3"):
-        bench.guest.say(Kind.TOOL_CALL, {"id": "e", "call": call, "name": "f"}, b"args")
-    assert await eventually_async(lambda: bench.session.state == "busy" and execution.journal_size > 3 * 256)
-    await bench.session.submit_tool_result(execution.execution_id, "c1", b"value")
-    await bench.session.submit_tool_result(execution.execution_id, "c2", ToolFailure("ValueError", "no"))
-    await bench.session.submit_tool_result(execution.execution_id, "c3", BlobRef("b", 9))
-    execution.cancel()
-    assert (await bench.guest.got(Kind.CANCEL)).head.text("id") == "e"
-    heads = [(frame.head.values, frame.body) for frame in bench.guest.of_kind(Kind.TOOL_RESULT)]
-    assert heads == [
-        ({"id": "e", "call": "c1", "ok": True}, b"value"),
-        ({"id": "e", "call": "c2", "ok": False, "type": "ValueError"}, b"no"),
-        ({"id": "e", "call": "c3", "ok": True, "blob": "b"}, b""),
-    ]
 
 
 # -- hostile guests
@@ -373,25 +303,7 @@ async def test_admission_learns_the_bytes_of_a_shipped_tool(make: Any) -> None:
     ]
 
 
-async def test_modules_that_are_missing_are_listed(bench: Bench) -> None:
-    bench.guest.on[Kind.REGISTER_TOOLS] = lambda asked: lacking(bench.guest, asked, b'["os.path", "\\u00e4"]')
-    with pytest.raises(ModulesMissing) as refused:
-        await bench.session.register_tools([SHIPPED])
-    assert (refused.value.modules, refused.value.reason) == (("os.path", "ä"), Reason.MODULES_MISSING)
-
-
 # -- a guest that dies
-
-
-async def test_everything_that_waits_for_a_dead_guest_learns_so(bench: Bench) -> None:
-    execution = await bench.execute()
-    asking = asyncio.create_task(bench.session.list_files(""))
-    await bench.guest.got(Kind.FILE_LIST)
-    await bench.guest.die()
-    assert (await result_of(execution)).outcome is Outcome.LOST
-    with pytest.raises(PreconditionFailed, match="sandbox is gone"):
-        await asking
-    assert await eventually_async(lambda: bench.sandbox.destroyed)
 
 
 async def test_a_sandbox_that_the_kernel_killed_for_its_memory_says_so(bench: Bench) -> None:
@@ -401,21 +313,6 @@ async def test_a_sandbox_that_the_kernel_killed_for_its_memory_says_so(bench: Be
     error = (await result_of(execution)).error
     assert error is not None
     assert "memory" in error.message
-
-
-async def test_a_channel_that_breaks_is_made_again_and_no_event_is_lost_or_doubled(bench: Bench) -> None:
-    execution = await bench.execute()
-    await bench.guest.got(Kind.EXECUTE)
-    for count in range(1, 4):
-        bench.guest.log("e", f"{count} ")
-        assert await eventually_async(lambda count=count: execution.journal_size > count * 256)  # type: ignore[misc]
-        bench.guest.hang_up()
-        bench.guest.log("e", "between ")
-        await bench.guest.got(Kind.HELLO, count + 1)
-    bench.guest.end("e")
-    logs = [event.kind.text async for event in execution.events() if isinstance(event.kind, Log)]
-    assert "".join(logs) == "1 between 2 between 3 between "
-    assert bench.session.state == "idle"
 
 
 async def test_a_guest_that_greets_and_hangs_up_again_and_again_is_given_up(bench: Bench) -> None:
@@ -525,23 +422,6 @@ async def test_a_full_journal_stops_the_guest_also_over_a_broken_channel(make: A
     assert len(logs) == total
 
 
-async def test_a_cancelled_execution_that_nobody_reads_ends_and_the_session_goes_on(make: Any) -> None:
-    """Its end waited behind unread events, so the session stayed busy, and later requests waited for ever."""
-    bench = await make(journal_bytes=4 * CHUNK_BYTES)
-    execution = await bench.execute()
-    for _ in range(40):
-        bench.guest.say(Kind.LOG, {"id": "e", "stream": "stdout"}, b"x" * CHUNK_BYTES)
-    assert await eventually_async(lambda: bool(bench.session._liveness.reading_held))
-    execution.cancel()
-    await bench.guest.got(Kind.CANCEL)
-    bench.guest.end("e", outcome="cancelled")
-    assert await eventually_async(lambda: execution.done)
-    assert (await result_of(execution)).outcome is Outcome.CANCELLED
-    await bench.session.set_variables([("x", b"1")])
-    assert bench.session.state == "idle"
-    assert execution.journal_size < 8 * CHUNK_BYTES
-
-
 async def asking_for_a_while(bench: Bench) -> None:
     """Runs the event loop often enough to read all that the sockets hold, if they are read at all."""
     for _ in range(200):
@@ -589,24 +469,6 @@ async def test_a_reader_of_a_file_that_leaves_does_not_hold_the_session_up(bench
 # -- uploads
 
 
-async def test_a_blob_that_is_not_as_long_as_announced_is_dropped(bench: Bench) -> None:
-    for sent in ((b"x",), (b"xx", b"xx")):
-        with pytest.raises(InvalidRequest, match="announced 3"):
-            await bench.session.upload_blob(3, pieces(*sent))
-    assert [frame.head.text("blob") for frame in bench.guest.of_kind(Kind.BLOB_BEGIN)] == [
-        (await bench.guest.got(Kind.BLOB_DROP, count)).head.text("blob") for count in (1, 2)
-    ]
-
-
-async def test_a_file_that_is_not_as_long_as_announced_is_abandoned(bench: Bench) -> None:
-    with pytest.raises(InvalidRequest, match="announced 3"):
-        await bench.session.put_file("a", 3, pieces(b"xx", b"xx"))
-    assert await eventually_async(lambda: bench.guest.of_kind(Kind.FILE_DATA))
-    assert await eventually_async(
-        lambda: bench.guest.of_kind(Kind.FILE_DATA)[-1].head.boolean("abandon", default=False)
-    )
-
-
 async def test_a_refused_file_is_not_sent_to_its_end(bench: Bench) -> None:
     bench.guest.on[Kind.FILE_PUT] = lambda asked: bench.guest.refuse(asked, "path_refused")
     sent = 0
@@ -633,21 +495,6 @@ async def test_sizes_over_the_limits_are_refused_before_anything_is_sent(make: A
 
 
 # -- the end
-
-
-async def test_closing_ends_what_runs_as_cancelled_and_is_idempotent(bench: Bench) -> None:
-    execution = await bench.execute()
-    asking = asyncio.create_task(bench.session.register_tools([ToolSpec("f", "", (), False)]))
-    bench.guest.on[Kind.REGISTER_TOOLS] = lambda _: None
-    await bench.guest.got(Kind.REGISTER_TOOLS)
-    await bench.session.close("it was deleted")
-    await bench.session.close("again")
-    await bench.session.destroy()
-    result = await result_of(execution)
-    assert (result.outcome, result.variables_state) == (Outcome.CANCELLED, VariablesState.LOST)
-    with pytest.raises(PreconditionFailed, match="it was deleted"):
-        await asking
-    assert bench.sandbox.destroyed
 
 
 async def test_a_tool_call_that_the_end_overtook_is_not_answered(bench: Bench) -> None:

@@ -204,25 +204,6 @@ async def test_executions_that_are_stopped_say_why_and_others_go_on(daemon: Daem
     assert daemon.backend.made[1].guest.of_kind(Kind.CANCEL) == []
 
 
-async def test_why_an_execution_was_stopped_outlives_the_daemon(start: Any) -> None:
-    """Killed before it could send the cancellation, it leaves that to the next daemon."""
-    first = await start()
-    session = await first.create()
-    await execute(session)
-    await first.guest.got(Kind.EXECUTE)
-    session._channel.on_send = lambda *_: None  # as if it were killed before this frame
-    first.manager.stop_executions(lambda _: True, "the disk is full")
-    cancelled = len((await first.guest.got(Kind.CANCEL)).body)
-    assert cancelled == 0
-    second = await start()
-    again = second.manager.get(OWNER, session.session_id)
-    await second.guest.got(Kind.CANCEL, 2)
-    second.guest.end("e", outcome="cancelled")
-    error = (await result_of(again.execution("e"))).error
-    assert error is not None
-    assert error.message == "the disk is full"
-
-
 # -- tools
 
 
@@ -240,22 +221,6 @@ async def test_a_tool_call_is_asked_for_before_a_client_hears_of_it(daemon: Daem
     assert "tool_called" not in daemon.witness.names()
     with pytest.raises(ExecutorError):
         await session.submit_tool_result("e", "c1", b"")
-
-
-async def test_a_call_that_no_client_heard_of_is_none_after_a_restart_either(start: Any) -> None:
-    first = await start()
-    session = await first.create()
-    await execute(session)
-    first.admission.closed.add("tool_call")
-    call_tool(first.guest)
-    await first.guest.got(Kind.CANCEL)
-    second = await start()
-    again = second.manager.get(OWNER, session.session_id)
-    second.guest.end("e", outcome="cancelled")
-    events = [event.kind async for event in again.execution("e").events()]
-    assert [type(event) for event in events] == [Result]
-    assert isinstance(events[0], Result) and events[0].error is not None
-    assert events[0].error.message == CLOSED_TEXT
 
 
 async def test_a_tool_that_the_session_may_not_have_is_never_called(daemon: Daemon) -> None:

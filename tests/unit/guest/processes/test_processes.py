@@ -17,12 +17,10 @@ from executor_server.guest.processes.table import Processes
 from executor_server.guest.wire.frames import FrameError
 from executor_server.guest.wire.loop import Loop
 from executor_server.guest.wire.process_messages import (
-    TAIL_BYTES,
     ForgetProcess,
     GrantOutput,
     ProcessEnded,
     ProcessOutput,
-    ProcessOutputCut,
     SignalProcess,
     StartProcess,
     WriteProcess,
@@ -191,22 +189,6 @@ def test_a_process_that_was_reaped_is_signalled_no_more(sandbox: Sandbox, monkey
     sandbox.until(ProcessEnded)
 
 
-def test_a_timeout_ends_one_that_is_stopped_and_forks_and_ignores_signals(sandbox: Sandbox) -> None:
-    script = "trap '' TERM INT HUP; (while :; do (:) & done) 2>/dev/null & sleep 100 & kill -STOP $$"
-    sandbox.start(script, timeout_s=0.1)
-    ended = sandbox.until(ProcessEnded)
-    assert (ended.outcome, ended.signal, ended.exit_code) == ("timeout", signal.SIGKILL, 128 + signal.SIGKILL)
-
-
-def test_output_past_its_limit_is_dropped_and_its_end_kept(sandbox: Sandbox) -> None:
-    sandbox.start("head -c 3000000 /dev/zero; echo end", output_bytes=1000)
-    ended = sandbox.until(ProcessEnded)
-    cut = sandbox.until(ProcessOutputCut)
-    assert ended.output_bytes == 3_000_004
-    assert cut.omitted + len(sandbox.output) == ended.output_bytes
-    assert len(sandbox.output) <= 1000 + TAIL_BYTES and sandbox.output.endswith(b"end\n")
-
-
 def test_closing_an_input_again_is_no_error(sandbox: Sandbox) -> None:
     """A daemon that was killed in between asks for it again."""
     sandbox.start("cat", stdin=True)
@@ -245,12 +227,6 @@ def test_a_known_id_starts_nothing_until_it_is_forgotten(sandbox: Sandbox) -> No
     sandbox.table.take(ForgetProcess(id="p"), b"")
     sandbox.start("echo again")
     assert sandbox.table.leaders
-
-
-def test_ten_thousand_starts_leave_a_bounded_number_known(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_server.guest.processes.table._MAX_KNOWN", 2)
-    refused = [sandbox.start("exit", f"p{number}") for number in range(10_000)][2:]
-    assert {sandbox.failed[op] for op in refused} == {"queue_full"}
 
 
 @pytest.mark.parametrize("argv", [b"", b"true", b"true\0x", b"true\0\xff\0", b"\xed\xa0\x80\0"])

@@ -121,13 +121,6 @@ def test_journals_without_a_session_are_removed_at_the_start(registry: Registry,
     assert [path.name for path in (tmp_path / "journals").iterdir()] == ["s1"]
 
 
-def test_nobody_else_can_read_it(registry: Registry, tmp_path: Path) -> None:
-    registry.add(RECORD)
-    for path in tmp_path.glob("registry.db*"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert stat.S_IMODE((tmp_path / "journals").stat().st_mode) == 0o700
-
-
 def test_what_can_not_be_written_is_said_at_creation_and_made_up_for_at_the_end(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

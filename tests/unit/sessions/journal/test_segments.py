@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,11 +46,6 @@ def test_records_come_back_in_order_by_segment(segments: Segments, tmp_path: Pat
     }
 
 
-def test_it_is_nobody_else_s(segments: Segments, tmp_path: Path) -> None:
-    assert stat.S_IMODE((tmp_path / "segments").stat().st_mode) == 0o700
-    assert stat.S_IMODE((tmp_path / "segments" / "1").stat().st_mode) == 0o600
-
-
 def test_a_segment_is_full_past_its_size(segments: Segments) -> None:
     for _ in range(SEGMENT_BYTES // CHUNK_BYTES):
         assert not segments.full
@@ -59,17 +53,6 @@ def test_a_segment_is_full_past_its_size(segments: Segments) -> None:
     assert segments.full
     segments.begin_segment(b"{}")
     assert not segments.full
-
-
-def test_a_torn_record_is_cut_off_and_what_follows_is_whole(segments: Segments, tmp_path: Path) -> None:
-    segments.append(RECORD)
-    with (tmp_path / "segments" / "1").open("ab") as segment:
-        segment.write(RECORD[:-1])
-    after = Segments(tmp_path / "segments")
-    assert [len(segment.records) for segment in after.read()] == [2]
-    after.append(RECORD)
-    after.close()
-    assert [kind for kind, _ in read(tmp_path / "segments")[1]] == [RecordKind.SNAPSHOT, Kind.LOG, Kind.LOG]
 
 
 def test_segments_can_be_removed_anywhere_but_at_the_end(segments: Segments, tmp_path: Path) -> None:
@@ -116,9 +99,3 @@ def test_segments_that_can_not_go_on_raise_nothing_and_are_removed(
 def test_what_is_not_there_can_not_be_read(tmp_path: Path) -> None:
     with pytest.raises(SegmentError, match="could not be written"):
         read(tmp_path / "nothing")
-
-
-def test_a_strange_file_among_the_segments_is_damage(segments: Segments, tmp_path: Path) -> None:
-    (tmp_path / "segments" / "notes.txt").write_text("hello")
-    with pytest.raises(SegmentError, match="can't be read"):
-        read(tmp_path / "segments")

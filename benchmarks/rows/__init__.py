@@ -28,6 +28,8 @@ MEASUREMENTS: dict[str, str] = {
     "process": "processes:run",
     "terminal": "processes:echo",
     "output": "processes:output",
+    "file": "files:read",
+    "file-large": "files:transfer",
     "port": "ports:forward",
     "loop": "programs:loops",
     "mixed": "programs:mixed",

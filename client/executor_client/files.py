@@ -59,8 +59,6 @@ class SessionFiles(ShortRepr):
         place: if the connection breaks, a part may be there, and nothing is appended again (DaemonError). Raises
         FileError, and PolicyViolationError or ResourceExhaustedError for a file that is too large.
         """
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise InvalidRequest(f"data must be bytes, not {type(data).__name__}: encode text first")
         return self._put(content_of(data), path, append=append, mode=mode)
 
     def put_directory(self, directory: LocalPath, path: str) -> FileInfo:

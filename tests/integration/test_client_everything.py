@@ -16,6 +16,7 @@ from executor_client import (
     AuthenticationError,
     ExecutorClient,
     ExecutorClientError,
+    FileError,
     InvalidRequest,
     LimitWarningEvent,
     LogEvent,
@@ -80,6 +81,30 @@ def test_files_and_directories_go_back_and_forth_and_artifacts_are_told(client: 
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["made", "moved"]
     assert (tmp_path / "all/given/deep/data").read_bytes() == (tmp_path / "all/out/moved").read_bytes() == data
     assert (tmp_path / "all/given/empty").read_bytes() == b""
+
+
+def test_files_anywhere_in_the_sandbox_are_written_described_moved_archived_and_removed(client: Any) -> None:
+    with client.create_session() as session:
+        files = session.files
+        assert files.write("/tmp/a/log", b"12", mode=0o640).path == "/tmp/a/log"
+        described = files.write("/tmp/a/log", b"345", append=True)
+        assert (described.size_bytes, described.mode, described.is_link) == (5, 0o640, False)
+        assert files.read("/tmp/a/log", offset=1, max_bytes=3) == b"234"
+        assert files.read("/tmp/a/log", offset=9) == b""
+        session.processes.run("ln -s /tmp/a/log link").check()
+        link = files.stat("link", follow=False)
+        assert (link.is_link, link.target, files.stat("link").size_bytes) == (True, "/tmp/a/log", 5)
+        files.write("link", b"through")
+        assert (files.read("/tmp/a/log"), files.realpath("x/../link")) == (b"through", "/tmp/a/log")
+        files.mkdir("/tmp/a/.git/deep")
+        assert [each.path for each in files.list("/tmp/a", recursive=False)] == ["/tmp/a/.git", "/tmp/a/log"]
+        assert files.unpack(files.archive("/tmp/a", exclude=[".git"]), "copy").is_directory
+        assert files.move("copy/log", "moved").path == "moved"
+        files.remove("/tmp/a", recursive=True)
+        files.remove("/tmp/a", missing_ok=True)
+        assert [files.exists(path) for path in ("/tmp/a", "link", "moved", "moved/x", "copy")] == [
+            *(False, False, True, False, True)
+        ]
 
 
 def test_events_come_in_order_and_while_the_program_runs(client: Any) -> None:
@@ -182,12 +207,15 @@ def test_the_near_end_of_the_operations_is_told(client: Any) -> None:
         (lambda c, s: s.cancel("nonsense"), NotFoundError, "EXECUTION_NOT_FOUND"),
         (lambda c, s: s.set_variables({"class": 1}), InvalidRequest, "INVALID_FIELD"),
         (lambda c, s: s.register_tools({"a-b": print}), InvalidRequest, "INVALID_FIELD"),
-        (lambda c, s: s.put_file("../up", b""), InvalidRequest, "PATH_REFUSED"),
-        (lambda c, s: s.get_file("/etc/passwd"), InvalidRequest, "PATH_REFUSED"),
-        (lambda c, s: s.get_file("missing"), NotFoundError, "FILE_NOT_FOUND"),
+        (lambda c, s: s.put_file("../up", b""), PermissionError, "FILE_PERMISSION_DENIED"),
+        (lambda c, s: s.get_file("/proc/self/mem"), FileError, "PATH_REFUSED"),
+        (lambda c, s: s.get_file("missing"), FileNotFoundError, "FILE_NOT_FOUND"),
+        (lambda c, s: s.files.read("."), IsADirectoryError, "FILE_IS_DIRECTORY"),
+        (lambda c, s: s.files.list("/etc/hostname/x"), NotADirectoryError, "FILE_NOT_DIRECTORY"),
+        (lambda c, s: s.files.mkdir("/tmp", exist_ok=False), FileExistsError, "FILE_EXISTS"),
         (lambda c, s: s.put_file("f", bytes(3_000_000)), ResourceExhaustedError, "TOO_LARGE"),
         (lambda c, s: s.files.get_directory("missing", "/nowhere"), NotFoundError, "FILE_NOT_FOUND"),
-        (lambda c, s: s.files.put_directory(Path(__file__).parent, "../up"), InvalidRequest, "PATH_REFUSED"),
+        (lambda c, s: s.files.put_directory(Path(__file__).parent, "/proc"), FileError, "PATH_REFUSED"),
     ],
 )
 def test_each_refusal_is_its_error_and_the_session_goes_on(

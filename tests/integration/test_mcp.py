@@ -200,18 +200,18 @@ def test_files_are_written_listed_and_read(host: McpHost) -> None:
     assert isinstance(resource, BlobResourceContents) and base64.b64decode(resource.blob).decode() == "é\n"
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", ".", "a\0b", "x" * 5_000])
-def test_paths_that_do_not_stay_in_the_workspace_are_refused(host: McpHost, path: str) -> None:
+@pytest.mark.parametrize("path", ["../x", "/proc/self/mem", "", ".", "a\0b", "x" * 5_000])
+def test_paths_that_lead_to_no_file_of_the_sandbox_are_refused(host: McpHost, path: str) -> None:
     for tool, arguments in (("read_file", {}), ("write_file", {"content": "x"})):
         assert len(host.refusal(tool, path=path, **arguments)) < 6_000
     assert text_of(host.call("list_files")) == "no files"
 
 
 def test_files_that_cannot_be_had_are_said_to_be_so(host: McpHost) -> None:
-    host.run("import os\nos.symlink('/etc/hostname', 'link')\nopen('big', 'w').truncate(5 << 20)")
+    host.run("import os\nos.symlink('/dev/zero', 'link')\nopen('big', 'w').truncate(5 << 20)")
     assert "there is no 'missing'" in host.refusal("read_file", path="missing")
     assert "not a regular file" in host.refusal("read_file", path="link")
-    assert "'big' has 5,242,880 bytes; max_bytes is 4,194,304" in host.refusal("read_file", path="big")
+    assert "'big' has more than 4,194,304 bytes" in host.refusal("read_file", path="big")
     assert "not base64" in host.refusal("write_file", path="x", content="é", encoding="base64")
     assert "at most 8,388,608 can be written" in host.refusal("write_file", path="x", content="x" * 9_000_000)
     for uri in ("sandbox://default/missing", "sandbox://default/../x", "sandbox://missing/x", "sandbox://default/%00"):

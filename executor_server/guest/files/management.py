@@ -45,7 +45,7 @@ def _stat(root: str, request: ManageFile) -> FileEntry:
 
 def _realpath(root: str, request: ManageFile) -> FileEntry:
     with resolve(root, request.path, partly=True) as place:
-        path = os.path.normpath(place.path)
+        path = place.path
         if not is_text(path):
             raise PathRefused(f"{place.asked!r} leads to a name that is not UTF-8")
         if place.status is None:

@@ -190,7 +190,7 @@ def resolve(root: str, path: str, *, follow: bool = True, create: bool = False, 
     """Finds the place of a path, which is absolute or relative to `root`. Raises PathRefused.
 
     `follow` follows a link at its end, too, also one that leads nowhere. Of directories that are missing before the
-    end, `create` makes them, and `partly` takes the rest of the path for a name; otherwise they are refused.
+    end, `create` makes them, and `partly` keeps them in the name; otherwise they are refused.
     """
     if "\0" in path or len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise PathRefused(f"a path has at most {PATH_BYTES_MAX} bytes, none of them NUL")
@@ -207,12 +207,19 @@ def resolve(root: str, path: str, *, follow: bool = True, create: bool = False, 
 
 def _walk(place: Place, path: str, follow: bool, create: bool, partly: bool) -> None:
     todo = _parts(path)
+    missing: list[str] = []
     links = 0
     for _ in range(MAX_PARTS):
         if not todo:
-            place.status = os.fstat(place.directory)
+            place.name, place.status = "/".join(missing), None if missing else os.fstat(place.directory)
             return
         part = todo.pop()
+        if missing and part == "..":
+            missing.pop()
+            continue
+        if missing:
+            missing.append(part)
+            continue
         if part == "..":
             place.enter(part)
             continue
@@ -226,12 +233,15 @@ def _walk(place: Place, path: str, follow: bool, create: bool, partly: bool) -> 
                 place.go_to_top()
             todo += _parts(target)
             continue
-        if not todo or (status is None and partly):
-            place.name, place.status = "/".join([part, *reversed(todo)]), status
+        if status is None and partly:
+            missing.append(part)
+        elif not todo:
+            place.name, place.status = part, status
             return
-        if status is None and create:
-            _make_directory(part, place.directory)
-        place.enter(part)
+        else:
+            if status is None and create:
+                _make_directory(part, place.directory)
+            place.enter(part)
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 

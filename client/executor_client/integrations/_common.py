@@ -220,6 +220,32 @@ def infrastructure_errors(make: Callable[[str], Exception], kinds: Kinds = INFRA
         raise make(str(error)) from error
 
 
+class Failures:
+    """For frameworks whose tools answer the model with the text of each exception, also of the infrastructure's.
+
+    Such a framework calls something of ours before the model's next turn. That raises the last failure, which ends the
+    run, so nobody scores the answer.
+    """
+
+    def __init__(self) -> None:
+        self._last: Exception | None = None
+
+    @contextlib.contextmanager
+    def recorded(self, make: Callable[[str], Exception]) -> Iterator[None]:
+        """`infrastructure_errors` for a tool's call."""
+        try:
+            yield
+        except INFRASTRUCTURE as error:
+            self._last = make(str(error))
+            raise self._last from error
+
+    def raise_last(self) -> None:
+        """Raises the last failure, once: the next run may find the daemon again."""
+        last, self._last = self._last, None
+        if last is not None:
+            raise last
+
+
 def calls_raise(make: Callable[[str], Exception], kinds: Kinds = INFRASTRUCTURE) -> Callable[[C], C]:
     """Class decorator: `infrastructure_errors` in each public coroutine method of the class."""
 

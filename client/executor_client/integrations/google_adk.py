@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
 from google.adk.environment import BaseEnvironment, ExecutionResult
 from google.adk.errors.tool_execution_error import ToolErrorType, ToolExecutionError
 
-from executor_client.integrations._common import NamedSession, SessionOptions, infrastructure_errors, not_lost
+from executor_client._aio import shielded
+from executor_client.integrations._common import Failures, NamedSession, SessionOptions, not_lost
 
 WORKSPACE = Path("/workspace")
 
@@ -38,13 +38,11 @@ class RemoteEnvironment(BaseEnvironment):
         self._options = SessionOptions(**options)
         self._name = name
         self._session: NamedSession | None = None
-        self._failure: ToolExecutionError | None = None
+        self._failures = Failures()
 
     @property
     def working_dir(self) -> Path:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        self._failures.raise_last()
         return WORKSPACE
 
     async def initialize(self) -> None:
@@ -58,10 +56,10 @@ class RemoteEnvironment(BaseEnvironment):
     async def close(self) -> None:
         """Ends the session, unless it was given a name. Idempotent."""
         session, self._session = self._session, None
-        self.is_initialized, self._failure = False, None
+        self.is_initialized = False
         if session is not None and self._name is None:
             with self._infrastructure():
-                await session.end()
+                await shielded(session.end)
 
     async def execute(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
         """Runs a command in a shell, in the workspace. A cancelled call kills it. Of large output, head and tail are
@@ -91,11 +89,5 @@ class RemoteEnvironment(BaseEnvironment):
             raise RuntimeError("this environment is not initialized: call initialize()")
         return self._session
 
-    @contextlib.contextmanager
-    def _infrastructure(self) -> Iterator[None]:
-        try:
-            with infrastructure_errors(lambda text: ToolExecutionError(text, ToolErrorType.SERVICE_UNAVAILABLE)):
-                yield
-        except ToolExecutionError as error:
-            self._failure = error
-            raise
+    def _infrastructure(self) -> contextlib.AbstractContextManager[None]:
+        return self._failures.recorded(lambda text: ToolExecutionError(text, ToolErrorType.SERVICE_UNAVAILABLE))

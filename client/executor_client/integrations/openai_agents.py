@@ -31,7 +31,6 @@ from agents.sandbox.errors import (
     WorkspaceArchiveWriteError,
     WorkspaceReadNotFoundError,
     WorkspaceStartError,
-    WorkspaceWriteTypeError,
 )
 from agents.sandbox.session import (
     BaseSandboxClient,
@@ -50,6 +49,7 @@ from agents.sandbox.session.pty_types import (
     truncate_text_by_tokens,
 )
 from agents.sandbox.session.runtime_helpers import RESOLVE_WORKSPACE_PATH_HELPER, RuntimeHelperScript
+from agents.sandbox.session.workspace_payloads import coerce_write_payload
 from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
 from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
 
@@ -63,6 +63,7 @@ from executor_client import (
     SessionGone,
     TerminalSize,
 )
+from executor_client._aio import shielded
 from executor_client.integrations._common import NamedSession, SessionOptions, infrastructure_errors, not_lost
 
 TYPE = "remote-executor"
@@ -138,7 +139,7 @@ class RemoteSandboxSession(BaseSandboxSession):
         for each in forwards.values():
             await each.close()
         with _exec_errors("shutdown"):
-            await self._session.end()
+            await shielded(self._session.end)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Commands
@@ -198,7 +199,7 @@ class RemoteSandboxSession(BaseSandboxSession):
         try:
             return await self._update(number, terminal, wait_ms, max_output_tokens)
         except BaseException:
-            await self._kill(number)  # the model doesn't know its number
+            await shielded(lambda: self._kill(number))  # the model doesn't know its number
             raise
 
     async def pty_write_stdin(
@@ -294,7 +295,7 @@ class RemoteSandboxSession(BaseSandboxSession):
         if user is not None:
             raise _one_user()
         target = await self._validate_path_access(path, for_write=True)
-        content = _content(data, path)
+        content = coerce_write_payload(path=path, data=data).stream.read()
         with _file_errors(WorkspaceArchiveWriteError, path):
             await (await self._session.get()).files.write(str(target), content)
 
@@ -304,7 +305,7 @@ class RemoteSandboxSession(BaseSandboxSession):
         return io.BytesIO(await self._tar(WorkspaceArchiveReadError, "-cf", "-", *exclude, "."))
 
     async def hydrate_workspace(self, data: io.IOBase) -> None:
-        content = _content(data, self._workspace_root_path())
+        content = coerce_write_payload(path=self._workspace_root_path(), data=data).stream.read()
         await self._tar(WorkspaceArchiveWriteError, "-xf", "-", input=content)
 
     async def _tar(self, error: ArchiveErrors, *arguments: str, input: bytes = b"") -> bytes:
@@ -389,15 +390,6 @@ class RemoteSandboxClient(BaseSandboxClient[RemoteSandboxClientOptions | None]):
 
     def _wrapped(self, state: RemoteSandboxSessionState, session: NamedSession) -> SandboxSession:
         return self._wrap_session(RemoteSandboxSession(state, session), instrumentation=self._instrumentation)
-
-
-def _content(data: io.IOBase, path: Path) -> bytes:
-    content = data.read()
-    if isinstance(content, str):
-        return content.encode()
-    if not isinstance(content, bytes | bytearray):
-        raise WorkspaceWriteTypeError(path=path, actual_type=type(content).__name__)
-    return bytes(content)
 
 
 def _one_user() -> ConfigurationError:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
-from types import TracebackType
-from typing import Any, Self
+import posixpath
+from collections.abc import AsyncGenerator
+from typing import Any
 
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 from strands.sandbox import LANGUAGE_PATTERN, ExecutionResult, FileInfo, Sandbox, StreamChunk
@@ -27,15 +27,15 @@ from executor_client import ProcessOutput, ProcessResult
 from executor_client._core.process import KeptOutput
 from executor_client.aio_processes import OUTPUT_BYTES
 from executor_client.integrations._common import (
+    Failures,
     NamedSession,
     SessionOptions,
-    infrastructure_errors,
     not_lost,
     text,
 )
 
 
-class RemoteSandbox(Sandbox, HookProvider):
+class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["RemoteSandbox"]):
     """A sandbox of Strands: one session, created at its first use, from any event loop.
 
     `options` are fields of `SessionOptions`. `close` ends the session; a forgotten one ends after its idle time. With a
@@ -47,7 +47,7 @@ class RemoteSandbox(Sandbox, HookProvider):
 
     def __init__(self, *, name: str | None = None, **options: Any) -> None:
         self._session = NamedSession(SessionOptions(**options), name, framework="strands")
-        self._failure: ConnectionError | None = None
+        self._failures = Failures()
 
     @property
     def name(self) -> str:
@@ -58,18 +58,10 @@ class RemoteSandbox(Sandbox, HookProvider):
         """Ends the session. Idempotent. Blocks for a moment; for code with and without an event loop."""
         self._session.end_blocking()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # Commands
-
-    async def execute_streaming(
+    def execute_streaming(
         self,
         command: str,
         *,
@@ -82,10 +74,9 @@ class RemoteSandbox(Sandbox, HookProvider):
 
         Of large output, the final result has head and tail. Raises SandboxTimeoutError after `timeout` seconds.
         """
-        async for each in self._stream(command, None, timeout, cwd, env):
-            yield each
+        return self._stream(command, None, timeout, cwd, env)
 
-    async def execute_code_streaming(
+    def execute_code_streaming(
         self,
         code: str,
         language: str,
@@ -98,8 +89,7 @@ class RemoteSandbox(Sandbox, HookProvider):
         """Gives code to an interpreter on its standard input. Exit code 127 if the image has no such interpreter."""
         if not LANGUAGE_PATTERN.fullmatch(language):
             raise ValueError(f"language parameter contains invalid characters: {language!r}")
-        async for each in self._stream(language, code, timeout, cwd, env):
-            yield each
+        return self._stream(language, code, timeout, cwd, env)
 
     async def _stream(
         self, command: str, code: str | None, timeout: float | None, cwd: str | None, env: dict[str, str] | None
@@ -124,9 +114,6 @@ class RemoteSandbox(Sandbox, HookProvider):
             raise SandboxTimeoutError(timeout, stdout, stderr)
         yield ExecutionResult(exit_code=result.exit_code, stdout=stdout, stderr=stderr)
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # Files
-
     async def read_file(self, path: str, **kwargs: Any) -> bytes:
         with self._infrastructure():
             return await (await self._session.get()).files.read(path)
@@ -148,10 +135,11 @@ class RemoteSandbox(Sandbox, HookProvider):
                     raise OSError(f"{path!r} has more entries than can be listed: {len(listed)}")
         except (FileNotFoundError, NotADirectoryError) as error:
             raise SandboxPathNotFoundError(path) from error
-        return [FileInfo(each.path.rpartition("/")[2], each.is_directory, each.size_bytes) for each in listed]
-
-    # -----------------------------------------------------------------------------------------------------------------
-    # The agent
+        # Strands wants None where it is unknown, as what a link leads to.
+        return [
+            FileInfo(posixpath.basename(each.path), None if each.is_link else each.is_directory, each.size_bytes)
+            for each in listed
+        ]
 
     def get_tools(self) -> list[AgentTool]:
         """Returns the tools that the agent gets with this sandbox: a shell and an editor."""
@@ -161,18 +149,7 @@ class RemoteSandbox(Sandbox, HookProvider):
         ]
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(BeforeModelCallEvent, self._end_failed_run)
+        registry.add_callback(BeforeModelCallEvent, lambda event: self._failures.raise_last())
 
-    def _end_failed_run(self, event: BeforeModelCallEvent) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    @contextlib.contextmanager
-    def _infrastructure(self) -> Iterator[None]:
-        try:
-            with infrastructure_errors(ConnectionError):
-                yield
-        except ConnectionError as error:
-            self._failure = error
-            raise
+    def _infrastructure(self) -> contextlib.AbstractContextManager[None]:
+        return self._failures.recorded(ConnectionError)

@@ -60,6 +60,7 @@ _ERRORS: dict[type[client_errors.ExecutorClientError], type[ExecutorError]] = {
     client_errors.NotFoundError: NotFound,
     client_errors.PreconditionError: PreconditionFailed,
     client_errors.ResourceExhaustedError: ResourceExhausted,
+    client_errors.FileError: InvalidRequest,  # the last: FileNotFound is a NotFoundError, too
 }
 
 

@@ -66,8 +66,7 @@ class ArchiveDownload:
         try:
             place.enter_last()
             self.info = describe(place.asked, os.fstat(place.directory))
-            with place.below([]) as top:
-                entries, truncated = list_files(top, self._leave_out, excluded=excluded)
+            entries, truncated = list_files(place, self._leave_out, excluded=excluded)
             if truncated:
                 raise PathRefused(f"the directory has more than {MAX_MEMBERS} entries", "too_large")
             entries = [entry for entry in entries if self._is_packed(entry)]

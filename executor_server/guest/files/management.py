@@ -9,6 +9,8 @@ import errno
 import os
 import stat
 
+from executor_api.limits import PATH_BYTES_MAX
+
 from ..wire.messages import FileEntry
 from .paths import READ_DIRECTORY, PathRefused, describe, refused, resolve
 from .workspace import is_text
@@ -46,8 +48,8 @@ def _stat(root: str, request: ManageFile) -> FileEntry:
 def _realpath(root: str, request: ManageFile) -> FileEntry:
     with resolve(root, request.path, partly=True) as place:
         path = place.path
-        if not is_text(path):
-            raise PathRefused(f"{place.asked!r} leads to a name that is not UTF-8")
+        if not is_text(path) or len(path.encode()) > PATH_BYTES_MAX:
+            raise PathRefused(f"{place.asked!r} leads to a path of more than {PATH_BYTES_MAX} bytes, or not UTF-8")
         if place.status is None:
             return FileEntry(path=path, size=0, directory=False, modified=0.0)
         return describe(path, place.status)

@@ -204,10 +204,15 @@ class Transfers:
 
         with resolve(self._root, request.path) as place:
             entries, truncated = workspace.list_files(place, leave_out, recursive=request.recursive)
+            prefix = place.asked if place.asked in ("", "/") else f"{place.asked}/"
         listed: list[bytes] = []
         left = _LISTING_BYTES
         for entry in entries:  # one by one: a character of a name can take twelve bytes
-            listed.append(dumps(entry.head()))
+            path = prefix + entry.path
+            if len(path) > PATH_BYTES_MAX:
+                truncated = True
+                continue
+            listed.append(dumps({**entry.head(), "path": path}))
             left -= len(listed[-1]) + 1
             if left < 0:
                 listed.pop()

@@ -14,7 +14,7 @@ import errno
 import os
 import stat
 
-from executor_api.limits import DIRECTORY_ENTRIES_MAX, PATH_BYTES_MAX
+from executor_api.limits import DIRECTORY_ENTRIES_MAX
 
 from .paths import (
     READ,
@@ -46,7 +46,7 @@ _MAX_LOOKED_AT = 20_000
 PART_PREFIX = ".executor-part-"
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 # Why an entry is missing in a listing; entries of other kinds are no files.
-NOT_TEXT = f"its name is no text, or its path has more than {PATH_BYTES_MAX} characters"
+NOT_TEXT = f"its name is no text, or its path has more than {MAX_PATH_CHARS} characters"
 UNREADABLE = "what is in it can't be read"
 TOO_DEEP = f"what is in it is deeper than {MAX_DEPTH} directories"
 
@@ -233,14 +233,13 @@ def list_files(
     recursive: bool = True,
     excluded: frozenset[str] = frozenset(),
 ) -> tuple[list[FileEntry], bool]:
-    """Lists regular files, directories and links in a directory, sorted by path; true when there are more.
+    """Lists regular files, directories and links in a directory, sorted by path below it; true when there are more.
 
     `leave_out` gets the path of each omitted entry and the reason, but not the `excluded` ones: names, or paths.
     """
-    prefix = place.asked if place.asked in ("", "/") else f"{place.asked}/"
     depth = 1 if recursive else MAX_DEPTH + 1
     found: list[FileEntry] = []
-    entries = _entries(place.open(READ_DIRECTORY), prefix, depth, leave_out, excluded)
+    entries = _entries(place.open(READ_DIRECTORY), "", depth, leave_out, excluded)
     for looked_at, entry in enumerate(entries, start=1):
         if len(found) == MAX_LISTED or looked_at > _MAX_LOOKED_AT:
             return sorted(found, key=_path), True
@@ -266,7 +265,7 @@ def _entries(
                 path = prefix + name
                 if status is None or name.startswith(PART_PREFIX) or name in excluded or path in excluded:
                     yield None
-                elif len(path) > PATH_BYTES_MAX or not is_text(name):
+                elif len(path) > MAX_PATH_CHARS or not is_text(name):
                     leave_out(path, NOT_TEXT)
                     yield None
                 elif stat.S_ISREG(status.st_mode):

@@ -350,13 +350,11 @@ PROMISES = (
         "files-paths",
         "Files",
         "Paths and links lead where the kernel follows them for the sandbox's user, and the kernel's refusals have reasons.",
-        proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise(
         "files-hostile",
         "Files",
         "No path or link leads into /proc; FIFOs, devices and sockets are neither read nor written.",
-        proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise("files-manage", "Files", "Entries are described, made, moved and removed, a tree without blocking others."),
     Promise("files-archives", "Files", "A directory goes in and comes out as an archive."),

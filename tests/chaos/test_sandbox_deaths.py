@@ -124,16 +124,6 @@ def test_sandbox_that_does_not_answer_any_more_is_given_up(start: StartDaemon) -
         assert eventually(sandbox.is_gone)
 
 
-def test_pool_whose_sandboxes_were_killed_gives_working_ones(start: StartDaemon) -> None:
-    daemon = start("pool.size = 2")
-    assert eventually(lambda: len(sandboxes(daemon)) == 2)
-    for _ in range(3):
-        for sandbox in sandboxes(daemon):
-            sandbox.supervisor.kill()
-        assert works(daemon)
-    assert eventually(lambda: len(sandboxes(daemon)) == 2)
-
-
 def test_pool_whose_sandboxes_were_stopped_gives_working_ones(start: StartDaemon) -> None:
     daemon = start("pool.size = 1\n[sessions]\nsilence_s = 0.5\norphan_time_s = 60.0")
     assert eventually(lambda: [len(sandbox.child_processes) for sandbox in sandboxes(daemon)] == [1])  # the interpreter

@@ -100,23 +100,6 @@ def test_a_stopped_process_holds_nothing_beyond_the_grace(start: StartDaemon) ->
         assert eventually(lambda: not watcher.list_sessions(), timeout_s=WAIT_S)
 
 
-def test_a_client_that_was_stopped_for_less_than_its_grace_loses_nothing(start: StartDaemon) -> None:
-    daemon = start(QUICK)
-    with daemon.client() as watcher, client_process(daemon, 60.0) as client:
-        client.process.send_signal(signal.SIGSTOP)
-        let_a_grace_pass(daemon, watcher)
-        client.process.send_signal(signal.SIGCONT)
-        assert client.ask() == "7"
-
-
-def test_a_client_that_is_quiet_keeps_its_session(start: StartDaemon) -> None:
-    daemon = start(QUICK)
-    with daemon.client() as watcher, client_process(daemon, 0.5) as client:
-        for _ in range(3):
-            let_a_grace_pass(daemon, watcher)
-        assert client.ask() == "7"
-
-
 def test_a_connection_that_breaks_again_and_again_loses_nothing(start: StartDaemon) -> None:
     daemon = start(QUICK)
     proxying = CuttingProxy(daemon.state_dir.parent / "p", daemon.state_dir / "executor.sock")

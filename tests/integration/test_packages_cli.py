@@ -20,7 +20,6 @@ from tests.support.mcp_host import connected
 from tests.support.package_index.index import PackageIndex
 from tests.support.package_index.wheels import make_wheel
 from tests.support.polling import eventually
-from tests.support.screen import run_on_terminal
 
 TIMEOUT_S = 120.0
 SCRIPT = """\
@@ -110,13 +109,6 @@ def test_sandboxes_with_packages_are_kept_ready_from_the_start(world: World) -> 
         assert "pool_refill_failed" not in daemon.log.read_text()
 
 
-def test_a_package_that_the_policy_does_not_allow_is_refused_by_name(world: World) -> None:
-    refused = world.executor("run", "--with", "clay", "-c", "import clay")
-    assert refused.returncode == 2
-    assert "packages: asked for clay, allowed is glaze, kiln (profiles.potters.packages.allowed)" in refused.stderr
-    assert world.index.requests == []
-
-
 def test_an_environment_is_built_listed_shown_and_removed(world: World) -> None:
     requirements = world.written("requirements.txt", "kiln  # with glaze\n")
     built = world.executor("env", "build", requirements)
@@ -145,16 +137,6 @@ def test_an_environment_is_built_listed_shown_and_removed(world: World) -> None:
     )
 
 
-def test_a_lock_is_built_in_its_versions(world: World) -> None:
-    lock = (
-        'lock-version = "1.0"\ncreated-by = "test"\n[[packages]]\nname = "glaze"\nversion = "1.0"\n'
-        'wheels = [{ name = "glaze-1.0-py3-none-any.whl", hashes = { sha256 = "aa" } }]\n'
-    )
-    built = world.executor("env", "build", world.written("pylock.toml", lock))
-    assert built.returncode == 0, built.stderr
-    assert "packages     glaze==1.0" in built.stdout.splitlines()
-
-
 def test_gc_leaves_what_a_sandbox_has_and_is_recorded(world: World) -> None:
     with world.daemon.client() as client, client.create_session(packages=["kiln"]):
         kept = world.server("env", "gc", "--json")
@@ -163,26 +145,3 @@ def test_gc_leaves_what_a_sandbox_has_and_is_recorded(world: World) -> None:
         assert ["kiln"] in [each["requests"][0]["packages"] for each in listed], "a sandbox has it"
     called = [each for each in records(world.daemon.state_dir / "audit") if each["kind"] == "admin_called"]
     assert {"method": "CollectEnvironments", "target": "0"}.items() <= called[0].items()
-
-
-def test_what_can_not_be_resolved_is_explained(world: World) -> None:
-    failed = world.executor("env", "build", "--with", "kiln", "--with", "glaze<1")
-    assert failed.returncode == 2
-    assert "only glaze>=1.0 is available and you require glaze<1" in failed.stderr, "uv's own explanation"
-
-
-def test_waiting_is_a_bar_on_a_terminal_and_leaves_nothing_there(world: World) -> None:
-    world.index.projects["kiln"][0].behaviour = "slow"  # so that the wait is long enough to be reported
-    script = world.written("s.py", SCRIPT)
-    shown = run_on_terminal([*EXECUTOR, "run", script], world.environment, columns=100)
-    assert shown.exit_code == 0, shown.raw
-    assert "the environment: " in shown.raw and "━" in shown.raw
-    assert [line for line in shown.lines if line] == ["2.0 1.0 hot 2.0"]
-
-
-def test_waiting_is_a_line_for_each_step_elsewhere(world: World) -> None:
-    world.index.projects["kiln"][0].behaviour = "slow"  # so that the wait is long enough to be reported
-    done = world.executor("run", "--with", "kiln", "-c", "import kiln; print(kiln.VERSION)")
-    assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
-    steps = [line for line in done.stderr.splitlines() if line.startswith("[building the environment: ")]
-    assert steps and len(steps) == len({step.split(",")[0] for step in steps}), "each step is one line"

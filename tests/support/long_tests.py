@@ -70,20 +70,11 @@ LONG = (
         ("ours_docker", "ours_e2b"),
         but=(
             "tool_by_decorator",
-            "tool_in_the_sandbox",
-            "own_final_answer",
             "isolated",
-            "imports_are_enforced",
-            "dataframe_variable",
             "file_given",
-            "figure_for_the_model",
-            "live_logs",
-            "time_limit",
             "memory_limit",
             "crash",
-            "run_twice",
             "interruption",
-            "saved_and_loaded",
         ),
     ),
     # The guest decides these; what the backend does to them (memory, processors, pipes, a killed process) is run on all.
@@ -190,6 +181,12 @@ LONG = (
         ("status", "status_after", "delay", "cut_after", "truncated"),
     ),
     Long(
+        "tests/integration/test_e2b_backend.py",
+        "test_a_creation_that_never_succeeds",
+        "the other faults",
+        ("delay", "garbage", "truncated", "cut_before"),
+    ),
+    Long(
         "tests/integration/test_images.py",
         "test_an_image_shows_nothing",
         "the same test for the image data",
@@ -226,6 +223,25 @@ LONG = (
             "upload",
         ),
     ),
+    Long(_ENGINE, "test_a_container_that_is_hurt", "a kill and a pause", ("remove", "stop")),
+    Long(_ENGINE, "test_a_crowd_of_creations", "the other time", ("60.0",)),
+    Long(_KILLS, "test_a_killed_daemon_ends", _LOCAL_TOO, _DOCKER),
+    Long(
+        "tests/chaos/test_connections.py",
+        "test_session_of_a_killed_client",
+        "a client that is killed in an execution, and in an upload",
+        (
+            "between two calls",
+            "in a tool call",
+            "in a flood of output",
+            "in an upload of a value",
+            "in a download larger than the journal",
+        ),
+    ),
+    Long("tests/chaos/test_session_owners.py", "test_runs_without_with", "runs that all exit", ("some are killed",)),
+    Long(
+        "tests/chaos/test_fleet_deaths.py", "test_sessions_of_a_node", "a cut cable: test_fleet_networks", ("cut off",)
+    ),
     Long("tests/chaos/test_leaks.py", "test_", "the same tests with a fork server", ("off",)),
     Long(
         "tests/integration/test_savepoint_libraries.py",
@@ -239,13 +255,19 @@ LONG = (
     Long(
         "tests/contract/test_foreign_modules.py",
         "test_",
-        "CPython 3.9, 3.13 and the daemon's own with libraries",
-        ("3.10", "3.11", "3.12"),
+        "CPython 3.9 and the daemon's own with libraries; 3.13 in test_import_corpus.py",
+        ("3.10", "3.11", "3.12", "3.13"),
     ),
     Long(
         "tests/contract/test_import_corpus.py",
         "test_",
         "CPython 3.9, 3.13 and the daemon's own",
+        ("3.10", "3.11", "3.12"),
+    ),
+    Long(
+        "tests/integration/test_cloud_namespaces.py",
+        "test_a_session_lives",
+        "CPython 3.9 and 3.13",
         ("3.10", "3.11", "3.12"),
     ),
     Long("tests/contract/test_pythons.py", "test_", "CPython 3.9 and 3.13", ("3.10", "3.11", "3.12")),

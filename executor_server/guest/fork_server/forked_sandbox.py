@@ -185,22 +185,24 @@ def _mount_proc(child: _Child) -> None:
 
 def _mount_files(child: _Child) -> None:
     """Mounts the sandbox's own files with their sizes. It takes the fork server's user 0: before `_become_user`."""
-    sizes, host_uid = child.plan["sizes"], child.plan["host_uid"]
+    sizes = child.plan["sizes"]
+    # The sandbox's user owns them: no other user exists inside, and programs distrust a directory of an unknown one.
+    # None: that is the fork server's user 0.
+    owner = child.plan["host_uid"] or 0
     for place, size in (("/workspace", sizes["disk"]), ("/dev/shm", sizes["shm"])):
-        # The sandbox's user owns the workspace. None: that is the fork server's user 0.
-        _mount_memory(place, size, sizes["files"], owner=(host_uid or 0) if place == "/workspace" else 0)
+        _mount_memory(place, size, sizes["files"], owner)
     # Replaces the fork server's /tmp, keeping only the image's directories in it: the template process has already read
     # what its modules wrote there.
     kept = [(str(place), kernel.copy_mounts(place)) for place in child.plan["below_tmp"]]
     kernel.unmount("/tmp")
-    _mount_memory("/tmp", sizes["disk"], sizes["files"])
+    _mount_memory("/tmp", sizes["disk"], sizes["files"], owner)
     for place, copy in kept:
         os.makedirs(place)
         kernel.mount_copy(copy, place)
         os.close(copy)
 
 
-def _mount_memory(place: str, size_bytes: int, files: int, owner: int = 0) -> None:
+def _mount_memory(place: str, size_bytes: int, files: int, owner: int) -> None:
     options = f"mode=1777,uid={owner},gid={owner},size={size_bytes},nr_inodes={files + 1}"  # its own directory is one
     kernel.mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, options)
 

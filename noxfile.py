@@ -85,8 +85,9 @@ def integrations(session: nox.Session, entry: dict[str, Any]) -> None:
     `nox -t newest` runs the newest version of each. At the end the table in docs/integrations.md is written.
     """
     name = entry["extra"].replace("-", "_")
-    tests = ("hypothesis", "psutil", "pytest", "pytest-timeout", *entry["beside"])
-    session.install("--editable", f".[server,{entry['extra']}]", f"{entry['package']}=={entry['version']}", *tests)
+    tests = ("aiohttp", "hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", *entry["beside"])
+    packages = (f".[server,{entry['extra']}]", f"{entry['package']}=={entry['version']}", *tests)
+    session.install("--editable", *packages, env={"UV_SYSTEM_CERTS": "1"})
     # Their own wheels' warnings are theirs, and pytest-asyncio is not for all of them.
     options = ("-o", "addopts=--import-mode=importlib -ra", "-o", "filterwarnings=", "-p", "no:cacheprovider")
     for place in os.environ.get("PLACES", ",".join(PLACES)).split(","):

@@ -23,6 +23,10 @@ from tests.support.daemon import Daemon
 _TABLE = Path(__file__).parent / "integrations.toml"
 
 
+def _wheel(module: str) -> str:
+    return module.partition(".")[0]
+
+
 def _installed() -> list[dict[str, Any]]:
     """The entries of the table whose framework is here, in this version."""
     found = []
@@ -33,7 +37,8 @@ def _installed() -> list[dict[str, Any]]:
     return found
 
 
-SUITES = {entry["suite"]["module"]: entry for entry in _installed() if "suite" in entry}
+SUITES = {_wheel(entry["suite"]["module"]): entry for entry in _installed() if "suite" in entry}
+"""By the name of the package that the suite is in: some tests are inherited from another module of it."""
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +53,8 @@ def daemon() -> Iterator[Daemon]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Expects all tests of a suite to be there, and its exceptions to fail."""
-    for module, entry in SUITES.items():
-        found: list[Any] = [item for item in items if _module(item) == module]
+    for wheel, entry in SUITES.items():
+        found: list[Any] = [item for item in items if _wheel_of(item) == wheel]
         exceptions = {each["test"]: each["reason"] for each in entry.get("exceptions", ())}
         for item in found:
             if item.originalname in exceptions:
@@ -57,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tests = entry["suite"]["tests"]
         if found and (len(found) != tests or not exceptions.keys() <= {item.originalname for item in found}):
             raise pytest.UsageError(
-                f"{module} has {len(found)} tests; {_TABLE.name} says {tests}, or names a missing one"
+                f"{wheel} has {len(found)} tests; {_TABLE.name} says {tests}, or names a missing one"
             )
 
 
@@ -65,10 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A suite's test that skips itself has shown nothing: it counts as failed."""
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and _module(item) in SUITES:
+    if report.skipped and not hasattr(report, "wasxfail") and _wheel_of(item) in SUITES:
         report.outcome = "failed"
     return report
 
 
-def _module(item: pytest.Item) -> str:
-    return getattr(getattr(item, "function", None), "__module__", "")
+def _wheel_of(item: pytest.Item) -> str:
+    return _wheel(getattr(getattr(item, "function", None), "__module__", ""))

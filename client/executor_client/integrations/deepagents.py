@@ -1,0 +1,148 @@
+"""Sandboxes of LangChain's deepagents: an agent's commands and files are those of a session.
+
+    from deepagents import create_deep_agent
+    from executor_client.integrations.deepagents import RemoteSandbox, with_artifacts
+
+    with RemoteSandbox(image="data") as sandbox:
+        agent = create_deep_agent(model, backend=with_artifacts(sandbox))
+
+deepagents stores old messages and large results below `/`, which is read-only in a sandbox. `with_artifacts` moves them
+into the workspace; without it they are lost, with a warning in the log.
+
+deepagents has no error for a failed sandbox: a lost session or an unreachable daemon ends the agent's run with the
+client's own error, so that the model never sees it as output.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from deepagents.backends import CompositeBackend
+from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
+from deepagents.backends.sandbox import BaseSandbox
+
+from executor_client import CompletedProcess, FileError, InvalidRequest, PolicyViolationError
+from executor_client.integrations._common import NamedSession, SessionOptions, not_lost
+
+ARTIFACTS_ROOT = "/workspace/.deepagents"
+OUTPUT_BYTES_MAX = 8 << 20
+"""Bytes that are kept of a command's output."""
+_TIMED_OUT = 124  # as of coreutils' timeout
+_OF_THE_FILE = (FileError, InvalidRequest, PolicyViolationError)
+_CODES: dict[type[Exception], str] = {
+    FileNotFoundError: "file_not_found",
+    IsADirectoryError: "is_directory",
+    PermissionError: "permission_denied",
+    FileError: "invalid_path",
+    InvalidRequest: "invalid_path",
+}
+
+
+class RemoteSandbox(BaseSandbox):  # type: ignore[misc]  # untyped where deepagents is not installed
+    """A session as a sandbox. The first call creates it, or finds the caller's session of this `name`.
+
+    `options` are those of `SessionOptions`. The session is detached: it lives until `close` or `aclose`, or its idle
+    time, so that a later process can continue a thread with it. As a context manager, ends the session.
+    """
+
+    def __init__(self, name: str | None = None, **options: Any) -> None:
+        self._session = NamedSession(SessionOptions(**options), name, framework="deepagents")
+
+    @property
+    def id(self) -> str:
+        """The session's name."""
+        return self._session.name
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Runs a command by bash, or by sh if there is no bash, and returns what it prints on both streams."""
+        return _response(self._session.get_blocking().processes.run(command, **_limits(timeout)))
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """The same on an event loop. A cancelled call kills the command."""
+        session = await self._session.get()
+        return _response(await session.processes.run(command, **_limits(timeout)))
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        to = self._session.get_blocking().files
+        responses = []
+        for path, data in files:
+            try:
+                to.write(_absolute(path), data)
+                responses.append(FileUploadResponse(path=path))
+            except _OF_THE_FILE as error:
+                responses.append(FileUploadResponse(path=path, error=_code(error)))
+        return responses
+
+    async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        to = (await self._session.get()).files
+        responses = []
+        for path, data in files:
+            try:
+                await to.write(_absolute(path), data)
+                responses.append(FileUploadResponse(path=path))
+            except _OF_THE_FILE as error:
+                responses.append(FileUploadResponse(path=path, error=_code(error)))
+        return responses
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        source = self._session.get_blocking().files
+        responses = []
+        for path in paths:
+            try:
+                responses.append(FileDownloadResponse(path=path, content=source.read(_absolute(path))))
+            except _OF_THE_FILE as error:
+                responses.append(FileDownloadResponse(path=path, error=_code(error)))
+        return responses
+
+    async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        source = (await self._session.get()).files
+        responses = []
+        for path in paths:
+            try:
+                responses.append(FileDownloadResponse(path=path, content=await source.read(_absolute(path))))
+            except _OF_THE_FILE as error:
+                responses.append(FileDownloadResponse(path=path, error=_code(error)))
+        return responses
+
+    def close(self) -> None:
+        """Ends the session with its files. Idempotent."""
+        self._session.end_blocking()
+
+    async def aclose(self) -> None:
+        await self._session.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def with_artifacts(sandbox: RemoteSandbox) -> CompositeBackend:
+    """Returns a backend for `create_deep_agent` that stores deepagents' own files in the workspace."""
+    return CompositeBackend(default=sandbox, routes={}, artifacts_root=ARTIFACTS_ROOT)
+
+
+def _limits(timeout: int | None) -> dict[str, Any]:
+    # deepagents' 0 means no limit.
+    return {"timeout_s": timeout or None, "merge_stderr": True, "max_output_bytes": OUTPUT_BYTES_MAX}
+
+
+def _response(done: CompletedProcess) -> ExecuteResponse:
+    not_lost(done)
+    truncated = done.omitted_bytes > 0
+    if done.timed_out:
+        output = f"{done.stdout}\nthe command was killed after {done.usage.wall_time_s:.0f} s, its timeout\n"
+        return ExecuteResponse(output=output, exit_code=_TIMED_OUT, truncated=truncated)
+    return ExecuteResponse(output=done.stdout, exit_code=done.exit_code, truncated=truncated)
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise InvalidRequest("deepagents' paths are absolute")
+    return path
+
+
+def _code(error: Exception) -> str:
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), str(error))

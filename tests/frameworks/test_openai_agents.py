@@ -32,7 +32,7 @@ from agents.sandbox.session import SandboxSession
 from agents.testing import ModelStep, ScriptedModel, assistant_message, function_call
 from openai.types.responses import ResponseCustomToolCall
 
-from executor_client.integrations.openai_agents import RemoteSandboxClient
+from executor_client.integrations.openai_agents import RemoteSandboxClient, RemoteSandboxClientOptions
 from tests.frameworks.commands import running_commands
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually_async
@@ -142,6 +142,7 @@ async def test_commands(session: SandboxSession) -> None:
     done = await session.exec(r"printf '\377\0'; echo oops >&2; exit 3")
     assert (done.stdout, done.stderr, done.exit_code) == (b"\xff\0", b"oops\n", 3)
     assert (await session.exec("no-such-program", shell=False)).exit_code == 127
+    assert (await session.exec("echo a\0b")).exit_code == 127
     large = (await session.exec("seq 1000000")).stdout
     assert large.startswith(b"1\n2\n") and large.endswith(b"\n1000000\n") and len(large) < (1 << 20) + 100
     with pytest.raises(ExecTimeoutError):
@@ -175,6 +176,32 @@ async def test_terminals(daemon: Daemon, session: SandboxSession) -> None:
     assert lacking.exit_code == 127 and b"no-such-shell" in lacking.output
     await session.pty_terminate_all()
     assert await eventually_async(lambda: running_commands(daemon) == [])
+
+
+def test_sandbox_with_a_terminal_and_a_port_serves_several_loops(daemon: Daemon) -> None:
+    """`Runner.run_sync` may give each turn a loop of its own."""
+    client = RemoteSandboxClient()
+
+    async def begin() -> tuple[SandboxSession, int | None]:
+        made = await client.create(options=RemoteSandboxClientOptions(exposed_ports=(8000,)))
+        await made.start()
+        begun = await made.pty_exec_start("read x; echo got $x; sleep 70", tty=True, yield_time_s=0.3)
+        await made.resolve_exposed_port(8000)
+        return made, begun.process_id
+
+    async def go_on(sandbox: SandboxSession, number: int | None) -> None:
+        assert number is not None
+        written = await sandbox.pty_write_stdin(session_id=number, chars="on\n", yield_time_s=1)
+        assert b"got on" in written.output
+        port = await sandbox.resolve_exposed_port(8000)
+        _, writer = await asyncio.open_connection(port.host, port.port)
+        writer.close()
+
+    sandbox, number = asyncio.run(begin())
+    asyncio.run(go_on(sandbox, number))
+    asyncio.run(client.delete(sandbox))
+    with daemon.client() as blocking:
+        assert blocking.list_sessions() == []
 
 
 async def test_files_stay_in_the_workspace(session: SandboxSession) -> None:

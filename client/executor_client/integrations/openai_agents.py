@@ -64,7 +64,7 @@ from executor_client import (
     TerminalSize,
 )
 from executor_client._aio import shielded
-from executor_client.integrations._common import NamedSession, SessionOptions, infrastructure_errors, not_lost
+from executor_client.integrations._common import NamedSession, PerLoop, SessionOptions, infrastructure_errors, not_lost
 
 TYPE = "remote-executor"
 TERMINALS_MAX = 16
@@ -90,28 +90,43 @@ class RemoteSandboxSessionState(SandboxSessionState):
 
 
 class _Terminal:
-    """A command that may still run."""
+    """A command that may still run. Any event loop may read and write it, one after the other."""
 
-    def __init__(self, process: AsyncProcess, tty: bool) -> None:
-        self.process, self.tty = process, tty
+    def __init__(self, session: NamedSession, process: AsyncProcess, tty: bool) -> None:
+        self.tty = tty
+        self._session, self._process = session, process
+        self._loop = asyncio.get_running_loop()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._lock = asyncio.Lock()  # a process has one reader at a time, and a model may call tools in parallel
+        # A process has one reader at a time, and a model may call tools in parallel.
+        self._reading, self._attaching = PerLoop(asyncio.Lock), PerLoop(asyncio.Lock)
+
+    async def _attached(self) -> AsyncProcess:
+        loop = asyncio.get_running_loop()
+        async with self._attaching.get():
+            if self._loop is not loop:
+                processes, known = (await self._session.get()).processes, self._process
+                self._process = await processes.attach(known.process_id, after_event=known.last_event)
+                self._loop = loop
+        return self._process
 
     async def write(self, chars: str) -> None:
         with suppress(PreconditionError):  # it has ended, as the next read tells
-            await self.process.write(chars)
+            await (await self._attached()).write(chars)
 
     async def read(self, timeout_s: float) -> tuple[str, ProcessResult | None]:
         """Returns the output of the next seconds, and the result if it has ended."""
-        async with self._lock:
-            data = await self.process.read_bytes(timeout_s)
-            result = self.process.result
+        async with self._reading.get():
+            process = await self._attached()
+            data = await process.read_bytes(timeout_s)
+            result = process.result
             return self._decoder.decode(data, final=result is not None), result and not_lost(result)
+
+    async def kill(self) -> None:
+        await (await self._attached()).kill()
 
 
 class RemoteSandboxSession(BaseSandboxSession):
-    """A sandbox of the Agents SDK. Terminals and ports belong to the event loop that opened them; the rest works on
-    any loop."""
+    """A sandbox of the Agents SDK, for any event loop. The address of a port serves as long as the loop that asked."""
 
     state: RemoteSandboxSessionState
 
@@ -119,7 +134,7 @@ class RemoteSandboxSession(BaseSandboxSession):
         self.state = state
         self._session = session
         self._terminals: dict[int, _Terminal] = {}
-        self._forwards: dict[int, AsyncPortForward] = {}
+        self._forwards: PerLoop[dict[int, AsyncPortForward]] = PerLoop(dict)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Life
@@ -135,9 +150,9 @@ class RemoteSandboxSession(BaseSandboxSession):
             await (await self._session.get()).files.mkdir(str(root))
 
     async def _shutdown_backend(self) -> None:
-        forwards, self._forwards = self._forwards, {}
-        for each in forwards.values():
-            await each.close()
+        forwards = self._forwards.get()
+        while forwards:
+            await forwards.popitem()[1].close()
         with _exec_errors("shutdown"):
             await shielded(self._session.end)
 
@@ -157,7 +172,10 @@ class RemoteSandboxSession(BaseSandboxSession):
         options = await self._process_options()
         with _exec_errors(*argv):
             processes = (await self._session.get()).processes
-            completed = not_lost(await processes.run(argv, timeout_s=timeout, not_runnable="result", **options))
+            try:
+                completed = not_lost(await processes.run(argv, timeout_s=timeout, not_runnable="result", **options))
+            except InvalidRequest as error:  # the model's mistake: a NUL in the command, or too many bytes
+                return ExecResult(stdout=b"", stderr=f"{error}\n".encode(), exit_code=127)
         if completed.timed_out:
             raise ExecTimeoutError(command=argv, timeout_s=timeout)
         assert completed.exit_code is not None, "only a lost command has none"
@@ -194,7 +212,7 @@ class RemoteSandboxSession(BaseSandboxSession):
             except InvalidRequest as error:  # the model's mistake: a shell that the image lacks, a NUL in the command
                 return PtyExecUpdate(None, f"{error}\n".encode(), 127, None)
         number = allocate_pty_process_id(set(self._terminals))
-        terminal = self._terminals[number] = _Terminal(process, tty)
+        terminal = self._terminals[number] = _Terminal(self._session, process, tty)
         wait_ms = clamp_pty_yield_time_ms(int(1000 * (10 if yield_time_s is None else yield_time_s)))
         try:
             return await self._update(number, terminal, wait_ms, max_output_tokens)
@@ -246,23 +264,24 @@ class RemoteSandboxSession(BaseSandboxSession):
         terminal = self._terminals.pop(number, None)
         if terminal is not None:
             with _exec_errors("kill"), suppress(SessionGone):
-                await terminal.process.kill()
+                await terminal.kill()
 
     # -----------------------------------------------------------------------------------------------------------------
     # Ports
 
     async def _resolve_exposed_port(self, port: int) -> ExposedPortEndpoint:
         """Forwards a local port to the sandbox's, until the sandbox is shut down."""
-        if port not in self._forwards:
+        forwards = self._forwards.get()
+        if port not in forwards:
             try:
                 forward = await (await self._session.get()).ports.forward(port)
             except (ExecutorClientError, OSError) as error:
                 raise ExposedPortUnavailableError(
                     port=port, exposed_ports=self.state.exposed_ports, reason="backend_unavailable", cause=error
                 ) from error
-            if self._forwards.setdefault(port, forward) is not forward:
+            if forwards.setdefault(port, forward) is not forward:
                 await forward.close()  # another task was faster
-        host, local_port = self._forwards[port].address
+        host, local_port = forwards[port].address
         return ExposedPortEndpoint(host=host, port=local_port)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -348,10 +367,11 @@ class RemoteSandboxClient(BaseSandboxClient[RemoteSandboxClientOptions | None]):
         if manifest.users or manifest.groups:
             raise _one_user()
         session_id = uuid.uuid4()
+        resolved = resolve_snapshot(snapshot, str(session_id))  # may fail, so before there is a session
         session = await self._new()
         state = RemoteSandboxSessionState(
             session_id=session_id,
-            snapshot=resolve_snapshot(snapshot, str(session_id)),
+            snapshot=resolved,
             manifest=manifest,
             exposed_ports=options.exposed_ports if options else (),
             session_name=session.name,

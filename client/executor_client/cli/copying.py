@@ -13,7 +13,7 @@ from pathlib import Path
 
 from executor_client.cli.naming import find_session, located
 from executor_client.client import ExecutorClient
-from executor_client.errors import InvalidRequest, NotFoundError
+from executor_client.errors import FileError, InvalidRequest
 from executor_client.session import Session
 
 
@@ -49,10 +49,7 @@ def _get(session: Session, path: str, target: str) -> None:
 
 
 def _is_directory(session: Session, path: str) -> bool:
-    if not path:
-        return True
     try:
-        session.files.list(path)
-    except (NotFoundError, InvalidRequest):
-        return False  # missing or a file: the next request reports which
-    return True
+        return session.files.stat(path).is_directory
+    except FileError:
+        return False  # the next request reports why

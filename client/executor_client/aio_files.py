@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -229,12 +230,12 @@ class AsyncSessionFiles(ShortRepr):
         return await transport.repeat(attempt)
 
     async def _received(self, reader: FileReader, path: str, **fields: Any) -> bytes:
-        content: list[bytes] = []
+        content = BytesIO()  # a list of pieces would take twice the memory
         async with contextlib.aclosing(self._pieces(reader, path, **fields)) as pieces:
             async for piece in pieces:
-                content.append(piece)
+                content.write(piece)
         reader.finish()
-        return b"".join(content)
+        return content.getvalue()
 
     async def _pieces(self, reader: FileReader, path: str, **fields: Any) -> AsyncGenerator[bytes, None]:
         request = requests.with_path(pb.GetFileRequest, self._session.session_id, path, tar=reader.is_tar, **fields)

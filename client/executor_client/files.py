@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -230,12 +231,12 @@ class SessionFiles(ShortRepr):
         return transport.repeat(attempt)
 
     def _received(self, reader: FileReader, path: str, **fields: Any) -> bytes:
-        content: list[bytes] = []
+        content = BytesIO()  # a list of pieces would take twice the memory
         with contextlib.closing(self._pieces(reader, path, **fields)) as pieces:
             for piece in pieces:
-                content.append(piece)
+                content.write(piece)
         reader.finish()
-        return b"".join(content)
+        return content.getvalue()
 
     def _pieces(self, reader: FileReader, path: str, **fields: Any) -> Generator[bytes, None]:
         request = requests.with_path(pb.GetFileRequest, self._session.session_id, path, tar=reader.is_tar, **fields)

@@ -110,3 +110,4 @@ async def test_daemon_that_does_not_answer_is_no_output(tmp_path: Path) -> None:
     with pytest.raises(ToolExecutionError) as failed:
         await environment.initialize()
     assert failed.value.error_type == "SERVICE_UNAVAILABLE"
+    assert str(environment.working_dir) == "/workspace", "a later run, with a daemon, must not fail for this"

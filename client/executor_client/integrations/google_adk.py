@@ -19,7 +19,7 @@ from google.adk.environment import BaseEnvironment, ExecutionResult
 from google.adk.errors.tool_execution_error import ToolErrorType, ToolExecutionError
 
 from executor_client._aio import shielded
-from executor_client.integrations._common import Failures, NamedSession, SessionOptions, not_lost
+from executor_client.integrations._common import Failures, NamedSession, SessionOptions, infrastructure_errors, not_lost
 
 WORKSPACE = Path("/workspace")
 
@@ -49,7 +49,7 @@ class RemoteEnvironment(BaseEnvironment):
         """Creates or finds the session. Idempotent."""
         if self._session is None:
             self._session = NamedSession(self._options, self._name, framework="google-adk")
-        with self._infrastructure():
+        with infrastructure_errors(_unavailable):
             await self._session.get()
         self.is_initialized = True
 
@@ -58,7 +58,7 @@ class RemoteEnvironment(BaseEnvironment):
         session, self._session = self._session, None
         self.is_initialized = False
         if session is not None and self._name is None:
-            with self._infrastructure():
+            with infrastructure_errors(_unavailable):
                 await shielded(session.end)
 
     async def execute(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
@@ -90,4 +90,9 @@ class RemoteEnvironment(BaseEnvironment):
         return self._session
 
     def _infrastructure(self) -> contextlib.AbstractContextManager[None]:
-        return self._failures.recorded(lambda text: ToolExecutionError(text, ToolErrorType.SERVICE_UNAVAILABLE))
+        """Around a tool's call. `initialize` and `close` are no tools: their errors reach the caller at once."""
+        return self._failures.recorded(_unavailable)
+
+
+def _unavailable(text: str) -> ToolExecutionError:
+    return ToolExecutionError(text, ToolErrorType.SERVICE_UNAVAILABLE)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from executor_client import Process, ProcessOutput, ProcessOutputCut, Session, TerminalSize
+from executor_client import Process, ProcessOutput, ProcessOutputCut
 from tests.chaos.observe import WAIT_S
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
@@ -18,8 +18,6 @@ from tests.support.rounds import rounds
 
 KILLS = rounds(10, 2)
 LINES = 3000
-# As fast as it can, with a pause now and then, so that some of it falls into the time without a daemon.
-PRINT = f"i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); [ $((i % 100)) = 0 ] && sleep 0.02; done"
 ALL_LINES = "".join(f"line {number}\n" for number in range(LINES)).encode()
 
 ECHO = """
@@ -52,23 +50,6 @@ def follow(threads: ThreadPoolExecutor, process: Process) -> Future[bytes]:
     future = threads.submit(read)
     assert spoke.wait(WAIT_S)
     return future
-
-
-@pytest.mark.timeout(240)
-def test_what_eight_processes_print_arrives_once_whatever_is_killed(restart_on_each: Callable[[], Daemon]) -> None:
-    daemon = restart_on_each()
-    with daemon.client() as client, ThreadPoolExecutor(8) as threads:
-        sessions: list[Session] = [client.create_session() for _ in range(2)]
-        for _ in range(KILLS):
-            started = [session.processes.start(PRINT) for session in sessions for _ in range(3)]
-            started += [session.processes.start(PRINT, pty=TerminalSize(80, 24)) for session in sessions]
-            read = [follow(threads, process) for process in started]
-            daemon.kill()
-            daemon = restart_on_each()
-            said = [each.result(WAIT_S) for each in read]
-            assert said[:6] == [ALL_LINES] * 6
-            assert [each.replace(b"\r\n", b"\n") for each in said[6:]] == [ALL_LINES] * 2
-        assert all(session.execute("1 + 1").output == 2 for session in sessions)
 
 
 def test_input_that_was_given_before_the_kill_is_given_once(restart_on_each: Callable[[], Daemon]) -> None:

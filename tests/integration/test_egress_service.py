@@ -23,7 +23,6 @@ from tests.support.egress_service import (
     COMMAND,
     SOON_S,
     BoundSession,
-    RecordingSink,
     bind,
     egress_service,
     sandbox_context,
@@ -117,89 +116,12 @@ async def test_sessions_do_not_share_rules_or_reports(internet: Internet, servic
     assert may_not.sink.opened == []
 
 
-async def test_settle_returns_when_all_reports_are_there(internet: Internet, service: EgressService) -> None:
-    host = internet.name("raw")
-    session = await bind(service, NetworkRules(allowed=(f"{host}:{RAW_PORT}",)))
-    status, _, writer = await session.tunnel(f"{host}:{RAW_PORT}")
-    assert status == 200
-    writer.write(b"x" * 1000)
-    await writer.drain()
-    await session.sink.until(lambda: session.sink.opened)
-    async with asyncio.timeout(SOON_S):
-        while session.sink.sent_bytes < 1000:
-            await service.settle("s")
-    assert session.sink.sent_bytes == 1000
-    writer.close()
-
-
-async def test_change_of_rules_closes_what_they_do_not_allow(internet: Internet, service: EgressService) -> None:
-    kept, gone = internet.name("raw"), internet.name("raw")
-    session = await bind(service, NetworkRules(allowed=(f"{kept}:{RAW_PORT}", f"{gone}:{RAW_PORT}")))
-    _, kept_reader, kept_writer = await session.tunnel(f"{kept}:{RAW_PORT}")
-    _, gone_reader, gone_writer = await session.tunnel(f"{gone}:{RAW_PORT}")
-    service.change("s", NetworkRules(allowed=(f"{kept}:{RAW_PORT}",)))
-    async with asyncio.timeout(SOON_S):
-        assert await gone_reader.read(-1) == b""
-    await session.sink.until(lambda: session.sink.closed)
-    assert [(each.host, each.reason) for each in session.sink.closed] == [(gone, reasons.RULE_GONE)]
-    assert not kept_reader.at_eof()
-    kept_writer.close()
-    gone_writer.close()
-
-
-async def test_exhausted_session_is_closed_and_refused_until_it_is_not(
-    internet: Internet, service: EgressService
-) -> None:
-    host = internet.name("files")
-    session = await bind(service, NetworkRules(allowed=(host,)))
-    service.exhaust("s", reasons.TENANT_QUOTA)
-    assert (await _refusal(session, f"{host}:443"))[0] == 403
-    assert session.sink.denied[-1].reason == reasons.TENANT_QUOTA
-    service.exhaust("s", None)
-    assert (await _get(session, host, "/hello.txt"))[0] == 200
-
-
-async def test_session_waits_at_its_bound_of_bytes_until_it_is_raised(
-    internet: Internet, service: EgressService
-) -> None:
-    host = internet.name("files")
-    session = await bind(service, NetworkRules(allowed=(f"{host}:80",)), total_bytes=MIB)
-    reader, writer = await session.connect()
-    writer.write(f"GET http://{host}/bytes/{4 * MIB} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-    await session.sink.until(lambda: session.sink.received_bytes + session.sink.sent_bytes >= MIB)
-    assert session.sink.received_bytes + session.sink.sent_bytes <= MIB + 256 * 1024
-    assert session.sink.closed == []
-    service.allow("s", None)
-    async with asyncio.timeout(SOON_S):
-        assert (await reader.read(-1)).endswith(bytes(MIB))
-    writer.close()
-
-
 async def test_bytes_used_before_count(internet: Internet, service: EgressService) -> None:
     host = internet.name("files")
     rules = NetworkRules(allowed=(host,), max_received_bytes=1000)
     session = await bind(service, rules, used=NetworkUsage(received_bytes=1000))
     assert (await _refusal(session, f"{host}:443"))[0] == 403
     assert session.sink.denied[-1].reason == reasons.RECEIVED_BYTES
-
-
-async def test_release_closes_connections_and_reports_all_of_them(internet: Internet, service: EgressService) -> None:
-    host = internet.name("raw")
-    session = await bind(service, NetworkRules(allowed=(f"{host}:{RAW_PORT}",)))
-    tunnels = [await session.tunnel(f"{host}:{RAW_PORT}") for _ in range(3)]
-    await service.release("s")
-    assert [each.reason for each in session.sink.closed] == [reasons.SESSION_ENDED] * 3
-    for _, reader, writer in tunnels:
-        assert await reader.read(-1) == b""
-        writer.close()
-    with pytest.raises(ConnectionRefusedError):
-        await session.connect()
-    await service.release("s")
-    await service.settle("s")
-    service.change("s", NetworkRules())
-    service.allow("s", 1)
-    service.exhaust("s", reasons.TENANT_QUOTA)
-    assert len(session.sink.closed) == 3
 
 
 async def test_session_that_is_bound_again_keeps_its_connections(internet: Internet, service: EgressService) -> None:
@@ -216,18 +138,6 @@ async def test_session_that_is_bound_again_keeps_its_connections(internet: Inter
     await second.sink.until(lambda: second.sink.closed)
     second_writer.close()
     assert reader.exception() is None
-
-
-async def test_session_that_can_not_be_bound_leaves_nothing(service: EgressService) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = listener.getsockname()
-    with pytest.raises(EgressError, match="can't be served"):
-        await service.bind("s", NetworkRules(allowed=("*",)), listener, RecordingSink(), NetworkUsage())
-    assert listener.fileno() == -1
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection(*address)
-    session = await bind(service, NetworkRules(allowed=("a.example",)))
-    assert (await _refusal(session, "b.example:443"))[0] == 403
 
 
 async def test_rules_that_are_too_large_for_the_link_are_refused_before_they_are_sent(service: EgressService) -> None:

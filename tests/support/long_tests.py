@@ -145,6 +145,16 @@ LONG = (
     Long(_RESTARTS, "test_eight_sessions", _LOCAL_TOO, _DOCKER),
     Long(_RESTARTS, "test_sandbox_that_ended", _LOCAL_TOO, _DOCKER),
     Long(_RESTARTS, "test_second_daemon", _LOCAL_TOO, _DOCKER),
+    Long(
+        "tests/integration/test_egress_fairness.py",
+        "test_a_flood",
+        "the floods in the other direction, and of trailers",
+        (
+            "downloads in chunks of one byte",
+            "terminated uploads in chunks of one byte",
+            "connections with many headers",
+        ),
+    ),
     Long("tests/chaos/test_process_kills.py", "test_", "tests/chaos/test_process_restarts.py, on both", _OTHERS),
     Long(
         "tests/integration/fleet_ray/test_local_cluster.py",

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +23,8 @@ from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client.errors import ExecutorClientError, InvalidRequest, ProtocolError
 
+OnError = Callable[[ExecutorClientError], object]
+
 _PIECE_BYTES = 256 * 1024
 _PORT_MAX = 65_535
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -33,8 +35,9 @@ class AsyncPortForward(ShortRepr):
 
     _shows = ("port", "url", "connections", "last_error")
 
-    def __init__(self, session: SessionBase[AsyncTransport], port: int) -> None:
+    def __init__(self, session: SessionBase[AsyncTransport], port: int, on_error: OnError | None = None) -> None:
         self._session = session
+        self._on_error = on_error
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.port = port
@@ -69,6 +72,8 @@ class AsyncPortForward(ShortRepr):
             await _open_and_pass_on(self._session, self.port, reader, writer)
         except ExecutorClientError as error:
             self.last_error = error
+            if self._on_error is not None:
+                self._on_error(error)
         except asyncio.CancelledError:
             pass  # closed from here; the task is this connection's own
         finally:
@@ -108,13 +113,16 @@ class AsyncSessionPorts(ShortRepr):
         self._session = session
         self._passing: set[asyncio.Task[None]] = set()
 
-    async def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> AsyncPortForward:
+    async def forward(
+        self, port: int, *, local_port: int = 0, host: str = "127.0.0.1", on_error: OnError | None = None
+    ) -> AsyncPortForward:
         """Listens on this machine and forwards each connection to a port of the sandbox. Returns once it listens.
 
         `local_port` 0 chooses a free port. While nothing listens on the sandbox's port, connections end at once, and
-        `last_error` has the reason. Raises OSError if this machine can't listen there.
+        `last_error` has the reason. `on_error` is called with the error of each connection that fails or breaks. Raises
+        OSError if this machine can't listen there.
         """
-        forward = AsyncPortForward(self._session, _checked(port))
+        forward = AsyncPortForward(self._session, _checked(port), on_error)
         await forward._listen(host, local_port)  # a part of making it
         return forward
 

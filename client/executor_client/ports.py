@@ -16,7 +16,7 @@ from executor_client._aio import AsyncTransport
 from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
 from executor_client._sync import Transport
-from executor_client.aio_ports import AsyncPortForward, AsyncSessionPorts
+from executor_client.aio_ports import AsyncPortForward, AsyncSessionPorts, OnError
 from executor_client.errors import ExecutorClientError
 
 T = TypeVar("T")
@@ -87,15 +87,18 @@ class SessionPorts(ShortRepr):
     def __init__(self, session: SessionBase[Transport]) -> None:
         self._session = session
 
-    def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> PortForward:
+    def forward(
+        self, port: int, *, local_port: int = 0, host: str = "127.0.0.1", on_error: OnError | None = None
+    ) -> PortForward:
         """Listens on this machine and forwards each connection to a port of the sandbox. Returns once it listens.
 
         `local_port` 0 chooses a free port. While nothing listens on the sandbox's port, connections end at once, and
-        `last_error` has the reason. Raises OSError if this machine can't listen there.
+        `last_error` has the reason. `on_error` is called, in another thread, with the error of each connection that
+        fails or breaks. Raises OSError if this machine can't listen there.
         """
         loop = _Loop(self._session)
         try:
-            forward = loop.run(loop.forward(port, local_port, host))
+            forward = loop.run(loop.forward(port, local_port, host, on_error))
         except BaseException:
             loop.close()
             raise
@@ -129,8 +132,8 @@ class _Loop:
         """Runs a coroutine in the thread, and returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_TIMEOUT_S)
 
-    async def forward(self, port: int, local_port: int, host: str) -> AsyncPortForward:
-        return await self._ports().forward(port, local_port=local_port, host=host)
+    async def forward(self, port: int, local_port: int, host: str, on_error: OnError | None) -> AsyncPortForward:
+        return await self._ports().forward(port, local_port=local_port, host=host, on_error=on_error)
 
     async def connect(self, port: int) -> socket.socket:
         """Connects; the thread ends with the connection."""

@@ -108,6 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
     completion.epilog = 'bash, zsh:  eval "$(executor completion)"\nfish:       executor completion fish | source'
     _add_env(commands)
     _add_mcp(commands)
+    _add_jupyter(commands)
     return parser
 
 
@@ -212,6 +213,20 @@ def _add_mcp(commands: Any) -> None:
     mcp.add_argument(
         "--authorization-server", metavar="URL", help="for --http: the OAuth server where hosts get a token"
     )
+
+
+def _add_jupyter(commands: Any) -> None:
+    jupyter = make_command(commands, "jupyter", "run Jupyter's kernels in sandboxes")
+    install = make_command(jupyter.add_subparsers(metavar="ACTION", required=True), "install", "write a kernelspec")
+    install.set_defaults(command="jupyter")
+    install.add_argument("--name", default="sandbox", help="the kernelspec's name (default: %(default)s)")
+    install.add_argument("--display-name", help='the name that Jupyter shows (default: "Python (NAME)")')
+    install.add_argument("--prefix", metavar="DIR", help="install below this directory, such as a virtual environment")
+    install.add_argument("--forwarding", action="store_true", help="the kernel for images without ipykernel")
+    install.add_argument("--image", help="the sandboxes' image (default: the policy's)")
+    add_packages(install)
+    add_network(install)
+    add_limits(install)
 
 
 def _add_session_options(parser: argparse.ArgumentParser) -> None:

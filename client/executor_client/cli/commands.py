@@ -35,6 +35,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.command == "completion":
         console.show_lines([completion(options.shell)])
         return EXIT_SUCCEEDED
+    if options.command == "jupyter":
+        return _install_kernel(options, console)
     if options.command == "mcp":  # it uses the asyncio client
         from executor_client.mcp.command import serve
 
@@ -199,6 +201,27 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace, console: C
     elif allowed := client.get_policy().allowed_imports:
         session.authorize_imports(allowed)
     return session
+
+
+def _install_kernel(options: argparse.Namespace, console: Console) -> int:
+    try:
+        from executor_client.integrations.jupyter_kernelspec import install
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"Jupyter is missing ({error.name}): pip install 'remote-executor[jupyter]'") from error
+    given = {
+        "address": options.address,
+        "image": options.image,
+        "limits": dict(options.limits),
+        "network": options.network,
+        "packages": options.packages,
+    }
+    shown = options.display_name or f"Python ({options.name})"
+    kept = {name: value for name, value in given.items() if value}
+    place = install(options.name, shown, kept, forwarding=options.forwarding, prefix=options.prefix)
+    console.show_lines(
+        [f"{place}: Jupyter shows it as {shown}", f"remove it: jupyter kernelspec remove {options.name}"]
+    )
+    return EXIT_SUCCEEDED
 
 
 def _step_limits(options: argparse.Namespace) -> dict[str, float] | None:

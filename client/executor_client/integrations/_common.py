@@ -135,6 +135,12 @@ def blocking_client(options: SessionOptions) -> ExecutorClient:
     return _blocking_clients[key]
 
 
+async def attached_session(options: SessionOptions, *, framework: str) -> AsyncSession:
+    """Creates a session that ends with this process. The label `framework` tells who made it."""
+    labels = {"framework": framework, **options.labels}
+    return await client(options).create_session(**replace(options, labels=labels).arguments())
+
+
 class NamedSession:
     """A detached session, found by its name from any loop or process. The label `framework` tells who made it.
 

@@ -25,7 +25,7 @@ def _lines() -> Iterator[str]:
     yield "|---|---|---|---|"
     for entry in entries:
         suite, failing = entry.get("suite"), len(entry.get("exceptions", ()))
-        name = f"`{suite['module']}`" if suite else "none; scripted agents"
+        name = f"`{suite['module']}`" if suite else f"none; {entry.get('tried', 'scripted agents')}"
         passed = f"{suite['tests'] - failing} of {suite['tests']}" if suite else ""
         page = f"[{entry['framework']}](integrations/{entry['extra']}.md)"
         yield f"| {page} | `{entry['package']}` {entry['version']} | {name} | {passed} |"

@@ -6,11 +6,13 @@ Docker's test image has no ipykernel: there only the forwarding kernel is tried.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,20 @@ def test_without_jupyter_the_command_says_what_to_install(
     monkeypatch.delitem(sys.modules, "executor_client.integrations.jupyter_kernelspec")
     assert main(["jupyter", "install"]) == 2
     assert "pip install 'remote-executor[jupyter]'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not HAS_IPYKERNEL, reason="no ipykernel")
+def test_the_example_runs_a_notebook_in_both_kernels(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", "restored at the end")
+    monkeypatch.setattr(sys, "argv", ["jupyter_notebook.py", str(tmp_path)])
+    import_module("jupyter_notebook").main()
+    for kernel in ("sandbox", "forwarding"):
+        cells = json.loads((tmp_path / f"{kernel}.ipynb").read_text())["cells"]
+        assert [each["output_type"] for cell in cells for each in cell["outputs"]] == [
+            "stream",
+            "display_data",
+            "execute_result",
+        ]

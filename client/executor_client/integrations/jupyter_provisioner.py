@@ -72,7 +72,7 @@ class RemoteProvisioner(KernelProvisionerBase):
         self._process: AsyncProcess | None = None
         self._following: asyncio.Task[None] | None = None
         self._last_words = b""
-        self._forwards: dict[str, AsyncPortForward] = {}
+        self._forwards: list[AsyncPortForward] = []
         self._broken: asyncio.Task[None] | None = None  # closes the forwards, after a connection broke
         self._local_ports = dict.fromkeys(_PORTS, 0)  # clients know them, so a restart keeps them
         self._key = getattr(getattr(self.parent, "session", None), "key", b"") or uuid.uuid4().hex.encode()
@@ -103,27 +103,23 @@ class RemoteProvisioner(KernelProvisionerBase):
 
     async def _launch(self, command: list[str]) -> None:
         await self._stop()
+        await self._close_forwards()  # so no error of the last kernel's connections comes late
         if self._broken is not None:
             await self._broken
         session = self._session = await self._usable_session()
         ports = {name: self.first_port + number for number, name in enumerate(_PORTS)}
         connection = json.dumps({**self._connection(ports), "key": self._key.decode()})
+        await session.files.write(_FILE, connection.encode(), mode=0o600)
         self._last_words, self._broken = b"", None
-        process = self._process = await session.processes.start(
-            ["sh", "-c", 'umask 077; cat >"$0"; exec "$@"', _FILE, *command],
-            env={**_ENVIRONMENT, **self.kernel_spec.env},  # none of this machine's
-            stdin=True,
-            merge_stderr=True,
-        )
-        self._following = asyncio.create_task(self._follow(process))
-        await process.write(connection)
-        await process.close_stdin()
+        env = {**_ENVIRONMENT, **self.kernel_spec.env}  # nothing of this machine's
+        self._process = await session.processes.start(command, env=env, merge_stderr=True)
+        self._following = asyncio.create_task(self._follow(self._process))
         await asyncio.wait_for(self._listening(session, self._following, ports["hb_port"]), _START_TIMEOUT_S)
-        for name in _PORTS - self._forwards.keys():
-            forward = await session.ports.forward(
-                ports[name], local_port=self._local_ports[name], on_error=self._note_error
-            )
-            self._forwards[name], self._local_ports[name] = forward, forward.local_port
+        for name, port in ports.items():
+            local_port = self._local_ports[name]
+            forward = await session.ports.forward(port, local_port=local_port, on_error=self._note_error)
+            self._forwards.append(forward)
+            self._local_ports[name] = forward.local_port
 
     async def _usable_session(self) -> AsyncSession:
         """Returns the session that there is, or a new one."""
@@ -131,7 +127,6 @@ class RemoteProvisioner(KernelProvisionerBase):
             with contextlib.suppress(SessionGone):
                 if (await self._session.refresh()).state is not SessionState.LOST:
                     return self._session
-            await self._close_forwards()
         return await attached_session(SessionOptions(**self.options), framework="jupyter")
 
     async def _listening(self, session: AsyncSession, following: asyncio.Task[None], port: int) -> None:
@@ -200,7 +195,7 @@ class RemoteProvisioner(KernelProvisionerBase):
                 await (process.wait(_START_TIMEOUT_S) if following.done() else following)
 
     async def _close_forwards(self) -> None:
-        forwards, self._forwards = list(self._forwards.values()), {}
+        forwards, self._forwards = self._forwards, []
         await asyncio.gather(*(each.close() for each in forwards))
 
     async def _end(self) -> None:

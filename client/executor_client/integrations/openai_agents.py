@@ -48,7 +48,6 @@ from agents.sandbox.session.pty_types import (
     resolve_pty_write_yield_time_ms,
     truncate_text_by_tokens,
 )
-from agents.sandbox.session.runtime_helpers import RESOLVE_WORKSPACE_PATH_HELPER, RuntimeHelperScript
 from agents.sandbox.session.workspace_payloads import coerce_write_payload
 from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
 from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
@@ -288,14 +287,13 @@ class RemoteSandboxSession(BaseSandboxSession):
     # Files
 
     async def _validate_path_access(self, path: Path | str, *, for_write: bool = False) -> Path:
-        target: Path = await self._validate_remote_path_access(path, for_write=for_write)
-        return target
-
-    def _runtime_helpers(self) -> tuple[RuntimeHelperScript, ...]:
-        return (RESOLVE_WORKSPACE_PATH_HELPER,)
-
-    def _current_runtime_helper_cache_key(self) -> object:
-        return self.state.session_name
+        """Refuses a path that leads out of the workspace and the granted directories, also by a link."""
+        policy = self._workspace_path_policy()
+        target = policy.normalize_sandbox_path(path, for_write=for_write)
+        with _file_errors(WorkspaceArchiveWriteError if for_write else WorkspaceArchiveReadError, Path(path)):
+            real = await (await self._session.get()).files.realpath(str(target))
+        policy.normalize_sandbox_path(real, for_write=for_write)
+        return Path(target)
 
     async def read(self, path: Path, *, user: str | User | None = None) -> io.IOBase:
         return io.BytesIO(await self._read(path, None, user))
@@ -317,6 +315,13 @@ class RemoteSandboxSession(BaseSandboxSession):
         content = coerce_write_payload(path=path, data=data).stream.read()
         with _file_errors(WorkspaceArchiveWriteError, path):
             await (await self._session.get()).files.write(str(target), content)
+
+    async def mkdir(self, path: Path | str, *, parents: bool = False, user: str | User | None = None) -> None:
+        if user is not None:
+            raise _one_user()
+        target = await self._validate_path_access(path, for_write=True)
+        with _file_errors(WorkspaceArchiveWriteError, target):
+            await (await self._session.get()).files.mkdir(str(target), parents=parents, exist_ok=parents)
 
     async def persist_workspace(self) -> io.IOBase:
         """Returns the workspace as a plain tar, made by the image's `tar`: with links and modes."""

@@ -172,7 +172,11 @@ def test_cp_copies_files_and_directories_both_ways(
         assert cp(f"{there}:new/e/f", str(tmp_path / "g")) == (0, "", "")
         assert (tmp_path / "new/d/e/f").read_text() == (tmp_path / "g").read_text() == "content"
         session.execute("import os\nos.symlink('/dev/null', 'link')")
-        for source, said in (("link", "not a regular file"), ("missing", "there is no 'missing'"), ("../x", "path")):
+        for source, said in (
+            ("link", "not a regular file"),
+            ("missing", "there is no 'missing'"),
+            ("../x", "there is no '../x'"),
+        ):
             code, out, err = cp(f"{there}:{source}", str(tmp_path / "no"))
             assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
         assert not (tmp_path / "no").exists()

@@ -312,6 +312,10 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self._enter("ListFiles", request, context)
         return pb.ListFilesResponse(files=[types.FileInfo(path="a/b.csv", size_bytes=3)], truncated=True)
 
+    def ManageFile(self, request: Any, context: Any) -> pb.ManageFileResponse:
+        self._enter("ManageFile", request, context)
+        return pb.ManageFileResponse(file=types.FileInfo(path=request.path, is_directory=True))
+
     def GetPolicy(self, request: Any, context: Any) -> pb.GetPolicyResponse:
         self._enter("GetPolicy", request, context)
         return pb.GetPolicyResponse(policy=self.policy)

@@ -209,7 +209,7 @@ def test_cp_copies_to_a_session_by_the_beginning_of_its_id(daemon: FakeDaemon, t
     assert cli.main(["cp", str(tmp_path / "f"), f"{SESSION}:"]) == 0
     assert daemon.files == {"there/f": b"x", "f": b"x"}
     for _ in range(2):
-        daemon.refusals["ListFiles"].append(Refusal(grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"))
+        daemon.refusals["ManageFile"].append(Refusal(grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"))
     assert cli.main(["cp", str(tmp_path / "f"), f"{SESSION}:new"]) == 0
     assert daemon.files["new"] == b"x"
     assert cli.main(["cp", str(tmp_path), f"{SESSION}:dir"]) == 0
@@ -229,7 +229,7 @@ def test_cp_copies_to_a_session_by_the_beginning_of_its_id(daemon: FakeDaemon, t
     ],
 )
 def test_cp_refuses_in_one_line(daemon: FakeDaemon, capsys: Captured, arguments: tuple[str, str], said: str) -> None:
-    daemon.refusals["ListFiles"].append(Refusal(grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"))
+    daemon.refusals["ManageFile"].append(Refusal(grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"))
     assert cli.main(["cp", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and said in err and len(err.splitlines()) == 1

@@ -46,10 +46,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as logs:
         model = get_model("mockllm/model", custom_outputs=step, memoize=False)
         (log,) = eval(arithmetic(), model=model, display="none", log_dir=logs, retry_on_error=1)
-    assert log.samples is not None
-    for sample in log.samples:
-        assert sample.scores is not None
-        print(f"sample {sample.id}: {sample.scores['includes'].value}")
+        assert log.samples is not None
+        for sample in log.samples:
+            assert sample.scores is not None
+            print(f"sample {sample.id}: {sample.scores['includes'].value}")
 
 
 if __name__ == "__main__":

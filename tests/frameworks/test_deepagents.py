@@ -34,8 +34,9 @@ def sandbox(daemon: Daemon) -> Iterator[RemoteSandbox]:
 class TestSuite(SandboxIntegrationTests):
     @pytest.fixture(scope="class")
     def sandbox(self, daemon: Daemon) -> Iterator[RemoteSandbox]:
-        with RemoteSandbox() as made:
-            made.execute("true")
+        with RemoteSandbox(env={"PATH": "/usr/local/bin:/usr/bin:/bin:/workspace/bin"}) as made:
+            # The suite runs `python`, and Debian calls it python3.
+            made.execute("mkdir bin; ln -s $(command -v python3) bin/python")
             yield made
 
 

@@ -109,7 +109,11 @@ def test_tools_of_inspect_work(tmp_path: Path) -> None:
     )
     task = Task(
         dataset=[Sample(input="go", target="edited\n21")],
-        solver=[remote_command(), use_tools(bash(), python(), text_editor(), bash_session()), generate()],
+        solver=[
+            remote_command(),
+            use_tools(bash(), python(), text_editor(), bash_session(wait_for_output=3)),
+            generate(),
+        ],
         scorer=includes(),
         sandbox="remote",
     )

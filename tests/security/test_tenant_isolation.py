@@ -66,6 +66,7 @@ CALLS: dict[str, Callable[[str], Any]] = {
     ],
     "GetFile": lambda s: pb.GetFileRequest(session_id=s, path="f"),
     "ListFiles": lambda s: pb.ListFilesRequest(session_id=s),
+    "ManageFile": lambda s: pb.ManageFileRequest(session_id=s, path="f", remove=pb.RemoveFile()),
     "WatchFiles": lambda s: pb.WatchFilesRequest(session_id=s),
     "RenameSession": lambda s: pb.RenameSessionRequest(session_id=s, name="mine"),
     "StartProcess": lambda s: pb.StartProcessRequest(session_id=s, process_id=PROCESS, argv=["true"]),

@@ -40,7 +40,7 @@ STORM_RATE = 0.25
 # A stream that stands still is waited for a minute while a sandbox is made: test_e2b_faults.py has that, shorter.
 STORM_KINDS = tuple(kind for kind in HARMLESS if kind is not Kind.STREAM_STALL)
 STORM_SESSIONS = 4
-STORM_RUNS = 4
+STORM_RUNS = rounds(4, 2)
 ENDLESS_BYTES = 10 * 2**30
 GROWTH_BYTES_MAX = 96 * MIB
 

@@ -115,6 +115,12 @@ LONG = (
     Long(_FITNESS, "test_a_program_may_close", _LOCAL_AND_SOME, _OTHERS, but=("descriptors",)),
     Long(_STATE, "test_a_hostile_reduce", _LOCAL_AND_SOME, _OTHERS, but=("import os; os._exit(1)",)),
     Long(_WHEELS, "test_an_archive_that_leads", _LOCAL_AND_SOME, _DOCKER, but=("climbing", "linking")),
+    Long(
+        _WHEELS,
+        "test_an_archive_that_leads",
+        "climbing, absolute, linking, climbing_record, deep, setuid",
+        ("backslashes", "climbing_data", "lying_archive", "odd_names"),
+    ),
     Long(_WHEELS, "test_a_bomb_ends", _LOCAL_TOO, _DOCKER),
     Long(_WHEELS, "test_a_bomb_ends", "the same bomb in 24 files", ("1",)),
     Long(
@@ -261,6 +267,25 @@ LONG = (
     ),
     Long("tests/integration/test_policy_table.py", "test_each_request", _LOCAL_TOO, _DOCKER),
     Long(_CPU, "test_children", _LOCAL_TOO, ("docker", "e2b")),
+    Long(_CPU, "test_a_child_that_ended", "both on the local backend, one on the others", ("SIG_IGN",), but=("local",)),
+    Long(
+        "tests/integration/test_scripts.py",
+        "test_a_script_does",
+        "scripts with arguments, files, standard input, siblings, processes, threads and exits",
+        (
+            "argparse, a mistake",
+            "a file in an option",
+            "csv, json, pathlib",
+            "dataclasses",
+            "logging",
+            "asyncio",
+            "unittest",
+            "sqlite",
+            "multiprocessing",
+            "tempfile and a seed",
+            "many operations",
+        ),
+    ),
     Long("tests/integration/test_state_export.py", "test_a_state_of_docker", "from Docker to local", _E2B),
     Long(
         "tests/contract/test_foreign_modules.py",
@@ -285,8 +310,8 @@ LONG = (
     Long(
         "tests/integration/test_state_pythons.py",
         "test_a_state_goes",
-        "to CPython 3.9 and 3.13",
-        ("3.10", "3.12"),
+        "to CPython 3.9",
+        ("3.10", "3.12", "3.13"),
     ),
 )
 

@@ -15,6 +15,7 @@ import pytest
 from executor_client import (
     AsyncExecutorClient,
     ExecutorClient,
+    ExecutorClientError,
     InvalidRequest,
     PreconditionError,
     ProcessOutput,
@@ -144,12 +145,15 @@ def test_a_port_that_nothing_listens_on_and_one_that_is_none_are_refused(session
 
 def test_a_connection_that_the_program_resets_is_cut_off_here(session: Session) -> None:
     serve(session)
-    with session.ports.forward(9000) as forward, socket.create_connection(forward.address) as connection:
+    errors: list[ExecutorClientError] = []
+    forwarding = session.ports.forward(9000, on_error=errors.append)
+    with forwarding as forward, socket.create_connection(forward.address) as connection:
         connection.settimeout(WAIT_S)
         connection.sendall(b"reset")
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
-        assert eventually(lambda: getattr(forward.last_error, "reason", "") == "PORT_RESET")
+        assert eventually(lambda: bool(errors))
+    assert [error.reason for error in errors] == ["PORT_RESET"] and forward.last_error is errors[0]
 
 
 def test_a_connection_that_is_reset_here_is_cut_off_there(session: Session) -> None:

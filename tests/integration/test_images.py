@@ -23,7 +23,6 @@ from tests.support.fork_server import server
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("base", "data", "browser")
-TOOL_TIMEOUT_S = 60.0
 
 # Lists installers, compilers and set-user-ID files, with which code in a sandbox could build or gain something.
 ESCALATIONS = """

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 ANY = "py3-none-any"
 """The tag of wheels for every Python and platform."""
-OTHER_PLATFORM = "cp312-cp312-win_arm64"
-"""The tag of wheels that suit no machine of these tests."""
 
 _ZIP_TIME = (2020, 1, 1, 0, 0, 0)
 

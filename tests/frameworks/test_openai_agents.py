@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 from collections.abc import AsyncIterator
@@ -205,6 +206,7 @@ def test_sandbox_with_a_terminal_and_a_port_serves_several_loops(daemon: Daemon)
     asyncio.run(client.delete(sandbox))
     with daemon.client() as blocking:
         assert blocking.list_sessions() == []
+    gc.collect()  # or the listeners warn in another test
 
 
 async def test_files_stay_in_the_workspace(session: SandboxSession) -> None:

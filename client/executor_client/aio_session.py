@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client._aio import AsyncToolCalls, AsyncToolPool, AsyncTransport, Lock, shielded
+from executor_client._aio import AsyncToolCalls, AsyncToolPool, AsyncTransport, Lock, run_blocking, shielded, wait_for
 from executor_client._aio import OnEvent as OnEvent
 from executor_client._core import convert, requests, shipped_tools
 from executor_client._core import tools as host_tools
@@ -43,6 +43,9 @@ from executor_client.errors import (
 from executor_client.file_results import FileInfo, FileList
 from executor_client.results import ExecutionResult, SessionInfo
 
+if TYPE_CHECKING:
+    from executor_client._sync.mcp_server import McpServer
+
 
 @checks_calls
 class AsyncSession(AsyncSessionUndo):
@@ -58,6 +61,9 @@ class AsyncSession(AsyncSessionUndo):
         super().__init__(transport, info)
         self._lease = lease
         self._tools: dict[str, Tool] = {}
+        self._given_tools: dict[str, Callable[..., Any] | Tool] = {}
+        self._mcp_tools: dict[str, Tool] = {}
+        self._mcp_servers: list[McpServer] = []
         self._tool_pool = AsyncToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
         self._close_lock = Lock()
@@ -192,7 +198,7 @@ class AsyncSession(AsyncSessionUndo):
     # Host tools
 
     async def register_tools(self, tools: Mapping[str, Callable[..., Any] | Tool]) -> None:
-        """Replaces the session's tools.
+        """Replaces the session's tools, except those of MCP servers.
 
         They run in this process while `execute` waits. Those with the placement "sandbox" run in the session's
         interpreter, and in each one that replaces it.
@@ -201,7 +207,47 @@ class AsyncSession(AsyncSessionUndo):
         recreate it; the previous tools then stay in place.
         """
         host_tools.refuse_reentrance(self.session_id, "register_tools")
-        made = host_tools.as_tools(tools)
+        await self._register(dict(tools), self._mcp_tools)
+
+    async def register_mcp(self, server: Mapping[str, Any]) -> dict[str, Tool]:
+        """Adds the tools of MCP servers to the session's tools, and returns the functions that it added, by name.
+
+        `server` is an entry of the `mcpServers` that hosts use: `{"command": "uvx", "args": [...], "env": {...}}`, or
+        `{"url": "https://...", "headers": {...}}` for streamable HTTP; or `{"mcpServers": {...}}` with several entries.
+        In an entry, `"tools": [...]` chooses tools, and `"prefix"` precedes their names. The servers run, or are
+        connected, on this machine, until the session is closed here. Needs the extra `mcp`.
+
+        The code calls the functions as host tools: with the names, parameters and docstrings that the servers describe,
+        as far as Python allows ("get-weather" becomes `get_weather`). Structured results are values, images are images,
+        and a result that is an error raises RuntimeError, as a server does that ends or hangs.
+
+        Raises InvalidRequest if a server can't be used or a name is taken, and ConfigurationError without the SDK.
+        """
+        from executor_client._sync.mcp_server import READY_TIMEOUT_S, McpServer, described
+
+        host_tools.refuse_reentrance(self.session_id, "register_mcp")
+        self._open()
+        servers = [McpServer(each) for each in described(server)]
+        added: dict[str, Tool] = {}
+        try:
+            for each in servers:
+                functions = await wait_for(each.functions, READY_TIMEOUT_S)
+                host_tools.refuse_taken_names(functions, self._given_tools, self._mcp_tools, added)
+                added |= functions
+            await self._register(self._given_tools, {**self._mcp_tools, **added})
+        except BaseException:
+            await shielded(lambda: self._stop(servers))
+            raise
+        self._mcp_servers += servers
+        return added
+
+    async def _stop(self, servers: list[McpServer]) -> None:
+        for each in servers:
+            await run_blocking(each.stop)
+
+    async def _register(self, given: dict[str, Callable[..., Any] | Tool], mcp_tools: dict[str, Tool]) -> None:
+        host_tools.refuse_taken_names(given, mcp_tools)
+        made = host_tools.as_tools({**given, **mcp_tools})
         shipped = shipped_tools.ship_all(made, self._info.python_version)
 
         async def attempt() -> None:
@@ -213,7 +259,7 @@ class AsyncSession(AsyncSessionUndo):
 
         with shipped_tools.explaining(shipped):
             await self._open().repeat(attempt, awaited=self._turn("to register tools"))
-        self._tools = host_tools.on_host(made)
+        self._tools, self._given_tools, self._mcp_tools = host_tools.on_host(made), given, mcp_tools
 
     async def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
         try:
@@ -346,13 +392,16 @@ class AsyncSession(AsyncSessionUndo):
             if self._closed:
                 return
             request = pb.DeleteSessionRequest(session_id=self.session_id)
-            with contextlib.suppress(NotFoundError):
-                await self._transport.repeat(
-                    lambda: self._transport.once(request),
-                    within_s=within_s,
-                    awaited=self._turn("to end"),
-                )
-                self._lease.closed(self.session_id)
+            try:
+                with contextlib.suppress(NotFoundError):
+                    await self._transport.repeat(
+                        lambda: self._transport.once(request),
+                        within_s=within_s,
+                        awaited=self._turn("to end"),
+                    )
+                    self._lease.closed(self.session_id)
+            finally:
+                await self._stop(self._mcp_servers)
             self._closed = True
         await self._tool_pool.close()
 

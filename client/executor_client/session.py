@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
@@ -26,7 +26,7 @@ from executor_client._core.requests import InlineBudget, LimitsLike
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
-from executor_client._sync import ClientLease, Lock, ToolCalls, ToolPool, Transport, shielded
+from executor_client._sync import ClientLease, Lock, ToolCalls, ToolPool, Transport, run_blocking, shielded, wait_for
 from executor_client._sync import OnEvent as OnEvent
 from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.driving import abandon, drive
@@ -44,6 +44,9 @@ from executor_client.processes import SessionProcesses
 from executor_client.results import ExecutionResult, SessionInfo
 from executor_client.undo import SessionUndo
 
+if TYPE_CHECKING:
+    from executor_client._sync.mcp_server import McpServer
+
 
 @checks_calls
 class Session(SessionUndo):
@@ -58,6 +61,9 @@ class Session(SessionUndo):
         super().__init__(transport, info)
         self._lease = lease
         self._tools: dict[str, Tool] = {}
+        self._given_tools: dict[str, Callable[..., Any] | Tool] = {}
+        self._mcp_tools: dict[str, Tool] = {}
+        self._mcp_servers: list[McpServer] = []
         self._tool_pool = ToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
         self._close_lock = Lock()
@@ -190,7 +196,7 @@ class Session(SessionUndo):
     # Host tools
 
     def register_tools(self, tools: Mapping[str, Callable[..., Any] | Tool]) -> None:
-        """Replaces the session's tools.
+        """Replaces the session's tools, except those of MCP servers.
 
         They run in this process while `execute` waits, on threads. Those with the placement "sandbox" run in the
         session's interpreter, and in each one that replaces it.
@@ -199,7 +205,47 @@ class Session(SessionUndo):
         recreate it; the previous tools then stay in place.
         """
         host_tools.refuse_reentrance(self.session_id, "register_tools")
-        made = host_tools.as_tools(tools)
+        self._register(dict(tools), self._mcp_tools)
+
+    def register_mcp(self, server: Mapping[str, Any]) -> dict[str, Tool]:
+        """Adds the tools of MCP servers to the session's tools, and returns the functions that it added, by name.
+
+        `server` is an entry of the `mcpServers` that hosts use: `{"command": "uvx", "args": [...], "env": {...}}`, or
+        `{"url": "https://...", "headers": {...}}` for streamable HTTP; or `{"mcpServers": {...}}` with several entries.
+        In an entry, `"tools": [...]` chooses tools, and `"prefix"` precedes their names. The servers run, or are
+        connected, on this machine, until the session is closed here. Needs the extra `mcp`.
+
+        The code calls the functions as host tools: with the names, parameters and docstrings that the servers describe,
+        as far as Python allows ("get-weather" becomes `get_weather`). Structured results are values, images are images,
+        and a result that is an error raises RuntimeError, as a server does that ends or hangs.
+
+        Raises InvalidRequest if a server can't be used or a name is taken, and ConfigurationError without the SDK.
+        """
+        from executor_client._sync.mcp_server import READY_TIMEOUT_S, McpServer, described
+
+        host_tools.refuse_reentrance(self.session_id, "register_mcp")
+        self._open()
+        servers = [McpServer(each) for each in described(server)]
+        added: dict[str, Tool] = {}
+        try:
+            for each in servers:
+                functions = wait_for(each.functions, READY_TIMEOUT_S)
+                host_tools.refuse_taken_names(functions, self._given_tools, self._mcp_tools, added)
+                added |= functions
+            self._register(self._given_tools, {**self._mcp_tools, **added})
+        except BaseException:
+            shielded(lambda: self._stop(servers))
+            raise
+        self._mcp_servers += servers
+        return added
+
+    def _stop(self, servers: list[McpServer]) -> None:
+        for each in servers:
+            run_blocking(each.stop)
+
+    def _register(self, given: dict[str, Callable[..., Any] | Tool], mcp_tools: dict[str, Tool]) -> None:
+        host_tools.refuse_taken_names(given, mcp_tools)
+        made = host_tools.as_tools({**given, **mcp_tools})
         shipped = shipped_tools.ship_all(made, self._info.python_version)
 
         def attempt() -> None:
@@ -211,7 +257,7 @@ class Session(SessionUndo):
 
         with shipped_tools.explaining(shipped):
             self._open().repeat(attempt, awaited=self._turn("to register tools"))
-        self._tools = host_tools.on_host(made)
+        self._tools, self._given_tools, self._mcp_tools = host_tools.on_host(made), given, mcp_tools
 
     def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
         try:
@@ -344,13 +390,16 @@ class Session(SessionUndo):
             if self._closed:
                 return
             request = pb.DeleteSessionRequest(session_id=self.session_id)
-            with contextlib.suppress(NotFoundError):
-                self._transport.repeat(
-                    lambda: self._transport.once(request),
-                    within_s=within_s,
-                    awaited=self._turn("to end"),
-                )
-                self._lease.closed(self.session_id)
+            try:
+                with contextlib.suppress(NotFoundError):
+                    self._transport.repeat(
+                        lambda: self._transport.once(request),
+                        within_s=within_s,
+                        awaited=self._turn("to end"),
+                    )
+                    self._lease.closed(self.session_id)
+            finally:
+                self._stop(self._mcp_servers)
             self._closed = True
         self._tool_pool.close()
 

@@ -94,6 +94,15 @@ def _check_placed_in_sandbox(name: str, tool: Tool) -> None:
         raise InvalidRequest(f"the tool {name!r} runs in the sandbox with its own parameters; remove `parameters`")
 
 
+def refuse_taken_names(tools: Mapping[str, object], *others: Mapping[str, object]) -> None:
+    """Raises InvalidRequest if a tool of an MCP server and another tool have the same name."""
+    for name in (name for other in others for name in other if name in tools):
+        raise InvalidRequest(
+            f"there are two tools {name!r}, and one is an MCP server's; give the server a prefix, or choose its tools: "
+            '"prefix": "...", "tools": [...] in its description'
+        )
+
+
 def on_host(tools: Mapping[str, Tool]) -> dict[str, Tool]:
     """Returns the tools of this process. The daemon can't call other tools."""
     return {name: tool for name, tool in tools.items() if tool.placement == HOST}

@@ -239,5 +239,11 @@ def _add_session_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, metavar="S", help="the same as --limit wall_time_s=S")
     parser.add_argument("--name", help="name of the new session, which is kept")
     parser.add_argument("--session", metavar="SESSION", help="continue in this session, which is kept: " + SESSION_HELP)
+    parser.add_argument(
+        "--mcp-config",
+        type=Path,
+        metavar="FILE",
+        help="a JSON file with `mcpServers`, as hosts have it: the servers' tools are functions in the program",
+    )
     parser.add_argument("--state", type=Path, metavar="FILE", help="start with the variables and files saved there")
     parser.add_argument("--save-state", type=Path, metavar="FILE", help="save variables and files there at the end")

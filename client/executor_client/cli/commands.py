@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.local import path_below
@@ -152,6 +154,8 @@ def _session(client: ExecutorClient, options: argparse.Namespace, console: Conso
     with session_of as session:
         if session.restored is not None:
             _show_omissions(session.restored, "restored", console)
+        if options.mcp_config is not None:
+            session.register_mcp(_load_mcp_config(options.mcp_config))
         yield session
         if options.save_state is not None:
             _save_state(session, options.save_state, console)
@@ -249,6 +253,16 @@ def _load_state(path: Path) -> Checkpoint:
         return Checkpoint.load(path)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error}") from error
+
+
+def _load_mcp_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{path} can't be read: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidRequest(f'{path} must have an object: {{"mcpServers": {{"name": {{"command": "..."}}}}}}')
+    return config
 
 
 def _save_state(session: Session, path: Path, console: Console) -> None:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_client._aio.channel import AsyncEventStream
-from executor_client._aio.runtime import shielded
+from executor_client._aio.runtime import is_cancelling, shielded
 from executor_client._core import tools as host_tools
 from executor_client._core.assembler import ToolRequest
 from executor_client._core.execution import Execution
@@ -136,6 +136,11 @@ class AsyncToolCalls:
                 if inspect.isawaitable(value):
                     value = await value
             return host_tools.succeeded(tool, value), given.to_compare()
+        except asyncio.CancelledError:
+            if is_cancelling():
+                raise
+            # The tool itself was cancelled. Without an answer the program would wait for it.
+            return host_tools.failed(RuntimeError("the tool was cancelled")), None
         except Exception as error:  # noqa: BLE001 - the tool's error is the program's to handle
             return host_tools.failed(error), None
 

@@ -155,8 +155,7 @@ class _Connection:
         try:
             async with self._connected() as session:
                 self._session = session
-                async with asyncio.timeout(START_TIMEOUT_S):
-                    tools = await self._until_over(self._list(session))
+                tools = await self._answer(self._list(session), START_TIMEOUT_S)
                 self.functions.set_result(functions(self.server.name, tools, self.call, self.server.prefix))
                 await self._over.wait()
         except BaseException as error:  # noqa: BLE001 - the SDK's may be groups of any errors
@@ -189,7 +188,15 @@ class _Connection:
         """Calls a tool, from another loop. A cancellation ends the call here; the server may go on."""
         if self._over.is_set():
             raise RuntimeError(self._refusal("can't be called"))
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), self._loop))
+        called = asyncio.run_coroutine_threadsafe(self._call(name, arguments), self._loop)
+        try:
+            return await asyncio.wrap_future(called)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The end of the connection's loop cancelled the call.
+            raise RuntimeError(self._refusal("did not answer")) from None
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         from mcp.shared import exceptions
@@ -197,8 +204,7 @@ class _Connection:
         refused: type[Exception] = getattr(exceptions, "McpError", None) or vars(exceptions)["MCPError"]
         assert self._session is not None
         try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                result = await self._until_over(self._session.call_tool(name, arguments))
+            result = await self._answer(self._session.call_tool(name, arguments), CALL_TIMEOUT_S)
         except TimeoutError:
             raise TimeoutError(f"the MCP server did not answer within {CALL_TIMEOUT_S:g} s{self._heard()}") from None
         except refused as error:
@@ -206,18 +212,23 @@ class _Connection:
         answer: dict[str, Any] = result.model_dump(by_alias=True, mode="json")
         return answer
 
-    async def _until_over(self, work: Any) -> Any:
-        """Waits for an answer, or for the end of the connection. The SDK does not report each end to each call."""
+    async def _answer(self, work: Any, timeout_s: float) -> Any:
+        """Waits for an answer, or for the end of the connection, which the SDK does not report to each call.
+
+        A cancelled call of the SDK may go on, so it is not waited for.
+        """
         answer, over = asyncio.ensure_future(work), asyncio.ensure_future(self._over.wait())
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # marked as seen
         try:
-            await asyncio.wait({answer, over}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            await asyncio.wait({answer, over}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            if over.done():
                 raise RuntimeError(self._refusal("did not answer"))
-            return answer.result()
+            raise TimeoutError
         finally:
-            for each in (answer, over):
-                each.cancel()
-            await asyncio.gather(answer, over, return_exceptions=True)
+            answer.cancel()
+            over.cancel()
 
     def _refusal(self, what: str) -> str:
         return f"the MCP server {self.server.name!r} {what}: {self._why}{self._heard()}"
@@ -308,6 +319,9 @@ class _Connection:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_GRACE_S):
+                    await process.communicate()  # asyncio closes a pipe only at its end
             for stream in (to_session, received, sent, from_session):
                 stream.close()
 

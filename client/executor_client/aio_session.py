@@ -44,7 +44,7 @@ from executor_client.file_results import FileInfo, FileList
 from executor_client.results import ExecutionResult, SessionInfo
 
 if TYPE_CHECKING:
-    from executor_client._sync.mcp_server import McpServer
+    from executor_client.mcp_servers import McpServer
 
 
 @checks_calls
@@ -223,7 +223,7 @@ class AsyncSession(AsyncSessionUndo):
 
         Raises InvalidRequest if a server can't be used or a name is taken, and ConfigurationError without the SDK.
         """
-        from executor_client._sync.mcp_server import READY_TIMEOUT_S, McpServer, described
+        from executor_client.mcp_servers import READY_TIMEOUT_S, McpServer, described
 
         host_tools.refuse_reentrance(self.session_id, "register_mcp")
         self._open()

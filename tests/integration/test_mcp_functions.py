@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from executor_client import InvalidRequest
-from executor_client._sync import mcp_server
+from executor_client import InvalidRequest, mcp_servers
 from tests.support.blocking import client_of
 from tests.support.daemon import Daemon
 from tests.support.fork_server import EXECUTOR, popen
@@ -138,7 +137,7 @@ def test_a_server_that_dies_hangs_or_sends_too_much_is_an_error_in_words(
         session.register_mcp({**server, "prefix": prefix})
     assert "its process ended with exit code 3; its stderr ends:" in shown_error(session, "adie()")
     assert "can't be called: its process ended" in shown_error(session, "aadd(1, 2)")
-    monkeypatch.setattr(mcp_server, "CALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(mcp_servers, "CALL_TIMEOUT_S", 0.2)
     assert "did not answer within 0.2 s" in shown_error(session, "bhang()")
     monkeypatch.undo()
     assert "sent a message of more than 32 MiB" in shown_error(session, "ctext(40_000_000)")
@@ -166,7 +165,7 @@ def test_a_server_that_cannot_be_used_is_refused_with_the_reason(
     if isinstance(entry, str):
         entry = {"command": sys.executable, "args": ["-c", entry]}
     if "Hello" in said:
-        monkeypatch.setattr(mcp_server, "START_TIMEOUT_S", 0.5)
+        monkeypatch.setattr(mcp_servers, "START_TIMEOUT_S", 0.5)
     with daemon.client() as client, client.create_session() as session:
         with pytest.raises(InvalidRequest, match=said):
             session.register_mcp(entry)

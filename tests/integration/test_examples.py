@@ -25,7 +25,15 @@ SCRIPT_TIMEOUT_S = 200.0
 # Helpers, and what has a test or a Makefile target of its own.
 ELSEWHERE = {"demo", "fetch", "fleet_demo", "outside", "own_daemon", "rented", "scripted", "vision_browser"}
 # tests/frameworks runs them.
-ELSEWHERE |= {"adk_agent", "deepagents_agent", "inspect_eval", "openai_agent", "pydantic_ai_agent", "strands_agent"}
+ELSEWHERE |= {
+    "adk_agent",
+    "deepagents_agent",
+    "inspect_eval",
+    "jupyter_notebook",
+    "openai_agent",
+    "pydantic_ai_agent",
+    "strands_agent",
+}
 
 # The lines that matter of what each prints, in order, as patterns of whole lines.
 SHOWS = {

@@ -86,7 +86,7 @@ def _described(name: str, entry: object) -> Described:
     for key, value in given.items():
         if key in ("args", "tools"):
             kind, texts = "a list of texts", value
-            given[key] = tuple(value)
+            given[key] = tuple(value) if isinstance(value, list | tuple) else ()
         elif key in ("env", "headers"):
             kind, texts = "an object with texts", list(value.values()) if isinstance(value, Mapping) else None
         else:

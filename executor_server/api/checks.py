@@ -31,7 +31,7 @@ from executor_server.core.config import is_name
 
 MAX_PATH_PART_BYTES = 255
 _MODE_MAX = 0o777
-_OFFSET_MAX = 2**63 - 1
+_FILE_BYTES_MAX = 2**63 - 1
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SESSION_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{SESSION_NAME_CHARS_MAX - 1}}}")
@@ -146,10 +146,11 @@ def file_mode(mode: int) -> int:
     return mode
 
 
-def offset(offset: int) -> int:
-    if offset > _OFFSET_MAX:
-        raise invalid("offset", "must be below 2**63")
-    return offset
+def file_bytes(number: int, field: str) -> int:
+    """Checks an offset in a file, or a length."""
+    if number > _FILE_BYTES_MAX:
+        raise invalid(field, "must be below 2**63")
+    return number
 
 
 def excluded(paths: Sequence[str]) -> Sequence[str]:

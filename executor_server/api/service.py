@@ -285,8 +285,8 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = self._session(request.session_id)
         tar = from_wire.is_tar(request.format)
         path = checks.path(request.path, "path", may_be_empty=tar)
-        length = request.length if request.HasField("length") else None
-        offset = checks.offset(request.offset)
+        length = checks.file_bytes(request.length, "length") if request.HasField("length") else None
+        offset = checks.file_bytes(request.offset, "offset")
         excluded = checks.excluded(request.excluded)
         if tar and (offset or length is not None):
             raise checks.invalid("offset" if offset else "length", "is not for an archive")

@@ -149,6 +149,7 @@ def test_a_server_that_dies_hangs_or_sends_too_much_is_an_error_in_words(
     [
         ({}, 'either "command", for a program, or "url"'),
         ({"command": "x", "args": "y"}, "'args' of the MCP server must be a list of texts"),
+        ({"command": "x", "tools": 5}, "'tools' of the MCP server must be a list of texts"),
         ({"type": "sse", "url": "http://127.0.0.1:1"}, 'only "stdio" and "http"'),
         ({"command": "/no/such/program"}, "can't be started: .*No such file"),
         ({"url": "http://127.0.0.1:1/mcp"}, "could not be used: "),

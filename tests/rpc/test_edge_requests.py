@@ -193,6 +193,7 @@ async def test_what_is_done_with_a_file_arrives_with_its_options_and_is_describe
     for bad in (
         edge.stub.ManageFile(pb.ManageFileRequest(session_id="s1", path="a"), metadata=AUTH),
         edge.stub.GetFile(pb.GetFileRequest(session_id="s1", path="a", offset=2**63), metadata=AUTH),
+        edge.stub.GetFile(pb.GetFileRequest(session_id="s1", path="a", length=2**63), metadata=AUTH),
         edge.stub.PutFile(iter([pb.PutFileRequest(header=header)]), metadata=AUTH),
     ):
         assert (await refused(bad))[0] == "INVALID_ARGUMENT"

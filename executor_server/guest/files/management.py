@@ -144,7 +144,7 @@ class Removal:
             return self._step()
         except OSError as error:
             names = [self._asked, *(name for name, _ in self._way[1:]), self._name]
-            raise refused(error, "/".join(names)[-_MAX_SHOWN_CHARS:]) from error
+            raise refused(error, "/".join(filter(None, names))[-_MAX_SHOWN_CHARS:]) from error
 
     def close(self) -> None:
         os.close(self._fd)
@@ -199,8 +199,8 @@ class Removal:
 
     def _go_up(self) -> bool:
         """Removes the open directory, which had no entries, and opens the one above; true if that was the top."""
-        self._name, _ = self._way[-1]
-        directory = self._parent
+        name, _ = self._way[-1]
+        self._name, directory = "", self._parent
         if len(self._way) > 1:
             directory = os.open("..", READ_DIRECTORY, dir_fd=self._fd)
             if _identity(directory) != self._way[-2][1]:
@@ -209,8 +209,9 @@ class Removal:
             os.close(self._fd)
             self._fd = directory
             self._way.pop()
+            self._name = name
         try:
-            os.rmdir(self._name, dir_fd=directory)
+            os.rmdir(name, dir_fd=directory)
         except OSError as error:
             if error.errno in _NOT_EMPTY:
                 return False  # it got new entries

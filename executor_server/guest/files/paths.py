@@ -68,6 +68,7 @@ def refused(error: Union[OSError, PathRefused], path: str) -> PathRefused:
     """Returns the refusal for an error of the kernel; a refusal as it is."""
     if isinstance(error, PathRefused):
         return error
+    path = path or "."
     reason = _REASONS.get(error.errno or 0, "path_refused")
     if reason == "file_not_found":
         return PathRefused(f"there is no {path!r}", reason)
@@ -81,7 +82,7 @@ def refused(error: Union[OSError, PathRefused], path: str) -> PathRefused:
 def require_regular(path: str, status: os.stat_result) -> None:
     """Raises PathRefused for anything but a regular file."""
     if stat.S_ISDIR(status.st_mode):
-        raise PathRefused(f"{path!r} is a directory, not a regular file", "file_is_directory")
+        raise PathRefused(f"{path or '.'!r} is a directory, not a regular file", "file_is_directory")
     if not stat.S_ISREG(status.st_mode):
         raise PathRefused(f"{path!r} is not a regular file, but {kind_of(status)}")
 
@@ -156,7 +157,7 @@ class Place:
         try:
             fd = os.open(self.name or ".", flags, mode, dir_fd=self.directory)
         except OSError as error:
-            raise refused(error, self.asked or ".") from error
+            raise refused(error, self.asked) from error
         return _outside_of_procfs(fd)
 
     def link_target(self) -> Optional[str]:
@@ -180,7 +181,7 @@ def start(root: str, asked: str = "") -> Place:
     try:
         directory = _enter(root, None)
     except OSError as error:  # agent code may have taken away its own right to it
-        raise refused(error, asked or ".") from error
+        raise refused(error, asked) from error
     place = Place(directory, [part for part in root.split("/") if part], asked)
     place.status = os.fstat(directory)
     return place

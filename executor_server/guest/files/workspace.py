@@ -117,29 +117,25 @@ class Upload:
             raise refused(error, self.place.asked) from error
         self._part = part
         if mode is not None:
-            self._set_mode(mode)
+            try:
+                os.fchmod(self._fd, mode)
+            except OSError as error:
+                os.close(self._fd)
+                os.unlink(part, dir_fd=self.place.directory)
+                raise refused(error, self.place.asked) from error
         return True
 
     def _begin_in_place(self, mode: Optional[int], *, append: bool) -> None:
         self._fd = self.place.open(WRITE | (os.O_APPEND | os.O_CREAT if append else 0), 0o644)
         try:
             require_regular(self.place.asked, os.fstat(self._fd))
+            if mode is not None:
+                os.fchmod(self._fd, mode)  # first: of another user's file it fails, and its content must stay
             if not append:
                 os.ftruncate(self._fd, 0)
         except (OSError, PathRefused) as problem:
             os.close(self._fd)
             raise refused(problem, self.place.asked) from problem
-        if mode is not None:
-            self._set_mode(mode)
-
-    def _set_mode(self, mode: int) -> None:
-        try:
-            os.fchmod(self._fd, mode)
-        except OSError as error:
-            os.close(self._fd)
-            if self._part:
-                os.unlink(self._part, dir_fd=self.place.directory)
-            raise refused(error, self.place.asked) from error
 
     def write(self, data: memoryview) -> None:
         """Raises PathRefused when more comes than was announced, or the disk is full."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Optional
 
-# The sandbox's own file systems in memory; every backend makes them. Two places may show the same one.
+# The sandbox's own file systems in memory. Two places may show the same one, and an image may lack /var/tmp.
 _IN_MEMORY = ("/workspace", "/tmp", "/var/tmp", "/dev/shm")
 # System V objects: the file, the index of a field in its lines, and the bytes for each unit of it. The fields: resident
 # bytes of memory; bytes and number of messages; semaphores.
@@ -93,7 +93,7 @@ class MemoryWatch:
     def _hold(self, statuses: dict[int, bytes]) -> Iterator[None]:
         """Adds up the memory behind descriptors and mappings. Yields after each step, as `_divide` does."""
         nameless: dict[tuple[int, int], int] = {}
-        named, closed = {os.stat(place).st_dev for place in _IN_MEMORY}, set()
+        named, closed = set(_file_systems()), set()
         for pid, status in statuses.items():
             try:
                 descriptors = os.listdir(f"/proc/{pid}/fd")
@@ -144,9 +144,14 @@ def _share_kilobytes(pid: int, status: bytes) -> int:
     return kilobytes(rollup, b"Pss_Anon:") or kilobytes(status, b"RssAnon:")
 
 
+def _file_systems() -> dict[int, str]:
+    """Returns the file systems in memory: their devices, and a place of each."""
+    return {os.stat(place).st_dev: place for place in _IN_MEMORY if os.path.isdir(place)}
+
+
 def _files_bytes() -> int:
     used = 0
-    for place in {os.stat(place).st_dev: place for place in _IN_MEMORY}.values():
+    for place in _file_systems().values():
         state = os.statvfs(place)
         used += (state.f_blocks - state.f_bfree) * state.f_frsize
     return used

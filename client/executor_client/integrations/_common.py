@@ -11,25 +11,18 @@ the framework's own error for it, so that nobody scores it as the program's outp
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import inspect
 import os
+import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
-from executor_client import (
-    AsyncExecutorClient,
-    AsyncSession,
-    CompletedProcess,
-    ExecutorClient,
-    ProcessResult,
-    Session,
-    SessionState,
-    TlsConfig,
-)
+from executor_client import AsyncExecutorClient, AsyncSession, CompletedProcess, ProcessResult, SessionState, TlsConfig
 from executor_client._core.endpoint import Endpoint, resolve
 from executor_client.errors import (
     AuthenticationError,
@@ -48,7 +41,6 @@ from executor_client.errors import (
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
 E = TypeVar("E", bound=CompletedProcess | ProcessResult)
-S = TypeVar("S", AsyncSession, Session)
 
 INFRASTRUCTURE = (
     AuthenticationError,
@@ -116,7 +108,7 @@ class PerLoop(Generic[T]):
 
 
 _clients: PerLoop[dict[Endpoint, AsyncExecutorClient]] = PerLoop(dict)
-_blocking_clients: dict[tuple[int, Endpoint], ExecutorClient] = {}
+_background_loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 def client(options: SessionOptions) -> AsyncExecutorClient:
@@ -127,12 +119,30 @@ def client(options: SessionOptions) -> AsyncExecutorClient:
     return clients[key]
 
 
-def blocking_client(options: SessionOptions) -> ExecutorClient:
-    """Returns this process's blocking client of the options' daemon."""
-    key = os.getpid(), resolve(options.address, None, options.tls)
-    if key not in _blocking_clients:
-        _blocking_clients[key] = ExecutorClient(options.address, tls=options.tls)
-    return _blocking_clients[key]
+def _in_background(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    process = os.getpid()  # a fork has no thread of its parent
+    if process not in _background_loops:
+        loop = asyncio.new_event_loop()
+        if _background_loops.setdefault(process, loop) is loop:
+            threading.Thread(target=loop.run_forever, name="executor-integrations", daemon=True).start()
+        else:
+            loop.close()  # another thread was faster
+    return asyncio.run_coroutine_threadsafe(work, _background_loops[process])
+
+
+async def in_background(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` in an event loop that always runs, in a thread, for callers whose own loop does not."""
+    return await asyncio.wrap_future(_in_background(work))
+
+
+def blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` in the same loop, for callers that have none. Cancels it if the wait is interrupted."""
+    future = _in_background(work)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 async def attached_session(options: SessionOptions, *, framework: str) -> AsyncSession:
@@ -156,7 +166,6 @@ class NamedSession:
         self.exists = must_exist
         """True once the session was created or found."""
         self._sessions: PerLoop[_Attached] = PerLoop(_Attached)
-        self._blocking: dict[int, Session] = {}
 
     async def get(self) -> AsyncSession:
         """Returns the session, attached to the running loop. Concurrent first calls create one session."""
@@ -173,17 +182,6 @@ class NamedSession:
         self.exists = True
         return session
 
-    def get_blocking(self) -> Session:
-        """The same with the blocking client, for frameworks that also call without a loop."""
-        if os.getpid() not in self._blocking:
-            blocking = blocking_client(self.options)
-            if self.exists:
-                session = _alive(blocking.get_session(name=self.name))
-            else:
-                session = blocking.session(self.name, **self.options.arguments())
-            self._blocking[os.getpid()], self.exists = session, True
-        return self._blocking[os.getpid()]
-
     async def is_alive(self) -> bool:
         """Asks the daemon. False if the session has ended or is lost."""
         try:
@@ -197,10 +195,6 @@ class NamedSession:
         with contextlib.suppress(SessionGone):
             await (await client(self.options).get_session(name=self.name)).close()
 
-    def end_blocking(self) -> None:
-        with contextlib.suppress(SessionGone):
-            blocking_client(self.options).get_session(name=self.name).close()
-
 
 class _Attached:
     def __init__(self) -> None:
@@ -208,7 +202,7 @@ class _Attached:
         self.session: AsyncSession | None = None
 
 
-def _alive(session: S) -> S:
+def _alive(session: AsyncSession) -> AsyncSession:
     if session.info.state is SessionState.LOST:
         raise SessionGone(f"session {session.name!r} is lost with its sandbox", reason="SESSION_LOST")
     return session

@@ -15,15 +15,15 @@ client's own error, so that the model never sees it as output.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+import contextlib
+from typing import Any
 
 from deepagents.backends import CompositeBackend
 from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
 from deepagents.backends.sandbox import BaseSandbox
 
-from executor_client import CompletedProcess, FileError, InvalidRequest, PolicyViolationError
-from executor_client.integrations._common import NamedSession, SessionOptions, not_lost
+from executor_client import FileError, InvalidRequest, PolicyViolationError
+from executor_client.integrations._common import NamedSession, SessionOptions, blocking, not_lost
 
 ARTIFACTS_ROOT = "/workspace/.deepagents"
 OUTPUT_BYTES_MAX = 8 << 20
@@ -39,7 +39,8 @@ _CODES: dict[type[Exception], str] = {
 }
 
 
-class RemoteSandbox(BaseSandbox):  # type: ignore[misc]  # untyped where deepagents is not installed
+# Untyped where deepagents is not installed.
+class RemoteSandbox(BaseSandbox, contextlib.AbstractContextManager["RemoteSandbox"]):  # type: ignore[misc]
     """A session as a sandbox. The first call creates it, or finds the caller's session of this `name`.
 
     `options` are those of `SessionOptions`. The session is detached: it lives until `close` or `aclose`, or its idle
@@ -56,23 +57,21 @@ class RemoteSandbox(BaseSandbox):  # type: ignore[misc]  # untyped where deepage
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Runs a command by bash, or by sh if there is no bash, and returns what it prints on both streams."""
-        return _response(self._session.get_blocking().processes.run(command, **_limits(timeout)))
+        return blocking(self.aexecute(command, timeout=timeout))
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """The same on an event loop. A cancelled call kills the command."""
-        session = await self._session.get()
-        return _response(await session.processes.run(command, **_limits(timeout)))
+        processes = (await self._session.get()).processes
+        limits: dict[str, Any] = {"timeout_s": timeout or None, "max_output_bytes": OUTPUT_BYTES_MAX}  # 0: no limit
+        done = not_lost(await processes.run(command, merge_stderr=True, **limits))
+        output, exit_code = done.stdout, done.exit_code
+        if done.timed_out:
+            output += f"\nthe command was killed after {done.usage.wall_time_s:.0f} s, its timeout\n"
+            exit_code = _TIMED_OUT
+        return ExecuteResponse(output=output, exit_code=exit_code, truncated=done.omitted_bytes > 0)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        to = self._session.get_blocking().files
-        responses = []
-        for path, data in files:
-            try:
-                to.write(_absolute(path), data)
-                responses.append(FileUploadResponse(path=path))
-            except _OF_THE_FILE as error:
-                responses.append(FileUploadResponse(path=path, error=_code(error)))
-        return responses
+        return blocking(self.aupload_files(files))
 
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         to = (await self._session.get()).files
@@ -86,14 +85,7 @@ class RemoteSandbox(BaseSandbox):  # type: ignore[misc]  # untyped where deepage
         return responses
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        source = self._session.get_blocking().files
-        responses = []
-        for path in paths:
-            try:
-                responses.append(FileDownloadResponse(path=path, content=source.read(_absolute(path))))
-            except _OF_THE_FILE as error:
-                responses.append(FileDownloadResponse(path=path, error=_code(error)))
-        return responses
+        return blocking(self.adownload_files(paths))
 
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         source = (await self._session.get()).files
@@ -107,35 +99,18 @@ class RemoteSandbox(BaseSandbox):  # type: ignore[misc]  # untyped where deepage
 
     def close(self) -> None:
         """Ends the session with its files. Idempotent."""
-        self._session.end_blocking()
+        blocking(self._session.end())
 
     async def aclose(self) -> None:
         await self._session.end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 def with_artifacts(sandbox: RemoteSandbox) -> CompositeBackend:
     """Returns a backend for `create_deep_agent` that stores deepagents' own files in the workspace."""
     return CompositeBackend(default=sandbox, routes={}, artifacts_root=ARTIFACTS_ROOT)
-
-
-def _limits(timeout: int | None) -> dict[str, Any]:
-    # deepagents' 0 means no limit.
-    return {"timeout_s": timeout or None, "merge_stderr": True, "max_output_bytes": OUTPUT_BYTES_MAX}
-
-
-def _response(done: CompletedProcess) -> ExecuteResponse:
-    not_lost(done)
-    truncated = done.omitted_bytes > 0
-    if done.timed_out:
-        output = f"{done.stdout}\nthe command was killed after {done.usage.wall_time_s:.0f} s, its timeout\n"
-        return ExecuteResponse(output=output, exit_code=_TIMED_OUT, truncated=truncated)
-    return ExecuteResponse(output=done.stdout, exit_code=done.exit_code, truncated=truncated)
 
 
 def _absolute(path: str) -> str:

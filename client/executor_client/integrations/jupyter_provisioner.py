@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import signal
-import threading
 import uuid
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from jupyter_client.provisioning import KernelProvisionerBase
 from traitlets import Dict, Int
@@ -31,9 +28,7 @@ from executor_client.errors import (
     ResourceExhaustedError,
     SessionGone,
 )
-from executor_client.integrations._common import SessionOptions, attached_session, text
-
-T = TypeVar("T")
+from executor_client.integrations._common import SessionOptions, attached_session, in_background, text
 
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _FILE = "/tmp/.jupyter-kernel.json"
@@ -45,20 +40,10 @@ _LAST_WORDS_BYTES = 2000
 _UNKNOWN_EXIT = 1
 
 
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all kernels, in a thread: a blocking KernelManager's own loop runs only during its calls."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="executor-jupyter", daemon=True).start()
-    return loop
-
-
-async def _there(work: Coroutine[Any, Any, T]) -> T:
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _loop()))
-
-
 class RemoteProvisioner(KernelProvisionerBase):
     """Runs a kernelspec's command in a session of the daemon. The session ends with the kernel, or with this process.
+
+    All kernels are in the background's loop: a blocking KernelManager's own loop runs only during its calls.
 
     `metadata.kernel_provisioner.config` of the kernelspec sets its traits.
     """
@@ -90,9 +75,9 @@ class RemoteProvisioner(KernelProvisionerBase):
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         try:
-            await _there(self._launch(cmd))
+            await in_background(self._launch(cmd))
         except BaseException:
-            await _there(self._end())
+            await in_background(self._end())
             raise
         self.connection_info = self._connection(self._local_ports)
         return self.connection_info
@@ -174,17 +159,17 @@ class RemoteProvisioner(KernelProvisionerBase):
 
     async def send_signal(self, signum: int) -> None:
         if self._process is not None and signum != 0:
-            await _there(self._process.signal(signum))
+            await in_background(self._process.signal(signum))
 
     async def kill(self, restart: bool = False) -> None:
-        await _there(self._stop())
+        await in_background(self._stop())
 
     async def terminate(self, restart: bool = False) -> None:
         await self.send_signal(signal.SIGTERM)
 
     async def cleanup(self, restart: bool = False) -> None:
         if not restart:
-            await _there(self._end())
+            await in_background(self._end())
 
     async def _stop(self) -> None:
         """Kills the kernel with all its processes, if it runs, and waits for its end."""

@@ -26,13 +26,7 @@ from strands.vended_tools.shell import make_shell
 from executor_client import ProcessOutput, ProcessResult
 from executor_client._core.process import KeptOutput
 from executor_client.aio_processes import OUTPUT_BYTES
-from executor_client.integrations._common import (
-    Failures,
-    NamedSession,
-    SessionOptions,
-    not_lost,
-    text,
-)
+from executor_client.integrations._common import Failures, NamedSession, SessionOptions, blocking, not_lost, text
 
 
 class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["RemoteSandbox"]):
@@ -56,7 +50,7 @@ class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["Re
 
     def close(self) -> None:
         """Ends the session. Idempotent. Blocks for a moment; for code with and without an event loop."""
-        self._session.end_blocking()
+        blocking(self._session.end())
 
     def __exit__(self, *error: object) -> None:
         self.close()

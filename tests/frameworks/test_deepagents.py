@@ -103,8 +103,9 @@ def test_another_process_continues_by_the_name_and_a_lost_session_ends_the_run(s
     sandbox.upload_files([("/workspace/note", b"kept")])
     assert other.download_files(["/workspace/note"])[0].content == b"kept"
     other.close()
-    with pytest.raises(SessionGone):
-        ask(sandbox, ("execute", {"command": "true"}))
+    for tool, arguments in (("execute", {"command": "true"}), ("glob", {"pattern": "*"})):
+        with pytest.raises(SessionGone):
+            ask(sandbox, (tool, arguments))
     for call in (
         sandbox.execute,
         lambda _: sandbox.upload_files([("/a", b"")]),

@@ -231,11 +231,14 @@ class Failures:
         self._last: Exception | None = None
 
     @contextlib.contextmanager
-    def recorded(self, make: Callable[[str], Exception]) -> Iterator[None]:
-        """`infrastructure_errors` for a tool's call."""
+    def recorded(self, make: Callable[[str], Exception] | None = None) -> Iterator[None]:
+        """`infrastructure_errors` for a tool's call. Without `make`, our own error passes."""
         try:
             yield
         except INFRASTRUCTURE as error:
+            if make is None:
+                self._last = error
+                raise
             self._last = make(str(error))
             raise self._last from error
 

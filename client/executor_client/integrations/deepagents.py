@@ -10,7 +10,8 @@ deepagents stores old messages and large results below `/`, which is read-only i
 into the workspace; without it they are lost, with a warning in the log.
 
 deepagents has no error for a failed sandbox: a lost session or an unreachable daemon ends the agent's run with the
-client's own error, so that the model never sees it as output.
+client's own error. deepagents' tool `glob` turns each exception into an answer for the model, so the backend of
+`with_artifacts` raises it again before the model's next turn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, 
 from deepagents.backends.sandbox import BaseSandbox
 
 from executor_client import FileError, InvalidRequest, PolicyViolationError
-from executor_client.integrations._common import NamedSession, SessionOptions, blocking, not_lost
+from executor_client.integrations._common import Failures, NamedSession, SessionOptions, blocking, not_lost
 
 ARTIFACTS_ROOT = "/workspace/.deepagents"
 OUTPUT_BYTES_MAX = 8 << 20
@@ -108,9 +109,34 @@ class RemoteSandbox(BaseSandbox, contextlib.AbstractContextManager["RemoteSandbo
         self.close()
 
 
+class _Backend(CompositeBackend):  # type: ignore[misc]
+    """Ends the run if `glob` failed: deepagents looks at `default` before each turn of the model."""
+
+    def __init__(self, sandbox: RemoteSandbox) -> None:
+        self._sandbox, self._failures = sandbox, Failures()
+        super().__init__(default=sandbox, routes={}, artifacts_root=ARTIFACTS_ROOT)
+
+    @property
+    def default(self) -> RemoteSandbox:
+        self._failures.raise_last()
+        return self._sandbox
+
+    @default.setter
+    def default(self, sandbox: RemoteSandbox) -> None:
+        self._sandbox = sandbox
+
+    def glob(self, *args: Any, **kwargs: Any) -> Any:
+        with self._failures.recorded():
+            return super().glob(*args, **kwargs)
+
+    async def aglob(self, *args: Any, **kwargs: Any) -> Any:
+        with self._failures.recorded():
+            return await super().aglob(*args, **kwargs)
+
+
 def with_artifacts(sandbox: RemoteSandbox) -> CompositeBackend:
     """Returns a backend for `create_deep_agent` that stores deepagents' own files in the workspace."""
-    return CompositeBackend(default=sandbox, routes={}, artifacts_root=ARTIFACTS_ROOT)
+    return _Backend(sandbox)
 
 
 def _absolute(path: str) -> str:

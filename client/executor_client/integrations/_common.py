@@ -58,6 +58,16 @@ INFRASTRUCTURE = (
 refused command, too much output."""
 
 
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Imports a framework; if it is missing or too old, the error names the extra to install."""
+    try:
+        yield
+    except ImportError as error:
+        advice = f"{error}: pip install 'remote-executor[{name}]'"
+        raise type(error)(advice, name=error.name, path=error.path) from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions:
     """The daemon, and the arguments of `create_session`. They hold no token: it comes from $EXECUTOR_TOKEN or from the

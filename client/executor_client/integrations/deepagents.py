@@ -19,12 +19,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from deepagents.backends import CompositeBackend
-from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
-from deepagents.backends.sandbox import BaseSandbox
-
 from executor_client import FileError, InvalidRequest, PolicyViolationError
-from executor_client.integrations._common import Failures, NamedSession, SessionOptions, blocking, not_lost
+from executor_client.integrations._common import Failures, NamedSession, SessionOptions, blocking, extra, not_lost
+
+with extra("deepagents"):
+    from deepagents.backends import CompositeBackend
+    from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
+    from deepagents.backends.sandbox import BaseSandbox
 
 ARTIFACTS_ROOT = "/workspace/.deepagents"
 OUTPUT_BYTES_MAX = 8 << 20

@@ -15,11 +15,19 @@ import os
 from pathlib import Path, PurePath
 from typing import Any
 
-from google.adk.environment import BaseEnvironment, ExecutionResult
-from google.adk.errors.tool_execution_error import ToolErrorType, ToolExecutionError
-
 from executor_client._aio import shielded
-from executor_client.integrations._common import Failures, NamedSession, SessionOptions, infrastructure_errors, not_lost
+from executor_client.integrations._common import (
+    Failures,
+    NamedSession,
+    SessionOptions,
+    extra,
+    infrastructure_errors,
+    not_lost,
+)
+
+with extra("google-adk"):
+    from google.adk.environment import BaseEnvironment, ExecutionResult
+    from google.adk.errors.tool_execution_error import ToolErrorType, ToolExecutionError
 
 WORKSPACE = Path("/workspace")
 

@@ -18,19 +18,20 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from inspect_ai.util import (
-    ExecResult,
-    OutputLimitExceededError,
-    SandboxEnvironment,
-    SandboxEnvironmentConfigType,
-    SandboxUserUnsupportedError,
-    sandboxenv,
-)
-from inspect_ai.util import SandboxEnvironmentLimits as Limits
-from pydantic import BaseModel, BeforeValidator, ConfigDict
-
 from executor_client import AsyncSession, ExecutorClientError, InvalidRequest, OutputLimitExceeded
-from executor_client.integrations._common import SessionOptions, client, not_lost, text
+from executor_client.integrations._common import SessionOptions, client, extra, not_lost, text
+
+with extra("inspect-ai"):
+    from inspect_ai.util import (
+        ExecResult,
+        OutputLimitExceededError,
+        SandboxEnvironment,
+        SandboxEnvironmentConfigType,
+        SandboxUserUnsupportedError,
+        sandboxenv,
+    )
+    from inspect_ai.util import SandboxEnvironmentLimits as Limits
+    from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 logger = logging.getLogger(__name__)
 POLLING_INTERVAL_S = 0.2

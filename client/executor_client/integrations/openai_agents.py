@@ -20,38 +20,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from agents.sandbox import Manifest
-from agents.sandbox.errors import (
-    ConfigurationError,
-    ErrorCode,
-    ExecTimeoutError,
-    ExecTransportError,
-    ExposedPortUnavailableError,
-    WorkspaceArchiveReadError,
-    WorkspaceArchiveWriteError,
-    WorkspaceReadNotFoundError,
-    WorkspaceStartError,
-)
-from agents.sandbox.session import (
-    BaseSandboxClient,
-    BaseSandboxClientOptions,
-    BaseSandboxSession,
-    Dependencies,
-    Instrumentation,
-    SandboxSession,
-    SandboxSessionState,
-)
-from agents.sandbox.session.pty_types import (
-    PtyExecUpdate,
-    allocate_pty_process_id,
-    clamp_pty_yield_time_ms,
-    resolve_pty_write_yield_time_ms,
-    truncate_text_by_tokens,
-)
-from agents.sandbox.session.workspace_payloads import coerce_write_payload
-from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
-from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
-
 from executor_client import (
     AsyncPortForward,
     AsyncProcess,
@@ -63,7 +31,47 @@ from executor_client import (
     TerminalSize,
 )
 from executor_client._aio import shielded
-from executor_client.integrations._common import NamedSession, PerLoop, SessionOptions, infrastructure_errors, not_lost
+from executor_client.integrations._common import (
+    NamedSession,
+    PerLoop,
+    SessionOptions,
+    extra,
+    infrastructure_errors,
+    not_lost,
+)
+
+with extra("openai-agents"):
+    from agents.sandbox import Manifest
+    from agents.sandbox.errors import (
+        ConfigurationError,
+        ErrorCode,
+        ExecTimeoutError,
+        ExecTransportError,
+        ExposedPortUnavailableError,
+        WorkspaceArchiveReadError,
+        WorkspaceArchiveWriteError,
+        WorkspaceReadNotFoundError,
+        WorkspaceStartError,
+    )
+    from agents.sandbox.session import (
+        BaseSandboxClient,
+        BaseSandboxClientOptions,
+        BaseSandboxSession,
+        Dependencies,
+        Instrumentation,
+        SandboxSession,
+        SandboxSessionState,
+    )
+    from agents.sandbox.session.pty_types import (
+        PtyExecUpdate,
+        allocate_pty_process_id,
+        clamp_pty_yield_time_ms,
+        resolve_pty_write_yield_time_ms,
+        truncate_text_by_tokens,
+    )
+    from agents.sandbox.session.workspace_payloads import coerce_write_payload
+    from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
+    from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
 
 TYPE = "remote-executor"
 TERMINALS_MAX = 16

@@ -17,12 +17,19 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic_ai import RunContext, workspaces
-from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.workspaces import CommandResult, FileEntry, WorkspaceCommand, WorkspaceRef, WorkspaceUnavailableError
-
 from executor_client import FileInfo, OutputLimitExceeded, SessionGone
-from executor_client.integrations._common import NamedSession, SessionOptions, calls_raise, not_lost, text
+from executor_client.integrations._common import NamedSession, SessionOptions, calls_raise, extra, not_lost, text
+
+with extra("pydantic-ai"):
+    from pydantic_ai import RunContext, workspaces
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.workspaces import (
+        CommandResult,
+        FileEntry,
+        WorkspaceCommand,
+        WorkspaceRef,
+        WorkspaceUnavailableError,
+    )
 
 PROVIDER = "remote-executor"
 OUTPUT_BYTES_MAX = 10 << 20

@@ -16,17 +16,18 @@ import posixpath
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
-from strands.sandbox import LANGUAGE_PATTERN, ExecutionResult, FileInfo, Sandbox, StreamChunk
-from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
-from strands.types.tools import AgentTool
-from strands.vended_tools.file_editor import make_file_editor
-from strands.vended_tools.shell import make_shell
-
 from executor_client import ProcessOutput, ProcessResult
 from executor_client._core.process import KeptOutput
 from executor_client.aio_processes import OUTPUT_BYTES
-from executor_client.integrations._common import Failures, NamedSession, SessionOptions, blocking, not_lost, text
+from executor_client.integrations._common import Failures, NamedSession, SessionOptions, blocking, extra, not_lost, text
+
+with extra("strands"):
+    from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
+    from strands.sandbox import LANGUAGE_PATTERN, ExecutionResult, FileInfo, Sandbox, StreamChunk
+    from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
+    from strands.types.tools import AgentTool
+    from strands.vended_tools.file_editor import make_file_editor
+    from strands.vended_tools.shell import make_shell
 
 
 class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["RemoteSandbox"]):

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 # Modules are no garbage, and looking for some between them took a fifth of a daemon's start. Here, and not in `cli`,
 # since it is for a process that runs a command only; `daemon.cli.shared.start_collector` ends it.
@@ -11,7 +12,10 @@ gc.disable()
 # reads them, and a call that does nothing takes a quarter less. gRPC reads this when it is first imported.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
-from executor_server.daemon.cli import main  # noqa: E402
+try:
+    from executor_server.daemon.cli import main
+except ModuleNotFoundError as error:
+    sys.exit(f"executor-server: {error}: pip install 'remote-executor[server]'")
 
 if __name__ == "__main__":
     main()

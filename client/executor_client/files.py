@@ -117,6 +117,8 @@ class SessionFiles(ShortRepr):
 
         Raises FileError, and ResourceExhaustedError for more bytes than may be got at a time.
         """
+        if min(offset, max_bytes or 0) < 0:
+            raise InvalidRequest("offset and max_bytes must not be negative")
 
         def attempt() -> bytes:
             reader = FileReader(offset=offset, length=max_bytes)

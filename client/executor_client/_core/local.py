@@ -61,9 +61,11 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     """Opens a regular file; does not block on a pipe or a device. Raises OSError, InvalidRequest."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     fd = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
         os.close(fd)
-        raise InvalidRequest(f"{path} is not a regular file")
+        advice = "; put_directory copies a directory" if stat.S_ISDIR(mode) else ""
+        raise InvalidRequest(f"{path} is not a regular file{advice}")
     return os.fdopen(fd, "rb", buffering=0)
 
 

@@ -258,8 +258,10 @@ def _load_state(path: Path) -> Checkpoint:
 def _load_mcp_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise InvalidRequest(f"{path} can't be read: {error}") from error
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidRequest(f'{path} must have an object: {{"mcpServers": {{"name": {{"command": "..."}}}}}}')
     return config

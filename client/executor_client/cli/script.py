@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from executor_client.errors import InvalidRequest, PolicyViolationError
+from executor_client.errors import FileError, InvalidRequest, PolicyViolationError
 from executor_client.results import ExecutionResult, SessionInfo
 from executor_client.session import Session
 
@@ -97,10 +97,15 @@ class Script:
 
     def put_files(self, session: Session) -> None:
         for path, local in self.files.items():
-            if local.is_dir():
-                session.files.put_directory(local, path)
-            else:
-                session.files.put(local, path)
+            try:
+                if local.is_dir():
+                    session.files.put_directory(local, path)
+                else:
+                    session.files.put(local, path)
+            except FileError:
+                raise
+            except OSError as error:
+                raise InvalidRequest(f"{local} cannot be read: {error}") from error
 
     def steps(self, session: Session, *, is_last: bool) -> list[str]:
         """Returns the code to execute. With `is_last`, it ends like a process and can read our standard input."""

@@ -126,7 +126,10 @@ class RemoteProvisioner(KernelProvisionerBase):
                     raise
                 if following.done():
                     said = text(self._last_words).strip()
-                    raise RuntimeError(f"the kernel ended at once; does the image have ipykernel? {said}") from error
+                    raise RuntimeError(
+                        f"the kernel ended at once: {said}. If the image lacks ipykernel, install it there, or make "
+                        "the kernel with `executor jupyter install --with ipykernel`, or with `--forwarding`"
+                    ) from error
             await asyncio.sleep(_LOOK_S)
 
     async def _follow(self, process: AsyncProcess) -> None:

@@ -208,23 +208,36 @@ def test_a_decorated_function_is_what_it_was() -> None:
         checks_arguments(lambda code: code)()  # type: ignore[call-arg]
 
 
-def test_without_smolagents_it_is_said_what_to_install() -> None:
-    program = """
+@pytest.mark.parametrize(
+    ("package", "module", "message"),
+    [
+        (
+            "smolagents",
+            "smolagents",
+            "executor_client.smolagents needs smolagents, which is not installed here: "
+            "pip install 'remote-executor[smolagents]'",
+        ),
+        (
+            "agents",
+            "integrations.openai_agents",
+            "No module named 'agents': pip install 'remote-executor[openai-agents]'",
+        ),
+    ],
+)
+def test_without_a_framework_it_is_said_what_to_install(package: str, module: str, message: str) -> None:
+    program = f"""
 import sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "smolagents":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name.partition(".")[0] == {package!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Missing())
 try:
-    import executor_client.smolagents
+    import executor_client.{module}
 except ImportError as error:
     print(type(error).__name__, error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == (
-        "ModuleNotFoundError executor_client.smolagents needs smolagents, which is not installed here: "
-        "pip install 'remote-executor[smolagents]'\n"
-    )
+    assert done.stdout == f"ModuleNotFoundError {message}\n"

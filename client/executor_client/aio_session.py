@@ -66,7 +66,7 @@ class AsyncSession(AsyncSessionUndo):
         self._mcp_servers: list[McpServer] = []
         self._tool_pool = AsyncToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
-        self._close_lock = Lock()
+        self._close_lock, self._tools_lock = Lock(), Lock()
 
     # -----------------------------------------------------------------------------------------------------------------
     # Description
@@ -207,7 +207,8 @@ class AsyncSession(AsyncSessionUndo):
         recreate it; the previous tools then stay in place.
         """
         host_tools.refuse_reentrance(self.session_id, "register_tools")
-        await self._register(dict(tools), self._mcp_tools)
+        async with self._tools_lock:
+            await self._register(dict(tools), self._mcp_tools)
 
     async def register_mcp(self, server: Mapping[str, Any]) -> dict[str, Tool]:
         """Adds the tools of MCP servers to the session's tools, and returns the functions that it added, by name.
@@ -232,9 +233,11 @@ class AsyncSession(AsyncSessionUndo):
         try:
             for each in servers:
                 functions = await wait_for(each.functions, READY_TIMEOUT_S)
-                host_tools.refuse_taken_names(functions, self._given_tools, self._mcp_tools, added)
+                host_tools.refuse_taken_names(functions, added)
                 added |= functions
-            await self._register(self._given_tools, {**self._mcp_tools, **added})
+            async with self._tools_lock:
+                host_tools.refuse_taken_names(added, self._given_tools, self._mcp_tools)
+                await self._register(self._given_tools, {**self._mcp_tools, **added})
         except BaseException:
             await shielded(lambda: self._stop(servers))
             raise

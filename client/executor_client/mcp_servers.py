@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import threading
 import weakref
@@ -41,6 +42,7 @@ END_TIMEOUT_S = 4.0
 _EXIT_GRACE_S = 1.0
 """Seconds until a process gets the next harder request to end: the end of its input, SIGTERM, SIGKILL."""
 _STDERR_CHARS = 500
+_EVENT_END = re.compile(rb"\n\r?\n")
 _KEYS = ("type", "command", "args", "env", "cwd", "url", "headers", "prefix", "tools")
 
 
@@ -262,11 +264,12 @@ class _Connection:
                 yield streams[:2]
 
     async def _limit(self, response: Any) -> None:
-        """Limits the body of an HTTP response."""
+        """Limits the body of an HTTP response, or each of its events: a server may send these for ever."""
         if response.headers.get("content-encoding", "identity") != "identity":
             self._end("it compresses its answers, though asked not to")
             raise RuntimeError(self._why)
         stream, connection = response.stream, self
+        is_events = response.headers.get("content-type", "").startswith("text/event-stream")
 
         class Limited(type(stream)):  # type: ignore[misc]  # httpx checks the class, which is another one in version 2
             def __init__(self) -> None:
@@ -275,6 +278,8 @@ class _Connection:
             async def __aiter__(self) -> AsyncIterator[bytes]:
                 left = MESSAGE_BYTES_MAX
                 async for part in stream:
+                    if is_events and _EVENT_END.search(part):
+                        left = MESSAGE_BYTES_MAX
                     left -= len(part)
                     if left < 0:
                         connection._end(f"it sent more than {MESSAGE_BYTES_MAX >> 20} MiB in one answer")

@@ -66,7 +66,7 @@ class Session(SessionUndo):
         self._mcp_servers: list[McpServer] = []
         self._tool_pool = ToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
-        self._close_lock = Lock()
+        self._close_lock, self._tools_lock = Lock(), Lock()
 
     # -----------------------------------------------------------------------------------------------------------------
     # Description
@@ -205,7 +205,8 @@ class Session(SessionUndo):
         recreate it; the previous tools then stay in place.
         """
         host_tools.refuse_reentrance(self.session_id, "register_tools")
-        self._register(dict(tools), self._mcp_tools)
+        with self._tools_lock:
+            self._register(dict(tools), self._mcp_tools)
 
     def register_mcp(self, server: Mapping[str, Any]) -> dict[str, Tool]:
         """Adds the tools of MCP servers to the session's tools, and returns the functions that it added, by name.
@@ -230,9 +231,11 @@ class Session(SessionUndo):
         try:
             for each in servers:
                 functions = wait_for(each.functions, READY_TIMEOUT_S)
-                host_tools.refuse_taken_names(functions, self._given_tools, self._mcp_tools, added)
+                host_tools.refuse_taken_names(functions, added)
                 added |= functions
-            self._register(self._given_tools, {**self._mcp_tools, **added})
+            with self._tools_lock:
+                host_tools.refuse_taken_names(added, self._given_tools, self._mcp_tools)
+                self._register(self._given_tools, {**self._mcp_tools, **added})
         except BaseException:
             shielded(lambda: self._stop(servers))
             raise

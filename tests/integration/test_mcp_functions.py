@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -133,8 +134,8 @@ def shown_error(session: Any, code: str) -> str:
 def test_a_server_that_dies_hangs_or_sends_too_much_is_an_error_in_words(
     session: Any, server: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for prefix in ("a", "b", "c"):
-        session.register_mcp({**server, "prefix": prefix})
+    with ThreadPoolExecutor() as pool:  # at once: each keeps the tools of the others
+        list(pool.map(lambda prefix: session.register_mcp({**server, "prefix": prefix}), "abc"))
     assert "its process ended with exit code 3; its stderr ends:" in shown_error(session, "adie()")
     assert "can't be called: its process ended" in shown_error(session, "aadd(1, 2)")
     monkeypatch.setattr(mcp_servers, "CALL_TIMEOUT_S", 0.2)

@@ -151,6 +151,7 @@ def test_there_is_no_stream_or_session_of_the_transport(server: HttpServer, toke
         answer = httpx.request(method, server.url, headers=server.headers(tokens[0]))
         assert (answer.status_code, answer.headers["Allow"]) == (405, "POST")
     assert "Mcp-Session-Id" not in server.post(run_python("1", "../x"), tokens[0]).headers
+    assert httpx.post(f"{server.url}/", headers=server.headers(tokens[0])).status_code == 404  # nothing redirects
 
 
 def test_a_tenant_has_only_so_many_sessions_and_calls(

@@ -191,7 +191,9 @@ def _application(options: HttpOptions, port: int, callers: Callers) -> ASGIApp:
         routes.append(Route(_WELL_KNOWN, routes[0].endpoint, methods=["GET", "OPTIONS"]))
     # A class, not a function: Starlette passes it the request as it is.
     routes.append(Route(PATH, _Gate(app, callers, challenge)))
-    return Starlette(routes=routes, lifespan=lifespan)
+    gated = Starlette(routes=routes, lifespan=lifespan)
+    gated.router.redirect_slashes = False  # behind a proxy with TLS, it would lead a host's token to http://
+    return gated
 
 
 class _Refused(Exception):

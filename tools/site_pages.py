@@ -33,15 +33,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Returns the page with the links of the repository turned into those of the site."""
     del config
     in_root = page.file.src_uri in ROOT_PAGES.values()
+    folder = posixpath.dirname(page.file.src_uri)
 
     def in_site(link: re.Match[str]) -> str:
         path, _, anchor = link["target"].partition("#")
         if not path:
             return link[0]
-        source = posixpath.normpath(path if in_root else posixpath.join("docs", path))
+        source = posixpath.normpath(path if in_root else posixpath.join("docs", folder, path))
         target = ROOT_PAGES.get(source) or source.removeprefix("docs/")
         if source not in ROOT_PAGES and files.get_file_from_path(target) is None and (ROOT / source).exists():
             return link["text"]
-        return f"[{link['text']}]({target}{'#' if anchor else ''}{anchor})"
+        return f"[{link['text']}]({posixpath.relpath(target, folder or '.')}{'#' if anchor else ''}{anchor})"
 
     return _LINK.sub(in_site, markdown)

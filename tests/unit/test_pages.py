@@ -12,7 +12,7 @@ import executor_client.smolagents
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "images/README")] + sorted(
-    (ROOT / "docs").glob("*.md")
+    (ROOT / "docs").rglob("*.md")
 )
 # Directories that a page leaves out of the path of a file, as its section names the package.
 ABOVE = [

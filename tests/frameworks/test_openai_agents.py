@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import json
 from collections.abc import AsyncIterator
@@ -180,33 +179,29 @@ async def test_terminals(daemon: Daemon, session: SandboxSession) -> None:
     assert await eventually_async(lambda: running_commands(daemon) == [])
 
 
-# A loop that ends leaves the listeners of its ports to the garbage collection.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
 def test_sandbox_with_a_terminal_and_a_port_serves_several_loops(daemon: Daemon) -> None:
     """`Runner.run_sync` may give each turn a loop of its own."""
     client = RemoteSandboxClient()
 
-    async def begin() -> tuple[SandboxSession, int | None]:
+    async def begin() -> tuple[SandboxSession, int | None, Any]:
         made = await client.create(options=RemoteSandboxClientOptions(exposed_ports=(8000,)))
         await made.start()
         begun = await made.pty_exec_start("read x; echo got $x; sleep 70", tty=True, yield_time_s=0.3)
-        await made.resolve_exposed_port(8000)
-        return made, begun.process_id
+        return made, begun.process_id, await made.resolve_exposed_port(8000)
 
-    async def go_on(sandbox: SandboxSession, number: int | None) -> None:
+    async def go_on(sandbox: SandboxSession, number: int | None, port: Any) -> None:
         assert number is not None
         written = await sandbox.pty_write_stdin(session_id=number, chars="on\n", yield_time_s=1)
         assert b"got on" in written.output
-        port = await sandbox.resolve_exposed_port(8000)
+        assert await sandbox.resolve_exposed_port(8000) == port
         _, writer = await asyncio.open_connection(port.host, port.port)
         writer.close()
 
-    sandbox, number = asyncio.run(begin())
-    asyncio.run(go_on(sandbox, number))
+    sandbox, number, port = asyncio.run(begin())
+    asyncio.run(go_on(sandbox, number, port))
     asyncio.run(client.delete(sandbox))
     with daemon.client() as blocking:
         assert blocking.list_sessions() == []
-    gc.collect()  # or the listeners warn in another test
 
 
 async def test_files_stay_in_the_workspace(session: SandboxSession) -> None:

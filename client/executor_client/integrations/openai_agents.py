@@ -36,6 +36,7 @@ from executor_client.integrations._common import (
     PerLoop,
     SessionOptions,
     extra,
+    in_background,
     infrastructure_errors,
     not_lost,
 )
@@ -133,7 +134,7 @@ class _Terminal:
 
 
 class RemoteSandboxSession(BaseSandboxSession):
-    """A sandbox of the Agents SDK, for any event loop. The address of a port serves as long as the loop that asked."""
+    """A sandbox of the Agents SDK, for any event loop."""
 
     state: RemoteSandboxSessionState
 
@@ -141,7 +142,7 @@ class RemoteSandboxSession(BaseSandboxSession):
         self.state = state
         self._session = session
         self._terminals: dict[int, _Terminal] = {}
-        self._forwards: PerLoop[dict[int, AsyncPortForward]] = PerLoop(dict)
+        self._forwards: dict[int, AsyncPortForward] = {}
 
     # -----------------------------------------------------------------------------------------------------------------
     # Life
@@ -152,14 +153,12 @@ class RemoteSandboxSession(BaseSandboxSession):
             return await self._session.is_alive()
 
     async def _prepare_backend_workspace(self) -> None:
-        root = self._workspace_root_path()
-        with infrastructure_errors(lambda text: WorkspaceStartError(path=root, message=text)):
-            await (await self._session.get()).files.mkdir(str(root))
+        with infrastructure_errors(_start_error):
+            await (await self._session.get()).files.mkdir(str(self._workspace_root_path()))
 
     async def _shutdown_backend(self) -> None:
-        forwards = self._forwards.get()
-        while forwards:
-            await forwards.popitem()[1].close()
+        while self._forwards:
+            await in_background(self._forwards.popitem()[1].close())
         with _exec_errors("shutdown"):
             await shielded(self._session.end)
 
@@ -169,8 +168,7 @@ class RemoteSandboxSession(BaseSandboxSession):
     def _prepare_exec_command(
         self, *command: str | Path, shell: bool | list[str], user: str | User | None
     ) -> list[str]:
-        if user is not None:  # the SDK would run `sudo`
-            raise _one_user()
+        _refuse(user)  # the SDK would run `sudo`
         argv: list[str] = super()._prepare_exec_command(*command, shell=shell, user=None)
         return argv
 
@@ -277,19 +275,21 @@ class RemoteSandboxSession(BaseSandboxSession):
     # Ports
 
     async def _resolve_exposed_port(self, port: int) -> ExposedPortEndpoint:
-        """Forwards a local port to the sandbox's, until the sandbox is shut down."""
-        forwards = self._forwards.get()
-        if port not in forwards:
-            try:
-                forward = await (await self._session.get()).ports.forward(port)
-            except (ExecutorClientError, OSError) as error:
-                raise ExposedPortUnavailableError(
-                    port=port, exposed_ports=self.state.exposed_ports, reason="backend_unavailable", cause=error
-                ) from error
-            if forwards.setdefault(port, forward) is not forward:
-                await forward.close()  # another task was faster
-        host, local_port = forwards[port].address
+        try:
+            host, local_port = await in_background(self._forwarded(port))
+        except (ExecutorClientError, OSError) as error:
+            raise ExposedPortUnavailableError(
+                port=port, exposed_ports=self.state.exposed_ports, reason="backend_unavailable", cause=error
+            ) from error
         return ExposedPortEndpoint(host=host, port=local_port)
+
+    async def _forwarded(self, port: int) -> tuple[str, int]:
+        """Forwards a local port to the sandbox's, until the sandbox is shut down; returns its address."""
+        if port not in self._forwards:
+            forward = await (await self._session.get()).ports.forward(port)
+            if self._forwards.setdefault(port, forward) is not forward:
+                await forward.close()  # another task was faster
+        return self._forwards[port].address
 
     # -----------------------------------------------------------------------------------------------------------------
     # Files
@@ -310,23 +310,20 @@ class RemoteSandboxSession(BaseSandboxSession):
         return await self._read(path, max_bytes, None)
 
     async def _read(self, path: Path, max_bytes: int | None, user: str | User | None) -> bytes:
-        if user is not None:
-            raise _one_user()
+        _refuse(user)
         target = await self._validate_path_access(path)
         with _file_errors(WorkspaceArchiveReadError, path):
             return await (await self._session.get()).files.read(str(target), max_bytes=max_bytes)
 
     async def write(self, path: Path, data: io.IOBase, *, user: str | User | None = None) -> None:
-        if user is not None:
-            raise _one_user()
+        _refuse(user)
         target = await self._validate_path_access(path, for_write=True)
         content = coerce_write_payload(path=path, data=data).stream.read()
         with _file_errors(WorkspaceArchiveWriteError, path):
             await (await self._session.get()).files.write(str(target), content)
 
     async def mkdir(self, path: Path | str, *, parents: bool = False, user: str | User | None = None) -> None:
-        if user is not None:
-            raise _one_user()
+        _refuse(user)
         target = await self._validate_path_access(path, for_write=True)
         with _file_errors(WorkspaceArchiveWriteError, target):
             await (await self._session.get()).files.mkdir(str(target), parents=parents, exist_ok=parents)
@@ -377,8 +374,7 @@ class RemoteSandboxClient(BaseSandboxClient[RemoteSandboxClientOptions | None]):
         options: RemoteSandboxClientOptions | None = None,
     ) -> SandboxSession:
         manifest = self._validate_manifest_for_create(manifest or Manifest())
-        if manifest.users or manifest.groups:
-            raise _one_user()
+        _refuse(manifest.users or manifest.groups)
         session_id = uuid.uuid4()
         resolved = resolve_snapshot(snapshot, str(session_id))  # may fail, so before there is a session
         session = await self._new()
@@ -425,13 +421,10 @@ class RemoteSandboxClient(BaseSandboxClient[RemoteSandboxClientOptions | None]):
         return self._wrap_session(RemoteSandboxSession(state, session), instrumentation=self._instrumentation)
 
 
-def _one_user() -> ConfigurationError:
-    return ConfigurationError(
-        message="a remote sandbox has one user: leave out run_as, user and accounts in the manifest",
-        error_code=ErrorCode.SANDBOX_CONFIG_INVALID,
-        op="exec",
-        context={},
-    )
+def _refuse(accounts: object) -> None:
+    if accounts:
+        message = "a remote sandbox has one user: leave out run_as, user and accounts in the manifest"
+        raise ConfigurationError(message=message, error_code=ErrorCode.SANDBOX_CONFIG_INVALID, op="exec", context={})
 
 
 # The SDK's errors for a lost session or an unreachable daemon.

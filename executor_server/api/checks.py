@@ -29,7 +29,6 @@ from executor_server.core import (
 )
 from executor_server.core.config import is_name
 
-MAX_PATH_PART_BYTES = 255
 _MODE_MAX = 0o777
 _FILE_BYTES_MAX = 2**63 - 1
 
@@ -112,23 +111,6 @@ def tenant_or_all(name: str) -> str:
     if name and not is_name(name):
         raise invalid("tenant", "is not a valid tenant name")
     return name
-
-
-def workspace_path(path: str, field: str, *, may_be_empty: bool = False) -> str:
-    """Checks that the text of a path stays in the workspace; the guest checks links when it opens the path."""
-    if not path and may_be_empty:
-        return path
-    data = path.encode()
-    parts = data.split(b"/")
-    if not path or path.startswith("/") or b".." in parts:
-        raise invalid(field, "must be relative to the workspace and stay in it", Reason.PATH_REFUSED)
-    if b"\0" in data or len(data) > PATH_BYTES_MAX or any(len(part) > MAX_PATH_PART_BYTES for part in parts):
-        raise invalid(
-            field,
-            f"must have no NUL, at most {PATH_BYTES_MAX} bytes, and at most {MAX_PATH_PART_BYTES} in each part",
-            Reason.PATH_REFUSED,
-        )
-    return path
 
 
 def path(text: str, field: str, *, may_be_empty: bool = False) -> str:

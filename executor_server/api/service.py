@@ -321,7 +321,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
     async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        path = checks.workspace_path(request.path, "path", may_be_empty=True)
+        path = checks.path(request.path, "path", may_be_empty=True)
         async with aclosing(session.watches.changes(path, recursive=request.recursive)) as found:
             async for changes in found:
                 await context.write(write(service_pb.WatchFilesResponse, changes))

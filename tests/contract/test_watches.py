@@ -119,7 +119,13 @@ async def test_the_end_of_its_directory_ends_a_watch(harness: Harness) -> None:
 @promise("files-watched")
 @pytest.mark.parametrize(
     ("path", "refusal"),
-    [("missing", NotFound), ("../..", InvalidRequest), ("link", InvalidRequest), ("file", InvalidRequest)],
+    [
+        ("missing", NotFound),
+        ("../..", InvalidRequest),
+        ("/etc", InvalidRequest),
+        ("link", InvalidRequest),
+        ("file", InvalidRequest),
+    ],
 )
 async def test_a_path_that_is_no_directory_of_the_workspace_is_refused(
     harness: Harness, path: str, refusal: type[Exception]

@@ -231,6 +231,5 @@ async def test_changes_of_files_are_passed_on(edge: Edge) -> None:
     (change,) = changed.changes
     assert (change.path, change.is_directory, changed.overflowed) == ("a/b", True, True)
     assert change.kind == types_pb2.FILE_CHANGE_KIND_DELETED
-    for path in ("/etc", "../x", "a\0"):
-        found = await refusal(edge.stub.WatchFiles(pb.WatchFilesRequest(session_id="s1", path=path), metadata=AUTH))
-        assert found.reason == "PATH_REFUSED"
+    found = await refusal(edge.stub.WatchFiles(pb.WatchFilesRequest(session_id="s1", path="a\0"), metadata=AUTH))
+    assert found.reason == "PATH_REFUSED"

@@ -242,7 +242,8 @@ def with_path(kind: type[M], session_id: str, path: str, *, tar: bool = False, *
     """Makes a request about a path of the workspace, `tar` for a directory. Raises InvalidRequest."""
     if "format" in kind.DESCRIPTOR.fields_by_name:
         fields["format"] = types_pb2.FILE_FORMAT_TAR if tar else types_pb2.FILE_FORMAT_PLAIN
-    return made(kind, reason="PATH_REFUSED", what=f"the path {path!r}", session_id=session_id, path=path, **fields)
+    what = f"the request for the path {path!r}"
+    return made(kind, reason="PATH_REFUSED", what=what, session_id=session_id, path=path, **fields)
 
 
 class Upload:

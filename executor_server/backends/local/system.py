@@ -111,7 +111,7 @@ def _find_tools() -> Iterator[tuple[str, Path]]:
         except OSError:  # not on this host
             continue
         for name in names:
-            if name in seen or not (name in GUARANTEED_TOOLS | OTHER_TOOLS or _PYTHON.fullmatch(name)):
+            if name in seen or not (name in GUARANTEED_TOOLS or name in OTHER_TOOLS or _PYTHON.fullmatch(name)):
                 continue
             real = Path(os.path.realpath(directory / name))
             try:

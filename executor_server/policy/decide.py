@@ -53,7 +53,6 @@ from executor_server.policy.packages import (
     package_violations,
     packages_spec,
     packages_summary,
-    with_advice,
     with_found,
 )
 from executor_server.policy.profile import Profile, QuotasTable
@@ -65,7 +64,9 @@ from executor_server.policy.requested import (
     check_request,
     invalid,
 )
+from executor_server.policy.requirement import read_requirement
 from executor_server.policy.tightening import tightened_to, why_sandbox_must_go
+from executor_server.policy.violations import with_advice
 
 
 @dataclass(frozen=True)
@@ -316,12 +317,16 @@ class Policy:
         network = network_rules(profile, request.network)
         backends = self._choice.order_for(profile, request)
         asked = check_packages(request.packages)
-        refused = tuple(package_violations(name, profile.packages, asked, own_index=self._own_index))
+        packages = tuple(package_violations(name, profile.packages, asked, own_index=self._own_index))
+        hosts = tuple(network_violations(name, profile, request.network))
+        if self._is_built_in:
+            packages = with_advice(packages, lambda text: read_requirement(text).name)
+            hosts = with_advice(hosts)
         violations = (
             *self._choice.violations(name, profile, request),
-            *network_violations(name, profile, request.network),
+            *hosts,
             *secret_violations(name, network.secrets, self._secrets, backends),
-            *(with_advice(refused) if self._is_built_in else refused),
+            *packages,
             *limit_violations(name, profile, limits),
             *import_violations(name, profile, request.authorized_imports, profile.imports.denied),
         )

@@ -7,9 +7,8 @@ allowed by name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from executor_server.core import PackagesSpec, Violation, ViolationKind
 from executor_server.policy.distributions import candidates, is_pythons
@@ -21,8 +20,6 @@ from executor_server.policy.violations import above_ceiling, listed, not_allowed
 
 CONFIGURED_INDEX = "environments.index_url"
 """The configuration key behind a refusal that no policy can change."""
-
-_ADVISED_NAMES = 5
 
 
 @dataclass(frozen=True)
@@ -88,19 +85,6 @@ def package_violations(
     names = {each.name for each in asked}
     if table.has_packages and len(names) > table.max_requirements:
         yield above_ceiling("packages", len(names), table.max_requirements, rule_of(name, "packages.max_requirements"))
-
-
-def with_advice(violations: Sequence[Violation]) -> tuple[Violation, ...]:
-    """Adds to the violations of a daemon without a policy file how its only user can allow the packages."""
-    if not violations:
-        return ()
-    names = ", ".join(json.dumps(read_requirement(each.requested).name) for each in violations[:_ADVISED_NAMES])
-    advice = (
-        "none: the daemon has no policy file. Its owner can allow them by a file of three lines, "
-        f'`default = "default"`, `[profiles.default.packages]` and `allowed = [{names}]`, '
-        "given to `executor-server serve --policy FILE`"
-    )
-    return (*violations[:-1], replace(violations[-1], allowed=advice))
 
 
 def _violation(name: str, table: PackagesTable, asked: Requirement, *, own_index: bool) -> Violation | None:

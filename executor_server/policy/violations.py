@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from executor_server.core import Violation, ViolationKind
 from executor_server.core.config import dotted
 
 MAX_SHOWN_CHARS = 256
+_ADVISED_NAMES = 5
 
 
 def rule_of(profile: str, key: str) -> str:
@@ -26,6 +29,19 @@ def not_allowed(field: str, requested: str, allowed: Iterable[str], rule: str, n
 def denied_import(field: str, requested: str, denied: Iterable[str], profile: str) -> Violation:
     allowed = shortened(f"nothing of {listed(denied, '')}")
     return Violation(field, ViolationKind.DENIED, requested, allowed, rule_of(profile, "imports.denied"))
+
+
+def with_advice(violations: Sequence[Violation], name_of: Callable[[str], str] = str) -> tuple[Violation, ...]:
+    """Adds to the violations of a daemon without a policy file how its only user can allow the packages or hosts."""
+    if not violations:
+        return ()
+    names = ", ".join(json.dumps(name_of(each.requested)) for each in violations[:_ADVISED_NAMES])
+    advice = (
+        "none: the daemon has no policy file. Its owner can allow them by a file of three lines, "
+        f'`default = "default"`, `[profiles.default.{violations[0].field}]` and `allowed = [{names}]`, '
+        "given to `executor-server serve --policy FILE`"
+    )
+    return (*violations[:-1], replace(violations[-1], allowed=advice))
 
 
 def listed(names: Iterable[str], nothing: str) -> str:

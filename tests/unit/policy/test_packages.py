@@ -242,6 +242,17 @@ def test_the_owner_of_a_daemon_without_a_policy_file_reads_how_to_allow_packages
     assert spec.sandbox.packages == PackagesSpec(("pandas>=2", "polars"))
 
 
+def test_the_owner_of_a_daemon_without_a_policy_file_reads_how_to_allow_hosts(tmp_path: Path) -> None:
+    daemon = Policy(built_in_policy(), images=["base"], backend="local", orphan_time_s=60.0)
+    with pytest.raises(PolicyViolation) as caught:
+        daemon.decide(ALICE, RequestedSession(network=("api.github.com",)))
+    (only,) = caught.value.violations
+    lines = [part for index, part in enumerate(only.allowed.split("`")) if index % 2][:3]
+    allowed = parse_policy("\n".join(lines).encode(), tmp_path)
+    after = Policy(allowed, images=["base"], backend="local", orphan_time_s=60.0)
+    assert after.decide(ALICE, RequestedSession(network=("api.github.com",))).network.allowed == ("api.github.com",)
+
+
 # -- any package of an index
 
 

@@ -42,7 +42,7 @@ def get_weather(city: str, days: int = 1) -> dict[str, Any]:
 def add(a: int, b: int) -> int:
     return a + b
 
-@server.tool(structured_output=False)
+@server.tool(name="print", structured_output=False)
 def text(size: int) -> str:
     return "x" * size
 
@@ -99,11 +99,11 @@ def session(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Any]:
 def test_tools_of_an_mcp_server_are_functions_of_the_code(session: Any, server: dict[str, Any]) -> None:
     session.register_tools({"mine": len})
     added = session.register_mcp(server)
-    assert list(added) == ["get_weather", "add", "text", "fail", "picture", "die", "hang"]
+    assert list(added) == ["get_weather", "add", "print_", "fail", "picture", "die", "hang"]
     assert (
         "get_weather(city: str, days: int = ...) -> dict\n\nThe weather of a city." in added["get_weather"].description
     )
-    assert session.execute("[get_weather('Rome', 3), add(2, b=3), text(3), mine('ab')]").output == [
+    assert session.execute("[get_weather('Rome', 3), add(2, b=3), print_(3), mine('ab')]").output == [
         {"city": "Rome", "days": 3},
         5,
         "xxx",
@@ -141,7 +141,7 @@ def test_a_server_that_dies_hangs_or_sends_too_much_is_an_error_in_words(
     monkeypatch.setattr(mcp_servers, "CALL_TIMEOUT_S", 0.2)
     assert "did not answer within 0.2 s" in shown_error(session, "bhang()")
     monkeypatch.undo()
-    assert "sent a message of more than 32 MiB" in shown_error(session, "ctext(40_000_000)")
+    assert "sent a message of more than 32 MiB" in shown_error(session, "cprint(40_000_000)")
     assert session.execute("1").output == 1
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import builtins
 import inspect
 import json
 import keyword
@@ -45,6 +46,8 @@ def functions(server: str, listed: list[Json], call: Call, prefix: str = "") -> 
     made: dict[str, Tool] = {}
     for tool in listed:
         name = identifier(prefix + _text(tool.get("name"))[:NAME_CHARS_MAX])
+        if hasattr(builtins, name):
+            name += "_"  # a server must not get what the code gives to print or open
         if name in made:
             raise InvalidRequest(f"two tools of the MCP server {server!r} would be the function {name!r}")
         made[name] = _function(server, name, tool, call)

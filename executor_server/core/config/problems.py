@@ -85,7 +85,7 @@ def examined(
         else:
             return (None if problems else settings), problems
         around = {path[:depth] for path in removed for depth in range(len(path))}
-        problems += [problem for problem in found if not _is_aftermath(problem, removed, around)]
+        problems += [each for each in found if each not in problems and not _is_aftermath(each, removed, around)]
         tables, removed_now = _without(tables, found)
         if not removed_now:
             break

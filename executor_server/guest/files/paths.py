@@ -240,7 +240,9 @@ def _walk(place: Place, path: str, follow: bool, create: bool, partly: bool) -> 
             place.name, place.status = part, status
             return
         else:
-            if status is None and create:
+            if status is None and not create:
+                raise PathRefused(f"there is no {place.asked!r}: its directory {part!r} is missing", "file_not_found")
+            if status is None:
                 _make_directory(part, place.directory)
             place.enter(part)
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))

@@ -1,7 +1,7 @@
 """Transfers: staged blobs, and files of the sandbox, with the other requests about files.
 
-The supervisor serves them itself, at any time, so a hanging program does not lock its files away. Nothing blocks: both
-live in memory (memory files, tmpfs), and move in pieces of one chunk.
+The supervisor serves them itself, at any time, so a hanging program does not lock its files away. Nothing blocks for
+long: all but the image's own files is in memory (memory files, tmpfs), and everything moves in pieces of one chunk.
 """
 
 from __future__ import annotations

@@ -218,13 +218,9 @@ class Download:
         os.close(self._fd)
 
 
-def _say_nothing(_path: str, _why: str) -> None:
-    return
-
-
 def list_files(
     place: Place,
-    leave_out: Callable[[str, str], object] = _say_nothing,
+    leave_out: Callable[[str, str], object],
     *,
     recursive: bool = True,
     excluded: frozenset[str] = frozenset(),

@@ -70,7 +70,7 @@ def get(root: Path, path: str, max_bytes: int = 10**6, piece_bytes: int = 1000, 
 
 def listed(root: Path, path: str) -> tuple[list[FileEntry], bool]:
     with resolve(str(root), path) as place:
-        return list_files(place)
+        return list_files(place, lambda _path, _why: None)
 
 
 def manage(root: Path, action: str, path: str, **options: Any) -> Any:

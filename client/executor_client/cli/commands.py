@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from executor_client._core.convert import limits_to_wire
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.local import path_below
 from executor_client._core.policy_text import policy_lines
@@ -212,6 +213,7 @@ def _install_kernel(options: argparse.Namespace, console: Console) -> int:
         from executor_client.integrations.jupyter_kernelspec import install
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"Jupyter is missing ({error.name}): pip install 'remote-executor[jupyter]'") from error
+    limits_to_wire(dict(options.limits))  # a wrong name fails here, not when the kernel starts
     given = {
         "address": options.address,
         "image": options.image,
@@ -221,7 +223,10 @@ def _install_kernel(options: argparse.Namespace, console: Console) -> int:
     }
     shown = options.display_name or f"Python ({options.name})"
     kept = {name: value for name, value in given.items() if value}
-    place = install(options.name, shown, kept, forwarding=options.forwarding, prefix=options.prefix)
+    try:
+        place = install(options.name, shown, kept, forwarding=options.forwarding, prefix=options.prefix)
+    except (OSError, ValueError) as error:  # ValueError: the name
+        raise InvalidRequest(f"the kernel can't be installed: {error}") from error
     console.show_lines(
         [f"{place}: Jupyter shows it as {shown}", f"remove it: jupyter kernelspec remove {options.name}"]
     )

@@ -223,7 +223,7 @@ class SessionFiles(ShortRepr):
                 response = transport.upload(transport.channel.stub.PutFile, messages, timeout_s)
             except ExecutorClientError as error:
                 upload.raise_problem()
-                if append and is_transport_failure(error) and error.reason != "DRAINING":
+                if append and upload.has_begun and is_transport_failure(error) and error.reason != "DRAINING":
                     problem = f"the connection broke: a part of the data may be at the end of {path!r}; see its size"
                     raise DaemonError(problem, reason=error.reason) from error
                 raise

@@ -257,9 +257,12 @@ class Upload:
         self._header = header
         self._content = content
         self._problem: OSError | InvalidRequest | None = None
+        self.has_begun = False
+        """True once the header has left, so that data may have arrived."""
 
     def messages(self) -> Iterator[pb.PutFileRequest]:
         yield pb.PutFileRequest(header=self._header)
+        self.has_begun = True
         try:
             for piece in self._content.pieces():
                 yield pb.PutFileRequest(data=piece)

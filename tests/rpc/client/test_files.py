@@ -13,8 +13,8 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2 as types
-from executor_client import InvalidRequest, NotFoundError, ProtocolError
-from tests.support.fake_daemon import FakeDaemon, Refusal, result
+from executor_client import ExecutorClient, InvalidRequest, NotFoundError, ProtocolError, UnavailableError
+from tests.support.fake_daemon import TOKEN, FakeDaemon, Refusal, result, serve
 
 PIECE_BYTES = 262_144
 
@@ -130,6 +130,14 @@ def test_a_transfer_that_breaks_off_is_begun_anew(
         session.files.get("f", tmp_path / "f")
     assert (daemon.files.get("f", b"data"), tree(tmp_path)) == (b"data", {"f": b"data"})
     assert len(daemon.requests) == 2
+
+
+def test_an_append_of_which_nothing_has_left_is_tried_again(tmp_path: Path) -> None:
+    with ExecutorClient(f"unix:{tmp_path}/d.sock", token=TOKEN, reconnect_timeout_s=0.3) as client:
+        with serve(tmp_path):
+            session = client.create_session(detached=True)
+        with pytest.raises(UnavailableError, match="no daemon answers"):
+            session.files.write("f", b"data", append=True)
 
 
 def test_a_local_problem_is_raised_as_what_it_is(session: Any, daemon: FakeDaemon, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from executor_client import ExecutorClient
+from executor_client import AsyncExecutorClient, ExecutorClient
 from tests.support.daemon import Daemon, daemon_of, running_daemon
 from tests.support.fleet_daemon import fleet_daemon, wanted
 from tests.support.leftovers import DAEMON_PREFIX
@@ -140,6 +140,11 @@ def test_ten_samples_at_once_have_a_session_each_and_leave_none(daemon: Daemon, 
     assert sorted(text for sample in log.samples for text in results(sample)) == [f"set {i}\n" for i in range(10)]
     with daemon.client() as client:
         assert client.list_sessions() == []
+
+
+async def test_its_session_tells_who_made_it(daemon: Daemon, sandbox_env: RemoteSandboxEnvironment) -> None:
+    async with AsyncExecutorClient() as client:
+        assert [each.labels for each in await client.list_sessions()] == [{"framework": "inspect-ai"}]
 
 
 async def test_other_users_are_refused_in_words(sandbox_env: RemoteSandboxEnvironment) -> None:

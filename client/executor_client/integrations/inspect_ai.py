@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from executor_client import AsyncSession, ExecutorClientError, InvalidRequest, OutputLimitExceeded
-from executor_client.integrations._common import SessionOptions, client, extra, not_lost, text
+from executor_client.integrations._common import SessionOptions, attached_session, extra, not_lost, text
 
 with extra("inspect-ai"):
     from inspect_ai.util import (
@@ -72,8 +72,7 @@ class RemoteSandboxEnvironment(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        options = _options(config)
-        return {"default": cls(await client(options).create_session(**options.arguments()))}
+        return {"default": cls(await attached_session(_options(config), framework="inspect-ai"))}
 
     @classmethod
     async def sample_cleanup(

@@ -237,19 +237,21 @@ class Failures:
     run, so nobody scores the answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[str], Exception] | None = None) -> None:
+        """`make` as for `infrastructure_errors`; without it, our own error passes."""
+        self._make = make
         self._last: Exception | None = None
 
     @contextlib.contextmanager
-    def recorded(self, make: Callable[[str], Exception] | None = None) -> Iterator[None]:
-        """`infrastructure_errors` for a tool's call. Without `make`, our own error passes."""
+    def recorded(self) -> Iterator[None]:
+        """`infrastructure_errors` for a tool's call."""
         try:
             yield
         except INFRASTRUCTURE as error:
-            if make is None:
+            if self._make is None:
                 self._last = error
                 raise
-            self._last = make(str(error))
+            self._last = self._make(str(error))
             raise self._last from error
 
     def raise_last(self) -> None:

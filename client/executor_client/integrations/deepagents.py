@@ -30,7 +30,6 @@ with extra("deepagents"):
 ARTIFACTS_ROOT = "/workspace/.deepagents"
 OUTPUT_BYTES_MAX = 8 << 20
 """Bytes that are kept of a command's output."""
-_TIMED_OUT = 124  # as of coreutils' timeout
 _OF_THE_FILE = (FileError, InvalidRequest, PolicyViolationError)
 _CODES: dict[type[Exception], str] = {
     FileNotFoundError: "file_not_found",
@@ -69,7 +68,7 @@ class RemoteSandbox(BaseSandbox, contextlib.AbstractContextManager["RemoteSandbo
         output, exit_code = done.stdout, done.exit_code
         if done.timed_out:
             output += f"\nthe command was killed after {done.usage.wall_time_s:.0f} s, its timeout\n"
-            exit_code = _TIMED_OUT
+            exit_code = 124  # as of coreutils' timeout
         return ExecuteResponse(output=output, exit_code=exit_code, truncated=done.omitted_bytes > 0)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:

@@ -10,7 +10,6 @@ the error again.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path, PurePath
 from typing import Any
@@ -46,7 +45,7 @@ class RemoteEnvironment(BaseEnvironment):
         self._options = SessionOptions(**options)
         self._name = name
         self._session: NamedSession | None = None
-        self._failures = Failures()
+        self._failures = Failures(_unavailable)
 
     @property
     def working_dir(self) -> Path:
@@ -57,7 +56,7 @@ class RemoteEnvironment(BaseEnvironment):
         """Creates or finds the session. Idempotent."""
         if self._session is None:
             self._session = NamedSession(self._options, self._name, framework="google-adk")
-        with infrastructure_errors(_unavailable):
+        with infrastructure_errors(_unavailable):  # not recorded: no tool's call
             await self._session.get()
         self.is_initialized = True
 
@@ -72,7 +71,7 @@ class RemoteEnvironment(BaseEnvironment):
     async def execute(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
         """Runs a command in a shell, in the workspace. A cancelled call kills it. Of large output, head and tail are
         kept."""
-        with self._infrastructure():
+        with self._failures.recorded():
             processes = (await self._opened().get()).processes
             completed = not_lost(await processes.run(command, timeout_s=timeout))
         assert completed.exit_code is not None, "only a lost command has none"
@@ -84,22 +83,18 @@ class RemoteEnvironment(BaseEnvironment):
         )
 
     async def read_file(self, path: str | PurePath) -> bytes:
-        with self._infrastructure():
+        with self._failures.recorded():
             return await (await self._opened().get()).files.read(os.fspath(path))
 
     async def write_file(self, path: str | PurePath, content: str | bytes) -> None:
         data = content.encode() if isinstance(content, str) else content
-        with self._infrastructure():
+        with self._failures.recorded():
             await (await self._opened().get()).files.write(os.fspath(path), data)
 
     def _opened(self) -> NamedSession:
         if self._session is None:
             raise RuntimeError("this environment is not initialized: call initialize()")
         return self._session
-
-    def _infrastructure(self) -> contextlib.AbstractContextManager[None]:
-        """Around a tool's call. `initialize` and `close` are no tools: their errors reach the caller at once."""
-        return self._failures.recorded(_unavailable)
 
 
 def _unavailable(text: str) -> ToolExecutionError:

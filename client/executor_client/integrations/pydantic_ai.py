@@ -23,13 +23,7 @@ from executor_client.integrations._common import NamedSession, SessionOptions, c
 with extra("pydantic-ai"):
     from pydantic_ai import RunContext, workspaces
     from pydantic_ai.capabilities import AbstractCapability
-    from pydantic_ai.workspaces import (
-        CommandResult,
-        FileEntry,
-        WorkspaceCommand,
-        WorkspaceRef,
-        WorkspaceUnavailableError,
-    )
+    from pydantic_ai.workspaces import CommandResult, FileEntry, WorkspaceCommand, WorkspaceRef
 
 PROVIDER = "remote-executor"
 OUTPUT_BYTES_MAX = 10 << 20
@@ -37,7 +31,7 @@ OUTPUT_BYTES_MAX = 10 << 20
 _STATS_AT_ONCE = 16
 
 
-@calls_raise(WorkspaceUnavailableError, SessionGone)
+@calls_raise(workspaces.WorkspaceUnavailableError, SessionGone)
 class RemoteWorkspaceBackend:
     """A session as a workspace. The first operation creates it, or finds the one that `ref` names.
 

@@ -42,7 +42,7 @@ class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["Re
 
     def __init__(self, *, name: str | None = None, **options: Any) -> None:
         self._session = NamedSession(SessionOptions(**options), name, framework="strands")
-        self._failures = Failures()
+        self._failures = Failures(ConnectionError)
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["Re
         kept = KeptOutput(OUTPUT_BYTES)
         decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
         result = None
-        with self._infrastructure():
+        with self._failures.recorded():
             processes = (await self._session.get()).processes
             events = processes.stream(command, input=code, timeout_s=timeout, cwd=cwd or "", env=env)
             async with contextlib.aclosing(events):
@@ -110,21 +110,21 @@ class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["Re
         yield ExecutionResult(exit_code=result.exit_code, stdout=stdout, stderr=stderr)
 
     async def read_file(self, path: str, **kwargs: Any) -> bytes:
-        with self._infrastructure():
+        with self._failures.recorded():
             return await (await self._session.get()).files.read(path)
 
     async def write_file(self, path: str, content: bytes, **kwargs: Any) -> None:
-        with self._infrastructure():
+        with self._failures.recorded():
             await (await self._session.get()).files.write(path, content)
 
     async def remove_file(self, path: str, **kwargs: Any) -> None:
-        with self._infrastructure():
+        with self._failures.recorded():
             await (await self._session.get()).files.remove(path)
 
     async def list_files(self, path: str, **kwargs: Any) -> list[FileInfo]:
         """Lists a directory. Raises SandboxPathNotFoundError if there is none."""
         try:
-            with self._infrastructure():
+            with self._failures.recorded():
                 listed = await (await self._session.get()).files.list(path, recursive=False)
                 if listed.truncated:
                     raise OSError(f"{path!r} has more entries than can be listed: {len(listed)}")
@@ -145,6 +145,3 @@ class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["Re
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(BeforeModelCallEvent, lambda event: self._failures.raise_last())
-
-    def _infrastructure(self) -> contextlib.AbstractContextManager[None]:
-        return self._failures.recorded(ConnectionError)

@@ -215,7 +215,11 @@ def test_the_near_end_of_the_operations_is_told(client: Any) -> None:
         (lambda c, s: s.files.mkdir("/tmp", exist_ok=False), FileExistsError, "FILE_EXISTS"),
         (lambda c, s: s.put_file("f", bytes(3_000_000)), ResourceExhaustedError, "TOO_LARGE"),
         (lambda c, s: s.files.get_directory("missing", "/nowhere"), NotFoundError, "FILE_NOT_FOUND"),
-        (lambda c, s: s.files.put_directory(Path(__file__).parent, "/proc"), FileError, "PATH_REFUSED"),
+        (
+            lambda c, s: s.files.put_directory(Path(__file__).parents[1] / "support/typed_user", "/proc"),
+            FileError,
+            "PATH_REFUSED",
+        ),
     ],
 )
 def test_each_refusal_is_its_error_and_the_session_goes_on(

@@ -115,9 +115,10 @@ def test_a_pid_file_of_another_shape_names_no_process(daemon: OwnDaemon, text: s
 
 
 def test_a_process_that_has_ended_and_was_not_reaped_counts_as_ended() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     identity = identity_of(child.pid)
-    assert identity is not None
+    assert identity is not None and child.stdin is not None
+    child.stdin.close()
     assert identity.wait(30.0)
     assert not identity.send(signal.SIGTERM)
     child.wait()

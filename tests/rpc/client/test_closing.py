@@ -185,7 +185,7 @@ def test_asyncio_client_serves_one_loop_and_says_so(daemon: FakeDaemon) -> None:
 async def test_timeout_of_asyncio_cancels_the_execution(session: AsyncSession, daemon: FakeDaemon) -> None:
     daemon.journal = [log("started"), Cancelled(), CANCELLED]
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
+        async with asyncio.timeout(0.5):
             await session.execute("code")
     assert daemon.names() == ["Execute", "CancelExecution"]
     daemon.journal = [result(1)]

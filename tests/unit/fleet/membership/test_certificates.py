@@ -185,14 +185,14 @@ def test_an_expired_certificate_is_refused_with_its_time(fleet: Path, monkeypatc
 def test_a_key_of_another_certificate_is_refused(fleet: Path) -> None:
     other = issue_node(fleet, "n1").folder
     (fleet / "front" / KEY_NAME).write_bytes((other / KEY_NAME).read_bytes())
-    with pytest.raises(CertificateError, match="of another certificate"):
+    with pytest.raises(CertificateError, match="belongs to another certificate"):
         read_credentials(fleet / "front", "front")
 
 
 def test_a_certificate_of_another_authority_is_refused(fleet: Path, tmp_path: Path) -> None:
     issue_front(tmp_path / "other")
     (fleet / "front" / AUTHORITY_NAME).write_bytes((tmp_path / "other" / AUTHORITY_NAME).read_bytes())
-    with pytest.raises(CertificateError, match="is not of the authority"):
+    with pytest.raises(CertificateError, match="is not signed by the CA"):
         read_credentials(fleet / "front", "front")
 
 

@@ -73,9 +73,11 @@ def test_without_a_next_daemon_sandboxes_end_themselves(start: StartDaemon) -> N
             assert eventually(lambda: all(orphan.is_gone() for orphan in orphans))
 
 
-def test_quiet_sandbox_is_no_orphan_while_its_daemon_lives(start: StartDaemon) -> None:
+def test_quiet_sandbox_is_no_orphan_while_its_daemon_lives(start: StartDaemon, tmp_path: Path) -> None:
     """One of the pool, one of an idle session, one that is not read because its journal is full."""
-    daemon = start(f"pool.size = 1\nsessions.journal_bytes = 100_000\n{QUICK_ORPHANS}")
+    policy = tmp_path / "policy.toml"  # without a fork server, whose sandboxes would replace that of the pool
+    policy.write_text('default = "p"\nprofiles.p.sandbox.fork_server = "off"\n')
+    daemon = start(f'policy.file = "{policy}"\npool.size = 1\nsessions.journal_bytes = 100_000\n{QUICK_ORPHANS}')
     assert eventually(lambda: len(sandboxes(daemon)) == 1)
     with daemon.client() as client:
         idle, full = client.create_session(), client.create_session()

@@ -204,7 +204,7 @@ def state_dir() -> Path:
 
 def is_local(address: str) -> bool:
     """True when the connection to the address does not leave this machine."""
-    return address.startswith(_UNIX_SCHEMES) or _is_loopback(_host_of(address))
+    return address.startswith(_UNIX_SCHEMES) or is_loopback(_host_of(address))
 
 
 def _host_of(target: str) -> str:
@@ -215,7 +215,8 @@ def _host_of(target: str) -> str:
     return host.strip("[]")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """True for "localhost" and for addresses of this machine's loopback."""
     if host == "localhost":
         return True
     try:

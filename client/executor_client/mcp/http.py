@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import re
 import signal
@@ -32,6 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from executor_client._core.endpoint import is_loopback
 from executor_client.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -82,7 +82,7 @@ class HttpOptions:
         for option, url in (("--public-url", self.public_url), ("--authorization-server", self.authorization_server)):
             if url is not None and not _is_url(url):
                 raise ConfigurationError(f"{option} {url!r} is not a URL; write https://HOST/PATH")
-        if _is_loopback(self.host):
+        if is_loopback(self.host):
             return
         if self.public_url is None:
             raise ConfigurationError(
@@ -101,7 +101,7 @@ class HttpOptions:
 
     def authorities(self, port: int) -> list[str]:
         """Returns the Host headers that requests to this server have."""
-        hosts = ("127.0.0.1", "localhost", "::1") if _is_loopback(self.host) else (self.host,)
+        hosts = ("127.0.0.1", "localhost", "::1") if is_loopback(self.host) else (self.host,)
         names = [_authority(host, port) for host in hosts]
         if self.public_url is not None:
             names.append(urllib.parse.urlsplit(self.public_url).netloc)
@@ -335,13 +335,6 @@ def _is_url(text: str) -> bool:
     except ValueError:
         return False
     return valid and text.isascii() and text.isprintable() and not set(text) & set(' "\\@?#')
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _authority(host: str, port: int) -> str:

@@ -208,7 +208,9 @@ class _Connection:
         try:
             result = await self._answer(self._session.call_tool(name, arguments), CALL_TIMEOUT_S)
         except TimeoutError:
-            raise TimeoutError(f"the MCP server did not answer within {CALL_TIMEOUT_S:g} s{self._heard()}") from None
+            raise TimeoutError(
+                f"the MCP server did not answer within {CALL_TIMEOUT_S:g} s{self._output_end()}"
+            ) from None
         except refused as error:
             raise RuntimeError(str(error)) from None
         answer: dict[str, Any] = result.model_dump(by_alias=True, mode="json")
@@ -233,11 +235,11 @@ class _Connection:
             over.cancel()
 
     def _refusal(self, what: str) -> str:
-        return f"the MCP server {self.server.name!r} {what}: {self._why}{self._heard()}"
+        return f"the MCP server {self.server.name!r} {what}: {self._why}{self._output_end()}"
 
-    def _heard(self) -> str:
-        last_words = " ".join(self._stderr.split())[-_STDERR_CHARS:]
-        stderr = f"; its stderr ends: {last_words}" if last_words else ""
+    def _output_end(self) -> str:
+        stderr_end = " ".join(self._stderr.split())[-_STDERR_CHARS:]
+        stderr = f"; its stderr ends: {stderr_end}" if stderr_end else ""
         return (f"; its stdout has text that is no message: {self._garbage[:200]!r}" if self._garbage else "") + stderr
 
     # -----------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ _FILE = "/tmp/.jupyter-kernel.json"
 _ENVIRONMENT = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "IPYTHONDIR": "/tmp/.ipython"}
 _START_TIMEOUT_S = 60.0
 _LOOK_S = 0.05
-_LAST_WORDS_BYTES = 2000
+_OUTPUT_END_BYTES = 2000
 _UNKNOWN_EXIT = 1
 
 
@@ -56,7 +56,7 @@ class RemoteProvisioner(KernelProvisionerBase):
         self._session: AsyncSession | None = None
         self._process: AsyncProcess | None = None
         self._following: asyncio.Task[None] | None = None
-        self._last_words = b""
+        self._output_end = b""
         self._forwards: list[AsyncPortForward] = []
         self._broken: asyncio.Task[None] | None = None  # closes the forwards, after a connection broke
         self._local_ports = dict.fromkeys(_PORTS, 0)  # clients know them, so a restart keeps them
@@ -95,7 +95,7 @@ class RemoteProvisioner(KernelProvisionerBase):
         ports = {name: self.first_port + number for number, name in enumerate(_PORTS)}
         connection = json.dumps({**self._connection(ports), "key": self._key.decode()})
         await session.files.write(_FILE, connection.encode(), mode=0o600)
-        self._last_words, self._broken = b"", None
+        self._output_end, self._broken = b"", None
         env = {**_ENVIRONMENT, **self.kernel_spec.env}  # nothing of this machine's
         self._process = await session.processes.start(command, env=env, merge_stderr=True)
         self._following = asyncio.create_task(self._follow(self._process))
@@ -125,7 +125,7 @@ class RemoteProvisioner(KernelProvisionerBase):
                 if error.reason != "PORT_CLOSED":
                     raise
                 if following.done():
-                    said = text(self._last_words).strip()
+                    said = text(self._output_end).strip()
                     raise RuntimeError(
                         f"the kernel ended at once: {said}. If the image lacks ipykernel, install it there, or make "
                         "the kernel with `executor jupyter install --with ipykernel`, or with `--forwarding`"
@@ -136,7 +136,7 @@ class RemoteProvisioner(KernelProvisionerBase):
         try:
             async for event in process:
                 if isinstance(event, ProcessOutput):
-                    self._last_words = (self._last_words + event.data)[-_LAST_WORDS_BYTES:]
+                    self._output_end = (self._output_end + event.data)[-_OUTPUT_END_BYTES:]
         except ExecutorClientError as error:
             self.log.error("the kernel can't be followed any more: %s", error)
 

@@ -106,7 +106,7 @@ class Upload:
         if old is not None and old.st_uid != os.geteuid():
             return False
         if old is not None and mode is None:
-            mode = stat.S_IMODE(old.st_mode) & 0o777
+            mode = old.st_mode & 0o777
         # A name that agent code can't take first.
         part = PART_PREFIX + os.urandom(8).hex()
         try:

@@ -10,7 +10,7 @@ Three more rules hold throughout:
 - Before the process does anything, the daemon knows it (`HERE`; the kernel attests its id) and has opened a handle to
   it. So the daemon can end it whatever goes wrong later.
 - The first steps need no plan; they run while the daemon makes it.
-- The process serves only on the daemon's command. The daemon first reads the report and writes the record by which a
+- The process serves only on the daemon's command. The daemon first reads the report and writes the record, with which a
   later daemon finds the sandbox. If the daemon dies before that, its socket closes, which ends this process.
 
 Agent code can't reach a sandbox during its creation: agent code lives in other pid namespaces, in which this process

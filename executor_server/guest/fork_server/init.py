@@ -1,13 +1,11 @@
-"""The first process of a fork server: starts the template process, reaps what has lost its parent, and ends last.
+"""The first process of a fork server: starts the template process, reaps orphaned processes, and ends last.
 
-It is apart from the template process because the kernel ends a pid namespace with its first process. A template process
-that crashes, or that the daemon gives up, must not take the sandboxes that it made with it; they are this process's
-children then.
+It is separate from the template process because the kernel ends a pid namespace with its first process. If the template
+process crashes, or the daemon gives it up, its sandboxes must live on; they become children of this process.
 
-It needs no orphan time of its own. When the daemon dies, the pipe that it held open says so; the template process is
-killed, since no other daemon can ask it, also when it hangs; and this process ends with the last sandbox, each of which
-ends after its own orphan time or is found by the next daemon. So a fork server without sandboxes ends with its daemon,
-at once.
+It needs no orphan time. When the daemon dies, a pipe that the daemon held open closes. This process then kills the
+template process, even a hanging one, since no other daemon can use it. It ends with the last sandbox; each sandbox ends
+after its own orphan time, or the next daemon finds it. So a fork server without sandboxes ends with its daemon, at once.
 """
 
 from __future__ import annotations

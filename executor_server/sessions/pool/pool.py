@@ -1,15 +1,14 @@
 """The warm pool: prewarmed sandboxes, whose guests have answered.
 
-The pool keeps a number of sandboxes of each configured spec, and one of each of the few other specs that sessions ask
-for often. Taking one starts a refill in the background; when none is
-kept, the caller gets one that is made on demand. A sandbox is handed out once and never comes back: a used sandbox is
-never reused. One that is out of date, because image or guest have changed, is not handed out.
+The pool keeps a number of sandboxes of each configured spec, and one of each of the few other specs that sessions often
+request. Taking one starts a refill in the background; if there is none, the caller gets one made on demand. A sandbox is
+handed out once: used sandboxes are never reused. Outdated ones, whose image or guest has changed, are not handed out.
 
-Where a kind may be made on several backends, sandboxes of the earliest are handed out first. One that had to be made on
-a later backend is discarded when an earlier backend has made its replacement, not before, and one at a time. So a
-backend that comes and goes, or is nearly full, does not empty the pool.
+If several backends can make a kind, sandboxes of the earliest backend are handed out first. Those of a later backend
+are discarded one at a time, each after an earlier backend has made its replacement. So a backend that is unstable or
+nearly full does not empty the pool.
 
-Accounting: each sandbox that was made is kept, or was a hit, or was discarded for exactly one of three reasons.
+Accounting: each sandbox is kept, or was a hit, or was discarded for exactly one of three reasons.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class WarmPool:
         self._set_sizes(self._configured)
 
     def _follow_requests(self) -> None:
-        """Keeps those that are asked for often, besides the configured ones."""
+        """Keeps those that are often requested, in addition to the configured ones."""
         wanted = {**self._configured, **{spec: 1 for spec in self._asked.kept if spec not in self._configured}}
         if wanted.keys() != self._kinds.keys():
             self._set_sizes(wanted)
@@ -265,7 +264,7 @@ class WarmPool:
                         await self._wanted.wait()
 
     def _due_kind(self) -> Kind | None:
-        """Returns the kind whose last attempt is the longest ago, so that a failing one does not delay the others."""
+        """Returns the kind with the oldest last attempt, so that a failing one does not delay the others."""
         now_s = _now_s()
         due = [kind for kind in self._kinds.values() if kind.wants and kind.retry_s <= now_s]
         return min(due, key=lambda kind: kind.tried_s, default=None)
@@ -338,7 +337,7 @@ class WarmPool:
                 ready.channel.ping()
 
     async def _prepare_kinds(self, prepare: Prepare) -> None:
-        """Has the backend prepare for the kinds when they have changed, and makes again what it makes better now."""
+        """Prepares the backend for changed kinds, and replaces sandboxes that it now makes better."""
         await self._changed.wait()
         await asyncio.sleep(self._settings.prepare_after_s)
         self._changed.clear()
@@ -364,7 +363,7 @@ class WarmPool:
                 await self._try_better(kind)
 
     async def _check_kind(self, kind: Kind, backends: Iterable[str]) -> None:
-        """Asks for the current fingerprints, and discards what is out of date; nothing without an answer."""
+        """Gets the current fingerprints and discards outdated sandboxes; without an answer, does nothing."""
         for backend in backends:
             try:
                 kind.fingerprints[backend] = await self._backend.fingerprint(kind.of([backend]))

@@ -5,7 +5,7 @@ process crashes, or the daemon gives it up, its sandboxes must live on; they bec
 
 It needs no orphan time. When the daemon dies, a pipe that the daemon held open closes. This process then kills the
 template process, even a hanging one, since no other daemon can use it. It ends with the last sandbox; each sandbox ends
-after its own orphan time, or the next daemon finds it. So a fork server without sandboxes ends with its daemon, at once.
+after its own orphan time, or the next daemon finds it. So a fork server without sandboxes ends at once with its daemon.
 """
 
 from __future__ import annotations

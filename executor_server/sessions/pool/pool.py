@@ -1,8 +1,9 @@
 """The warm pool: prewarmed sandboxes, whose guests have answered.
 
-The pool keeps a number of sandboxes of each configured spec, and one of each of the few other specs that sessions often
-request. Taking one starts a refill in the background; if there is none, the caller gets one made on demand. A sandbox is
-handed out once: used sandboxes are never reused. Outdated ones, whose image or guest has changed, are not handed out.
+The pool keeps a number of sandboxes of each configured spec, and one of each of the few other specs that sessions
+often request. Taking one starts a refill in the background; if there is none, the caller gets one made on demand. A
+sandbox is handed out once: used sandboxes are never reused. Outdated ones, whose image or guest has changed, are not
+handed out.
 
 If several backends can make a kind, sandboxes of the earliest backend are handed out first. Those of a later backend
 are discarded one at a time, each after an earlier backend has made its replacement. So a backend that is unstable or

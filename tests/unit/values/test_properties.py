@@ -11,7 +11,7 @@ import json
 import dateutil.tz  # type: ignore[import-untyped]  # comes with pandas, without types
 import numpy as np
 import pandas as pd
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -114,6 +114,7 @@ def test_sharing_and_cycles_arrive_as_they_were(value: object) -> None:
     ),
     st.builds(ValueLimits, depth=st.integers(1, 4), nodes=st.integers(1, 20), total_bytes=st.integers(100, 10_000)),
 )
+@example([""] * 32, ValueLimits(depth=1, nodes=1, total_bytes=301))  # one node of texts, which has two buffers
 def test_what_was_encoded_within_limits_is_decoded_within_them(value: object, limits: ValueLimits) -> None:
     with contextlib.suppress(EncodeError):
         decode(encode(value, limits), limits)

@@ -31,15 +31,18 @@ RAY_STAMP := $(VENV)/.set-up-with-ray
 
 # The oldest generator whose output is right: what it writes works with its own version of grpcio and every later one.
 # It lives apart, since it holds protobuf at an older major than the daemon's environment.
-PROTOC_TOOLS := grpcio-tools==1.76.0
+# The generator for Connect is the one of the gateway's runtime, with the version of protobuf-py that both demand.
+PROTOC_TOOLS := grpcio-tools==1.76.0 protoc-gen-connectrpc==0.12.1 protobuf-py==0.6.0 protobuf-py-ext==0.6.0
 PROTOC_VENV := .cache/protoc
-PROTOC_STAMP := $(PROTOC_VENV)/.$(PROTOC_TOOLS)
+empty :=
+PROTOC_STAMP := $(PROTOC_VENV)/.$(subst $(empty) ,-,$(PROTOC_TOOLS))
 
 # Brings Node.js with it, 300 MB: apart from what every developer installs.
 PYRIGHT := basedpyright==1.40.2
 PYRIGHT_VENV := .cache/pyright
 PYRIGHT_STAMP := $(PYRIGHT_VENV)/.$(PYRIGHT)
 PROTOS := $(wildcard proto/executor_api/v1/*.proto)
+ENVD_PROTOS := $(wildcard executor_server/gateway/e2b/envd/*.proto)
 
 .PHONY: help
 help:  ## This list
@@ -215,21 +218,28 @@ docs: $(STAMP)  ## Write the generated parts of docs/, and build the site of all
 # ---------------------------------------------------------------------------------------------------------------------
 # The wire
 
-# $(call generate,DIR): the stubs of every .proto, into DIR.
-generate = $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1) --pyi_out=$(1) \
-	--grpc_python_out=$(1) $(PROTOS)
+# $(call generate,DIR): the stubs of every .proto, into DIR as they lie here.
+define generate
+@$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1)/proto --pyi_out=$(1)/proto \
+	--grpc_python_out=$(1)/proto $(PROTOS)
+@$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) \
+	--plugin=protoc-gen-connectrpc=$(PROTOC_VENV)/bin/protoc-gen-connectrpc \
+	--connectrpc_out=$(1) --connectrpc_opt=protobuf=google,io=async $(ENVD_PROTOS)
+endef
 
 .PHONY: proto
 proto: $(PROTOC_STAMP)  ## Regenerate the stubs beside the .proto files
-	@$(call generate,proto)
+	$(call generate,.)
+
+FRESH_STUBS := .cache/fresh-stubs
 
 .PHONY: check-proto
 check-proto: $(STAMP) $(PROTOC_STAMP)  ## Lint the .proto files; fail when the checked-in stubs are not what they give
 	@cd proto && ../$(BIN)/buf lint
-	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
-	$(call generate,"$$fresh"); \
-	for stub in "$$fresh"/executor_api/v1/*; do \
-		diff -u "proto/$${stub#"$$fresh"/}" "$$stub" || { echo "stale stubs; run: make proto" >&2; exit 1; }; \
+	@rm -rf $(FRESH_STUBS); mkdir -p $(FRESH_STUBS)/proto
+	$(call generate,$(FRESH_STUBS))
+	@cd $(FRESH_STUBS); find . -type f | while read -r stub; do \
+		diff -u "$(CURDIR)/$$stub" "$$stub" || { echo "stale stubs; run: make proto" >&2; exit 1; }; \
 	done
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,4 @@
+"""The Connect services of E2B's envd, `process.Process` and `filesystem.Filesystem`: definitions and generated code.
+
+The definitions are E2B's and stay as they are, since clients send their names. `make proto` generates the rest.
+"""

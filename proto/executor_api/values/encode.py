@@ -166,7 +166,9 @@ class _Encoder:
 
     def add_buffer(self, data: bytes | memoryview) -> int:
         if len(self._buffers) >= self.limits.nodes:  # a node of texts has two, and receivers allow one for each node
-            raise EncodeError(f"the value needs more than {self.limits.nodes} buffers, the limit nodes: send a part of it")
+            raise EncodeError(
+                f"the value needs more than {self.limits.nodes} buffers, the limit nodes: send a part of it"
+            )
         size = memoryview(data).nbytes
         self._count_bytes(size + BYTES_PER_BUFFER)
         self._unfolded_bytes += size

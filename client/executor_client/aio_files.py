@@ -187,9 +187,10 @@ class AsyncSessionFiles(ShortRepr):
         await self._manage(path, remove={"recursive": recursive, "missing_ok": missing_ok})
 
     async def watch(self, path: str = "", *, recursive: bool = True) -> AsyncFileWatch:
-        """Watches a directory of the workspace ("" is the workspace itself). Returns once the watch is active.
+        """Watches a directory ("" is the workspace itself). Returns once the watch is active.
 
-        `recursive` includes the directories below. Raises NotFoundError, and ResourceExhaustedError for too many
+        `recursive` includes the directories below. With an absolute path, changes have absolute paths without links.
+        Raises NotFoundError, and ResourceExhaustedError for too many
         watches or directories.
         """
         request = pb.WatchFilesRequest(session_id=self._session.session_id, path=path, recursive=recursive)

@@ -15,7 +15,7 @@ class FileInfo(ShortRepr):
     """A file, a directory or a link of a sandbox.
 
     `path` is as it was requested (absolute, or relative to the workspace) or, in a list, below that. `mode` has the
-    rights, as for chmod. A link has its text as `target`.
+    rights, as for chmod. A link has its text as `target`. The owner's `user_id` and `group_id` are those inside.
     """
 
     path: str
@@ -25,6 +25,8 @@ class FileInfo(ShortRepr):
     mode: int = 0
     is_link: bool = False
     target: str = ""
+    user_id: int = 0
+    group_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,10 @@ class FileList(ShortRepr):
 
 @dataclass(frozen=True)
 class FileChange(ShortRepr):
-    """A change in the workspace; `path` is relative to it. A rename is a deletion and a creation."""
+    """A change; `path` is relative to the workspace, or absolute as in the watch.
+
+    A rename is a deletion and a creation.
+    """
 
     path: str
     kind: Literal["created", "changed", "deleted"]

@@ -232,6 +232,8 @@ class FileInfo:
     mode: int = 0
     is_link: bool = False
     target: str = ""
+    user_id: int = 0
+    group_id: int = 0
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,18 @@ async def test_a_watch_that_is_not_recursive_sees_its_own_directory_only(harness
 
 
 @promise("files-watched")
+async def test_a_directory_elsewhere_is_watched_by_its_absolute_path_also_through_a_link(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "import os; os.makedirs('/tmp/there/below'); os.symlink('/tmp/there', 'link')")
+    for path in ("/tmp/there", "/workspace/link"):
+        async with aclosing(session.watches.changes(path, recursive=True)) as changes:
+            assert await anext(changes) == FileChanges()
+            await harness.run(session, "open('/tmp/there/below/seen', 'a').write('more')")
+            async with asyncio.timeout(WAIT_S):
+                assert [change.path for change in (await anext(changes)).changes] == ["/tmp/there/below/seen"]
+
+
+@promise("files-watched")
 async def test_the_end_of_its_directory_ends_a_watch(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(session, "import os; os.mkdir('here')")
@@ -122,14 +134,14 @@ async def test_the_end_of_its_directory_ends_a_watch(harness: Harness) -> None:
     [
         ("missing", NotFound),
         ("../..", InvalidRequest),
-        ("/etc", InvalidRequest),
+        ("/missing", NotFound),
+        ("/etc/passwd", InvalidRequest),
+        ("/proc", InvalidRequest),
         ("link", InvalidRequest),
         ("file", InvalidRequest),
     ],
 )
-async def test_a_path_that_is_no_directory_of_the_workspace_is_refused(
-    harness: Harness, path: str, refusal: type[Exception]
-) -> None:
+async def test_a_path_that_is_no_directory_is_refused(harness: Harness, path: str, refusal: type[Exception]) -> None:
     session = await harness.session()
     await harness.run(session, "import os; os.symlink('/etc', 'link'); open('file', 'w').close()")
     async with aclosing(session.watches.changes(path, recursive=True)) as changes:

@@ -210,6 +210,8 @@ def read_file_info(entry: wire.FileEntry | None) -> FileInfo:
         mode=entry.mode,
         is_link=entry.target is not None,
         target=entry.target or "",
+        user_id=entry.uid,
+        group_id=entry.gid,
     )
 
 

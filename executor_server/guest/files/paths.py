@@ -297,5 +297,12 @@ def describe(path: str, status: os.stat_result, target: Optional[str] = None) ->
     modified_s = min(max(status.st_mtime, MIN_TIME_S), MAX_TIME_S)
     is_directory, mode = stat.S_ISDIR(status.st_mode), stat.S_IMODE(status.st_mode)
     return FileEntry(
-        path=path, size=status.st_size, directory=is_directory, modified=modified_s, mode=mode, target=target
+        path=path,
+        size=status.st_size,
+        directory=is_directory,
+        modified=modified_s,
+        mode=mode,
+        target=target,
+        uid=status.st_uid,
+        gid=status.st_gid,
     )

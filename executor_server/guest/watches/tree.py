@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from ..files.paths import PathRefused
+from ..files.paths import PathRefused, resolve
 from ..files.workspace import PART_PREFIX, is_text, open_directory
 from . import inotify
 
@@ -37,10 +37,9 @@ class Tree:
     """The directories of one watch, by their numbers. Raises PathRefused, TooManyDirectories, OSError."""
 
     def __init__(self, root: str, path: str, changes: Changes, *, recursive: bool) -> None:
-        self._root = root
         self._changes = changes
         self._recursive = recursive
-        self._paths: dict[int, str] = {}  # relative to the workspace
+        self._paths: dict[int, str] = {}  # relative to the root
         self._inotify = inotify.Inotify()
         self.fd = self._inotify.fd
         self.gone = False
@@ -49,7 +48,12 @@ class Tree:
         self._lost = False  # True if events were
         self._steps: Iterator[None] = iter(())
         try:
-            directory, self._path = open_directory(root, path)
+            # An absolute path may have links; changes are reported below what it leads to.
+            self._root, self._prefix = root, ""
+            if path.startswith("/"):
+                with resolve(root, path) as place:
+                    self._root, self._prefix, path = "/", "/", place.path.lstrip("/")
+            directory, self._path = open_directory(self._root, path)
             os.close(directory)
             for _ in self._look(self._path, new=False):
                 pass
@@ -109,16 +113,16 @@ class Tree:
             return  # as in listings
         directory = bool(mask & inotify.IS_DIRECTORY)
         if mask & (inotify.CREATE | inotify.MOVED_TO):
-            self._changes.note(path, "created", directory=directory)
+            self._changes.note(self._prefix + path, "created", directory=directory)
             if directory and self._recursive:
                 self._new[path] = None
         elif mask & (inotify.DELETE | inotify.MOVED_FROM):
-            self._changes.note(path, "deleted", directory=directory)
+            self._changes.note(self._prefix + path, "deleted", directory=directory)
             if directory:
                 self._new.pop(path, None)
                 self._forget(path)
         elif mask & inotify.MODIFY:
-            self._changes.note(path, "changed", directory=directory)
+            self._changes.note(self._prefix + path, "changed", directory=directory)
 
     def _forget(self, path: str) -> None:
         """Ends the watches of a directory that left its place, and of those below it."""
@@ -183,7 +187,7 @@ class Tree:
             return  # this file system does not report the type with the name, and the entry is gone
         path = f"{here}/{name}" if here else name
         if new:
-            self._changes.note(path, "created", directory=directory)
+            self._changes.note(self._prefix + path, "created", directory=directory)
         if directory and self._recursive:
             waiting.append(path)
 

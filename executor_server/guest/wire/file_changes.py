@@ -22,7 +22,7 @@ class ChangedFile(Record):
 
 
 class WatchFiles(Request, kind=Kind.WATCH_FILES):
-    """Watches a directory of the workspace; `op` names the watch.
+    """Watches a directory, by an absolute path or one relative to the workspace; `op` names the watch.
 
     FILES_CHANGED without changes says that it has begun, and one more may follow. DONE, always not ok, ends it: it was
     refused, or the directory is gone.

@@ -118,6 +118,8 @@ class FileEntry(Record):
     modified: float = number(MIN_TIME_S, MAX_TIME_S)
     mode: int = integer(0, 0o7777, default=0)
     target: Optional[str] = text(PATH_BYTES_MAX, default=None)
+    uid: int = integer(0, 2**32 - 1, default=0)
+    gid: int = integer(0, 2**32 - 1, default=0)
 
 
 class ErrorDetail(Record):

@@ -425,7 +425,7 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchFiles(self, request, context):
-        """Reports changes below a directory of the workspace while the call lasts. The first response, without changes, says
+        """Reports changes below a directory of the sandbox while the call lasts. The first response, without changes, says
         that it watches. Changes are gathered for some milliseconds, and while the caller reads nothing: of many to one
         path the outcome is reported. A rename is a deletion and a creation. NOT_FOUND (the session, the directory, which
         may end the call later, too), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too many watches of the session or of the host,

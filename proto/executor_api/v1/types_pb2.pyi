@@ -634,7 +634,7 @@ class PortRules(_message.Message):
     def __init__(self, allowed: _Optional[_Iterable[str]] = ..., max_connections: _Optional[int] = ...) -> None: ...
 
 class FileInfo(_message.Message):
-    __slots__ = ("path", "size_bytes", "is_directory", "modify_time", "mode", "is_link", "target")
+    __slots__ = ("path", "size_bytes", "is_directory", "modify_time", "mode", "is_link", "target", "user_id", "group_id")
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     IS_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
@@ -642,6 +642,8 @@ class FileInfo(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     IS_LINK_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     path: str
     size_bytes: int
     is_directory: bool
@@ -649,7 +651,9 @@ class FileInfo(_message.Message):
     mode: int
     is_link: bool
     target: str
-    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_directory: bool = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., mode: _Optional[int] = ..., is_link: bool = ..., target: _Optional[str] = ...) -> None: ...
+    user_id: int
+    group_id: int
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_directory: bool = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., mode: _Optional[int] = ..., is_link: bool = ..., target: _Optional[str] = ..., user_id: _Optional[int] = ..., group_id: _Optional[int] = ...) -> None: ...
 
 class FileChange(_message.Message):
     __slots__ = ("path", "kind", "is_directory")

@@ -105,6 +105,7 @@ def test_a_sandbox_has_what_docs_backends_md_names(seen: dict[str, Any]) -> None
             "os-release": True,
             "host name": ["sandbox"],
             "same": True,
+            "home": True,
             "own": [1000, "/workspace"],
         }
 

@@ -131,6 +131,7 @@ facts = {
         "os-release": lines("/etc/os-release") == lines("/usr/lib/os-release"),
         "host name": lines("/etc/hostname"),
         "same": os.path.samefile("/tmp", "/var/tmp"),
+        "home": os.path.samefile("/workspace", "/home/user"),
         "own": [os.stat("/workspace").st_uid, os.path.expanduser("~")],
     },
     "modules": sorted(name for name in ("ctypes", "socket") if name in sys.modules),

@@ -37,6 +37,8 @@ SANDBOX_ID = 1000
 Entry = tuple[str, ...]
 """A part of the file system: ("dir", path), ("link", target, path) or ("bind", source, path), which is read-only."""
 
+_HOME = Path("/home/user")
+"""Another name of the workspace, which programs written for other sandboxes use."""
 _HASH_CHARS = 16
 _NOLOGIN = "/usr/sbin/nologin"
 # Below /usr/lib, which every sandbox sees anyway.
@@ -140,6 +142,9 @@ class Layout:
             yield ("bind", str(directory), str(directory))
         for link, target in image.links:
             yield ("link", target, str(link))
+        if not any(path.is_relative_to(_HOME) for path in (*image.directories, *(link for link, _ in image.links))):
+            yield from _parents(_HOME)
+            yield ("link", f"../{WORKSPACE.lstrip('/')}", str(_HOME))
         yield ("bind", str(self.guest.path), GUEST_PATH)
 
 

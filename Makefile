@@ -210,6 +210,7 @@ check-unasync: $(STAMP)
 docs: $(STAMP)  ## Write the generated parts of docs/, and build the site of all pages into site/
 	@$(BIN)/python tools/settings_docs.py
 	@$(BIN)/python tools/metrics_docs.py
+	@$(BIN)/python tools/ops.py
 	@$(BIN)/python tools/features_docs.py
 	@$(BIN)/python tools/backends_docs.py
 	@$(BIN)/python tools/integrations_docs.py

@@ -192,6 +192,7 @@ BY_MODULE = (
     "backends.open_files",
     "core.lifecycle.signals",
     "core.lifecycle.announcement",
+    "gateway.",
 )
 PACKAGES = sorted(str(path.parent.relative_to(DAEMON)).replace("/", ".") for path in DAEMON.glob("**/__init__.py"))[1:]
 

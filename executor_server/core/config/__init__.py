@@ -9,6 +9,7 @@ from executor_server.core.config.config import Config, PoolSection, ServerSectio
 from executor_server.core.config.egress_config import EgressSection
 from executor_server.core.config.environments_config import EnvironmentsSection
 from executor_server.core.config.fleet_config import FleetSection
+from executor_server.core.config.gateway_config import GatewaySection
 from executor_server.core.config.key_types import (
     DAY_S,
     GIB,
@@ -43,5 +44,5 @@ from executor_server.core.config.problems import (
     undotted,
     validated,
 )
-from executor_server.core.config.state_dir import StateDir, StateDirError, default_state_dir, read_token
+from executor_server.core.config.state_dir import StateDir, StateDirError, claim, default_state_dir, read_token
 from executor_server.core.config.toml_file import parse_toml, read_bytes, read_trusted

@@ -21,6 +21,7 @@ from executor_server.core.config.backend_config import DockerSection, E2BSection
 from executor_server.core.config.egress_config import EgressSection
 from executor_server.core.config.environments_config import EnvironmentsSection
 from executor_server.core.config.fleet_config import FleetSection
+from executor_server.core.config.gateway_config import GatewaySection
 from executor_server.core.config.key_types import (
     KIB,
     MIB,
@@ -226,6 +227,7 @@ class Config(Section):
     egress: EgressSection = EgressSection()
     environments: EnvironmentsSection = EnvironmentsSection()
     fleet: FleetSection = FleetSection()
+    gateway: GatewaySection = GatewaySection()
     state: StateSection = StateSection()
     audit: AuditSection = AuditSection()
     metrics: MetricsSection = MetricsSection()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from executor_server.core.config import NAME_FORM, Config, ConfigError, StateDir, is_name
 from executor_server.daemon.cli.shared import EXIT_PLACE, fail, fail_config, load_config, placed, print_table, span_of
 from executor_server.policy import load_policy
-from executor_server.policy.identity import TokenFile, TokenFileError, TokenRecord
+from executor_server.policy.identity import TokenFile, TokenFileError, TokenForm, TokenRecord
 
 MAX_LIFETIME = timedelta(days=3650)
 DEFAULT_NAME = "default"
@@ -51,9 +51,12 @@ def token() -> None:
     callback=_lifetime,
     help="Validity: 90m, 12h, 30d, 8w. Default: until revoked.",
 )
+@click.option(
+    "--form", type=click.Choice(get_args(TokenForm)), default="ret", help="`e2b`: as E2B's SDKs require. Default: ret."
+)
 @click.option("--admin", is_flag=True, help="Allow admin calls, which concern all tenants.")
 @placed
-def new(tenant: str, name: str, expires: timedelta | None, admin: bool, **place: Any) -> None:
+def new(tenant: str, name: str, expires: timedelta | None, admin: bool, form: TokenForm, **place: Any) -> None:
     """Makes a token and prints it, once."""
     config = load_config(**place)
     # First, since it may end the process: a token that was made and not shown would be lost.
@@ -61,7 +64,7 @@ def new(tenant: str, name: str, expires: timedelta | None, admin: bool, **place:
     file = TokenFile(_path_of(config))
     expire_time = datetime.now(UTC).replace(microsecond=0) + expires if expires is not None else None
     try:
-        record, secret = file.new(tenant, name, expire_time=expire_time, admin=admin)
+        record, secret = file.new(tenant, name, expire_time=expire_time, admin=admin, form=form)
     except TokenFileError as error:
         fail(EXIT_PLACE, str(error))
     click.echo(f"Token {record.id} of tenant {tenant}, {_validity(record)}. It is not shown again.", err=True)

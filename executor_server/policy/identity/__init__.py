@@ -4,5 +4,5 @@ It owns the file of the tenants' tokens. It must not know what a principal may d
 """
 
 from executor_server.policy.identity.identities import Identities, Shown, certificate_in
-from executor_server.policy.identity.token_file import TokenFile, TokenFileError, TokenRecord, make_token
+from executor_server.policy.identity.token_file import TokenFile, TokenFileError, TokenForm, TokenRecord, make_token
 from executor_server.policy.identity.tokens import TokenNews, Tokens

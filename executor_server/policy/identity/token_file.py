@@ -1,8 +1,8 @@
 """The file of the tenants' tokens: its format, and how it is read and changed.
 
 It is a JSON list with an entry for each token ever made. It holds no secret, only the SHA-256 digest of each. A slow
-hash would add nothing: it protects secrets that can be guessed, and these are 256 random bits; and every call of every
-client has to be checked.
+hash would add nothing: it protects secrets that can be guessed, and these are 112 random bits or more; and every call
+of every client has to be checked.
 
 A user who can write the file can make tokens, so it is used only when no user but its owner and root could have written
 it. Writers hold a lock and replace the file atomically; a reader sees either the old file or the new one.
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
 
@@ -34,6 +34,11 @@ SECRET_BYTES = 32
 _ID_CHARS = 12
 _ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # without characters that look alike
 _TOKEN = re.compile(rf"ret_([a-z0-9]{{{_ID_CHARS}}})_([A-Za-z0-9_-]{{43}})")
+# What E2B's SDK takes for a key: 40 hexadecimal digits, of which 28 are the secret's 112 random bits.
+_E2B_TOKEN = re.compile(rf"e2b_([0-9a-f]{{{_ID_CHARS}}})([0-9a-f]{{28}})")
+_HEX = "0123456789abcdef"
+
+TokenForm = Literal["ret", "e2b"]
 
 
 class TokenFileError(StateDirError):
@@ -72,7 +77,7 @@ class FileVersion:
 
 def parse_token(token: str) -> tuple[str, str] | None:
     """Returns the id and the secret of a token; None when its form is wrong."""
-    match = _TOKEN.fullmatch(token)
+    match = _TOKEN.fullmatch(token) or _E2B_TOKEN.fullmatch(token)
     return (match[1], match[2]) if match is not None else None
 
 
@@ -162,15 +167,26 @@ class TokenFile:
     # -- changing
 
     def new(
-        self, tenant: str, name: str, *, expire_time: datetime | None = None, admin: bool = False
+        self,
+        tenant: str,
+        name: str,
+        *,
+        expire_time: datetime | None = None,
+        admin: bool = False,
+        form: TokenForm = "ret",
     ) -> tuple[TokenRecord, str]:
         """Makes a token. Returns its entry and the token, which is stored nowhere. Raises TokenFileError."""
-        secret = secrets.token_urlsafe(SECRET_BYTES)
+        is_e2b = form == "e2b"
+        secret = secrets.token_hex(14) if is_e2b else secrets.token_urlsafe(SECRET_BYTES)
         with self._locked():
             records = self.read()
             taken = {record.id for record in records}
             record = TokenRecord(
-                id=next(token_id for token_id in iter(_random_id, None) if token_id not in taken),
+                id=next(
+                    token_id
+                    for token_id in iter(lambda: _random_id(_HEX if is_e2b else _ID_ALPHABET), None)
+                    if token_id not in taken
+                ),
                 tenant=tenant,
                 name=name,
                 digest=digest_of(secret),
@@ -179,7 +195,7 @@ class TokenFile:
                 admin=admin,
             )
             self._write((*records, record))
-        return record, f"ret_{record.id}_{secret}"
+        return record, f"e2b_{record.id}{secret}" if is_e2b else f"ret_{record.id}_{secret}"
 
     def revoke(self, token_id: str) -> TokenRecord | None:
         """Revokes a token for good; its entry stays. Returns None when there is none. Raises TokenFileError."""
@@ -237,8 +253,8 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _random_id() -> str:
-    return "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS))
+def _random_id(alphabet: str = _ID_ALPHABET) -> str:
+    return "".join(secrets.choice(alphabet) for _ in range(_ID_CHARS))
 
 
 def _sync_directory(path: Path) -> None:

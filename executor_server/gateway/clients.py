@@ -1,0 +1,134 @@
+"""Clients of the daemon: one for each token in use.
+
+A token is verified by a call to the daemon before its client is kept; afterwards the daemon refuses calls of a revoked
+token itself. A client without requests is closed after a while, or when another one needs its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from executor_client.aio import AsyncExecutorClient
+from executor_client.errors import AuthenticationError, ResourceExhaustedError
+
+CLIENTS_MAX = 256
+VERIFICATIONS_MAX = 16
+"""Tokens that are verified at one time."""
+IDLE_S = 300.0
+
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{1,4096}=*")
+
+
+@dataclass(eq=False)
+class _Client:
+    client: AsyncExecutorClient
+    requests: int = 0
+    """Requests that use it now."""
+    idle_since: float = 0.0
+
+
+class Clients:
+    """As a context manager it closes the clients."""
+
+    def __init__(self, connect: Callable[[str], AsyncExecutorClient]) -> None:
+        """`connect` makes the client of a token."""
+        self._connect = connect
+        self._clients: dict[str, _Client] = {}  # the last one was used last
+        self._verifying: dict[str, asyncio.Task[_Client]] = {}
+        self._verifications = asyncio.Semaphore(VERIFICATIONS_MAX)
+        self._closing: set[asyncio.Task[None]] = set()
+        self._used: ContextVar[list[_Client]] = ContextVar("used")
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Wraps a request: the clients that it asks for stay open until its end."""
+        used: list[_Client] = []
+        entered = self._used.set(used)
+        try:
+            yield
+        finally:
+            self._used.reset(entered)
+            for client in used:
+                client.requests -= 1
+                client.idle_since = asyncio.get_running_loop().time()
+
+    async def of(self, token: str) -> AsyncExecutorClient:
+        """Returns the client of a token. It stays open until the end of the request.
+
+        Raises AuthenticationError for a token that the daemon does not accept, ResourceExhaustedError if too many
+        clients are in use, and the client's other errors if the daemon does not answer.
+        """
+        found = self._clients.pop(token, None)
+        if found is None:
+            found = await self._verified(token)
+            self._clients.pop(token, None)
+        self._clients[token] = found
+        found.idle_since = asyncio.get_running_loop().time()
+        used = self._used.get(None)
+        if used is not None and found not in used:
+            found.requests += 1
+            used.append(found)
+        return found.client
+
+    async def _verified(self, token: str) -> _Client:
+        """Requests of one token wait for one verification."""
+        verifying = self._verifying.get(token)
+        if verifying is None:
+            if _TOKEN.fullmatch(token) is None:
+                raise AuthenticationError("the token is malformed; pass one made by `executor-server token new`")
+            verifying = self._verifying[token] = asyncio.create_task(self._verify(token))
+            verifying.add_done_callback(lambda _: self._verifying.pop(token, None))
+        return await asyncio.shield(verifying)
+
+    async def _verify(self, token: str) -> _Client:
+        async with self._verifications:
+            client = self._connect(token)
+            try:
+                await client.get_policy()
+                self._make_room()
+            except BaseException:
+                await client.close()
+                raise
+        return _Client(client)
+
+    def _make_room(self) -> None:
+        if len(self._clients) < CLIENTS_MAX:
+            return
+        unused = next((token for token, each in self._clients.items() if not each.requests), None)
+        if unused is None:
+            raise ResourceExhaustedError(
+                f"the gateway serves {CLIENTS_MAX} tokens at a time, and all are in use; try again", retry_after_s=1.0
+            )
+        self._close(unused)
+
+    def _close(self, token: str) -> None:
+        closing = asyncio.create_task(self._clients.pop(token).client.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def _close_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_S / 10)
+            before = asyncio.get_running_loop().time() - IDLE_S
+            for token, each in list(self._clients.items()):
+                if not each.requests and each.idle_since < before:
+                    self._close(token)
+
+    async def __aenter__(self) -> Self:
+        self._sweeper = asyncio.create_task(self._close_idle())
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._sweeper.cancel()
+        for token in list(self._clients):
+            self._close(token)
+        await asyncio.gather(self._sweeper, *self._verifying.values(), *self._closing, return_exceptions=True)

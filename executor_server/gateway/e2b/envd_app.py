@@ -1,0 +1,30 @@
+"""E2B's service at port 49983 of a sandbox: health, processes, the file system, and files over HTTP."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from executor_server.gateway.e2b.errors import E2BError
+from executor_server.gateway.e2b.records import Sandboxes
+from executor_server.gateway.routing import current_target
+
+
+def envd_app(sandboxes: Sandboxes) -> Starlette:
+    async def health(_: Request) -> Response:
+        await sandboxes.open(sandboxes.record(current_target().sandbox_id))
+        return Response(status_code=204)
+
+    routes = [
+        Route("/health", health),
+        # envd: Mount("/process.Process", process_app(sandboxes)),
+        # files: Mount("/filesystem.Filesystem", filesystem_app(sandboxes)), and the routes of /files
+    ]
+    return Starlette(routes=routes, exception_handlers={E2BError: _refusal})
+
+
+async def _refusal(_: Request, error: Exception) -> Response:
+    assert isinstance(error, E2BError)
+    return error.response()

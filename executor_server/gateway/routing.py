@@ -1,0 +1,98 @@
+"""Which application answers a request: one for a port of a sandbox, or one for a path.
+
+A sandbox and its port are named by the host `PORT-ID.DOMAIN` or by the headers `E2b-Sandbox-Id` and
+`E2b-Sandbox-Port`. The headers count first: clients that send them use one address for all sandboxes. Ports of E2B's
+own services have applications here; any other port leads into the sandbox.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from executor_server.gateway.clients import Clients
+from executor_server.gateway.e2b.errors import E2BError
+
+ENVD_PORT = 49983
+INTERPRETER_PORT = 49999
+
+_SANDBOX_ID = re.compile(r"[a-z0-9]{1,40}")
+_HOST_LABEL = re.compile(r"([0-9]{1,5})-([a-z0-9]{1,40})")
+_REST = {"sandboxes", "v2", "v3", "templates", "snapshots", "volumes", "secrets", "teams"}
+"""First parts of the paths of E2B's REST API."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A port of a sandbox. Nothing is known yet about whether there is one, or whether the caller may reach it."""
+
+    sandbox_id: str
+    port: int
+
+
+_target: ContextVar[Target] = ContextVar("target")
+
+
+def current_target() -> Target:
+    """Returns the sandbox and the port of the running request, in an application for a port."""
+    return _target.get()
+
+
+@dataclass(frozen=True)
+class Applications:
+    """What the gateway consists of."""
+
+    connect: ASGIApp
+    """Every path that belongs to no other."""
+    rest: ASGIApp
+    """E2B's REST API."""
+    ports: Mapping[int, ASGIApp]
+    """E2B's services in a sandbox, by port."""
+    other_ports: ASGIApp
+
+
+class Router:
+    """The gateway as one application."""
+
+    def __init__(self, applications: Applications, clients: Clients, domain: str | None) -> None:
+        self._applications = applications
+        self._clients = clients
+        self._suffix = None if domain is None else f".{domain}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._clients.request():
+            await self._application(scope)(scope, receive, send)
+
+    def _application(self, scope: Scope) -> ASGIApp:
+        headers = Headers(scope=scope)
+        try:
+            target = self._target_of(headers)
+        except E2BError as error:
+            return error.response()
+        if target is not None:
+            _target.set(target)
+            return self._applications.ports.get(target.port, self._applications.other_ports)
+        first = scope["path"].partition("/")[2].partition("/")[0]
+        return self._applications.rest if first in _REST else self._applications.connect
+
+    def _target_of(self, headers: Headers) -> Target | None:
+        """Raises E2BError (400) for a sandbox that can't be one."""
+        sandbox_id, port = headers.get("e2b-sandbox-id"), headers.get("e2b-sandbox-port", str(ENVD_PORT))
+        if sandbox_id is None:
+            host = headers.get("host", "").lower().partition(":")[0]
+            if self._suffix is None or not host.endswith(self._suffix):
+                return None
+            label = _HOST_LABEL.fullmatch(host.removesuffix(self._suffix))
+            if label is None:
+                return None
+            port, sandbox_id = label.groups()
+        if _SANDBOX_ID.fullmatch(sandbox_id) is None or re.fullmatch("[0-9]{1,5}", port) is None:
+            raise E2BError(400, "the headers E2b-Sandbox-Id and E2b-Sandbox-Port name no port of a sandbox")
+        if not 1 <= int(port) <= 65_535:
+            raise E2BError(400, f"port {port} is out of range: use 1 to 65535")
+        return Target(sandbox_id, int(port))

@@ -58,10 +58,7 @@ def from_client(error: ExecutorClientError) -> E2BError:
     if isinstance(error, SessionGone):
         return sandbox_gone()
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-    message = error.message
-    if isinstance(error, PolicyViolationError):
-        message = "; ".join([message, *map(str, error.violations)])
-    return E2BError(status, message, retry_after_s=getattr(error, "retry_after_s", None))
+    return E2BError(status, error.message, retry_after_s=getattr(error, "retry_after_s", None))
 
 
 # The first class that fits counts.

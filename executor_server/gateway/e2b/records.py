@@ -17,7 +17,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -26,7 +26,7 @@ import structlog
 
 from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession
-from executor_client.errors import ExecutorClientError, SessionGone
+from executor_client.errors import AuthenticationError, ExecutorClientError, NotFoundError, SessionGone
 from executor_client.results import SessionState
 from executor_server.core import open_file
 from executor_server.core.config import StateDirError
@@ -50,6 +50,7 @@ CREATE TABLE sandboxes (
     create_time REAL NOT NULL,
     end_time REAL NOT NULL,
     idle_time_s REAL NOT NULL,
+    traffic_token TEXT NOT NULL,
     internet INTEGER,
     metadata TEXT NOT NULL,
     request TEXT NOT NULL
@@ -73,6 +74,8 @@ class Record:
     end_time: float
     idle_time_s: float
     """Seconds without use after which the daemon ends the session."""
+    traffic_token: str = field(default="", repr=False)
+    """The token for its other ports. Empty: who knows the address may use them."""
     internet: bool | None = None
     """The caller's `allow_internet_access`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -127,8 +130,8 @@ class Sandboxes:
 
     def record(self, sandbox_id: str) -> Record:
         """Returns the record of a sandbox, for a caller who is not authenticated. Raises E2BError (502)."""
-        record = self._records.get(sandbox_id)
-        if record is None or record.end_time <= time.time():
+        record = self.get(sandbox_id)
+        if record is None:
             raise sandbox_gone()
         return record
 
@@ -166,6 +169,11 @@ class Sandboxes:
 
     # The account
 
+    def get(self, sandbox_id: str) -> Record | None:
+        """Returns the record of a sandbox whose end time has not come."""
+        record = self._records.get(sandbox_id)
+        return record if record is not None and record.end_time > time.time() else None
+
     def of_sessions(self, session_ids: Mapping[str, object]) -> list[Record]:
         """Returns the running sandboxes of these sessions, oldest first."""
         now = time.time()
@@ -179,12 +187,6 @@ class Sandboxes:
         self._touched.setdefault(record.sandbox_id, time.monotonic())
         self._changed.set()
 
-    def end_at(self, record: Record, end_time: float) -> Record:
-        """Changes the end time of a sandbox."""
-        changed = replace(record, end_time=end_time)
-        self.keep(changed)
-        return changed
-
     def forget(self, sandbox_id: str) -> None:
         """Removes a record whose session has ended. Idempotent."""
         self._database.execute("DELETE FROM sandboxes WHERE sandbox_id = ?", (sandbox_id,))
@@ -192,13 +194,6 @@ class Sandboxes:
         self._sessions.pop(sandbox_id, None)
         self._touched.pop(sandbox_id, None)
         self._failed.pop(sandbox_id, None)
-
-    async def end(self, record: Record) -> None:
-        """Ends the session of a sandbox and forgets it. Raises the client's errors."""
-        client = await self._client(record.token)
-        with contextlib.suppress(SessionGone):
-            await (await client.get_session(record.session_id)).close()
-        self.forget(record.sandbox_id)
 
     # The timer
 
@@ -224,21 +219,25 @@ class Sandboxes:
 
     async def _serve(self, record: Record, slots: asyncio.Semaphore) -> None:
         async with slots:
+            is_due = record.end_time <= time.time()
             try:
-                if record.end_time <= time.time():
-                    await self.end(record)
+                client = await self._client(record.token)
+                session = await client.get_session(record.session_id)
+                if not is_due and session.info.state is not SessionState.LOST:
+                    await session.keep_alive()
+                    self._touched[record.sandbox_id] = time.monotonic()
                     return
-                sandbox = await self.open(record)
-                await sandbox.session.keep_alive()
-            except SessionGone:
-                self.forget(record.sandbox_id)
-            except (ExecutorClientError, E2BError) as error:
-                if record.sandbox_id in self._records:
+                await session.close()
+            except NotFoundError:
+                pass
+            except ExecutorClientError as error:
+                _log.warning("sandbox_not_served", sandbox_id=record.sandbox_id, is_due=is_due, error=error.message)
+                # A key that was revoked can't end its sandbox; the daemon does when it is idle.
+                if not (is_due and isinstance(error, AuthenticationError)):
                     self._failed[record.sandbox_id] = time.monotonic() + RETRY_S
-                    _log.warning("sandbox_not_kept", sandbox_id=record.sandbox_id, error=error.message)
-            else:
-                self._touched[record.sandbox_id] = time.monotonic()
-                self._failed.pop(record.sandbox_id, None)
+                    return
+            if self._records.get(record.sandbox_id) is record:
+                self.forget(record.sandbox_id)
 
 
 def _record(row: tuple[object, ...]) -> Record:

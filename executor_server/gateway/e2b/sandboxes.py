@@ -1,0 +1,533 @@
+"""E2B's REST interface of an account: create, find, list, prolong and end sandboxes.
+
+The caller's key is a token of the daemon, which authenticates it and says which sessions are the caller's. A sandbox of
+another tenant is answered like one that does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar
+from weakref import WeakValueDictionary
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from executor_client.aio import AsyncExecutorClient
+from executor_client.aio_session import AsyncSession
+from executor_client.errors import ExecutorClientError, NotFoundError
+from executor_client.results import Limits, Policy, SessionInfo, SessionState
+from executor_server.gateway.e2b import metrics
+from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
+from executor_server.gateway.e2b.records import Record, Sandboxes
+
+ENVD_VERSION = "0.6.7"
+"""SDKs choose by it what they ask of a sandbox."""
+CLIENT_ID = "remote-executor"
+BODY_BYTES_MAX = 1 << 20
+METADATA_MAX = 64
+METADATA_CHARS_MAX = 4096
+"""Characters of a name or a value."""
+PAGE_MAX = 100
+V1_TIMEOUT_S, V2_TIMEOUT_S = 15, 300
+"""Seconds that a sandbox lives if the caller names no timeout, by the version of the path."""
+CPU_COUNT = 1
+"""The daemon shares its CPUs among sandboxes and reserves none, but the protocol requires a number."""
+EVERYTHING = frozenset({"0.0.0.0/0", "::/0"})
+"""All addresses, in the lists of a network."""
+
+_KEY = re.compile(r"[a-z0-9-]{1,255}")
+_MIB = 1 << 20
+M = TypeVar("M", bound=BaseModel)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests. Unknown fields are kept: one that is set is refused, see `_refuse_unknown`.
+
+_Seconds = Annotated[int, Field(ge=0)]
+_Texts = Annotated[
+    dict[
+        Annotated[str, Field(max_length=METADATA_CHARS_MAX)],
+        Annotated[str, Field(max_length=METADATA_CHARS_MAX)],
+    ],
+    Field(max_length=METADATA_MAX),
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class _AutoResume(_Body):
+    enabled: bool = False
+
+
+class _Network(_Body):
+    allow_out: list[str] | None = Field(None, alias="allowOut")
+    deny_out: list[str] | None = Field(None, alias="denyOut")
+    allow_public_traffic: bool | None = Field(None, alias="allowPublicTraffic")
+
+
+class _Create(_Body):
+    template: str = Field(alias="templateID", min_length=1, max_length=256)
+    timeout: _Seconds | None = None
+    metadata: _Texts | None = None
+    env: dict[str, str] | None = Field(None, alias="envVars")
+    internet: bool | None = Field(None, alias="allow_internet_access")
+    network: _Network | None = None
+    auto_pause: bool | None = Field(None, alias="autoPause")
+    auto_resume: _AutoResume | None = Field(None, alias="autoResume")
+    secure: bool | None = None  # access tokens are always required
+    auto_pause_memory: bool | None = Field(None, alias="autoPauseMemory")  # without autoPause it means nothing
+
+
+class _Timeout(_Body):
+    timeout: _Seconds
+
+
+class _Connect(_Body):
+    timeout: _Seconds = V2_TIMEOUT_S
+    memory: bool | None = None  # about sandboxes that are paused
+
+
+class _Refresh(_Body):
+    duration: _Seconds = V1_TIMEOUT_S
+
+
+async def _body(request: Request, kind: type[M]) -> M:
+    """Reads and validates the body. Raises E2BError (400, 413, 501)."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > BODY_BYTES_MAX:
+            raise E2BError(413, f"the body is larger than {BODY_BYTES_MAX} bytes")
+    try:
+        body = kind.model_validate_json(bytes(data) or b"{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise E2BError(400, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}") from None
+    _refuse_unknown(body)
+    return body
+
+
+def _refuse_unknown(body: BaseModel) -> None:
+    for name, value in (body.model_extra or {}).items():
+        if value:
+            raise not_offered(f"the field {name[:64]!r}")
+
+
+def _key_of(request: Request) -> str:
+    key = request.headers.get("x-api-key")
+    if not key:
+        raise E2BError(401, "no API key: send a token of `executor-server token new --form e2b` in X-API-Key")
+    return key
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Account:
+    """The handlers. `client` returns the client of a key; `templates` maps names of templates to images."""
+
+    def __init__(
+        self,
+        sandboxes: Sandboxes,
+        client: Callable[[str], Awaitable[AsyncExecutorClient]],
+        *,
+        templates: Mapping[str, str],
+        domain: str | None,
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._client = client
+        self._templates = templates
+        self._domain = domain
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def application(self) -> Starlette:
+        """Returns the application for the paths of E2B's REST interface."""
+        one = "/sandboxes/{sandbox_id}"
+        routes = [
+            *_both("/sandboxes", self._create, "POST"),
+            Route("/sandboxes", self._list_running, methods=["GET"]),
+            Route("/v2/sandboxes", self._list, methods=["GET"]),
+            Route(one, self._info, methods=["GET"]),
+            Route(one, self._kill, methods=["DELETE"]),
+            *_both(f"{one}/connect", self._connect, "POST"),
+            Route(f"{one}/timeout", self._set_timeout, methods=["POST"]),
+            Route(f"{one}/refreshes", self._refresh, methods=["POST"]),
+            Route(f"{one}/metrics", self._metrics, methods=["GET"]),
+            Route(f"{one}/network", self._refuse("changing the network of a running sandbox"), methods=["PUT"]),
+            Route(f"{one}/resume", self._resume, methods=["POST"]),
+            *(
+                route
+                for name, what in _NOT_OFFERED_OF_SANDBOX.items()
+                for route in _both(f"{one}/{name}", self._refuse(what), "GET", "POST")
+            ),
+            *(Route(f"{prefix}/{{rest:path}}", self._refuse(what)) for prefix, what in _NOT_OFFERED.items()),
+            *(Route(prefix, self._refuse(what)) for prefix, what in _NOT_OFFERED.items()),
+        ]
+        return Starlette(
+            routes=routes,
+            exception_handlers={
+                E2BError: lambda _, error: error.response(),
+                ExecutorClientError: lambda _, error: from_client(error).response(),
+                HTTPException: lambda _, error: E2BError(error.status_code, error.detail).response(),
+            },
+        )
+
+    def _refuse(self, what: str) -> Callable[[Request], Awaitable[Response]]:
+        async def refuse(request: Request) -> Response:
+            await self._client(_key_of(request))
+            raise not_offered(what)
+
+        return refuse
+
+    # Creation
+
+    async def _create(self, request: Request) -> Response:
+        key = _key_of(request)
+        client = await self._client(key)
+        asked = await _body(request, _Create)
+        if asked.auto_pause or (asked.auto_resume is not None and asked.auto_resume.enabled):
+            raise not_offered("autoPause", "sandboxes end at their timeout, and are never paused")
+        default_s = V2_TIMEOUT_S if request.url.path.startswith("/v2/") else V1_TIMEOUT_S
+        record = Record(
+            sandbox_id=_sandbox_id(key, request.headers.get("idempotency-key")),
+            session_id="",
+            token=key,
+            access_token=secrets.token_urlsafe(24),
+            template=asked.template,
+            create_time=0.0,
+            end_time=0.0,
+            idle_time_s=0.0,
+            traffic_token=secrets.token_urlsafe(24) if _is_private(asked) else "",
+            internet=asked.internet,
+            metadata=asked.metadata or {},
+            request=hashlib.sha256(asked.model_dump_json().encode()).hexdigest(),
+        )
+        timeout_s = default_s if asked.timeout is None else asked.timeout
+        # Repeated requests with one idempotency key have one id, and wait here for each other.
+        async with self._locks.setdefault(record.sandbox_id, asyncio.Lock()):
+            if (found := await self._running(client, record.sandbox_id, key)) is None:
+                made = await self._made(client, asked, record, timeout_s)
+            elif found[0].request == record.request:
+                made = found[0]
+            else:
+                raise E2BError(409, "the Idempotency-Key was used for another request")
+        return JSONResponse(self._created(made), 201)
+
+    async def _made(self, client: AsyncExecutorClient, asked: _Create, record: Record, timeout_s: int) -> Record:
+        policy = await client.get_policy()
+        image = self._templates.get(asked.template, asked.template)
+        if image not in policy.images:
+            raise E2BError(404, f"template {asked.template!r} not found: the policy offers {_listed(policy.images)}")
+        _check_end(timeout_s, policy.max_limits)
+        session = await client.create_session(
+            image,
+            policy.allowed_imports,
+            {"session_time_s": policy.max_limits.session_time_s or 0.0},
+            labels={"client": "e2b", "sandbox": record.sandbox_id},
+            network=_network(asked, policy),
+            detached=True,
+            env=asked.env,
+        )
+        now = time.time()
+        record = replace(
+            record,
+            session_id=session.session_id,
+            create_time=now,
+            end_time=now + timeout_s,
+            idle_time_s=session.info.limits.idle_time_s or 0.0,
+        )
+        self._sandboxes.keep(record)
+        return record
+
+    # One sandbox
+
+    async def _running(
+        self, client: AsyncExecutorClient, sandbox_id: str, key: str
+    ) -> tuple[Record, AsyncSession] | None:
+        """Returns a sandbox of the caller, or None."""
+        record = self._sandboxes.get(sandbox_id)
+        if record is None:
+            return None
+        try:
+            session = await client.get_session(record.session_id)
+            if session.info.state is not SessionState.LOST:
+                return record, session
+            await session.close()
+        except NotFoundError:
+            if not hmac.compare_digest(key.encode(), record.token.encode()):
+                return None  # another tenant's, perhaps
+        self._sandboxes.forget(sandbox_id)
+        return None
+
+    async def _owned(self, request: Request) -> tuple[Record, AsyncSession]:
+        """Returns the sandbox of the path. Raises E2BError (401, 404)."""
+        key, sandbox_id = _key_of(request), request.path_params["sandbox_id"]
+        found = await self._running(await self._client(key), sandbox_id, key)
+        if found is None:
+            raise E2BError(404, f"sandbox {sandbox_id[:64]!r} not found")
+        return found
+
+    async def _info(self, request: Request) -> Response:
+        record, session = await self._owned(request)
+        lifecycle = {"autoResume": False, "onTimeout": "kill"}
+        described = {"allowInternetAccess": record.internet, "lifecycle": lifecycle}
+        return JSONResponse({**_listing(record, session.info), **self._created(record), **described})
+
+    async def _kill(self, request: Request) -> Response:
+        record, session = await self._owned(request)
+        # Forgotten first: of two callers at one time, one is told that it was there.
+        self._sandboxes.forget(record.sandbox_id)
+        try:
+            await session.close()
+        except BaseException:
+            self._sandboxes.keep(record)
+            raise
+        return Response(status_code=204)
+
+    async def _connect(self, request: Request) -> Response:
+        asked = await _body(request, _Connect)
+        record, session = await self._owned(request)
+        # The key may be newer than the one of the creation, which may be revoked.
+        record = replace(record, token=_key_of(request))
+        return JSONResponse(self._created(self._prolong(record, session, asked.timeout)))
+
+    async def _set_timeout(self, request: Request) -> Response:
+        asked = await _body(request, _Timeout)
+        record, session = await self._owned(request)
+        self._end_in(record, session, asked.timeout)
+        return Response(status_code=204)
+
+    async def _refresh(self, request: Request) -> Response:
+        asked = await _body(request, _Refresh)
+        record, session = await self._owned(request)
+        self._prolong(record, session, asked.duration)
+        return Response(status_code=204)
+
+    def _prolong(self, record: Record, session: AsyncSession, timeout_s: int) -> Record:
+        """Moves the end of a sandbox to `timeout_s` from now, unless it is later already."""
+        if time.time() + timeout_s > record.end_time:
+            return self._end_in(record, session, timeout_s)
+        self._sandboxes.keep(record)
+        return record
+
+    def _end_in(self, record: Record, session: AsyncSession, timeout_s: int) -> Record:
+        _check_end(time.time() - record.create_time + timeout_s, session.info.limits)
+        record = replace(record, end_time=time.time() + timeout_s)
+        self._sandboxes.keep(record)
+        return record
+
+    async def _resume(self, request: Request) -> Response:
+        record, _ = await self._owned(request)
+        raise E2BError(409, f"sandbox {record.sandbox_id} is already running: sandboxes here are never paused")
+
+    async def _metrics(self, request: Request) -> Response:
+        start, end = (_number(request, name) for name in ("start", "end"))
+        record, session = await self._owned(request)
+        now = time.time()
+        if (start is not None and start > now) or (end is not None and end < int(now)):
+            return JSONResponse([])
+        return JSONResponse([await metrics.sample(session, record.create_time)])
+
+    # Lists
+
+    async def _list_running(self, request: Request) -> Response:
+        found = await self._found(request)
+        return JSONResponse([_listing(*each) for each in found])
+
+    async def _list(self, request: Request) -> Response:
+        query = request.query_params
+        limit = _number(request, "limit")
+        limit = PAGE_MAX if limit is None else limit
+        if not 1 <= limit <= PAGE_MAX:
+            raise E2BError(400, f"limit must be from 1 to {PAGE_MAX}")
+        if "running" not in query.get("state", "running").split(","):
+            return JSONResponse([])
+        found = await self._found(request)
+        is_asc = query.get("order") == "asc"
+        if token := query.get("nextToken"):
+            last = _place_of(token)
+            found = [each for each in found if _place(each[0]) != last and (_place(each[0]) > last) is is_asc]
+        if not is_asc:
+            found.reverse()
+        page = found[:limit]
+        headers = {"x-next-token": _token_of(page[-1][0])} if len(found) > limit else {}
+        return JSONResponse([_listing(*each) for each in page], headers=headers)
+
+    async def _found(self, request: Request) -> list[tuple[Record, SessionInfo]]:
+        """Returns the caller's sandboxes that the query is about, oldest first."""
+        query = request.query_params
+        metadata = _metadata_of(query.get("metadata", ""))
+        after, template = _time_of(query.get("startedAfter")), query.get("template")
+        client = await self._client(_key_of(request))
+        infos = {each.session_id: each for each in await client.list_sessions() if each.state is not SessionState.LOST}
+        return [
+            (record, infos[record.session_id])
+            for record in self._sandboxes.of_sessions(infos)
+            if metadata.items() <= record.metadata.items()
+            and record.create_time > after
+            and template in (None, record.template)
+        ]
+
+    # Answers
+
+    def _created(self, record: Record) -> dict[str, Any]:
+        answer = {
+            "templateID": record.template,
+            "sandboxID": record.sandbox_id,
+            "clientID": CLIENT_ID,
+            "envdVersion": ENVD_VERSION,
+            "envdAccessToken": record.access_token,
+        }
+        optional = {"trafficAccessToken": record.traffic_token, "domain": self._domain}
+        return answer | {name: value for name, value in optional.items() if value}
+
+
+def _both(path: str, handler: Callable[[Request], Awaitable[Response]], *methods: str) -> list[Route]:
+    return [Route(f"{version}{path}", handler, methods=list(methods)) for version in ("", "/v2")]
+
+
+_NOT_OFFERED_OF_SANDBOX = {
+    "pause": "pausing a sandbox",
+    "fork": "forking a sandbox",
+    "snapshots": "a snapshot of a sandbox",
+    "logs": "the log of a sandbox",
+}
+_NOT_OFFERED = {
+    "/templates": "building or managing a template",
+    "/v2/templates": "building or managing a template",
+    "/v3/templates": "building or managing a template",
+    "/snapshots": "a snapshot of a sandbox",
+    "/volumes": "a volume",
+    "/secrets": "a secret",
+    "/teams": "managing a team",
+}
+
+
+def _sandbox_id(key: str, idempotency_key: str | None) -> str:
+    """Returns an id by chance, or by the idempotency key: a DNS label."""
+    if idempotency_key is None:
+        return "i" + secrets.token_hex(10)
+    if _KEY.fullmatch(idempotency_key) is None:
+        raise E2BError(400, "Idempotency-Key must have 1 to 255 of a-z 0-9 -")
+    return "i" + hashlib.sha256(f"{key}\0{idempotency_key}".encode()).hexdigest()[:20]
+
+
+def _check_end(age_s: float, limits: Limits) -> None:
+    most_s = limits.session_time_s or 0.0
+    if age_s > most_s:
+        raise E2BError(
+            400,
+            f"timeout is too long: a sandbox would live {age_s:.0f} s, and the policy's limits.max.session_time_s is "
+            f"{most_s:.0f}",
+        )
+
+
+def _is_private(asked: _Create) -> bool:
+    return asked.network is not None and asked.network.allow_public_traffic is False
+
+
+def _network(asked: _Create, policy: Policy) -> list[str]:
+    """Returns the hosts to ask of the policy. Raises E2BError for a network that no session can have."""
+    hosts: list[str] = []
+    denied: list[str] = []
+    if asked.network is not None:
+        _refuse_unknown(asked.network)
+        hosts, denied = asked.network.allow_out or [], asked.network.deny_out or []
+    if not EVERYTHING.issuperset(denied):
+        raise not_offered("denyOut with single addresses", "a sandbox reaches only the hosts that its policy names")
+    if EVERYTHING.intersection(hosts):
+        raise E2BError(403, "allowOut: all addresses are not granted; name the hosts that the sandbox needs")
+    if asked.internet is False and hosts:
+        raise E2BError(400, "allow_internet_access is false, but network.allowOut names hosts")
+    if (asked.internet is False or denied) and policy.network.default:
+        raise not_offered(
+            "a sandbox without the policy's default hosts",
+            f"every session of this policy reaches {_listed(policy.network.default)}; use a key of a policy without",
+        )
+    return hosts
+
+
+def _listing(record: Record, info: SessionInfo) -> dict[str, Any]:
+    return {
+        "templateID": record.template,
+        "sandboxID": record.sandbox_id,
+        "clientID": CLIENT_ID,
+        "envdVersion": ENVD_VERSION,
+        "startedAt": _iso(record.create_time),
+        "endAt": _iso(record.end_time),
+        "cpuCount": CPU_COUNT,
+        "memoryMB": (info.limits.memory_bytes or 0) // _MIB,
+        "diskSizeMB": (info.limits.disk_bytes or 0) // _MIB,
+        "state": "running",
+        "metadata": dict(record.metadata),
+    }
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:20]) or "none"
+
+
+def _metadata_of(query: str) -> dict[str, str]:
+    """Reads a filter: a query within the query, whose names and values the SDK quotes once more."""
+    try:
+        pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, max_num_fields=METADATA_MAX)
+    except ValueError:
+        raise E2BError(400, f"metadata names more than {METADATA_MAX} values") from None
+    return {urllib.parse.unquote(name): urllib.parse.unquote(value) for name, value in pairs}
+
+
+def _time_of(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise E2BError(400, "startedAfter must be a date and time of ISO 8601") from None
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise E2BError(400, f"{name} must be a number")
+    return int(text)
+
+
+def _place(record: Record) -> tuple[float, str]:
+    """Returns the place of a record in a list."""
+    return record.create_time, record.sandbox_id
+
+
+def _token_of(record: Record) -> str:
+    return base64.urlsafe_b64encode(json.dumps(_place(record)).encode()).decode()
+
+
+def _place_of(token: str) -> tuple[float, str]:
+    try:
+        create_time, sandbox_id = json.loads(base64.urlsafe_b64decode(token[:256]))
+        return float(create_time), str(sandbox_id)
+    except (ValueError, TypeError, RecursionError):
+        raise E2BError(400, "nextToken is not one of this gateway") from None

@@ -12,6 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from signal import SIGKILL
 
 import structlog
@@ -84,6 +85,8 @@ class Processes:
         memory = hooks.memory.of(session.facts.owner.tenant)
         self._journal = ProcessJournal(registry.process_segments_of(session_id), self, memory)
         self._starting: dict[str, asyncio.Future[None]] = {}
+        # By process, the context of the call that starts it, since the observer wants that call's trace.
+        self._callers: dict[str, Context] = {}
         self._writes: Counter[str] = Counter()
         self._refuses_new = False
         self._unstarted_until_s: float | None = None  # a monotonic time; None: the state of all processes is known
@@ -107,6 +110,7 @@ class Processes:
         if log is None:
             self._require_room(request)
             log = self._journal.begin(request)
+            self._callers[log.process_id] = copy_context()
         if not (log.pid or log.done):
             await asyncio.shield(self._started(log, request))
         if log.refusal is not None:
@@ -151,6 +155,7 @@ class Processes:
                 self._journal.refuse(log, error)
         finally:
             del self._starting[log.process_id]
+            self._callers.pop(log.process_id, None)
             if not starting.done():
                 starting.set_result(None)
 
@@ -309,7 +314,8 @@ class Processes:
 
     def on_process_event(self, log: ProcessLog, event: ProcessEventKind) -> None:
         if isinstance(event, ProcessStarted):
-            self._observer.process_started(self._session.facts, facts_of(log))
+            context = self._callers.get(log.process_id) or Context()
+            context.run(self._observer.process_started, self._session.facts, facts_of(log))
             self._log.debug("process_started", process_id=log.process_id)
         elif isinstance(event, ProcessResult):
             self._session.touch()

@@ -3,7 +3,10 @@
 An execution is a span of its own, begun by the Execute call and ended by the execution's end, however many calls follow
 it meanwhile; each tool call, and each connection to the network, is a span below it. The parent of a call is what the
 client says in `traceparent`, so a client's trace goes through to the execution. What is said there is only ever an id:
-one that is malformed is ignored.
+one that is malformed is ignored. A command is a span, too, which ends with its process.
+
+Executions, tool calls and commands have the attributes of OpenTelemetry's GenAI conventions (version 1.41.0, in
+development) and of OpenInference, so that viewers of agents' traces show them as steps and tools.
 
 Attributes have names of a closed list, and hold ids, names and words of ours, and the hosts that were reached: never
 code, values or output.
@@ -41,6 +44,8 @@ from executor_server.core import (
     EgressDenial,
     LimitWarning,
     Outcome,
+    ProcessFacts,
+    ProcessResult,
     Result,
     SessionFacts,
     ToolCall,
@@ -59,6 +64,7 @@ MAX_TOOL_SPANS = 128
 MAX_CONNECTION_SPANS = 128
 """Spans of connections that one execution made. Some outlast it, so those that are open are bounded, too."""
 MAX_OPEN_CONNECTION_SPANS = 4096
+MAX_OPEN_COMMAND_SPANS = 4096
 MAX_TRACESTATE_CHARS = 512
 MAX_TOOL_NAME_CHARS = 128
 
@@ -104,6 +110,7 @@ class Tracing(Observer):
         self._tracer = self._provider.get_tracer("executor_server", version)
         self._unfinished = RunningQueue(_begin)
         self._connections: dict[tuple[str, str], Span] = {}  # by session and connection
+        self._commands: dict[tuple[str, str], Span] = {}  # by session and process
 
     async def close(self) -> None:
         """Sends the spans that wait, and drops what is left after FLUSH_TIME_S."""
@@ -185,6 +192,8 @@ class Tracing(Observer):
                 "executor.received_bytes": result.network.received_bytes,
             }
         )
+        if result.outcome is not Outcome.SUCCEEDED:
+            traced.span.set_attribute("error.type", result.outcome.value)
         if result.outcome in _FAULTS:
             traced.span.set_status(StatusCode.ERROR, result.outcome.value)
         _end(traced)
@@ -204,7 +213,12 @@ class Tracing(Observer):
         traced.tools[call.call_id] = self._tracer.start_span(
             "tool_call",
             context=trace.set_span_in_context(traced.span, Context()),
-            attributes={"executor.tool": name, "executor.call_id": call.call_id},
+            attributes={
+                **_as_tool(name, "TOOL"),
+                "gen_ai.tool.call.id": call.call_id,
+                "executor.tool": name,
+                "executor.call_id": call.call_id,
+            },
         )
 
     def tool_answered(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
@@ -213,6 +227,32 @@ class Tracing(Observer):
         if span is not None:
             span.set_attribute("executor.tool_failed", answer.failed)
             span.end()
+
+    def process_started(self, session: SessionFacts, process: ProcessFacts) -> None:
+        if len(self._commands) < MAX_OPEN_COMMAND_SPANS:  # as for executions, the current span is the call's
+            attributes = {**_facts(session), **_as_tool("command", "TOOL"), "executor.process_id": process.process_id}
+            self._commands[session.session_id, process.process_id] = self._tracer.start_span(
+                "command", attributes=attributes
+            )
+
+    def process_ended(self, session: SessionFacts, process_id: str, result: ProcessResult) -> None:
+        span = self._commands.pop((session.session_id, process_id), None)
+        if span is None:
+            return
+        span.set_attributes(
+            {
+                "executor.outcome": result.outcome.value,
+                "executor.wall_time_s": result.wall_time_s,
+                "executor.cpu_time_s": result.cpu_time_s,
+                "executor.peak_memory_bytes": result.peak_memory_bytes,
+                "executor.output_bytes": result.output_bytes,
+            }
+        )
+        if result.exit_code is not None:
+            span.set_attribute("process.exit.code", result.exit_code)
+        if result.exit_code != 0:
+            span.set_attribute("error.type", str(result.exit_code) if result.exit_code else result.outcome.value)
+        span.end()
 
     def connection_opened(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
         traced = self._unfinished.get(session.session_id, execution_id)
@@ -252,6 +292,7 @@ class Tracing(Observer):
     def _start(self, session: SessionFacts, execution_id: str, context: Context | None, *, recovered: bool) -> None:
         attributes: Mapping[str, str | bool] = {
             **_facts(session),
+            **_as_tool("python", "CHAIN"),
             "executor.execution_id": execution_id,
             "executor.recovered": recovered,
         }
@@ -320,6 +361,17 @@ def _facts(session: SessionFacts) -> dict[str, str]:
         "executor.policy_fingerprint": session.policy.fingerprint,
         "executor.backend": session.backend,
         "executor.image": session.image,
+    }
+
+
+def _as_tool(name: str, kind: str) -> dict[str, str]:
+    """Returns a tool's attributes for viewers; OpenInference's kind is TOOL, or CHAIN if it calls tools."""
+    return {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": name,
+        "gen_ai.tool.type": "function",
+        "openinference.span.kind": kind,
+        "tool.name": name,
     }
 
 

@@ -43,6 +43,28 @@ def test_an_agents_trace_goes_through_to_the_execution_and_its_tools(watched: Wa
     )
 
 
+def test_viewers_of_agents_traces_find_steps_tools_and_commands(watched: Watched, client: ExecutorClient) -> None:
+    tracer = TracerProvider().get_tracer("agent")
+    with client.create_session() as session, tracer.start_as_current_span("agent step") as step:
+        session.register_tools({"double": lambda x: 2 * x})
+        session.execute("double(21) / 0")
+        session.processes.run(["sh", "-c", "exit 3"])
+    trace_id = trace.format_trace_id(step.get_span_context().trace_id)
+
+    def found() -> dict[str, dict[str, object]]:
+        mine = [span for span in watched.collector.spans if span.trace_id.hex() == trace_id]
+        named = {str(attributes(span).get("gen_ai.tool.name")): attributes(span) for span in mine}
+        return {name: named[name] for name in ("python", "double", "command") if name in named}
+
+    assert eventually(lambda: len(found()) == 3)
+    kinds = {name: attributes["openinference.span.kind"] for name, attributes in found().items()}
+    assert kinds == {"python": "CHAIN", "double": "TOOL", "command": "TOOL"}
+    assert {attributes["gen_ai.operation.name"] for attributes in found().values()} == {"execute_tool"}
+    assert found()["python"]["error.type"] == "exception"
+    assert found()["command"]["process.exit.code"] == 3
+    assert found()["command"]["error.type"] == "3"
+
+
 def test_code_and_output_do_not_leave_with_spans(watched: Watched, client: ExecutorClient) -> None:
     with client.create_session() as session:
         session.set_variables({"secret_name": "secret value"})

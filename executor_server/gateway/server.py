@@ -17,6 +17,7 @@ from executor_server.core.config import Config, GatewaySection, StateDir, claim
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b.envd_app import envd_app
 from executor_server.gateway.e2b.records import Sandboxes
+from executor_server.gateway.e2b.sandboxes import rest_app
 from executor_server.gateway.missing import not_there_yet
 from executor_server.gateway.routing import ENVD_PORT, INTERPRETER_PORT, Applications, Router
 
@@ -70,7 +71,7 @@ async def _serve(config: Config, state: StateDir, listener: socket.socket) -> No
 def _applications(section: GatewaySection, clients: Clients, sandboxes: Sandboxes) -> Applications:
     return Applications(
         connect=not_there_yet("gateway/connect"),  # connect_app(section, clients)
-        rest=not_there_yet("gateway/e2b/sandboxes.py"),  # rest_app(section, clients, sandboxes)
+        rest=rest_app(section, clients, sandboxes),
         ports={
             ENVD_PORT: envd_app(sandboxes),
             INTERPRETER_PORT: not_there_yet("gateway/e2b/interpreter.py"),  # interpreter_app(sandboxes)

@@ -15,7 +15,7 @@ import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -32,6 +32,8 @@ from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import ExecutorClientError, NotFoundError
 from executor_client.results import Limits, Policy, SessionInfo, SessionState
+from executor_server.core.config import GatewaySection
+from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b import metrics
 from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
 from executor_server.gateway.e2b.records import Record, Sandboxes
@@ -141,25 +143,20 @@ def _key_of(request: Request) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Account:
-    """The handlers. `client` returns the client of a key; `templates` maps names of templates to images."""
+def rest_app(section: GatewaySection, clients: Clients, sandboxes: Sandboxes) -> Starlette:
+    """Returns the application for the paths of E2B's REST interface."""
+    return _Account(section, clients, sandboxes).application()
 
-    def __init__(
-        self,
-        sandboxes: Sandboxes,
-        client: Callable[[str], Awaitable[AsyncExecutorClient]],
-        *,
-        templates: Mapping[str, str],
-        domain: str | None,
-    ) -> None:
+
+class _Account:
+    def __init__(self, section: GatewaySection, clients: Clients, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
-        self._client = client
-        self._templates = templates
-        self._domain = domain
+        self._client = clients.of
+        self._templates = section.templates
+        self._domain = section.domain
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def application(self) -> Starlette:
-        """Returns the application for the paths of E2B's REST interface."""
         one = "/sandboxes/{sandbox_id}"
         routes = [
             *_both("/sandboxes", self._create, "POST"),

@@ -116,6 +116,14 @@ async def test_an_error_shows_the_line_as_it_was_written(harness: Harness) -> No
     assert "    %time c = a / 0\nZeroDivisionError" in error.traceback
 
 
+async def test_the_whole_message_of_an_error_can_be_fetched(harness: Harness) -> None:
+    session = await harness.session()
+    run = await harness.run(session, "raise ValueError('x' * 100_000)")
+    assert len(run.message) < 10_000 and run.message.endswith("x…")
+    run = await harness.run(session, "len(str(get_ipython().last_exc))")
+    assert run.output == 100_000, run.ended.error
+
+
 async def test_ipython_display_is_there_where_ipython_is_not(harness: Harness) -> None:
     session = await harness.session_under('language.preset = "guarded"', imports=("math",))
     code = """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import types
     from typing import Any, Callable, Optional, Sequence
 
-_MAX_MESSAGE_CHARS = 8_000
+MAX_MESSAGE_CHARS = 8_000
 _MAX_TRACEBACK_CHARS = 12_000
 _MAX_STATEMENT_CHARS = 2_000
 _MAX_FRAMES = 30
@@ -58,7 +58,7 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except BaseException as inner:  # noqa: BLE001 (the program's own __str__)
         text = f"<its __str__ raised {type(inner).__name__}>"
-    return text if len(text) <= _MAX_MESSAGE_CHARS else text[:_MAX_MESSAGE_CHARS] + "…"
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "…"
 
 
 def _agent_traceback(error: BaseException) -> Optional[types.TracebackType]:

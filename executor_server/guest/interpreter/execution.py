@@ -7,7 +7,7 @@ import linecache
 import sys
 
 from ..checks.control import ControlException, ExecutionInterrupted, FinalAnswerGiven, Refusal
-from ..checks.failures import describe, text_of
+from ..checks.failures import MAX_MESSAGE_CHARS, describe, text_of
 from ..checks.meter import OperationLimitExceeded
 from ..checks.sentinels import LastValue
 from ..checks.time_limit import clear_timers, within
@@ -261,6 +261,8 @@ class Executions:
             return "out_of_memory", detail.but(message=detail.message or "out of memory")
         if isinstance(error, Refusal):
             return error.outcome, detail
+        if len(detail.message) > MAX_MESSAGE_CHARS:
+            self._runtime.notebook.last_exc = error
         return "exception", detail
 
 

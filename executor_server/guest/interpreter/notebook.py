@@ -36,6 +36,8 @@ class Notebook:
         """`names` are the builtins of agent code."""
         _agent[:] = [(names, enforcer)]
         self._step: Optional[Timing] = None
+        self.last_exc: Optional[BaseException] = None
+        """The exception of the last program whose message was cut. `str` of it is all of the message."""
         names["get_ipython"] = lambda: self
         sys.meta_path.append(self)
 

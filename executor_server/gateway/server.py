@@ -16,6 +16,7 @@ from executor_server.core import AddressError, TcpAddress, UnixAddress, addresse
 from executor_server.core.config import Config, GatewaySection, StateDir, claim
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b.envd_app import envd_app
+from executor_server.gateway.e2b.interpreter import interpreter_app
 from executor_server.gateway.e2b.records import Sandboxes
 from executor_server.gateway.e2b.sandboxes import rest_app
 from executor_server.gateway.missing import not_there_yet
@@ -74,7 +75,7 @@ def _applications(section: GatewaySection, clients: Clients, sandboxes: Sandboxe
         rest=rest_app(section, clients, sandboxes),
         ports={
             ENVD_PORT: envd_app(sandboxes),
-            INTERPRETER_PORT: not_there_yet("gateway/e2b/interpreter.py"),  # interpreter_app(sandboxes)
+            INTERPRETER_PORT: interpreter_app(sandboxes),
         },
         other_ports=not_there_yet("gateway/ports.py"),
     )

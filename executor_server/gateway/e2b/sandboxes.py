@@ -393,7 +393,8 @@ class _Account:
             "envdVersion": ENVD_VERSION,
             "envdAccessToken": record.access_token,
         }
-        optional = {"trafficAccessToken": record.traffic_token, "domain": self._domain}
+        # SDKs authenticate requests about contexts of the interpreter by the traffic token alone.
+        optional = {"trafficAccessToken": record.traffic_token or record.access_token, "domain": self._domain}
         return answer | {name: value for name, value in optional.items() if value}
 
 

@@ -1,0 +1,176 @@
+"""The contexts of a sandbox: variables and working directories of their own, in its one interpreter.
+
+Theory of operation. One context is current: its variables are the globals of the interpreter. Before code of another
+context runs, an execution moves the globals into a dict of the interpreter and puts those of the other context in their
+place. So code of every context is an ordinary execution of the session, with its checks, limits and audit, and
+switching costs nothing where nobody switches. Contexts share everything else: imported modules, threads, the
+environment, and the interpreter's end. They run one at a time.
+
+The interpreter is agent code and may damage this dict. That damages the variables of its own sandbox and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from dataclasses import dataclass
+
+from executor_client.aio_session import AsyncSession
+from executor_client.errors import EvaluationError
+from executor_client.results import ExecutionResult, Outcome
+from executor_server.gateway.e2b.errors import E2BError, not_offered
+
+DEFAULT = "default"
+"""The id of the context that every sandbox has."""
+CONTEXTS_MAX = 32
+HOME = "/home/user"
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_CWD_CHARS_MAX = 4096
+_NO_DIRECTORY = ("FileNotFoundError", "NotADirectoryError", "PermissionError")
+# Names of the interpreter that no context has of its own.
+_SHARED = ("__", "_e2b_")
+
+_SWITCH = f"""
+def _e2b_switch(to, cwd):
+    names, os = globals(), get_ipython().os
+    here, kept = names.get("_e2b_contexts") or ({DEFAULT!r}, {{}})
+    if to == here:
+        return
+    left = os.getcwd(), {{name: names[name] for name in [*names] if not name.startswith({_SHARED!r})}}
+    cwd, entered = kept.get(to) or (cwd, {{}})
+    os.chdir(cwd)
+    for name in left[1]:
+        del names[name]
+    names.update(entered)
+    kept.pop(to, None)
+    kept[here] = left
+    names["_e2b_contexts"] = to, kept
+_e2b_switch(%r, %r)
+del _e2b_switch
+"""
+_CLEAR = f"""[
+    *(globals().pop(name) for name in [*globals()] if not name.startswith({_SHARED!r})), get_ipython().os.chdir(%r)
+] and None"""
+_FORGET = "globals()['_e2b_contexts'][1].pop(%r, None) and None"
+_KNOWN = f"""(lambda here, kept: [here, {{name: cwd for name, (cwd, _) in kept.items()}}])(
+    *globals().get("_e2b_contexts", ({DEFAULT!r}, {{}}))
+)"""
+_RESTART = "get_ipython().os._exit(0)"
+
+
+@dataclass
+class Context:
+    context_id: str
+    cwd: str = HOME
+    executions: int = 0
+
+    def described(self) -> dict[str, str]:
+        """Returns it in E2B's form."""
+        return {"id": self.context_id, "language": "python", "cwd": self.cwd}
+
+
+class Contexts:
+    """The contexts of one session. A caller holds `lock` while it enters a context and runs code in it."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.lock = asyncio.Lock()
+        self.running: str | None = None
+        """The context whose code runs."""
+        self._session = session
+        self._known: dict[str, Context] = {}
+        self._current = DEFAULT
+        self._generation = 0
+
+    def find(self, context_id: str) -> Context:
+        """Raises E2BError (404)."""
+        context = self._known.get(context_id)
+        if context is None and context_id != DEFAULT:
+            raise E2BError(404, f"Context {context_id[:64]} not found")
+        return context or self._known.setdefault(DEFAULT, Context(DEFAULT))
+
+    def listed(self) -> list[dict[str, str]]:
+        self.find(DEFAULT)
+        return [each.described() for each in self._known.values()]
+
+    async def learn(self) -> None:
+        """Finds the contexts that an earlier gateway made. Does nothing the second time."""
+        if self._known:
+            return
+        async with self.lock:
+            try:
+                known = await self._session.evaluate(_KNOWN)
+            except EvaluationError:  # the policy lets no code switch contexts, so there are none
+                known = None
+            self.find(DEFAULT)
+            match known:  # by agent code
+                case [str(current), {**kept}] if len(kept) < CONTEXTS_MAX:
+                    for context_id, cwd in {current: HOME, **kept}.items():
+                        if isinstance(context_id, str) and isinstance(cwd, str) and _ID.fullmatch(context_id):
+                            self._known[context_id] = Context(context_id, cwd[:_CWD_CHARS_MAX])
+                    self._current = current if current in self._known else DEFAULT
+            self._generation = self._session.generation
+
+    async def create(self, cwd: str) -> Context:
+        """Makes a context and enters it. Raises E2BError."""
+        if len(self._known) >= CONTEXTS_MAX:
+            raise E2BError(429, f"a sandbox has at most {CONTEXTS_MAX} contexts: remove one first")
+        context = Context(uuid.uuid4().hex, cwd)
+        self._known[context.context_id] = context
+        try:
+            async with self.lock:
+                await self.enter(context)
+        except BaseException:
+            self._known.pop(context.context_id, None)
+            raise
+        return context
+
+    async def enter(self, context: Context) -> None:
+        """Makes a context the current one. Raises E2BError."""
+        if self._generation != self._session.generation:  # a new interpreter has no variables, of any context
+            self._generation, self._current = self._session.generation, DEFAULT
+        if context.context_id == self._current:
+            return
+        result = await self._session.execute(_SWITCH % (context.context_id, context.cwd))
+        if not result.succeeded:
+            raise _not_entered(context, result)
+        self._current = context.context_id
+
+    async def remove(self, context: Context) -> None:
+        """Removes a context and its variables. Raises E2BError."""
+        if context.context_id == DEFAULT:
+            raise E2BError(400, "the default context can't be removed; restart it to clear its variables")
+        await self._stop(context)
+        async with self.lock:
+            if context.context_id == self._current:
+                await self.enter(self.find(DEFAULT))
+            await self._session.evaluate(_FORGET % context.context_id)
+            self._known.pop(context.context_id, None)
+
+    async def restart(self, context: Context) -> None:
+        """Removes the variables of a context; if it is the only one, by a new interpreter. Raises E2BError."""
+        await self._stop(context)
+        async with self.lock:
+            if len(self._known) == 1:
+                result = await self._session.execute(_RESTART)
+                if result.outcome is not Outcome.EXITED:
+                    raise _not_entered(context, result)
+            else:
+                await self.enter(context)
+                await self._session.evaluate(_CLEAR % context.cwd)
+            context.executions = 0
+
+    async def _stop(self, context: Context) -> None:
+        if self.running == context.context_id:
+            await self._session.cancel()
+
+
+def _not_entered(context: Context, result: ExecutionResult) -> E2BError:
+    error = result.error
+    why = f"{error.type}: {error.message}" if error is not None else result.outcome.name
+    if error is not None and error.type in _NO_DIRECTORY:
+        return E2BError(400, f"the working directory {context.cwd!r} of the context can't be used: {why}")
+    if result.outcome in (Outcome.IMPORT_DENIED, Outcome.POLICY_DENIED):
+        return not_offered("a further context or a restart", f"the policy refuses the code that does it ({why})")
+    return E2BError(500, f"the context could not be entered: {why}")

@@ -1,0 +1,349 @@
+"""The code interpreter of a sandbox (port 49999): `/execute` streams an execution as lines of JSON.
+
+An execution is one of the session, so imports, limits, audit and the journal apply. It runs in a task of its own, which
+fills a bounded queue; the response drains it. A client that leaves cancels its execution. A stream ends with
+`end_of_execution`, or breaks if the sandbox is gone: SDKs take a stream that just ends for a success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import textwrap
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Send
+
+from executor_api.limits import CODE_BYTES_MAX
+from executor_client.aio_session import AsyncSession
+from executor_client.errors import EvaluationError, ExecutorClientError, SessionGone
+from executor_client.events import ExecutionEvent
+from executor_client.results import ExecutionResult, Outcome, VariablesState
+from executor_server.gateway.e2b import pip, results
+from executor_server.gateway.e2b.contexts import DEFAULT, HOME, Context, Contexts
+from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
+from executor_server.gateway.e2b.records import Sandbox, Sandboxes
+from executor_server.gateway.routing import current_target
+
+KEEPALIVE_S = 5.0
+"""Seconds of silence after which a line is sent, as E2B's own server does."""
+WAITING_MAX = 64
+"""Executions of one sandbox that run or wait for their turn."""
+BODY_BYTES_MAX = 8 << 20
+"""Bytes of a request. JSON may write a byte of code as six."""
+ENV_MAX = 64
+ENV_BYTES_MAX = 64 << 10
+MESSAGE_CHARS_MAX = 16 << 20
+"""Characters of the message of an error: a final answer of smolagents is one."""
+
+_LINES_MAX = 32  # in the queue between an execution and its response
+_CWD_CHARS_MAX = 4096
+_END = {"type": "end_of_execution"}
+_PYTHON = ("python", "python3", "py")
+_SHELL = ("bash", "sh")
+# Sets variables and returns their earlier values, to set them again.
+_SET_ENV = """(lambda env, new: (
+    {name: env.get(name) for name in new},
+    [env.pop(name, None) for name, value in new.items() if value is None],
+    env.update({name: value for name, value in new.items() if value is not None}),
+)[0])(get_ipython().os.environ, %r)"""
+
+
+class _Gone(Exception):
+    """The sandbox ended during the execution."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A request to execute code."""
+
+    code: str
+    context: Context
+    env: Mapping[str, str]
+
+
+class _Lines(StreamingResponse):
+    """A stream of lines. If `None` comes, it stops without the end of the body, so the client sees that it broke."""
+
+    body_iterator: AsyncIterator[bytes | None]  # type: ignore[assignment]  # None, see above
+
+    async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for lines in self.body_iterator:
+            if lines is None:
+                return
+            await send({"type": "http.response.body", "body": lines, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def interpreter_app(sandboxes: Sandboxes) -> Starlette:
+    interpreter = _Interpreter(sandboxes)
+    return Starlette(
+        routes=[
+            Route("/health", _health, methods=["GET"]),
+            Route("/execute", interpreter.execute, methods=["POST"]),
+            Route("/contexts", interpreter.list_contexts, methods=["GET"]),
+            Route("/contexts", interpreter.create_context, methods=["POST"]),
+            Route("/contexts/{context_id}", interpreter.remove_context, methods=["DELETE"]),
+            Route("/contexts/{context_id}/restart", interpreter.restart_context, methods=["POST"]),
+        ],
+        exception_handlers={E2BError: _refused, ExecutorClientError: _refused},
+    )
+
+
+class _Interpreter:
+    """Serves the interpreters of all sandboxes."""
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+        self._states: WeakKeyDictionary[AsyncSession, _State] = WeakKeyDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _of(self, request: Request) -> tuple[Sandbox, _State]:
+        """Returns the sandbox of a request and the state of its interpreter. Raises E2BError."""
+        record = self._sandboxes.record(current_target().sandbox_id)
+        # The SDK sends only this one with requests about contexts.
+        traffic = request.headers.get("e2b-traffic-access-token", "")
+        if record.traffic_token and hmac.compare_digest(traffic.encode(), record.traffic_token.encode()):
+            sandbox = await self._sandboxes.open(record)
+        else:
+            token = request.headers.get("x-access-token", traffic)
+            sandbox = await self._sandboxes.find(record.sandbox_id, token)
+        state = self._states.get(sandbox.session)
+        if state is None:
+            state = self._states[sandbox.session] = _State(Contexts(sandbox.session))
+        await state.contexts.learn()
+        return sandbox, state
+
+    # Executions
+
+    async def execute(self, request: Request) -> Response:
+        sandbox, state = await self._of(request)
+        call = _call(await _object(request), state.contexts)
+        if state.waiting >= WAITING_MAX:
+            raise E2BError(429, f"{WAITING_MAX} executions of this sandbox run or wait: repeat this one later")
+        lines = self._lines(sandbox, state, call)
+        return _Lines(lines, media_type="application/x-ndjson")  # type: ignore[arg-type]  # None, see there
+
+    async def _lines(self, sandbox: Sandbox, state: _State, call: _Call) -> AsyncIterator[bytes | None]:
+        queue: asyncio.Queue[results.Line | None] = asyncio.Queue(_LINES_MAX)
+        task = asyncio.create_task(self._run(sandbox, state, call, queue))
+        self._tasks.add(task)  # a cancelled one outlives the response until the daemon knows
+        task.add_done_callback(self._tasks.discard)
+        try:
+            line: results.Line | None = {}
+            while line is not _END:
+                try:
+                    async with asyncio.timeout(KEEPALIVE_S):
+                        line = await queue.get()
+                except TimeoutError:
+                    line = {"type": "keepalive"}
+                lines = []
+                while line is not None:
+                    lines.append(results.encoded(line))
+                    if line is _END or queue.empty():
+                        break
+                    line = queue.get_nowait()
+                if lines:
+                    yield b"".join(lines)
+                if line is None:
+                    yield None
+                    return
+        finally:
+            task.cancel()
+
+    async def _run(
+        self, sandbox: Sandbox, state: _State, call: _Call, queue: asyncio.Queue[results.Line | None]
+    ) -> None:
+        """Puts the lines of an execution into the queue; the last one is `_END`, or None if the sandbox is gone."""
+        state.waiting += 1
+        try:
+            async with state.contexts.lock:
+                await self._run_in_turn(sandbox.session, state, call, queue)
+        except (_Gone, SessionGone):
+            await queue.put(results.failure("SandboxGone", "the sandbox ended during the execution"))
+            await queue.put(None)
+        except (E2BError, ExecutorClientError) as error:
+            await queue.put(results.failure(type(error).__name__, error.message, error.message))
+            await queue.put(_END)
+        else:
+            await queue.put(_END)
+        finally:
+            state.waiting -= 1
+
+    async def _run_in_turn(
+        self, session: AsyncSession, state: _State, call: _Call, queue: asyncio.Queue[results.Line | None]
+    ) -> None:
+        async def report(event: ExecutionEvent) -> None:
+            line = results.line_of(event)
+            if line is not None:
+                await queue.put(line)
+
+        context, contexts = call.context, state.contexts
+        context.executions += 1
+        await queue.put({"type": "number_of_executions", "execution_count": context.executions})
+        await contexts.enter(context)
+        code = await pip.resolved(session, call.code)
+        await state.restore_env(session)
+        if call.env:
+            state.generation, state.earlier_env = session.generation, await _set_env(session, call.env)
+        contexts.running = context.context_id
+        try:
+            result = await session.execute(code, on_event=report)
+        finally:
+            contexts.running = None
+        if result.succeeded:
+            if result.output is not None:
+                make = results.line_of_value
+                small = results.is_small(result.output)
+                await queue.put(make(result.output) if small else await asyncio.to_thread(make, result.output))
+        else:
+            await queue.put(await self._failure(session, result, code))
+        await state.restore_env(session)
+
+    async def _failure(self, session: AsyncSession, result: ExecutionResult, code: str) -> results.Line:
+        """Raises _Gone if the sandbox is gone, and SessionGone."""
+        if result.state is VariablesState.LOST:
+            raise _Gone
+        if result.outcome is Outcome.CANCELLED:
+            await session.refresh()  # the end of a session cancels its executions
+        message = result.error.message if result.error else ""
+        if result.outcome is Outcome.EXCEPTION and message.endswith("…"):
+            with contextlib.suppress(EvaluationError):
+                whole = await session.evaluate(f"str(get_ipython().last_exc)[:{MESSAGE_CHARS_MAX}]")
+                if isinstance(whole, str) and whole.startswith(message[:-1]):
+                    message = whole
+        return results.line_of_failure(result, code, session.info.limits, message)
+
+    # Contexts
+
+    async def list_contexts(self, request: Request) -> Response:
+        _, state = await self._of(request)
+        return JSONResponse(state.contexts.listed())
+
+    async def create_context(self, request: Request) -> Response:
+        _, state = await self._of(request)
+        given = await _object(request)
+        language = _text(given, "language", "python").lower()
+        if language not in _PYTHON:
+            _refuse_language(language)
+        cwd = _text(given, "cwd", HOME)
+        if len(cwd) > _CWD_CHARS_MAX or "\0" in cwd:
+            raise E2BError(400, f"cwd is a path of at most {_CWD_CHARS_MAX} characters")
+        return JSONResponse((await state.contexts.create(cwd)).described())
+
+    async def remove_context(self, request: Request) -> Response:
+        _, state = await self._of(request)
+        await state.contexts.remove(state.contexts.find(request.path_params["context_id"]))
+        return Response(status_code=204)
+
+    async def restart_context(self, request: Request) -> Response:
+        _, state = await self._of(request)
+        await state.contexts.restart(state.contexts.find(request.path_params["context_id"]))
+        return Response(status_code=204)
+
+
+@dataclass
+class _State:
+    """The interpreter of one session."""
+
+    contexts: Contexts
+    waiting: int = 0
+    earlier_env: Mapping[str, str | None] = field(default_factory=dict)
+    """The environment variables that a call has replaced, with their earlier values."""
+    generation: int = 0
+    """The interpreter that has the replaced ones."""
+
+    async def restore_env(self, session: AsyncSession) -> None:
+        """Restores the environment after a call, and before the next one if that call was cancelled."""
+        earlier, self.earlier_env = self.earlier_env, {}
+        if earlier and self.generation == session.generation:
+            await _set_env(session, earlier)
+
+
+async def _health(_: Request) -> Response:
+    return PlainTextResponse("OK")
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, E2BError | ExecutorClientError)
+    return (error if isinstance(error, E2BError) else from_client(error)).response()
+
+
+# Requests
+
+
+async def _object(request: Request) -> Mapping[str, Any]:
+    """Returns the JSON object of a request. Raises E2BError."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY_BYTES_MAX:
+            raise E2BError(413, f"the request has more than {BODY_BYTES_MAX} bytes")
+    try:
+        given = json.loads(body or b"{}")
+    except (RecursionError, ValueError) as error:
+        raise E2BError(400, f"the request is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise E2BError(400, "the request is a JSON object")
+    return given
+
+
+def _call(given: Mapping[str, Any], contexts: Contexts) -> _Call:
+    code = _text(given, "code")
+    if len(code.encode(errors="replace")) > CODE_BYTES_MAX:
+        raise E2BError(413, f"the code has more than {CODE_BYTES_MAX} bytes: write it to a file and import it")
+    context_id, language = _text(given, "context_id", ""), _text(given, "language", "").strip().lower()
+    if context_id and language:
+        raise E2BError(400, "Only one of context_id or language can be provided")
+    if language in _SHELL:
+        code = f"%%bash\n{code}"
+    elif language and language not in _PYTHON:
+        _refuse_language(language)
+    elif code.lstrip("\n")[:1] in (" ", "\t"):
+        code = textwrap.dedent(code)  # as IPython does
+    return _Call(code, contexts.find(context_id or DEFAULT), _env(given))
+
+
+def _text(given: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = given.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise E2BError(400, f"{name} is a text, not {type(value).__name__}")
+    return value
+
+
+def _env(given: Mapping[str, Any]) -> Mapping[str, str]:
+    env = given.get("env_vars") or {}
+    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+        raise E2BError(400, "env_vars is an object whose values are texts")
+    if len(env) > ENV_MAX or sum(len(name) + len(value) for name, value in env.items()) > ENV_BYTES_MAX:
+        raise E2BError(400, f"env_vars has at most {ENV_MAX} variables and {ENV_BYTES_MAX} characters")
+    if any(not name or "=" in name or "\0" in name + value for name, value in env.items()):
+        raise E2BError(400, "env_vars has a name or a value that no environment can have")
+    return env
+
+
+def _refuse_language(language: str) -> NoReturn:
+    raise not_offered(f"the language {language[:32]!r}", "the interpreter runs python, and bash in steps of their own")
+
+
+async def _set_env(session: AsyncSession, env: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Sets environment variables of the interpreter; returns their earlier values. Raises E2BError."""
+    try:
+        earlier = await session.evaluate(_SET_ENV % dict(env))
+    except EvaluationError as error:
+        raise E2BError(403, f"env_vars could not be set: {error.message}") from error
+    if not isinstance(earlier, dict):  # it comes from agent code
+        return {}
+    return {name: value for name in env if isinstance(value := earlier.get(name), str | None)}

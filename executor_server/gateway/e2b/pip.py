@@ -1,0 +1,71 @@
+"""`!pip install` in sandboxes without a network, which can't install anything: it reports what is there already.
+
+E2B's clients send such lines for packages that the image has. As in a notebook, a command that fails prints the reason,
+and the code goes on. With a network, the line runs as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from executor_client.aio_session import AsyncSession
+from executor_client.errors import EvaluationError
+
+NAMES_MAX = 64
+
+_LINE = re.compile(
+    r"^(?P<indent>[ \t]*)[!%][ \t]*(?:python[\d.]*[ \t]+-m[ \t]+)?(?:uv[ \t]+)?pip3?[ \t]+install(?P<rest>[ \t].*)?$",
+    re.MULTILINE,
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# The version of each distribution of these names; empty for a module of this name, None if there is neither.
+_VERSIONS = """(lambda metadata, find, names: {
+    name: next((each.version for each in metadata.distributions(name=name)), None if find(name) is None else "")
+    for name in names
+})(__import__("importlib.metadata").metadata, __import__("importlib.util").util.find_spec, %r)"""
+
+
+async def resolved(session: AsyncSession, code: str) -> str:
+    """Returns the code with a print of the answer in place of each line that installs packages."""
+    if session.info.network or "install" not in code or not (lines := list(_LINE.finditer(code))):
+        return code
+    words = {word.strip("'\"") for line in lines for word in _words(line)}
+    names = sorted({found.group() for word in words if (found := _NAME.match(word))})[:NAMES_MAX]
+    try:
+        versions = await session.evaluate(_VERSIONS % names)
+    except EvaluationError:  # the policy refuses the modules; the sandbox then says what to do instead of the line
+        return code
+    if not isinstance(versions, Mapping):  # it comes from agent code
+        return code
+    return _LINE.sub(lambda line: f"{line['indent']}print({_answer(line, versions)!r})", code)
+
+
+def _words(line: re.Match[str]) -> list[str]:
+    words = (line["rest"] or "").partition("#")[0].split()
+    return [word for word in words if not word.startswith("-")]
+
+
+def _answer(line: re.Match[str], versions: Mapping[str, object]) -> str:
+    return "\n".join(_state(word.strip("'\""), versions) for word in _words(line)) or "ERROR: no package is named"
+
+
+def _state(word: str, versions: Mapping[str, object]) -> str:
+    found = _NAME.match(word)
+    version = versions.get(found.group()) if found else None
+    if isinstance(version, str) and _fits(word, version):
+        return f"Requirement already satisfied: {word}" + (f" ({version[:64]})" if version else "")
+    have = f", only version {version[:64]} is" if isinstance(version, str) and version else ""
+    return (
+        f"ERROR: {word} is not installed{have}, and can't be: the policy gives this sandbox no network "
+        "(network.default). Use a module that is there, or a template whose image has the package"
+    )
+
+
+def _fits(word: str, version: str) -> bool:
+    try:
+        return not version or Requirement(word).specifier.contains(version, prereleases=True)
+    except InvalidRequirement:
+        return False

@@ -5,8 +5,9 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
+from executor_server.gateway.e2b.envd.process import process_app
 from executor_server.gateway.e2b.errors import E2BError
 from executor_server.gateway.e2b.records import Sandboxes
 from executor_server.gateway.routing import current_target
@@ -19,7 +20,7 @@ def envd_app(sandboxes: Sandboxes) -> Starlette:
 
     routes = [
         Route("/health", health),
-        # envd: Mount("/process.Process", process_app(sandboxes)),
+        Mount("/process.Process", process_app(sandboxes)),
         # files: Mount("/filesystem.Filesystem", filesystem_app(sandboxes)), and the routes of /files
     ]
     return Starlette(routes=routes, exception_handlers={E2BError: _refusal})

@@ -1,0 +1,116 @@
+"""What the services of envd share: the sandbox of a call, its user, and errors as Connect has them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+from connectrpc.code import Code
+from connectrpc.codec import Codec
+from connectrpc.compat import google_protobuf_codecs
+from connectrpc.errors import ConnectError
+from connectrpc.request import RequestContext
+from google.protobuf.json_format import ParseError
+from google.protobuf.message import DecodeError
+
+from executor_client.errors import ExecutorClientError, FileExists, SessionGone
+from executor_server.gateway.e2b.errors import E2BError, from_client
+from executor_server.gateway.e2b.records import Sandbox, Sandboxes
+from executor_server.gateway.routing import current_target
+
+USER = "user"
+"""The name of E2B's default user, whom every process in our sandboxes has for a name."""
+
+_CODES = {
+    400: Code.INVALID_ARGUMENT,
+    401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
+    404: Code.NOT_FOUND,
+    409: Code.FAILED_PRECONDITION,
+    429: Code.RESOURCE_EXHAUSTED,
+    501: Code.UNIMPLEMENTED,
+    502: Code.UNAVAILABLE,
+    503: Code.UNAVAILABLE,
+    504: Code.DEADLINE_EXCEEDED,
+}
+_REASON_CHARS = 200
+
+_log = structlog.get_logger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def sandbox_of(sandboxes: Sandboxes, ctx: RequestContext[Any, Any]) -> AsyncIterator[Sandbox]:
+    """The sandbox of a call, for its body. What the body raises leaves as ConnectError."""
+    sandbox_id = current_target().sandbox_id
+    try:
+        headers = ctx.request_headers
+        check_user(_name_in(headers.get("authorization", "")))
+        yield await sandboxes.find(sandbox_id, headers.get("x-access-token"))
+    except ConnectError:
+        raise
+    except E2BError as error:
+        raise ConnectError(_CODES.get(error.status, Code.INTERNAL), error.message) from error
+    except SessionGone as error:
+        # Its clients ask next whether the sandbox runs.
+        sandboxes.forget(sandbox_id)
+        raise ConnectError(Code.UNAVAILABLE, f"the sandbox ended during the call: {error.message}") from error
+    except ExecutorClientError as error:
+        refusal = from_client(error)
+        code = Code.ALREADY_EXISTS if isinstance(error, FileExists) else _CODES.get(refusal.status, Code.INTERNAL)
+        raise ConnectError(code, refusal.message) from error
+    except Exception as error:
+        incident_id = secrets.token_hex(8)
+        _log.error("gateway_internal_error", method=ctx.method.name, incident_id=incident_id, exc_info=error)
+        message = f"the gateway failed; its log tells more under incident {incident_id}"
+        raise ConnectError(Code.INTERNAL, message) from error
+
+
+def check_user(name: str | None) -> None:
+    """Raises E2BError (401) for a user that our sandboxes don't have."""
+    if name and name != USER:
+        raise E2BError(
+            401,
+            f'the user "{name[:_REASON_CHARS]}" is not offered: everything in this sandbox runs as its only user '
+            f'"{USER}"; name that one, or none',
+        )
+
+
+def _name_in(authorization: str) -> str | None:
+    """Returns the user of Basic authentication; None without one."""
+    scheme, _, encoded = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(encoded, validate=True).decode().partition(":")[0]
+    except ValueError:
+        raise E2BError(401, "the header Authorization names no user: Basic authentication can't be read") from None
+
+
+class _Strict:
+    """A codec that answers a malformed message with INVALID_ARGUMENT. The one of connectrpc fails as our own bug."""
+
+    def __init__(self, codec: Codec[Any, Any]) -> None:
+        self._codec = codec
+
+    def name(self) -> str:
+        return self._codec.name()
+
+    def encode(self, message: Any) -> bytes:
+        return self._codec.encode(message)
+
+    def decode(self, data: bytes | bytearray, message_class: type[Any]) -> Any:
+        try:
+            return self._codec.decode(data, message_class)
+        except (ParseError, DecodeError, ValueError, RecursionError) as error:
+            reason = str(error)[:_REASON_CHARS]
+            raise ConnectError(
+                Code.INVALID_ARGUMENT, f"the message is no {message_class.DESCRIPTOR.name}: {reason}"
+            ) from error
+
+
+CODECS: list[Codec[Any, Any]] = [_Strict(codec) for codec in google_protobuf_codecs()]
+"""Messages as JSON and as binary. Unknown fields are skipped: a newer client may send more."""

@@ -24,6 +24,7 @@ MCP = ("1.28.0", "1.30.0", "2.0.0", "2.3.0")
 E2B = ("2.63.0+2.11.5", "2.61.0+2.11.4", "2.45.1+2.9.2")
 
 INTEGRATIONS = tomllib.loads((ROOT / "tests/frameworks/integrations.toml").read_text())["integration"]
+CLIENTS = tomllib.loads((ROOT / "tests/facades/clients.toml").read_text())["client"]
 PLACES = {
     "local": {},
     "docker": {"EXECUTOR_TEST_BACKEND": "docker"},
@@ -94,6 +95,28 @@ def integrations(session: nox.Session, entry: dict[str, Any]) -> None:
         env = {"REQUIRED_BACKENDS": "docker" if place == "docker" else "local", **PLACES[place]}
         session.run("pytest", *options, f"tests/frameworks/test_{name}.py", *session.posargs, env=env)
     session.run("python", "tools/integrations_docs.py")
+
+
+@nox.session(python=sys.executable)
+@nox.parametrize("client", [nox.param(each, id=each["id"], tags=each.get("tags", [])) for each in CLIENTS])
+def facades(session: nox.Session, client: dict[str, Any]) -> None:
+    """E2B's clients, each in an environment that has nothing of ours, against our gateway. See docs/e2b-protocol.md.
+
+    `nox -t newest oldest` runs the newest and the oldest pair of E2B's packages.
+    """
+    program = f"tests/facades/{client['program']}"
+    directory = session.virtualenv.location
+    if program.endswith(".mjs"):
+        session.run("npm", "install", "--silent", "--prefix", directory, *client["packages"], external=True)
+        command = ("node", program)
+    else:
+        session.install(*client["packages"], env={"UV_SYSTEM_CERTS": "1"})
+        command = (f"{directory}/bin/python", program)
+    for form in client["forms"]:
+        # The daemon and the gateway run in the environment that nox is from.
+        gateway = (sys.executable, "-m", "tests.facades", "--form", form)
+        session.run(*gateway, *command, *session.posargs, external=True, env={"NODE_PATH": f"{directory}/node_modules"})
+    session.run(sys.executable, "tools/facades_docs.py", external=True)
 
 
 def _install(session: nox.Session, extras: str, *packages: str) -> None:

@@ -214,6 +214,7 @@ docs: $(STAMP)  ## Write the generated parts of docs/, and build the site of all
 	@$(BIN)/python tools/features_docs.py
 	@$(BIN)/python tools/backends_docs.py
 	@$(BIN)/python tools/integrations_docs.py
+	@$(BIN)/python tools/facades_docs.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -125,6 +125,18 @@ class AsyncSessionFiles(ShortRepr):
 
         return await self._session._open().repeat(attempt)
 
+    async def stream(self, path: str) -> AsyncGenerator[bytes, None]:
+        """Yields the content of a file in pieces, without holding it in memory.
+
+        Raises FileError, and UnavailableError if the connection breaks: a part may have been yielded.
+        """
+        reader = FileReader()
+        async with contextlib.aclosing(self._pieces(reader, path)) as pieces:
+            async for piece in pieces:
+                if piece:
+                    yield piece
+        reader.finish()
+
     async def get_directory(self, path: str, directory: LocalPath) -> FileInfo:
         """Gets the contents of a directory of the workspace ("" is the workspace itself) into a local one.
 

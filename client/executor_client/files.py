@@ -126,6 +126,18 @@ class SessionFiles(ShortRepr):
 
         return self._session._open().repeat(attempt)
 
+    def stream(self, path: str) -> Generator[bytes, None]:
+        """Yields the content of a file in pieces, without holding it in memory.
+
+        Raises FileError, and UnavailableError if the connection breaks: a part may have been yielded.
+        """
+        reader = FileReader()
+        with contextlib.closing(self._pieces(reader, path)) as pieces:
+            for piece in pieces:
+                if piece:
+                    yield piece
+        reader.finish()
+
     def get_directory(self, path: str, directory: LocalPath) -> FileInfo:
         """Gets the contents of a directory of the workspace ("" is the workspace itself) into a local one.
 

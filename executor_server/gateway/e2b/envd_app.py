@@ -9,6 +9,8 @@ from starlette.routing import Mount, Route
 
 from executor_server.gateway.e2b.envd.process import process_app
 from executor_server.gateway.e2b.errors import E2BError
+from executor_server.gateway.e2b.file_urls import files_route
+from executor_server.gateway.e2b.filesystem import filesystem_app
 from executor_server.gateway.e2b.records import Sandboxes
 from executor_server.gateway.routing import current_target
 
@@ -21,7 +23,8 @@ def envd_app(sandboxes: Sandboxes) -> Starlette:
     routes = [
         Route("/health", health),
         Mount("/process.Process", process_app(sandboxes)),
-        # files: Mount("/filesystem.Filesystem", filesystem_app(sandboxes)), and the routes of /files
+        Mount("/filesystem.Filesystem", filesystem_app(sandboxes)),
+        files_route(sandboxes),
     ]
     return Starlette(routes=routes, exception_handlers={E2BError: _refusal})
 

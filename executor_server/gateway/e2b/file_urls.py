@@ -1,0 +1,345 @@
+"""Files over HTTP as E2B's envd serves them: `GET` and `POST /files`, and the signatures of their URLs.
+
+An upload becomes a file of the sandbox part by part. Each part is collected first, since its size must be known: in
+memory, and past a size in a temporary file without a name. So one request takes little memory, and no more disk than
+its sandbox has. A download is passed on piece by piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import tempfile
+import time
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Self
+from urllib.parse import quote
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from executor_client.aio_files import AsyncSessionFiles
+from executor_client.errors import ExecutorClientError, ResourceExhaustedError
+from executor_server.gateway.e2b.envd.calls import check_user
+from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
+from executor_server.gateway.e2b.paths import absolute, inside, name_of
+from executor_server.gateway.e2b.records import Sandbox, Sandboxes
+from executor_server.gateway.routing import current_target
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+FILES_MAX = 1000
+"""Files of one upload."""
+MEMORY_BYTES = 1 << 20
+"""A file of an upload is collected in memory up to this size."""
+SPOOLED_BYTES_MAX = 8 << 30
+"""Bytes of all uploads in temporary files."""
+IDLE_S = 60.0
+"""An upload that sends nothing for so long is ended."""
+_PIECE_BYTES = 256 << 10
+_GZIP_LEVEL = 1
+_GZIP = 31  # wbits of zlib for a gzip stream
+
+
+def files_route(sandboxes: Sandboxes) -> Route:
+    return Route("/files", _Files(sandboxes).serve, methods=["GET", "POST"])
+
+
+class _Files:
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+        self.spooled_bytes = 0
+
+    async def serve(self, request: Request) -> Response:
+        is_upload = request.method == "POST"
+        sandbox = await self._authorized(request, "write" if is_upload else "read")
+        try:
+            return await (self._upload(request, sandbox) if is_upload else _download(request, sandbox))
+        except ResourceExhaustedError as error:
+            if error.reason != "TOO_LARGE":
+                raise from_client(error) from error
+            raise E2BError(507, error.message) from error
+        except ExecutorClientError as error:
+            raise from_client(error) from error
+
+    async def _authorized(self, request: Request, operation: str) -> Sandbox:
+        """Returns the sandbox for a request with its access token, or with a signature. Raises E2BError."""
+        query, sandbox_id = request.query_params, current_target().sandbox_id
+        check_user(query.get("username"))
+        access_token = request.headers.get("x-access-token")
+        if access_token:
+            return await self._sandboxes.find(sandbox_id, access_token)
+        record = self._sandboxes.record(sandbox_id)
+        signature, expiration = query.get("signature"), query.get("signature_expiration")
+        if signature is None:
+            raise E2BError(401, "missing signature query parameter")
+        signed = [query.get("path", ""), operation, query.get("username", ""), record.access_token]
+        signed += [] if expiration is None else [expiration]
+        digest = hashlib.sha256(":".join(signed).encode(errors="replace")).digest()
+        expected = b"v1_" + base64.b64encode(digest).rstrip(b"=")
+        if not hmac.compare_digest(expected, signature.encode(errors="replace")):
+            raise E2BError(401, "invalid signature")
+        if expiration is not None and int(expiration) < time.time():  # signed by a client with the token: a number
+            raise E2BError(401, "signature is already expired")
+        return await self._sandboxes.open(record)
+
+    async def _upload(self, request: Request, sandbox: Sandbox) -> Response:
+        if any(name.startswith("x-metadata-") for name in request.headers):
+            raise not_offered("Metadata of files")
+        path = request.query_params.get("path")
+        kind, options = parse_options_header(request.headers.get("content-type"))
+        body = _body(request)
+        if kind == b"application/octet-stream":
+            if path is None:
+                raise E2BError(400, "path query parameter is required for raw body upload")
+            parts = _one_part(body)
+        elif kind.startswith(b"multipart/"):
+            parts = _parts(body, options.get(b"boundary", b""))
+        else:
+            raise E2BError(400, "unsupported content type: send multipart/form-data or application/octet-stream")
+        async with contextlib.aclosing(parts):
+            return JSONResponse(await self._write(parts, path, sandbox))
+
+    async def _write(self, parts: AsyncIterator[_Event], path: str | None, sandbox: Sandbox) -> list[dict[str, str]]:
+        written: dict[str, dict[str, str]] = {}  # by path
+        target = ""
+        with _Spool(self, sandbox.session.info.limits.disk_bytes) as spool:
+            async for event in parts:
+                if isinstance(event, bytes):
+                    await spool.add(event)
+                elif event is None:
+                    await spool.put(sandbox.session.files, inside(target))
+                    written[target] = {"path": target, "name": name_of(target), "type": "file"}
+                else:
+                    target = absolute(event if path is None else path)
+                    if target in written:
+                        raise E2BError(400, f"you cannot upload several files to {target!r} in one request")
+                    if len(written) == FILES_MAX:
+                        raise E2BError(400, f"an upload has at most {FILES_MAX} files: send the others in another one")
+        return [*written.values()]
+
+
+async def _download(request: Request, sandbox: Sandbox) -> Response:
+    path = absolute(request.query_params.get("path", ""))
+    pieces = sandbox.session.files.stream(inside(path))
+    first = await anext(pieces, b"")  # or the refusal
+    headers = {
+        # Sandboxes choose names and contents: no browser may take them for pages of the gateway.
+        "Content-Disposition": f"inline; filename*=UTF-8''{quote(name_of(path), safe='')}",
+        "X-Content-Type-Options": "nosniff",
+        "Vary": "Accept-Encoding",
+    }
+    content = _with_first(first, pieces)
+    if _accepts_gzip(request.headers):
+        headers["Content-Encoding"] = "gzip"
+        content = _gzipped(content)
+    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
+
+
+async def _with_first(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(rest):
+        yield first
+        async for piece in rest:
+            yield piece
+
+
+async def _gzipped(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    deflate = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP)
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            yield await asyncio.to_thread(deflate.compress, piece)
+    yield deflate.flush()
+
+
+def _accepts_gzip(headers: Headers) -> bool:
+    """True if gzip is the only encoding that the client names: others are for clients that take whatever comes."""
+    return headers.get("accept-encoding", "").strip().lower() == "gzip"
+
+
+# Uploads. A file is an event with its name, events with its content, and None.
+_Event = str | bytes | None
+
+
+async def _body(request: Request) -> AsyncGenerator[bytes, None]:
+    """Yields the content of a request, decompressed. Raises E2BError."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        raise E2BError(400, f"unsupported Content-Encoding: {encoding[:50]}, supported: gzip")
+    inflate = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
+    chunks = request.stream()
+    try:
+        while True:
+            async with asyncio.timeout(IDLE_S):
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                break
+            if inflate is None:
+                yield chunk
+            while inflate is not None and chunk:
+                if inflate.eof:  # one more member
+                    inflate = zlib.decompressobj(_GZIP)
+                yield inflate.decompress(chunk, _PIECE_BYTES)
+                chunk = inflate.unconsumed_tail or inflate.unused_data
+        if inflate is not None:
+            yield inflate.flush()
+            if not inflate.eof:
+                raise E2BError(400, "error decompressing request body: it is incomplete")
+    except zlib.error as error:
+        raise E2BError(400, f"error decompressing request body: {error}") from error
+    except TimeoutError as error:
+        raise E2BError(408, f"the upload sent nothing for {IDLE_S:.0f} s") from error
+    except ClientDisconnect as error:
+        raise E2BError(400, "the upload broke off") from error
+
+
+async def _one_part(body: AsyncIterator[bytes]) -> AsyncGenerator[_Event, None]:
+    yield ""
+    async for data in body:
+        yield data
+    yield None
+
+
+async def _parts(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[_Event, None]:
+    """Yields the files of a form: its parts with the name "file". Raises E2BError."""
+    form = _Form()
+    try:
+        parser = MultipartParser(boundary, form.callbacks())
+        async for data in body:
+            parser.write(data)
+            for event in form.taken():
+                yield event
+    except FormParserError as error:
+        raise E2BError(400, f"error reading form: {error}") from error
+    if not form.is_complete:
+        raise E2BError(400, "error reading form: it is incomplete")
+
+
+class _Form:
+    """What the parser reports of a form, as events."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._events: list[_Event] = []
+        self._name, self._value, self._disposition = b"", b"", b""
+        self._in_file = False
+
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._on_part_begin,
+            "on_header_field": self._on_header_field,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._on_headers_finished,
+            "on_part_data": self._on_part_data,
+            "on_part_end": self._on_part_end,
+            "on_end": self._on_end,
+        }
+
+    def taken(self) -> list[_Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _on_part_begin(self) -> None:
+        self._disposition = b""
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._name, self._value = b"", b""
+
+    def _on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._in_file = options.get(b"name") == b"file"
+        if self._in_file:
+            self._events.append(options.get(b"filename", b"").decode(errors="replace"))
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._in_file:
+            self._events.append(data[start:end])
+
+    def _on_part_end(self) -> None:
+        if self._in_file:
+            self._events.append(None)
+
+    def _on_end(self) -> None:
+        self.is_complete = True
+
+
+class _Spool:
+    """Collects one file after the other. A context manager removes the temporary file."""
+
+    def __init__(self, files: _Files, limit_bytes: int | None) -> None:
+        self._files = files
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._memory = bytearray()
+        self._file: IO[bytes] | None = None
+        self._file_bytes = 0
+
+    async def add(self, data: bytes) -> None:
+        """Raises E2BError for more than the sandbox, or the gateway, has room for."""
+        self._size_bytes += len(data)
+        if self._limit_bytes is not None and self._size_bytes > self._limit_bytes:
+            raise E2BError(507, f"not enough disk space available: the sandbox has {self._limit_bytes:,} bytes")
+        self._memory += data
+        if len(self._memory) >= MEMORY_BYTES:
+            await self._flush()
+
+    async def put(self, files: AsyncSessionFiles, path: str) -> None:
+        """Puts what was collected at a path, and begins with the next file. Raises the client's errors."""
+        if self._file is None:
+            await files.write(path, self._memory)
+        else:
+            await self._flush()
+            await files.put(f"/proc/self/fd/{self._file.fileno()}", path)
+        self._clear()
+
+    async def _flush(self) -> None:
+        if self._files.spooled_bytes + len(self._memory) > SPOOLED_BYTES_MAX:
+            raise E2BError(503, "the gateway has too many uploads: try again", retry_after_s=5.0)
+        self._files.spooled_bytes += len(self._memory)
+        self._file_bytes += len(self._memory)
+        try:
+            await asyncio.to_thread(self._write)
+        except OSError as error:
+            raise E2BError(503, f"the gateway has no room for the upload: {error.strerror}") from error
+
+    def _write(self) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_clear`
+        self._file.write(self._memory)
+        self._file.flush()
+        self._memory.clear()
+
+    def _clear(self) -> None:
+        self._memory.clear()
+        self._size_bytes = 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._files.spooled_bytes -= self._file_bytes
+        self._file_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._clear()

@@ -1,0 +1,44 @@
+"""Paths as E2B's clients write them: absolute, below "~", or relative to the home directory.
+
+The home directory is the workspace. Below it a path is sent as one of /workspace, since an image may lack the link.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import PurePosixPath
+
+from executor_server.gateway.e2b.errors import E2BError
+
+HOME = "/home/user"
+"""E2B's home directory: another name of the workspace."""
+_WORKSPACE = "/workspace"
+
+
+def absolute(path: str) -> str:
+    """Returns the absolute path that a client means. Raises E2BError (400)."""
+    if path.startswith("~"):
+        if path[1:2] not in ("", "/"):
+            raise E2BError(400, f"cannot expand {path!r}: the only home directory is ~, which is {HOME}")
+        return posixpath.normpath(HOME + path[1:])
+    return path if path.startswith("/") else posixpath.normpath(f"{HOME}/{path}")
+
+
+def inside(path: str) -> str:
+    """Returns the path in our sandboxes for an absolute path."""
+    return _moved(path, HOME, _WORKSPACE)
+
+
+def shown(path: str) -> str:
+    """Returns the path for a client of an absolute path in our sandboxes."""
+    return _moved(path, _WORKSPACE, HOME)
+
+
+def name_of(path: str) -> str:
+    """Returns the last part of a path."""
+    return PurePosixPath(path).name or path
+
+
+def _moved(path: str, source: str, target: str) -> str:
+    found = PurePosixPath("/", path.lstrip("/"))
+    return str(PurePosixPath(target, found.relative_to(source)) if found.is_relative_to(source) else found)

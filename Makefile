@@ -220,17 +220,22 @@ docs: $(STAMP)  ## Write the generated parts of docs/, and build the site of all
 # ---------------------------------------------------------------------------------------------------------------------
 # The wire
 
-# $(call generate,DIR): the stubs of every .proto, into DIR as they lie here.
+OPENAPI_DIR := executor_server/gateway/connect/page
+
+# $(call generate,DIR): the stubs of every .proto and the gateway's OpenAPI description, into DIR as they lie here.
 define generate
 @$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1)/proto --pyi_out=$(1)/proto \
 	--grpc_python_out=$(1)/proto $(PROTOS)
 @$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) \
 	--plugin=protoc-gen-connectrpc=$(PROTOC_VENV)/bin/protoc-gen-connectrpc \
 	--connectrpc_out=$(1) --connectrpc_opt=protobuf=google,io=async $(ENVD_PROTOS)
+@mkdir -p $(1)/$(OPENAPI_DIR)
+@$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iproto --include_imports --include_source_info \
+	--descriptor_set_out=/dev/stdout $(PROTOS) | $(BIN)/python tools/openapi.py > $(1)/$(OPENAPI_DIR)/openapi.json
 endef
 
 .PHONY: proto
-proto: $(PROTOC_STAMP)  ## Regenerate the stubs beside the .proto files
+proto: $(STAMP) $(PROTOC_STAMP)  ## Regenerate the stubs beside the .proto files, and the gateway's OpenAPI description
 	$(call generate,.)
 
 FRESH_STUBS := .cache/fresh-stubs

@@ -15,6 +15,7 @@ from executor_client.errors import ConfigurationError
 from executor_server.core import AddressError, TcpAddress, UnixAddress, addresses
 from executor_server.core.config import Config, GatewaySection, StateDir, claim
 from executor_server.gateway.clients import Clients
+from executor_server.gateway.connect import connect_app
 from executor_server.gateway.e2b.envd_app import envd_app
 from executor_server.gateway.e2b.interpreter import interpreter_app
 from executor_server.gateway.e2b.records import Sandboxes
@@ -75,7 +76,7 @@ async def _serve(config: Config, state: StateDir, listener: socket.socket) -> No
 
 def _applications(section: GatewaySection, clients: Clients, sandboxes: Sandboxes) -> Applications:
     return Applications(
-        connect=not_there_yet("gateway/connect"),  # connect_app(section, clients)
+        connect=connect_app(clients, section.allowed_origins),
         rest=rest_app(section, clients, sandboxes),
         ports={
             ENVD_PORT: envd_app(sandboxes),

@@ -1,0 +1,55 @@
+"""Messages as Protobuf binary and as Protobuf's JSON. Malformed ones are the client's error."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from connectrpc.code import Code
+from connectrpc.codec import Codec
+from connectrpc.errors import ConnectError
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
+from google.protobuf.message import DecodeError, Message
+
+MESSAGE_BYTES_MAX = 4 << 20
+"""Bytes of one message of a client."""
+
+M = TypeVar("M", bound=Message)
+
+
+class BinaryCodec(Codec[Message, M]):
+    def name(self) -> str:
+        return "proto"
+
+    def encode(self, message: Message) -> bytes:
+        return message.SerializeToString()
+
+    def decode(self, data: bytes | bytearray, message_class: type[M]) -> M:
+        try:
+            return message_class.FromString(bytes(data))
+        except DecodeError:
+            raise _refused(message_class, "it is malformed (text must be UTF-8)") from None
+
+
+class JsonCodec(Codec[Message, M]):
+    """Refuses unknown fields, as the daemon does: a field that was skipped would be a wish that is not granted."""
+
+    def name(self) -> str:
+        return "json"
+
+    def encode(self, message: Message) -> bytes:
+        return MessageToJson(message, indent=None).encode()
+
+    def decode(self, data: bytes | bytearray, message_class: type[M]) -> M:
+        try:
+            return Parse(bytes(data), message_class())
+        except (ParseError, ValueError) as error:  # ValueError: the text is not UTF-8
+            raise _refused(message_class, str(error)) from None
+        except RecursionError:
+            raise _refused(message_class, "it is nested too deeply") from None
+
+
+CODECS: tuple[Codec[Message, Message], ...] = (BinaryCodec(), JsonCodec())
+
+
+def _refused(message_class: type[Message], problem: str) -> ConnectError:
+    return ConnectError(Code.INVALID_ARGUMENT, f"the request is no {message_class.DESCRIPTOR.name}: {problem}")

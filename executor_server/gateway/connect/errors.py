@@ -1,0 +1,142 @@
+"""Errors as Connect sends them, from gRPC's statuses, with the daemon's reasons."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import structlog
+from connectrpc._protocol import ConnectWireError
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError, ErrorDetail
+from google.protobuf import any_pb2
+from google.protobuf.json_format import Error as JsonError
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+from protobuf import Message, message_from_json_value
+from protobuf.wkt import Any as WireAny
+from protobuf.wkt import Struct
+
+from executor_api.v1 import types_pb2  # noqa: F401 - Violations, as above
+from executor_client.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    CallTimeoutError,
+    ExecutorClientError,
+    InvalidRequest,
+    NotFoundError,
+    PolicyViolationError,
+    PreconditionError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+
+DETAILS_KEY = "grpc-status-details-bin"
+DETAILS_MAX = 16
+DOMAIN = "remote-executor"
+
+_CODES = {each.name: each for each in Code} | {"CANCELLED": Code.CANCELED}
+# Statuses that gRPC made itself: their texts have the daemon's address.
+_NO_ANSWER = "the executor's daemon does not answer, or stopped answering during the call; try again later"
+_WITHOUT_DAEMON = {
+    Code.UNAVAILABLE: _NO_ANSWER,
+    Code.INTERNAL: _NO_ANSWER,
+    Code.UNKNOWN: _NO_ANSWER,
+    Code.CANCELED: "the call was cancelled",
+    Code.DEADLINE_EXCEEDED: "the call took longer than its connect-timeout-ms",
+}
+
+_CLIENT_CODES: dict[type[BaseException], Code] = {
+    InvalidRequest: Code.INVALID_ARGUMENT,
+    PolicyViolationError: Code.PERMISSION_DENIED,
+    AuthorizationError: Code.PERMISSION_DENIED,
+    AuthenticationError: Code.UNAUTHENTICATED,
+    NotFoundError: Code.NOT_FOUND,
+    PreconditionError: Code.FAILED_PRECONDITION,
+    ResourceExhaustedError: Code.RESOURCE_EXHAUSTED,
+    UnavailableError: Code.UNAVAILABLE,
+    CallTimeoutError: Code.DEADLINE_EXCEEDED,
+    ExecutorClientError: Code.INTERNAL,
+}
+
+_log = structlog.get_logger(__name__)
+
+
+def of_status(error: grpc.RpcError) -> ConnectError:
+    """Returns the Connect error of a gRPC status, with its details."""
+    status: Any = error  # the common class of all errors of calls lacks the methods that each of them has
+    code = _CODES.get(status.code().name, Code.UNKNOWN)
+    details = list(_details(status.trailing_metadata() or ()))
+    message = status.details() or ""
+    return ConnectError(code, message if details else _WITHOUT_DAEMON.get(code, message), details)
+
+
+def of_client(error: ExecutorClientError) -> ConnectError:
+    """Returns the Connect error of an error of our client."""
+    code = next(_CLIENT_CODES[each] for each in type(error).__mro__ if each in _CLIENT_CODES)
+    message = error.message
+    if code is Code.UNAVAILABLE and not error.reason:
+        message = _NO_ANSWER  # its own message has the daemon's address
+    if code is Code.UNAUTHENTICATED:
+        message = "the daemon does not accept this token"  # as above
+    return ConnectError(code, message, [_info(error.reason)] if error.reason else [])
+
+
+def of_bug(method: str, error: Exception) -> ConnectError:
+    """Logs an error of ours, and returns what the client may know of it."""
+    incident_id = secrets.token_hex(8)
+    _log.error("gateway_internal_error", method=method, incident_id=incident_id, exc_info=error)
+    return ConnectError(Code.INTERNAL, f"the gateway failed; its log tells more under incident {incident_id}")
+
+
+def unauthenticated() -> ConnectError:
+    return ConnectError(
+        Code.UNAUTHENTICATED,
+        "the request has no token: send the header `authorization: Bearer TOKEN`, with a token made by "
+        "`executor-server token new`",
+    )
+
+
+def to_json(error: ConnectError) -> dict[str, Any]:
+    """Returns the body of an error."""
+    return ConnectWireError.from_exception(error).to_dict()
+
+
+def status_of(code: str) -> int:
+    """Returns the HTTP status of a code."""
+    return ConnectWireError(Code(code), "", ()).to_http_status().code
+
+
+def _details(metadata: Any) -> Iterator[ErrorDetail]:
+    for key, value in metadata:
+        if key == DETAILS_KEY:
+            try:
+                packed = status_pb2.Status.FromString(value).details
+            except DecodeError:
+                return
+            yield from map(_Detail, packed[:DETAILS_MAX])
+
+
+def _info(reason: str) -> ErrorDetail:
+    packed = any_pb2.Any()
+    packed.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
+    return _Detail(packed)
+
+
+class _Detail(ErrorDetail):
+    """A detail that Connect's errors also show as JSON ("debug"), for clients that don't have its message."""
+
+    def __init__(self, packed: any_pb2.Any) -> None:
+        super().__init__(WireAny(type_url=packed.type_url, value=packed.value))
+        self._packed = packed
+
+    def value(self, *_: object) -> Message | None:  # type: ignore[override]
+        try:
+            shown = MessageToDict(self._packed)
+        except (JsonError, DecodeError, TypeError):  # its message is unknown here
+            return None
+        del shown["@type"]
+        return message_from_json_value(Struct, shown)

@@ -1,0 +1,141 @@
+"""What a request to ExecutorService must be, and plain JSON for those without a Connect library.
+
+Connect's streams have an envelope around each message, which no shell can make. So a method that streams answers also
+takes one plain JSON object, and answers with lines of JSON. The last line is an object with `error` if the stream
+failed. If it failed before the first answer, the HTTP status says so, as for other methods.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
+from google.protobuf.descriptor import MethodDescriptor
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from executor_server.gateway.connect import errors
+from executor_server.gateway.connect.codecs import MESSAGE_BYTES_MAX
+
+_ENVELOPE = struct.Struct(">BI")
+_END = 0b10
+_JSON = "application/json"
+# The type of `curl --data`, which is meant to be JSON here.
+_PLAIN_TYPES = ("", _JSON, "application/x-www-form-urlencoded")
+_UNARY_TYPES = (_JSON, "application/proto")
+_STREAM_TYPES = ("application/connect+json", "application/connect+proto")
+_ACCEPT = (b"accept-encoding", b"connect-accept-encoding")
+LINES_TYPE = "application/x-ndjson"
+
+
+class PlainJson:
+    """Passes Connect's requests on to `app`, translates plain JSON, and refuses everything else with a reason."""
+
+    def __init__(self, app: ASGIApp, methods: Mapping[str, MethodDescriptor]) -> None:
+        self._app = app
+        self._methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = self._methods.get(scope["path"])
+        try:
+            given = _content_type(scope)
+            if method is None:
+                raise _refused(404, Code.UNIMPLEMENTED, f"there is no {scope['path']}; /openapi.json lists the methods")
+            if scope["method"] != "POST":
+                raise _refused(405, Code.UNIMPLEMENTED, f"{method.name} is called by POST")
+            streams = method.client_streaming or method.server_streaming
+            if given in (_STREAM_TYPES if streams else _UNARY_TYPES):
+                return await self._app(_with_type(scope, given), receive, send)
+            if given not in _PLAIN_TYPES or method.client_streaming:
+                raise _refused(415, Code.UNIMPLEMENTED, _expected(method, given))
+            if not streams:
+                return await self._app(_with_type(scope, _JSON), receive, send)
+            body = await _body(Request(scope, receive))
+        except ClientDisconnect:
+            return None
+        except _Refused as refused:
+            return await refused.response(scope, receive, send)
+        lines = _Lines(scope, receive, send)
+        return await self._app(_with_type(scope, _STREAM_TYPES[0]), _after(body, receive), lines.send)
+
+
+class _Refused(Exception):
+    def __init__(self, response: JSONResponse) -> None:
+        super().__init__()
+        self.response = response
+
+
+def _refused(status: int, code: Code, message: str) -> _Refused:
+    headers = {"allow": "POST"} if status == 405 else None
+    return _Refused(JSONResponse(errors.to_json(ConnectError(code, message)), status, headers))
+
+
+def _content_type(scope: Scope) -> str:
+    if not all(value.isascii() for _, value in scope["headers"]):
+        raise _refused(400, Code.INVALID_ARGUMENT, "a header has characters outside ASCII")
+    return Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _with_type(scope: Scope, content_type: str) -> Scope:
+    """Returns the scope with another type, and without compressions: to compress answers costs more than it saves."""
+    headers = [each for each in scope["headers"] if each[0] not in (b"content-type", *_ACCEPT)]
+    return {**scope, "headers": [*headers, (b"content-type", content_type.encode())]}
+
+
+def _expected(method: MethodDescriptor, given: str) -> str:
+    if method.client_streaming:
+        return (
+            f"{method.name} takes a stream: send one of {', '.join(_STREAM_TYPES)} (Connect), not {given or 'nothing'}"
+        )
+    types = (_JSON, *_STREAM_TYPES) if method.server_streaming else _UNARY_TYPES
+    return f"{method.name} does not take {given}: send one of {', '.join(types)}; gRPC is served by the daemon itself"
+
+
+async def _body(request: Request) -> bytes:
+    """Reads the body of a request, and puts it into an envelope."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MESSAGE_BYTES_MAX:
+            raise _refused(413, Code.RESOURCE_EXHAUSTED, f"the request has more than {MESSAGE_BYTES_MAX:,} bytes")
+    return _ENVELOPE.pack(0, len(body)) + body
+
+
+def _after(body: bytes, receive: Receive) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+class _Lines:
+    """Sends the messages of a Connect stream as lines. connectrpc sends each in its envelope as a piece of its own."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._begun = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            return  # the head is sent with the first answer, when it is known whether there is one
+        flags, _ = _ENVELOPE.unpack_from(message["body"])
+        content = message["body"][_ENVELOPE.size :]
+        error = json.loads(content).get("error") if flags & _END else None
+        if error is not None and not self._begun:
+            await JSONResponse(error, errors.status_of(error["code"]))(self._scope, self._receive, self._send)
+            return
+        if not self._begun:
+            self._begun = True
+            headers = [(b"content-type", LINES_TYPE.encode())]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if flags & _END:
+            content = b"" if error is None else json.dumps({"error": error}).encode()
+        line = content + b"\n" if content else b""
+        await self._send({"type": "http.response.body", "body": line, "more_body": not flags & _END})

@@ -1,0 +1,240 @@
+"""`POST /v1/run`: one session, one execution, its result as JSON. The session ends whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+from contextlib import suppress
+from typing import Any
+
+import PIL.Image
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from executor_client._core.short_repr import png_of
+from executor_client._core.value_text import value_text
+from executor_client.aio import AsyncExecutorClient
+from executor_client.aio_session import AsyncSession
+from executor_client.errors import ExecutorClientError
+from executor_client.results import ExecutionResult
+from executor_server.gateway.clients import Clients
+from executor_server.gateway.connect import errors
+from executor_server.gateway.connect.service import bearer_token
+
+PATH = "/v1/run"
+BODY_BYTES_MAX = 2 << 20
+OUTPUT_NODES_MAX = 100_000
+OUTPUT_CHARS_MAX = 4 << 20
+OUTPUT_DEPTH_MAX = 64
+OUTPUT_TEXT_CHARS_MAX = 50_000
+IMAGES_BYTES_MAX = 16 << 20
+FILES_BYTES_MAX = 8 << 20
+
+
+class RunRequest(BaseModel):
+    """What to run, and in which session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    code: str = Field(description="Python, at most 1 MiB of UTF-8.")
+    image: str | None = Field(None, description="An image of the policy. Default: the policy's.")
+    authorized_imports: list[str] = Field([], description='Modules besides the default ones: "numpy", "os.path".')
+    packages: list[str] = Field([], description='Packages besides those of the image: "pandas>=2".')
+    network: list[str] = Field([], description='Hosts besides the default ones: "pypi.org", "*.example.com:443".')
+    env: dict[str, str] = Field({}, description="Environment variables.")
+    limits: dict[str, int | float] = Field(
+        {}, description='Limits of the session: {"wall_time_s": 10, "memory_bytes": 536870912}.'
+    )
+
+
+class RunError(BaseModel):
+    """The program's own error."""
+
+    type: str
+    message: str
+    traceback: str
+    line: int = Field(description="0: unknown.")
+
+
+class RunImage(BaseModel):
+    mime_type: str
+    data: str | None = Field(description=f"Base64. null behind the first {IMAGES_BYTES_MAX >> 20} MiB of images.")
+
+
+class RunFile(BaseModel):
+    path: str = Field(description="Relative to the workspace.")
+    size_bytes: int
+    data: str | None = Field(description=f"Base64. null behind the first {FILES_BYTES_MAX >> 20} MiB of files.")
+
+
+class RunUsage(BaseModel):
+    operations: int
+    wall_time_s: float
+    cpu_time_s: float
+    peak_memory_bytes: int
+    output_bytes: int
+
+
+class RunResult(BaseModel):
+    """The end of an execution. A program that fails is a result, too: look at `outcome`."""
+
+    outcome: str = Field(description='"succeeded", "exception", "timeout", "out_of_memory" …')
+    output: Any = Field(description="The value of the trailing expression, if JSON can hold it; else null.")
+    output_text: str | None = Field(
+        description="The same value as Python's repr writes it, cut; null if there is none."
+    )
+    logs: str = Field(description="Everything printed, in order.")
+    stdout: str
+    stderr: str
+    omitted_output_bytes: int
+    images: list[RunImage] = Field(
+        description="Figures and images that the program displayed, and its value if that is an image."
+    )
+    displays: list[dict[str, str]] = Field(description="Other displayed objects: their texts by MIME type, untrusted.")
+    files: list[RunFile] = Field(description="Files of the workspace that the program made or changed.")
+    files_truncated: bool = Field(description="There are more than are listed.")
+    error: RunError | None
+    usage: RunUsage
+
+
+class Run:
+    """The endpoint."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+
+    async def answer(self, request: Request) -> Response:
+        try:
+            token = bearer_token(request.headers)
+            wanted = await _request(request)
+            return _json_response(await _run(await self._clients.of(token), wanted))
+        except ConnectError as error:
+            return refusal(error)
+        except ExecutorClientError as error:
+            return refusal(errors.of_client(error))
+        except Exception as error:  # noqa: BLE001 - the border
+            return refusal(errors.of_bug(PATH, error))
+
+
+def refusal(error: ConnectError) -> Response:
+    return JSONResponse(errors.to_json(error), errors.status_of(error.code.value))
+
+
+async def _request(request: Request) -> RunRequest:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY_BYTES_MAX:
+            raise ConnectError(Code.RESOURCE_EXHAUSTED, f"the request has more than {BODY_BYTES_MAX:,} bytes")
+    try:
+        return RunRequest.model_validate_json(bytes(body))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc'])) or 'the body'}: {each['msg']}" for each in error.errors()[:10]]
+        raise ConnectError(Code.INVALID_ARGUMENT, "; ".join(problems)) from None
+
+
+async def _run(client: AsyncExecutorClient, wanted: RunRequest) -> RunResult:
+    session = await client.create_session(
+        wanted.image,
+        wanted.authorized_imports,
+        wanted.limits or None,
+        packages=wanted.packages,
+        network=wanted.network,
+        env=wanted.env,
+    )
+    async with session:
+        return await _result(session, await session.execute(wanted.code))
+
+
+async def _result(session: AsyncSession, result: ExecutionResult) -> RunResult:
+    error = result.error
+    return RunResult(
+        outcome=result.outcome.value,
+        output=_plain(result.output),
+        output_text=None if result.output is None else value_text(result.output, OUTPUT_TEXT_CHARS_MAX),
+        logs=result.logs,
+        stdout=result.stdout,
+        stderr=result.stderr,
+        omitted_output_bytes=result.omitted_output_bytes,
+        images=await _images(result),
+        displays=[dict(each.data) for each in result.displays],
+        files=await _files(session, result),
+        files_truncated=result.artifacts_truncated,
+        error=None if error is None else RunError.model_validate(error, from_attributes=True),
+        usage=RunUsage.model_validate(result.usage, from_attributes=True),
+    )
+
+
+async def _images(result: ExecutionResult) -> list[RunImage]:
+    shown = [(each.mime_type, each.data) for each in result.image_entries]
+    if isinstance(result.output, PIL.Image.Image):
+        shown.append(("image/png", await asyncio.to_thread(png_of, result.output)))
+    left, images = IMAGES_BYTES_MAX, []
+    for mime_type, data in shown:
+        left -= len(data)
+        images.append(RunImage(mime_type=mime_type, data=_base64(data) if left >= 0 else None))
+    return images
+
+
+async def _files(session: AsyncSession, result: ExecutionResult) -> list[RunFile]:
+    left, files = FILES_BYTES_MAX, []
+    for each in result.artifacts:
+        data: bytes | None = None
+        if each.size_bytes <= left:
+            # A process of the program may have changed it since, and the sandbox may be lost.
+            with suppress(ExecutorClientError):
+                data = await session.files.read(each.path, max_bytes=left)
+        left -= len(data or b"")
+        files.append(RunFile(path=each.path, size_bytes=each.size_bytes, data=None if data is None else _base64(data)))
+    return files
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+class _NotPlain(Exception):
+    """JSON can't hold the value, or not in a reasonable size."""
+
+
+def _plain(value: object) -> object:
+    """Returns a value as JSON has it, tuples as lists; None for one that JSON can't hold."""
+    try:
+        return _Plain().read(value, OUTPUT_DEPTH_MAX)
+    except _NotPlain:
+        return None
+
+
+class _Plain:
+    """Counts what it writes: ten lists, each ten times in the next, are a hundred values and gigabytes of JSON."""
+
+    def __init__(self) -> None:
+        self._nodes_left = OUTPUT_NODES_MAX
+        self._chars_left = OUTPUT_CHARS_MAX
+
+    def read(self, value: Any, depth: int) -> object:
+        self._nodes_left -= 1
+        kind = type(value)
+        if kind is str:
+            self._chars_left -= len(value)
+        if depth < 0 or self._nodes_left < 0 or self._chars_left < 0:
+            raise _NotPlain
+        if value is None or kind in (bool, str) or (kind is int and value.bit_length() <= 64):
+            return value
+        if kind is float and math.isfinite(value):
+            return value
+        if kind in (list, tuple):
+            return [self.read(each, depth - 1) for each in value]
+        if kind is dict and all(type(key) is str for key in value):
+            return {self.read(key, depth): self.read(each, depth - 1) for key, each in value.items()}
+        raise _NotPlain
+
+
+def _json_response(result: RunResult) -> Response:
+    # With ASCII only: texts of a program may hold half of a surrogate pair, which UTF-8 can't.
+    return Response(json.dumps(result.model_dump(), allow_nan=False), media_type="application/json")

@@ -48,6 +48,8 @@ METADATA_CHARS_MAX = 4096
 PAGE_MAX = 100
 V1_TIMEOUT_S, V2_TIMEOUT_S = 15, 300
 """Seconds that a sandbox lives if the caller names no timeout, by the version of the path."""
+SECONDS_MAX = 1 << 40
+"""What a number of seconds can be; the policy allows fewer."""
 CPU_COUNT = 1
 """The daemon shares its CPUs among sandboxes and reserves none, but the protocol requires a number."""
 EVERYTHING = frozenset({"0.0.0.0/0", "::/0"})
@@ -61,7 +63,7 @@ M = TypeVar("M", bound=BaseModel)
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests. Unknown fields are kept: one that is set is refused, see `_refuse_unknown`.
 
-_Seconds = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[int, Field(ge=0, le=SECONDS_MAX)]
 _Texts = Annotated[
     dict[
         Annotated[str, Field(max_length=METADATA_CHARS_MAX)],
@@ -175,8 +177,11 @@ class _Account:
                 for name, what in _NOT_OFFERED_OF_SANDBOX.items()
                 for route in _both(f"{one}/{name}", self._refuse(what), "GET", "POST")
             ),
-            *(Route(f"{prefix}/{{rest:path}}", self._refuse(what)) for prefix, what in _NOT_OFFERED.items()),
-            *(Route(prefix, self._refuse(what)) for prefix, what in _NOT_OFFERED.items()),
+            *(
+                Route(f"{prefix}{rest}", self._refuse(what), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+                for prefix, what in _NOT_OFFERED.items()
+                for rest in ("", "/{rest:path}")
+            ),
         ]
         return Starlette(
             routes=routes,

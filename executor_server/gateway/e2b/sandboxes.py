@@ -384,7 +384,7 @@ class _Account:
             (record, infos[record.session_id])
             for record in self._sandboxes.of_sessions(infos)
             if metadata.items() <= record.metadata.items()
-            and record.create_time > after
+            and _moment(record.create_time) >= after  # to the microsecond, as in the answers
             and template in (None, record.template)
         ]
 
@@ -485,7 +485,11 @@ def _listing(record: Record, info: SessionInfo) -> dict[str, Any]:
 
 
 def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+    return _moment(seconds).isoformat().replace("+00:00", "Z")
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -501,11 +505,11 @@ def _metadata_of(query: str) -> dict[str, str]:
     return {urllib.parse.unquote(name): urllib.parse.unquote(value) for name, value in pairs}
 
 
-def _time_of(text: str | None) -> float:
+def _time_of(text: str | None) -> datetime:
     if text is None:
-        return 0.0
+        return _moment(0.0)
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return _moment(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):
         raise E2BError(400, "startedAfter must be a date and time of ISO 8601") from None
 

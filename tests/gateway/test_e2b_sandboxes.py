@@ -80,6 +80,18 @@ def test_a_sandbox_lives_from_its_creation_to_its_end(e2b: Gateway) -> None:
         sandbox.get_info()
 
 
+def test_a_session_that_was_ended_elsewhere_is_no_sandbox(e2b: Gateway) -> None:
+    sandbox, other = Sandbox.create(), Sandbox.create()
+    assert sandbox.is_running()
+    with ExecutorClient(e2b.daemon.address, token=e2b.token) as client:
+        for info in client.list_sessions():
+            if info.labels["sandbox"] in (sandbox.sandbox_id, other.sandbox_id):
+                client.get_session(info.session_id).close()
+    assert not sandbox.is_running()
+    assert not other.kill()
+    assert Sandbox.list().next_items() == []
+
+
 def test_lists_have_pages_in_either_order(e2b: Gateway) -> None:
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(ended(Sandbox.create(metadata={"of": "pages"}))).sandbox_id for _ in range(3)]

@@ -17,7 +17,7 @@ from executor_server.gateway.routing import current_target
 
 def envd_app(sandboxes: Sandboxes) -> Starlette:
     async def health(_: Request) -> Response:
-        await sandboxes.open(sandboxes.record(current_target().sandbox_id))
+        await sandboxes.check(current_target().sandbox_id)
         return Response(status_code=204)
 
     routes = [

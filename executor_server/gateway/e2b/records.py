@@ -163,6 +163,17 @@ class Sandboxes:
             raise from_client(error) from error
         return Sandbox(record, known[1])
 
+    async def check(self, sandbox_id: str) -> None:
+        """Asks the daemon whether a sandbox runs. Raises E2BError, 502 if it does not."""
+        record = self.record(sandbox_id)
+        sandbox = await self.open(record)
+        try:
+            await sandbox.session.refresh()
+        except SessionGone:
+            self._gone(record)
+        except ExecutorClientError as error:
+            raise from_client(error) from error
+
     def _gone(self, record: Record) -> NoReturn:
         self.forget(record.sandbox_id)
         raise sandbox_gone()
@@ -231,7 +242,7 @@ class Sandboxes:
             except NotFoundError:
                 pass
             except ExecutorClientError as error:
-                _log.warning("sandbox_not_served", sandbox_id=record.sandbox_id, is_due=is_due, error=error.message)
+                _log.warning("sandbox_not_served", sandbox_id=record.sandbox_id, is_due=is_due, error=str(error))
                 # A key that was revoked can't end its sandbox; the daemon does when it is idle.
                 if not (is_due and isinstance(error, AuthenticationError)):
                     self._failed[record.sandbox_id] = time.monotonic() + RETRY_S

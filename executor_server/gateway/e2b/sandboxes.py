@@ -13,6 +13,7 @@ import hmac
 import json
 import re
 import secrets
+import sqlite3
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
@@ -256,7 +257,11 @@ class _Account:
             end_time=now + timeout_s,
             idle_time_s=session.info.limits.idle_time_s or 0.0,
         )
-        self._sandboxes.keep(record)
+        try:
+            self._sandboxes.keep(record)
+        except sqlite3.Error:
+            await session.close()
+            raise
         return record
 
     # One sandbox

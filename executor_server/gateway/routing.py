@@ -77,6 +77,9 @@ class Router:
         if target is not None:
             _target.set(target)
             return self._applications.ports.get(target.port, self._applications.other_ports)
+        if scope["path"] == "/files":  # a signed URL without a sandbox's host: the signature tells which one
+            _target.set(Target("", ENVD_PORT))
+            return self._applications.ports[ENVD_PORT]
         first = scope["path"].partition("/")[2].partition("/")[0]
         return self._applications.rest if first in _REST else self._applications.connect
 

@@ -12,6 +12,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
+import re
 import tempfile
 import time
 import zlib
@@ -48,6 +49,8 @@ IDLE_S = 60.0
 """An upload that sends nothing for so long is ended."""
 _PIECE_BYTES = 256 << 10
 _GZIP_LEVEL = 1
+_SIGNATURE = re.compile(r"v1_[A-Za-z0-9+/]{43}")
+_EXPIRATION = re.compile(r"-?[0-9]{1,18}")
 _GZIP = 31  # wbits of zlib for a gzip stream
 
 
@@ -73,23 +76,29 @@ class _Files:
             raise from_client(error) from error
 
     async def _authorized(self, request: Request, operation: str) -> Sandbox:
-        """Returns the sandbox for a request with its access token, or with a signature. Raises E2BError."""
+        """Returns the sandbox for a request with its access token, or with a signature. Raises E2BError.
+
+        A client that uses one address for all sandboxes writes none into its URLs. The signature has the token of one.
+        """
         query, sandbox_id = request.query_params, current_target().sandbox_id
         check_user(query.get("username"))
         access_token = request.headers.get("x-access-token")
-        if access_token:
+        if access_token and sandbox_id:
             return await self._sandboxes.find(sandbox_id, access_token)
-        record = self._sandboxes.record(sandbox_id)
+        records = [self._sandboxes.record(sandbox_id)] if sandbox_id else self._sandboxes.running()
         signature, expiration = query.get("signature"), query.get("signature_expiration")
         if signature is None:
             raise E2BError(401, "missing signature query parameter")
-        signed = [query.get("path", ""), operation, query.get("username", ""), record.access_token]
-        signed += [] if expiration is None else [expiration]
-        digest = hashlib.sha256(":".join(signed).encode(errors="replace")).digest()
-        expected = b"v1_" + base64.b64encode(digest).rstrip(b"=")
-        if not hmac.compare_digest(expected, signature.encode(errors="replace")):
+        if _SIGNATURE.fullmatch(signature) is None or _EXPIRATION.fullmatch(expiration or "0") is None:
             raise E2BError(401, "invalid signature")
-        if expiration is not None and int(expiration) < time.time():  # signed by a client with the token: a number
+        given = base64.b64decode(signature.removeprefix("v1_") + "=")
+        signed = hashlib.sha256(
+            f"{query.get('path', '')}:{operation}:{query.get('username', '')}:".encode(errors="replace")
+        )
+        record = next((each for each in records if _is_signed(given, signed, each.access_token, expiration)), None)
+        if record is None:
+            raise E2BError(401, "invalid signature")
+        if expiration is not None and int(expiration) < time.time():
             raise E2BError(401, "signature is already expired")
         return await self._sandboxes.open(record)
 
@@ -127,6 +136,13 @@ class _Files:
                     if len(written) == FILES_MAX:
                         raise E2BError(400, f"an upload has at most {FILES_MAX} files: send the others in another one")
         return [*written.values()]
+
+
+def _is_signed(given: bytes, signed: hashlib._Hash, access_token: str, expiration: str | None) -> bool:
+    """True for the digest of path, operation, user, token and expiration; `signed` has taken the first three."""
+    whole = signed.copy()
+    whole.update((access_token if expiration is None else f"{access_token}:{expiration}").encode())
+    return hmac.compare_digest(whole.digest(), given)
 
 
 async def _download(request: Request, sandbox: Sandbox) -> Response:

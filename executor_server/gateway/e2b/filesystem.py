@@ -32,6 +32,7 @@ from executor_server.gateway.e2b.envd.calls import CODECS, USER, sandbox_of
 from executor_server.gateway.e2b.errors import E2BError
 from executor_server.gateway.e2b.paths import absolute, inside, name_of, shown
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
+from executor_server.gateway.leaving import EndsWithClient
 
 LINKS_MAX = 256
 """Links of a listing that are followed; the others are described as links."""
@@ -53,7 +54,7 @@ Context = RequestContext[Any, Any]
 def filesystem_app(sandboxes: Sandboxes) -> ASGIApp:
     """Returns the service `filesystem.Filesystem`."""
     service = FilesystemService(sandboxes)
-    return filesystem_connect.FilesystemASGIApplication(service, codecs=CODECS, compressions=())
+    return EndsWithClient(filesystem_connect.FilesystemASGIApplication(service, codecs=CODECS, compressions=()))
 
 
 class FilesystemService(filesystem_connect.Filesystem):

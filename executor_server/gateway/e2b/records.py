@@ -135,6 +135,11 @@ class Sandboxes:
             raise sandbox_gone()
         return record
 
+    def running(self) -> list[Record]:
+        """Returns the records of all sandboxes."""
+        now = time.time()
+        return [each for each in self._records.values() if each.end_time > now]
+
     async def find(self, sandbox_id: str, access_token: str | None) -> Sandbox:
         """Returns a sandbox for traffic with its access token.
 

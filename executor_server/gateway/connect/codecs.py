@@ -1,17 +1,21 @@
-"""Messages as Protobuf binary and as Protobuf's JSON. Malformed ones are the client's error."""
+"""Messages as Protobuf binary and as Protobuf's JSON, compressed or not. Malformed ones are the client's error."""
 
 from __future__ import annotations
 
+import zlib
 from typing import TypeVar
 
 from connectrpc.code import Code
 from connectrpc.codec import Codec
+from connectrpc.compression.gzip import GzipCompression
 from connectrpc.errors import ConnectError
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import DecodeError, Message
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Bytes of one message of a client."""
+
+_PROBLEM_CHARS_MAX = 500
 
 M = TypeVar("M", bound=Message)
 
@@ -52,4 +56,25 @@ CODECS: tuple[Codec[Message, Message], ...] = (BinaryCodec(), JsonCodec())
 
 
 def _refused(message_class: type[Message], problem: str) -> ConnectError:
-    return ConnectError(Code.INVALID_ARGUMENT, f"the request is no {message_class.DESCRIPTOR.name}: {problem}")
+    shown = problem[:_PROBLEM_CHARS_MAX]
+    return ConnectError(Code.INVALID_ARGUMENT, f"the request is no {message_class.DESCRIPTOR.name}: {shown}")
+
+
+_GZIP_BITS = 31
+
+
+class BoundedGzip(GzipCompression):
+    """connectrpc's own copies the rest of the data for each member: 50,000 empty ones in a megabyte take seconds."""
+
+    def decompress(self, data: bytes | bytearray | memoryview, read_max_bytes: int | None = None) -> bytes:
+        assert read_max_bytes is not None
+        member = zlib.decompressobj(_GZIP_BITS)
+        try:
+            content = member.decompress(data, read_max_bytes + 1)
+        except zlib.error as error:
+            raise ConnectError(Code.INVALID_ARGUMENT, f"the message is not gzip: {error}") from None
+        if len(content) > read_max_bytes:
+            raise ConnectError(Code.RESOURCE_EXHAUSTED, f"a message has more than {read_max_bytes:,} bytes")
+        if not member.eof or member.unused_data:
+            raise ConnectError(Code.INVALID_ARGUMENT, "a compressed message is one whole gzip member")
+        return content

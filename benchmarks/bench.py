@@ -18,6 +18,7 @@ import psutil
 from benchmarks.daemon import Daemon, running_daemon
 from benchmarks.echo import Echo, running_echo
 from benchmarks.figures import WARM_UP_ROUNDS, Measured, in_turns
+from benchmarks.gateway import running_gateway
 from benchmarks.references import DOCKER_IMAGE, Unmeasurable, require_docker_image
 from executor_client import ExecutorClient, Session
 from executor_server.core import SandboxSpec
@@ -137,6 +138,11 @@ class Bench:
         """The Docker backend, the same. Raises Unmeasurable."""
         require_docker_image(DOCKER_IMAGE)
         return self._stack.enter_context(serving("docker"))
+
+    @cached_property
+    def gateway(self) -> str:
+        """The URL of a gateway of `local`, whose token is a key of it."""
+        return self._stack.enter_context(running_gateway(self.local.daemon))
 
     @cached_property
     def echo(self) -> Echo:

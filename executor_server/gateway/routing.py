@@ -7,17 +7,25 @@ own services have applications here; any other port leads into the sandbox.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
+import structlog
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b.errors import E2BError
 
+REQUESTS_MAX = 2048
+"""Requests at a time."""
+DRAIN_BYTES_MAX = 64 * 1024 * 1024
+DRAIN_TIME_S = 10.0
 ENVD_PORT = 49983
 INTERPRETER_PORT = 49999
 
@@ -25,6 +33,11 @@ _SANDBOX_ID = re.compile(r"[a-z0-9]{1,40}")
 _HOST_LABEL = re.compile(r"([0-9]{1,5})-([a-z0-9]{1,40})")
 _REST = {"sandboxes", "v2", "v3", "templates", "snapshots", "volumes", "secrets", "teams"}
 """First parts of the paths of E2B's REST API."""
+_TOO_MANY = E2BError(
+    503, f"the gateway serves {REQUESTS_MAX} requests at a time; try again", retry_after_s=1.0
+).response()
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,10 +76,34 @@ class Router:
         self._applications = applications
         self._clients = clients
         self._suffix = None if domain is None else f".{domain}"
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._clients.request():
-            await self._application(scope)(scope, receive, send)
+        """Serves a request. What fails is logged and answered without its reason; a stream that has begun is cut."""
+        task = asyncio.current_task()
+        assert task is not None
+        application = self._application(scope) if len(self._running) < REQUESTS_MAX else _TOO_MANY
+        exchange = _Exchange(receive, send)
+        self._running.add(task)
+        try:
+            with self._clients.request():
+                await application(scope, exchange.receive, exchange.send)
+            await exchange.drain()
+        except Exception:
+            _log.exception("request_failed", path=scope["path"])
+            if exchange.has_answered:
+                raise
+            await E2BError(500, "the gateway failed; its log has the reason").response()(scope, receive, send)
+        finally:
+            self._running.discard(task)
+
+    async def stop(self, grace_s: float) -> None:
+        """Waits for running requests, and cuts those that run longer."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=grace_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def _application(self, scope: Scope) -> ASGIApp:
         headers = Headers(scope=scope)
@@ -99,3 +136,33 @@ class Router:
         if not 1 <= int(port) <= 65_535:
             raise E2BError(400, f"port {port} is out of range: use 1 to 65535")
         return Target(sandbox_id, int(port))
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._has_more = True
+        self.has_answered = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._has_more = message["type"] == "http.request" and message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        self.has_answered = True
+        await self._send(message)
+
+    async def drain(self) -> None:
+        """Reads the rest of a request that was refused early.
+
+        The server would reset the connection, and most clients then report the reset and not the answer.
+        """
+        read = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_TIME_S):
+                while self._has_more and read < DRAIN_BYTES_MAX:
+                    read += len((await self.receive()).get("body", b""))

@@ -1,13 +1,20 @@
-"""The gateway as a process: from the configuration to an application that listens, until a signal stops it."""
+"""The gateway as a process: from the configuration to an application that listens, until a signal stops it.
+
+granian serves it, because its HTTP/2 holds back a response whose reader is slow. uvicorn with zttp and hypercorn keep
+the whole response in memory. Its HTTP parsers are hyper's, and wait for the head of a request 30 seconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import socket
+import ssl
 import sys
 
-import uvicorn
+from granian.constants import HTTPModes, Interfaces, SSLProtocols
+from granian.http import HTTP2Settings
+from granian.server.embed import Server
 
 from executor_client import TlsConfig
 from executor_client.aio import AsyncExecutorClient
@@ -23,9 +30,14 @@ from executor_server.gateway.e2b.sandboxes import rest_app
 from executor_server.gateway.missing import not_there_yet
 from executor_server.gateway.routing import ENVD_PORT, INTERPRETER_PORT, Applications, Router
 
-CONNECTIONS_MAX = 2048
-STOP_GRACE_S = 10
-"""Seconds that running requests have to end when the gateway stops. Then they are cancelled."""
+CONNECTIONS_MAX = 4096
+STREAMS_MAX = 256
+"""Requests at a time on one connection of HTTP/2."""
+HEAD_BYTES_MAX = 64 * 1024
+PING_INTERVAL_MS = 30_000
+"""Milliseconds between two pings on a connection of HTTP/2. A peer that does not answer is disconnected."""
+STOP_GRACE_S = 10.0
+"""Seconds that running requests have to end when the gateway stops. Then they are cut."""
 
 
 def serve(config: Config) -> None:
@@ -38,23 +50,12 @@ def serve(config: Config) -> None:
             f"{address} is reachable from other machines, and tokens would be sent unencrypted. Set gateway.tls_cert "
             "and gateway.tls_key, or listen on 127.0.0.1."
         )
-    with claim(config.server.state_dir / "gateway") as state, _listener(address) as listener:
-        asyncio.run(_serve(config, state, listener))
+    addresses.check_port(address)  # granian would share the port with another gateway
+    with claim(config.server.state_dir / "gateway") as state:
+        asyncio.run(_serve(config, state, address))
 
 
-def _listener(address: TcpAddress) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        listener = socket.create_server((address.host, address.port), family=family)
-        # Accepted connections inherit it. asyncio would set it only on sockets of its own, and without it an answer in
-        # two parts waits 40 ms for the client's acknowledgement.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
-    except OSError as error:
-        raise AddressError(f"Can't listen on {address}: {error.strerror}.") from error
-
-
-async def _serve(config: Config, state: StateDir, listener: socket.socket) -> None:
+async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
     section = config.gateway
     daemon = section.daemon or f"unix:{StateDir(config.server.state_dir).socket_path}"
     tls = _tls(daemon, section)
@@ -62,16 +63,27 @@ async def _serve(config: Config, state: StateDir, listener: socket.socket) -> No
     def connect(token: str) -> AsyncExecutorClient:
         return AsyncExecutorClient(daemon, token=token, tls=tls)
 
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with Clients(connect) as clients, Sandboxes(state.root / "sandboxes.db", clients.of) as sandboxes:
         router = Router(_applications(section, clients, sandboxes), clients, section.domain)
-        server = uvicorn.Server(_uvicorn(section, router))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has stopped
+        server = _server(section, address, router)
         scheme = "http" if section.tls_cert is None else "https"
-        host, port = listener.getsockname()[:2]
-        sys.stdout.write(f"executor-server gateway listens on {scheme}://{TcpAddress(host, port)}\n")
-        sys.stdout.flush()
-        await server.serve(sockets=[listener])
+        server.on_startup(lambda: _announce(f"{scheme}://{address}"))
+        serving = asyncio.create_task(server.serve())
+        stopping = asyncio.create_task(stopped.wait())
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        server.stop()  # type: ignore[no-untyped-call]
+        await router.stop(STOP_GRACE_S)
+        await serving
+
+
+def _announce(url: str) -> None:
+    """Writes the URL for a person, or a program that waits: its socket accepts connections."""
+    sys.stdout.write(f"executor-server gateway listens on {url}\n")
+    sys.stdout.flush()
 
 
 def _applications(section: GatewaySection, clients: Clients, sandboxes: Sandboxes) -> Applications:
@@ -97,24 +109,24 @@ def _tls(daemon: str, section: GatewaySection) -> TlsConfig | None:
     return None if isinstance(found, UnixAddress) or found.is_loopback else TlsConfig()
 
 
-def _uvicorn(section: GatewaySection, router: Router) -> uvicorn.Config:
-    config = uvicorn.Config(
-        router,
-        loop="asyncio",
-        http="httptools",
-        ws="websockets-sansio",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        limit_concurrency=CONNECTIONS_MAX,
-        timeout_graceful_shutdown=STOP_GRACE_S,
-        ssl_certfile=section.tls_cert,
-        ssl_keyfile=section.tls_key,
-    )
+def _server(section: GatewaySection, address: TcpAddress, router: Router) -> Server:
     try:
-        config.load()
-    except OSError as error:  # SSLError is one
+        return Server(
+            router,
+            address=socket.gethostbyname(address.host) if ":" not in address.host else address.host,
+            port=address.port,
+            interface=Interfaces.ASGINL,
+            http=HTTPModes.auto,
+            http2_settings=HTTP2Settings(
+                keep_alive_interval=PING_INTERVAL_MS,
+                max_concurrent_streams=STREAMS_MAX,
+                max_headers_size=HEAD_BYTES_MAX,
+            ),
+            backlog=CONNECTIONS_MAX,
+            log_enabled=False,  # the router logs
+            ssl_cert=section.tls_cert,
+            ssl_key=section.tls_key,
+            ssl_protocol_min=SSLProtocols.tls12,
+        )
+    except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"{section.tls_cert} and {section.tls_key} can't be used: {error}") from error
-    return config

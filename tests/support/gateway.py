@@ -15,6 +15,7 @@ from executor_server.core.config import StateDir
 from executor_server.policy.identity import TokenFile
 from tests.support.daemon import Daemon, is_known
 from tests.support.fork_server import SERVER, popen
+from tests.support.free_ports import free_port
 from tests.support.polling import eventually
 
 STOP_TIMEOUT_S = 30.0
@@ -62,7 +63,7 @@ def running_gateway(daemon: Daemon, *options: str, config: str = CONFIG) -> Iter
     file = log.with_name("gateway.toml")
     file.write_text(config)
     places = ["--config", str(file), "--state-dir", str(daemon.state_dir)]
-    command = [*SERVER, "gateway", "--listen", "127.0.0.1:0", *places, *options]
+    command = [*SERVER, "gateway", "--listen", f"127.0.0.1:{free_port()}", *places, *options]
     with (
         log.open("ab") as errors,
         popen(command, env=dict(os.environ), text=True, stdout=subprocess.PIPE, stderr=errors) as process,

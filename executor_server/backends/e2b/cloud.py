@@ -56,8 +56,8 @@ _CLOUD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _SECRETS = (re.compile(r"[A-Za-z0-9+/=_-]{32,}"), re.compile(r"(?<=//)[^/@\s]*(?=@)"))
 _SECONDS = re.compile(r"[0-9]{1,6}", re.ASCII)
 _NOT_FOUND = 404
-# Statuses of refusals that repeating won't change, except those in _NOT_NOW.
-_REFUSALS = range(400, 500)
+# Statuses of refusals that repeating won't change, except those in _NOT_NOW. 501: not offered.
+_REFUSALS = (*range(400, 500), 501)
 _FAILURES = range(500, 600)
 _NOT_NOW = frozenset({408, 409, 423, 425, 429})
 

@@ -146,9 +146,18 @@ class Sandboxes:
         Raises E2BError as envd answers: 502 if there is no such sandbox, 401 if the token is not its own.
         """
         record = self.record(sandbox_id)
-        given = (access_token or "").encode(errors="replace")
-        if not hmac.compare_digest(given, record.access_token.encode()):
+        if not _is_same(access_token, record.access_token):
             raise E2BError(401, "unauthorized access, please provide a valid access token if required")
+        return await self.open(record)
+
+    async def find_port(self, sandbox_id: str, traffic_token: str | None) -> Sandbox:
+        """Returns a sandbox for traffic to ports of its programs: for anybody, unless it was created with a token.
+
+        Raises E2BError: 502 if there is no such sandbox, 403 if the token is not its own.
+        """
+        record = self.record(sandbox_id)
+        if record.traffic_token and not _is_same(traffic_token, record.traffic_token):
+            raise E2BError(403, "this sandbox needs its token in the header E2b-Traffic-Access-Token")
         return await self.open(record)
 
     async def open(self, record: Record) -> Sandbox:
@@ -254,6 +263,10 @@ class Sandboxes:
                     return
             if self._records.get(record.sandbox_id) is record:
                 self.forget(record.sandbox_id)
+
+
+def _is_same(given: str | None, token: str) -> bool:
+    return hmac.compare_digest((given or "").encode(errors="replace"), token.encode())
 
 
 def _record(row: tuple[object, ...]) -> Record:

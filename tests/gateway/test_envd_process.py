@@ -90,6 +90,14 @@ async def test_bad_starts_are_refused(
     assert refused.value.code is code, refused.value
 
 
+@pytest.mark.parametrize("timeout_ms", ["0", "9999999999"])
+async def test_a_timeout_of_zero_is_none_and_one_may_be_long(envd: Envd, timeout_ms: str) -> None:
+    request = pb.StartRequest(process=pb.ProcessConfig(cmd="sh", args=["-c", "sleep 0.1; exit 3"]))
+    headers = {**envd.headers, "Connect-Timeout-Ms": timeout_ms}
+    *_, last = [event.event async for event in envd.client.start(request, headers=headers)]
+    assert last.end.exit_code == 3
+
+
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"pid": "x"}', b"null", b"\xff", b'{"process": {"pid": -1}}'])
 def test_malformed_messages_are_the_clients_error(envd: Envd, body: bytes) -> None:
     answer = httpx.post(

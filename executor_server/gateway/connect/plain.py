@@ -19,8 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from executor_server.gateway.codecs import MESSAGE_BYTES_MAX
 from executor_server.gateway.connect import errors
-from executor_server.gateway.connect.codecs import MESSAGE_BYTES_MAX
 
 _ENVELOPE = struct.Struct(">BI")
 _END = 0b10

@@ -25,8 +25,8 @@ from google.protobuf.message_factory import GetMessageClass
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client.errors import ExecutorClientError
 from executor_server.gateway.clients import Clients
+from executor_server.gateway.codecs import CODECS, MESSAGE_BYTES_MAX, BoundedGzip
 from executor_server.gateway.connect import errors
-from executor_server.gateway.connect.codecs import CODECS, MESSAGE_BYTES_MAX, BoundedGzip
 
 TOKEN_CHARS_MAX = 4096
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/-]{{1,{TOKEN_CHARS_MAX}}}=*")

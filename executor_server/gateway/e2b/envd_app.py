@@ -12,6 +12,7 @@ from executor_server.gateway.e2b.errors import E2BError
 from executor_server.gateway.e2b.file_urls import files_route
 from executor_server.gateway.e2b.filesystem import filesystem_app
 from executor_server.gateway.e2b.records import Sandboxes
+from executor_server.gateway.leaving import EndsWithClient
 from executor_server.gateway.routing import current_target
 
 
@@ -22,8 +23,8 @@ def envd_app(sandboxes: Sandboxes) -> Starlette:
 
     routes = [
         Route("/health", health),
-        Mount("/process.Process", process_app(sandboxes)),
-        Mount("/filesystem.Filesystem", filesystem_app(sandboxes)),
+        Mount("/process.Process", EndsWithClient(process_app(sandboxes))),
+        Mount("/filesystem.Filesystem", EndsWithClient(filesystem_app(sandboxes))),
         files_route(sandboxes),
     ]
     return Starlette(routes=routes, exception_handlers={E2BError: _refusal})

@@ -28,7 +28,7 @@ from executor_client.errors import FileError, FileExists
 from executor_client.file_results import FileChange, FileChanges, FileInfo
 from executor_server.gateway.e2b.envd import filesystem_connect
 from executor_server.gateway.e2b.envd import filesystem_pb2 as pb
-from executor_server.gateway.e2b.envd.calls import CODECS, USER, sandbox_of
+from executor_server.gateway.e2b.envd.calls import CODECS, USER, keepalive_s, sandbox_of
 from executor_server.gateway.e2b.errors import E2BError
 from executor_server.gateway.e2b.paths import absolute, inside, name_of, shown
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
@@ -43,7 +43,6 @@ EVENTS_MAX = 4096
 QUIET_S = 0.15
 """A poll waits this long for the next changes, which a sandbox gathers for 50 ms."""
 POLL_S = 1.0
-KEEPALIVE_S_MAX = 90
 
 _OWNERS = {0: "root", 65534: "nobody"}
 _FIRST_USER = 1000
@@ -120,9 +119,9 @@ class FilesystemService(filesystem_connect.Filesystem):
     async def watch_dir(self, request: pb.WatchDirRequest, ctx: Context, /) -> AsyncIterator[pb.WatchDirResponse]:
         async with sandbox_of(self._sandboxes, ctx) as sandbox, await _Watcher.begun(sandbox, request) as watcher:
             yield pb.WatchDirResponse(start=pb.WatchDirResponse.StartEvent())
-            keepalive_s = _keepalive_s(ctx)
+            silence_s = keepalive_s(ctx)
             while True:
-                if not await watcher.has_changes(keepalive_s):
+                if not await watcher.has_changes(silence_s):
                     yield pb.WatchDirResponse(keepalive=pb.WatchDirResponse.KeepAlive())
                     continue
                 for event in await watcher.events(sandbox.session.files):
@@ -297,10 +296,3 @@ def _owner(number: int) -> str:
     if number >= _FIRST_USER and number not in _OWNERS:
         return USER
     return _OWNERS.get(number, str(number))
-
-
-def _keepalive_s(ctx: Context) -> int:
-    given = ctx.request_headers.get("keepalive-ping-interval", "")
-    if not (given.isascii() and given.isdigit()):
-        return KEEPALIVE_S_MAX
-    return min(max(int(given[:4]), 1), KEEPALIVE_S_MAX)

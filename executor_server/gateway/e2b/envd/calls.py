@@ -1,4 +1,4 @@
-"""What the services of envd share: the sandbox of a call, its user, and errors as Connect has them."""
+"""What the services of envd share: the sandbox of a call, its user, and errors as Connect has them, its messages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from typing import Any
 import structlog
 from connectrpc.code import Code
 from connectrpc.codec import Codec
-from connectrpc.compat import google_protobuf_codecs
 from connectrpc.errors import ConnectError
 from connectrpc.request import RequestContext
-from google.protobuf.json_format import ParseError
-from google.protobuf.message import DecodeError
 
 from executor_client.errors import ExecutorClientError, FileExists, SessionGone
+from executor_server.gateway.codecs import BinaryCodec, JsonCodec
 from executor_server.gateway.e2b.errors import E2BError, from_client
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 from executor_server.gateway.routing import current_target
 
 USER = "user"
 """The name of E2B's default user, whom every process in our sandboxes has for a name."""
+
+CODECS: list[Codec[Any, Any]] = [BinaryCodec(), JsonCodec(skips_unknown=True)]
+"""Messages as binary and as JSON."""
+KEEPALIVE_S_MAX = 90
+"""envd's default, and the longest silence of a stream here."""
 
 _CODES = {
     400: Code.INVALID_ARGUMENT,
@@ -55,9 +58,9 @@ async def sandbox_of(sandboxes: Sandboxes, ctx: RequestContext[Any, Any]) -> Asy
     except E2BError as error:
         raise ConnectError(_CODES.get(error.status, Code.INTERNAL), error.message) from error
     except SessionGone as error:
-        # Its clients ask next whether the sandbox runs.
-        sandboxes.forget(sandbox_id)
-        raise ConnectError(Code.UNAVAILABLE, f"the sandbox ended during the call: {error.message}") from error
+        sandboxes.forget(sandbox_id)  # the SDK asks next whether the sandbox runs
+        message = f"the sandbox was killed or reached its end of life during the call: {error.message}"
+        raise ConnectError(Code.UNAVAILABLE, message) from error
     except ExecutorClientError as error:
         refusal = from_client(error)
         code = Code.ALREADY_EXISTS if isinstance(error, FileExists) else _CODES.get(refusal.status, Code.INTERNAL)
@@ -90,27 +93,9 @@ def _name_in(authorization: str) -> str | None:
         raise E2BError(401, "the header Authorization names no user: Basic authentication can't be read") from None
 
 
-class _Strict:
-    """A codec that answers a malformed message with INVALID_ARGUMENT. The one of connectrpc fails as our own bug."""
-
-    def __init__(self, codec: Codec[Any, Any]) -> None:
-        self._codec = codec
-
-    def name(self) -> str:
-        return self._codec.name()
-
-    def encode(self, message: Any) -> bytes:
-        return self._codec.encode(message)
-
-    def decode(self, data: bytes | bytearray, message_class: type[Any]) -> Any:
-        try:
-            return self._codec.decode(data, message_class)
-        except (ParseError, DecodeError, ValueError, RecursionError) as error:
-            reason = str(error)[:_REASON_CHARS]
-            raise ConnectError(
-                Code.INVALID_ARGUMENT, f"the message is no {message_class.DESCRIPTOR.name}: {reason}"
-            ) from error
-
-
-CODECS: list[Codec[Any, Any]] = [_Strict(codec) for codec in google_protobuf_codecs()]
-"""Messages as JSON and as binary. Unknown fields are skipped: a newer client may send more."""
+def keepalive_s(ctx: RequestContext[Any, Any]) -> int:
+    """Returns the seconds of silence after which a stream sends a keepalive."""
+    given = ctx.request_headers.get("keepalive-ping-interval", "")
+    if not (given.isascii() and given.isdigit()):
+        return KEEPALIVE_S_MAX
+    return min(max(int(given[:4]), 1), KEEPALIVE_S_MAX)

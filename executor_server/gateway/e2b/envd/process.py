@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import posixpath
 import secrets
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
-from pathlib import PurePosixPath
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -27,14 +27,11 @@ from executor_client.errors import CallTimeoutError, FileError, InvalidRequest
 from executor_client.process_results import ProcessInfo, ProcessOutput, ProcessOutputCut, ProcessResult, TerminalSize
 from executor_server.gateway.e2b.envd import process_connect
 from executor_server.gateway.e2b.envd import process_pb2 as pb
-from executor_server.gateway.e2b.envd.calls import CODECS, sandbox_of
+from executor_server.gateway.e2b.envd.calls import CODECS, keepalive_s, sandbox_of
+from executor_server.gateway.e2b.paths import HOME, absolute, inside, shown
 from executor_server.gateway.e2b.records import Sandboxes
 
-HOME = "/home/user"
-"""E2B's home directory: another name of the workspace."""
 TAG_BYTES_MAX = 34
-KEEPALIVE_S_MAX = 90
-"""envd's default, and the longest time between keepalives here."""
 KILL_S = 2.0
 """Seconds that SendSignal waits for the end of a killed process, so that it is gone when the client looks."""
 
@@ -142,27 +139,18 @@ class ProcessService(process_connect.Process):
         return self._writers.setdefault((session.session_id, info.process_id), asyncio.Lock())
 
 
-def _directory(cwd: str) -> str:
-    """Returns a directory as our client names it: what is below the home directory is relative to the workspace."""
-    path = PurePosixPath(HOME, cwd.replace("~", HOME, 1) if cwd.startswith("~") else cwd)
-    return str(path.relative_to(HOME)) if path.is_relative_to(HOME) else str(path)
-
-
 async def _started(session: AsyncSession, request: pb.StartRequest, ctx: Context) -> AsyncProcess:
     config, pty = request.process, request.HasField("pty")
-    cwd = config.cwd or HOME
-    remaining_ms = ctx.timeout_ms
+    cwd = absolute(config.cwd)
+    timeout_ms = int(ctx.request_headers.get("connect-timeout-ms", "0"))  # connectrpc has checked it; 0: none
     try:
         return await session.processes.start(
             [config.cmd, *config.args],
-            cwd=_directory(cwd),
-            env={
-                "PWD": str(PurePosixPath(HOME, cwd)),
-                **config.envs,
-            },  # a shell goes by this name of its directory if it is one
+            cwd=inside(cwd),
+            env={"PWD": cwd, **config.envs},  # a shell takes this name of its directory if it is one
             pty=_size(request.pty) if pty else None,
             stdin=not pty and (request.stdin or not request.HasField("stdin")),
-            timeout_s=None if remaining_ms is None else max(remaining_ms / 1000, 0.001),
+            timeout_s=timeout_ms / 1000 if timeout_ms > 0 else None,
             process_id=_id_of(request.tag),
         )
     except FileError as error:
@@ -182,13 +170,13 @@ async def _events(
 ) -> AsyncGenerator[pb.ProcessEvent, None]:
     """Yields the start of a process, its output with keepalives in between, and its end. Never ends without its end."""
     yield pb.ProcessEvent(start=pb.ProcessEvent.StartEvent(pid=process.pid))
-    keepalive_s = _keepalive_s(ctx)
+    silence_s = keepalive_s(ctx)
     async with contextlib.aclosing(aiter(process)) as outputs:
         following: asyncio.Task[Any] | None = None
         try:
             while True:
                 following = following or asyncio.ensure_future(anext(outputs, None))
-                if not (await asyncio.wait((following,), timeout=keepalive_s))[0]:
+                if not (await asyncio.wait((following,), timeout=silence_s))[0]:
                     yield pb.ProcessEvent(keepalive=pb.ProcessEvent.KeepAlive())
                     continue
                 output, following = following.result(), None
@@ -203,13 +191,6 @@ async def _events(
         await session.keep_alive()  # raises SessionGone if the sandbox is the reason
         raise ConnectError(Code.UNAVAILABLE, "the process was lost, and it is unknown how it ended")
     yield pb.ProcessEvent(end=_end(process.result))
-
-
-def _keepalive_s(ctx: Context) -> int:
-    given = ctx.request_headers.get("keepalive-ping-interval", "")
-    if not (given.isascii() and given.isdigit()):
-        return KEEPALIVE_S_MAX
-    return min(max(int(given[:4]), 1), KEEPALIVE_S_MAX)
 
 
 def _data(output: ProcessOutput | ProcessOutputCut, pty: bool) -> pb.ProcessEvent.DataEvent:
@@ -261,7 +242,7 @@ def _size(pty: pb.PTY) -> TerminalSize:
 
 def _to_wire(info: ProcessInfo) -> pb.ProcessInfo:
     """Without the environment of the process, which the daemon does not keep."""
-    config = pb.ProcessConfig(cmd=info.argv[0], args=info.argv[1:], cwd=str(PurePosixPath(HOME, info.cwd)))
+    config = pb.ProcessConfig(cmd=info.argv[0], args=info.argv[1:], cwd=shown(posixpath.join(HOME, info.cwd)))
     return pb.ProcessInfo(pid=info.pid, config=config, tag=_tag_of(info))
 
 

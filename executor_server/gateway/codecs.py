@@ -35,7 +35,13 @@ class BinaryCodec(Codec[Message, M]):
 
 
 class JsonCodec(Codec[Message, M]):
-    """Refuses unknown fields, as the daemon does: a field that was skipped would be a wish that is not granted."""
+    """Refuses unknown fields, as the daemon does: a field that was skipped would be a wish that is not granted.
+
+    With `skips_unknown`, skips them: clients of E2B may be newer than the definitions here.
+    """
+
+    def __init__(self, *, skips_unknown: bool = False) -> None:
+        self._skips_unknown = skips_unknown
 
     def name(self) -> str:
         return "json"
@@ -45,7 +51,7 @@ class JsonCodec(Codec[Message, M]):
 
     def decode(self, data: bytes | bytearray, message_class: type[M]) -> M:
         try:
-            return Parse(bytes(data), message_class())
+            return Parse(bytes(data), message_class(), ignore_unknown_fields=self._skips_unknown)
         except (ParseError, ValueError) as error:  # ValueError: the text is not UTF-8
             raise _refused(message_class, str(error)) from None
         except RecursionError:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.daemon import START_TIMEOUT_S, STOP_TIMEOUT_S, Daemon
+from tests.support.free_ports import free_port
 
 
 @contextmanager
@@ -17,7 +18,7 @@ def running_gateway(daemon: Daemon) -> Iterator[str]:
     """Yields its URL. The daemon's token is a key of it."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as directory, tempfile.TemporaryFile() as errors:
         command = [sys.executable, "-m", "executor_server", "gateway", "--state-dir", directory]
-        command += ["--listen", "127.0.0.1:0", "--daemon", daemon.unix_address]
+        command += ["--listen", f"127.0.0.1:{free_port()}", "--daemon", daemon.unix_address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             try:
                 assert process.stdout is not None

@@ -44,6 +44,7 @@ MEASUREMENTS: dict[str, str] = {
     "recovery": "recovery:local",
     "flood": "flood:local",
     "egress": "egress:local",
+    "connect": "gateway:connect",
     "e2b": "gateway:e2b",
     "packages": "packages:local",
     "fleet-simulated": "simulated_fleet:simulated",

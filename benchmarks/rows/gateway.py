@@ -1,15 +1,26 @@
-"""What E2B's protocol costs: calls of its SDK through the gateway, beside the same calls of our client."""
+"""What the gateway costs: E2B's SDK beside our client, and Connect beside gRPC."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
+import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
+import grpc
+from connectrpc.client import ConnectClientSync
+from connectrpc.codec import Codec
+from connectrpc.compat import google_protobuf_binary_codec, google_protobuf_json_codec
+from connectrpc.method import IdempotencyLevel, MethodInfo
 from e2b_code_interpreter import Sandbox
 
 from benchmarks.bench import Bench
-from benchmarks.figures import AtMost, Figure, Reference, timed
+from benchmarks.figures import AtMost, AtMostTimes, Figure, Reference, timed
 from benchmarks.rows.sessions import warm_session
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import executor_service_pb2_grpc
 
 _ROUNDS = 100
 _CREATIONS = 25
@@ -17,6 +28,15 @@ _FILES = 10
 # Time for the pool to make another sandbox.
 _REFILL_S = 0.2
 _FILE_BYTES = 50_000_000
+_CONNECT_ROUNDS = 300
+_RUN_ROUNDS = 40
+_EXECUTE = MethodInfo(
+    name="Execute",
+    service_name="executor_api.v1.ExecutorService",
+    input=pb.ExecuteRequest,
+    output=pb.ExecuteResponse,
+    idempotency_level=IdempotencyLevel.UNKNOWN,
+)
 
 
 def e2b(bench: Bench) -> Iterator[Figure]:
@@ -61,3 +81,48 @@ def e2b(bench: Bench) -> Iterator[Figure]:
             yield Figure("E2B: read 50 MB", "ms", back_ms, Reference("files.read", get_ms), AtMost(1000))
     finally:
         sandbox.kill()
+
+
+def connect(bench: Bench) -> Iterator[Figure]:
+    """`1+1` by Connect beside the same call by gRPC, and `/v1/run` beside a session with one execution."""
+    daemon, url = bench.local.daemon, bench.gateway
+    headers = {"authorization": f"Bearer {daemon.token}"}
+    ids = itertools.count()
+    with (
+        bench.local.cold_session() as session,
+        grpc.insecure_channel(daemon.unix_address) as channel,
+    ):
+        stub = executor_service_pb2_grpc.ExecutorServiceStub(channel)
+
+        def request() -> pb.ExecuteRequest:
+            return pb.ExecuteRequest(session_id=session.session_id, execution_id=f"x{next(ids)}", code="1+1")
+
+        def by_grpc() -> float:
+            return timed(lambda: list(stub.Execute(request(), metadata=tuple(headers.items()))))
+
+        def by_connect(codec: Codec[Any, Any]) -> Any:
+            client = ConnectClientSync(url, codec=codec, send_compression=None, accept_compression=())
+            return lambda: timed(
+                lambda: list(client.execute_server_stream(request=request(), method=_EXECUTE, headers=headers))
+            )
+
+        def alone() -> None:
+            with bench.local.client.create_session() as own:
+                own.execute("1+1")
+
+        def run() -> None:
+            asked = urllib.request.Request(f"{url}/v1/run", json.dumps({"code": "1+1"}).encode(), headers)
+            with urllib.request.urlopen(asked) as answer:
+                assert json.load(answer)["output"] == 2
+
+        grpc_ms, binary_ms, json_ms = bench.in_turns(
+            _CONNECT_ROUNDS,
+            by_grpc,
+            by_connect(google_protobuf_binary_codec()),
+            by_connect(google_protobuf_json_codec()),
+        )
+        alone_ms, run_ms = bench.in_turns(_RUN_ROUNDS, lambda: timed(alone), lambda: timed(run))
+    by = Reference("gRPC, the same stub", grpc_ms)
+    yield Figure("Connect Execute 1+1, binary", "ms", binary_ms, by, AtMostTimes(2))
+    yield Figure("Connect Execute 1+1, JSON", "ms", json_ms, by, AtMostTimes(2))
+    yield Figure("POST /v1/run 1+1", "ms", run_ms, Reference("create, execute, end by gRPC", alone_ms))

@@ -91,7 +91,7 @@ async def test_a_figure_as_an_answer_is_an_image(harness: Harness) -> None:
 
 @promise("stream-images")
 async def test_plots_of_plotly_are_display_data_with_a_page(harness: Harness) -> None:
-    session = await harness.session()
+    session = await harness.session(memory_bytes=1024 * MIB)
     code = "import plotly.express as px\nfig = px.line(x=[1, 2], y=[3, 4])\nfig.show()\nfig.show('browser')\nfig"
     run = await harness.run(session, code)
     assert (run.outcome, run.stderr) == ("succeeded", "")

@@ -127,11 +127,11 @@ async def test_a_hostile_reduce_costs_its_variable_and_not_the_session(
 
 @promise("state-hostile")
 async def test_a_variable_that_memory_has_no_room_for_is_left_out(harness: Harness, archives: StateArchives) -> None:
-    session = await harness.session(memory_bytes=512 * MIB)
-    assert (await harness.run(session, "big = bytes(200_000_000)\nsmall = 1")).outcome == "succeeded"
+    session = await harness.session(memory_bytes=768 * MIB)
+    assert (await harness.run(session, "big = bytes(300_000_000)\nsmall = 1")).outcome == "succeeded"
     _, manifest = await exported(session, archives)
     assert list(omitted(manifest)) == ["big"] and manifest.variables == ("small",)
-    assert (await harness.run(session, "len(big)")).output == 200_000_000
+    assert (await harness.run(session, "len(big)")).output == 300_000_000
 
 
 @promise("state-hostile")

@@ -98,6 +98,7 @@ for _ in range(12_000):
 """,
     "pipes": """
 import os
+more = bytes(range(256)) * 2**15
 held = [os.pipe() for _ in range(1900)]
 for _, end in held:
     os.set_blocking(end, False)
@@ -146,6 +147,17 @@ async def test_pages_that_are_shared_with_a_template_are_not_counted_in_each_pro
     session = await harness.session(memory_bytes=MEMORY_BYTES)
     ran = await harness.run(session, CHILDREN)
     assert (ran.outcome, ran.output) == ("succeeded", [0] * 10), ran.message
+
+
+async def test_savepoints_are_kept_next_to_the_libraries_of_a_template(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that ended during the measurement, and the checker, were counted with all pages of the libraries."""
+    monkeypatch.setattr(fork_servers, "_MODULES_FROM_BYTES", MEMORY_BYTES // 2)
+    session = await harness.session(memory_bytes=MEMORY_BYTES // 2)
+    await harness.run(session, "import numpy, pandas")
+    taken = [await session.savepoints.take() for _ in range(6)]
+    assert [(each.taken, each.dropped) for each in taken] == [(number, 0) for number in range(1, 7)]
 
 
 async def test_memory_of_several_processes_is_out_of_memory(harness: Harness) -> None:

@@ -184,13 +184,13 @@ class KeptCopies:
                 return True
         return False
 
-    def add(self, taken: Taken, most: int) -> None:
-        """Keeps one, and drops the oldest of its kind beyond `most`; then any, while memory is short."""
+    def add(self, taken: Taken, most: int, spared: frozenset[int]) -> None:
+        """Keeps one, and drops the oldest of its kind beyond `most`; then any, while memory is short (MemoryWatch)."""
         self.taken.append(taken)
         of_kind = [each for each in self.taken if each.entry.branch is taken.entry.branch]
         for each in of_kind[: max(0, len(of_kind) - most)]:
             self.drop(each)
-        while self.taken and self._memory.exceeds(int(self._config.memory_bytes * _MEMORY_PART)):
+        while self.taken and self._memory.exceeds(int(self._config.memory_bytes * _MEMORY_PART), spared):
             self.drop(self.taken[0], _FREE_TIME_S)
 
     def make_room(self) -> bool:

@@ -46,7 +46,12 @@ _TURN_TIME_S = 0.01
 
 
 class MemoryWatch:
-    """Measures all processes in the pid namespace but the supervisor, for a bounded time in each call."""
+    """Measures all processes in the pid namespace but the supervisor, for a bounded time in each call.
+
+    `spared` are children of the supervisor that are closed to others and run no agent code. They have limits of their
+    own, and their part of the pages shared with the template process can't be read: counting all of these pages would
+    charge a hundred MB that no program has.
+    """
 
     def __init__(self) -> None:
         self.closed: set[int] = set()
@@ -63,7 +68,7 @@ class MemoryWatch:
         """True while a look is incomplete."""
         return self._holding is not None or self._dividing is not None
 
-    def exceeds(self, limit_bytes: int) -> bool:
+    def exceeds(self, limit_bytes: int, spared: frozenset[int] = frozenset()) -> bool:
         """Returns whether the sandbox uses more; False while the measurement is incomplete.
 
         Forks share memory: the interpreter with its savepoints and with processes that a program forks, and all of them
@@ -72,7 +77,8 @@ class MemoryWatch:
         once, as far as that is cheap: as the larger of the most that one process shares and all memory in files, since
         either may contain the other.
         """
-        until, statuses = time.monotonic() + _TURN_TIME_S, dict(_statuses())
+        until = time.monotonic() + _TURN_TIME_S
+        statuses = {pid: status for pid, status in _statuses() if pid not in spared}
         if self._holding is None:
             self._holding = self._hold(statuses)
         if _is_done(self._holding, until):
@@ -139,6 +145,8 @@ def _share_kilobytes(pid: int, status: bytes) -> int:
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb", buffering=0) as file:
             rollup = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it ended meanwhile
     except OSError:
         rollup = b""
     return kilobytes(rollup, b"Pss_Anon:") or kilobytes(status, b"RssAnon:")

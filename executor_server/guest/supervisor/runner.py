@@ -340,7 +340,7 @@ class Runner:
     def _lacks_memory(self) -> bool:
         """True if the sandbox uses more than its limit, and has no savepoint to drop before the next look."""
         limit = self._config.memory_bytes
-        exceeds = self._memory.exceeds(limit)
+        exceeds = self._memory.exceeds(limit, self._child_processes.closed)
         if self.run is not None:
             used_bytes = self._memory.held_bytes + self._child_processes.interpreter.memory_bytes(b"RssAnon:")
             self.run.peak_memory_bytes = max(self.run.peak_memory_bytes, used_bytes)

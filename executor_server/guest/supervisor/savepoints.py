@@ -118,7 +118,7 @@ class Savepoints:
                 self._count = number
                 if not is_branch:
                     self._expect(taken)
-                self._copies.add(taken, min(kept, SAVEPOINTS_MAX))
+                self._copies.add(taken, min(kept, SAVEPOINTS_MAX), self._children.closed)
                 if taken not in self._copies.taken:
                     why_not = "the sandbox has too little memory left"
             on_kept(None if why_not else number, why_not)

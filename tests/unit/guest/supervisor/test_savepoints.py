@@ -44,7 +44,9 @@ def test_a_copy_that_says_nothing_is_waited_for_only_as_long_as_a_fork_takes(mon
 
     monkeypatch.setattr(copies, "time", clock)
     monkeypatch.setattr("executor_server.guest.supervisor.memory.MemoryWatch.exceeds", lambda *_: False)
-    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2), generation=1)
+    parts: Any = SimpleNamespace(
+        ask=ask, closed=frozenset(), memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2), generation=1
+    )
     parts.done = lambda *_: None
     with none_left_open():
         copies_kept = KeptCopies(parts, parts)
@@ -70,7 +72,9 @@ def test_a_copy_that_says_nothing_yet_holds_nothing_up(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(copies, "_may_be_copy", lambda pid: True)
     monkeypatch.setattr("executor_server.guest.supervisor.memory.MemoryWatch.exceeds", lambda *_: False)
-    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2), generation=1)
+    parts: Any = SimpleNamespace(
+        ask=ask, closed=frozenset(), memory_bytes=1024**3, interpreter=SimpleNamespace(pid=2), generation=1
+    )
     parts.done = lambda *_: None
     with none_left_open():
         copies_kept = KeptCopies(parts, parts)
@@ -120,7 +124,9 @@ def test_where_no_process_is_left_the_one_of_the_savepoint_goes_on_and_the_savep
     adopted: list[Child] = []
     answers: list[bytes] = []
     interpreter = SimpleNamespace(pid=2)
-    parts: Any = SimpleNamespace(ask=ask, memory_bytes=1024**3, interpreter=interpreter, adopt=adopted.append)
+    parts: Any = SimpleNamespace(
+        ask=ask, closed=frozenset(), memory_bytes=1024**3, interpreter=interpreter, adopt=adopted.append
+    )
     parts.await_end, parts.generation = lambda: None, 2
     parts.done = lambda _op, body: answers.append(body)
     with none_left_open():

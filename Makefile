@@ -44,6 +44,9 @@ PYRIGHT_STAMP := $(PYRIGHT_VENV)/.$(PYRIGHT)
 PROTOS := $(wildcard proto/executor_api/v1/*.proto)
 ENVD_PROTOS := $(wildcard executor_server/gateway/e2b/envd/*.proto)
 
+TS := clients/typescript
+TS_STAMP := $(TS)/node_modules/.set-up
+
 .PHONY: help
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -235,8 +238,10 @@ define generate
 endef
 
 .PHONY: proto
-proto: $(STAMP) $(PROTOC_STAMP)  ## Regenerate the stubs beside the .proto files, and the gateway's OpenAPI description
+proto: $(STAMP) $(PROTOC_STAMP)  ## Regenerate the stubs beside the .proto files, the gateway's OpenAPI description and clients/typescript/src/gen
 	$(call generate,.)
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory proto-typescript; \
+	else echo "not regenerated without npm: $(TS)/src/gen" >&2; fi
 
 FRESH_STUBS := .cache/fresh-stubs
 
@@ -248,6 +253,34 @@ check-proto: $(STAMP) $(PROTOC_STAMP)  ## Lint the .proto files; fail when the c
 	@cd $(FRESH_STUBS); find . -type f | while read -r stub; do \
 		diff -u "$(CURDIR)/$$stub" "$$stub" || { echo "stale stubs; run: make proto" >&2; exit 1; }; \
 	done
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The client in TypeScript
+
+$(TS_STAMP): $(TS)/package.json $(TS)/package-lock.json
+	@cd $(TS) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# $(call generate-typescript,DIR): what the client in TypeScript needs, into DIR.
+generate-typescript = $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iproto \
+	-I"$$($(BIN)/python -c 'import google.rpc; print(google.rpc.__path__[0])')/../.." \
+	--plugin=$(TS)/node_modules/.bin/protoc-gen-es --es_out=$(1) --es_opt=target=ts,import_extension=js \
+	executor_api/v1/executor_service.proto executor_api/v1/types.proto google/rpc/error_details.proto
+
+.PHONY: proto-typescript
+proto-typescript: $(PROTOC_STAMP) $(TS_STAMP)
+	@$(call generate-typescript,$(TS)/src/gen)
+
+.PHONY: check-typescript
+check-typescript: $(PROTOC_STAMP) $(TS_STAMP)
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; $(call generate-typescript,"$$fresh"); \
+	diff -rq $(TS)/src/gen "$$fresh" || { echo "stale messages; run: make proto-typescript" >&2; exit 1; }
+
+# Skipped without npm, unless REQUIRED_TOOLS names it; the tests in Chromium likewise.
+.PHONY: test-typescript
+test-typescript: $(STAMP)  ## Build and test clients/typescript, in Node and in a page in Chromium
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory check-typescript && cd $(TS) && npm test; \
+	else echo "skipped: npm is not installed" >&2; [[ "$${REQUIRED_TOOLS:-}" != *npm* ]]; fi
 
 # ---------------------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,82 @@
+/** The client of a gateway: makes sessions and finds them, and keeps them alive. */
+
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import type { Transport } from "@connectrpc/connect";
+import type { CreateSessionRequestSchema } from "./gen/executor_api/v1/executor_service_pb.js";
+import type { Policy, Session as SessionInfo } from "./gen/executor_api/v1/types_pb.js";
+import { randomId, Session, wireLimits, type Limits } from "./session.js";
+import { connect, repeated, type ExecutorRpc } from "./transport.js";
+
+const RENEW_FIRST_S = 0.2;
+const RENEW_RETRY_S = 2;
+
+type Request = MessageInitShape<typeof CreateSessionRequestSchema>;
+
+export interface SessionOptions extends Omit<Request, "$typeName" | "requestId" | "leaseId" | "limits"> {
+  limits?: Limits;
+  /** It outlives this client: only its idle time, its age and `end` end it. */
+  detached?: boolean;
+}
+
+/**
+ * A client of a gateway at `address`, such as "https://executor.example", with the daemon's token.
+ *
+ * Sessions that it makes belong to it unless they are detached: they end with `close`, and soon after this program or
+ * page is gone. In place of the address, a Transport of @connectrpc/connect-node or -web can be given.
+ */
+export class Client {
+  /** Every call of the service, for what has no method here. They throw ConnectError; `translate` makes it ours. */
+  readonly rpc: ExecutorRpc;
+  readonly #leaseId = randomId();
+  #renewal: ReturnType<typeof setTimeout> | undefined;
+  #isClosed = false;
+
+  constructor(address: string | Transport, { token }: { token: string }) {
+    this.rpc = connect(address, token);
+  }
+
+  /** Makes a session. Waits while an image is fetched or packages are installed. Throws PolicyViolationError. */
+  async createSession({ limits = {}, detached = false, ...options }: SessionOptions = {}): Promise<Session> {
+    const request = { ...options, requestId: randomId(), limits: wireLimits(limits), leaseId: detached ? "" : this.#leaseId };
+    return this.#found(await repeated(() => this.rpc.createSession(request)));
+  }
+
+  /** Finds a session by its id or its name. It lives at least as long as this client, unless it is detached. */
+  async getSession(by: { sessionId: string } | { name: string }): Promise<Session> {
+    return this.#found(await repeated(() => this.rpc.getSession({ ...by, leaseId: this.#leaseId })));
+  }
+
+  async listSessions(): Promise<SessionInfo[]> {
+    return (await repeated(() => this.rpc.listSessions({}))).sessions;
+  }
+
+  /** What the caller may ask for. */
+  async getPolicy(): Promise<Policy> {
+    return (await repeated(() => this.rpc.getPolicy({}))).policy!;
+  }
+
+  /** Ends the sessions that only this client holds. */
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    clearTimeout(this.#renewal);
+    if (this.#renewal !== undefined) await repeated(() => this.rpc.endLease({ leaseId: this.#leaseId }));
+    this.#renewal = undefined;
+  }
+
+  #found({ session }: { session?: SessionInfo }): Session {
+    if (session!.leased) this.#renewIn(RENEW_FIRST_S);
+    return new Session(this.rpc, session!);
+  }
+
+  /** Renews the lease, and then again when the daemon wants it. */
+  #renewIn(seconds: number): void {
+    if (this.#isClosed) return;
+    clearTimeout(this.#renewal);
+    this.#renewal = setTimeout(async () => {
+      const { renewAfterS } = await this.rpc.renewLease({ leaseId: this.#leaseId }).catch(() => ({ renewAfterS: RENEW_RETRY_S }));
+      this.#renewIn(renewAfterS || RENEW_RETRY_S);
+    }, 1000 * seconds);
+    // The lease keeps no program of Node alive.
+    (this.#renewal as { unref?: () => void }).unref?.();
+  }
+}

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from executor_client.aio_files import AsyncSessionFiles
 from executor_client.aio_watch import AsyncFileWatch
-from executor_client.errors import FileError, FileExists
+from executor_client.errors import FileError, FileExists, FileNotFound, FilePermissionDenied
 from executor_client.file_results import FileChange, FileChanges, FileInfo
 from executor_server.gateway.e2b.envd import filesystem_connect
 from executor_server.gateway.e2b.envd import filesystem_pb2 as pb
@@ -106,8 +106,14 @@ class FilesystemService(filesystem_connect.Filesystem):
             source, target, files = absolute(request.source), absolute(request.destination), sandbox.session.files
             await files.stat(inside(source), follow=False)  # or a missing source would leave a new directory
             await files.mkdir(inside(str(PurePosixPath(target).parent)))
-            info = await files.move(inside(source), inside(target))
-            return pb.MoveResponse(entry=await _entry(files, target, info))
+            try:
+                await files.move(inside(source), inside(target))
+            except (FileExists, FileNotFound, FilePermissionDenied):
+                raise
+            except FileError as error:  # between file systems, which E2B's sandboxes don't have
+                if (await sandbox.session.processes.run(["mv", "-T", "--", inside(source), inside(target)])).exit_code:
+                    raise error from None
+            return pb.MoveResponse(entry=await _entry_at(files, target))
 
     async def remove(self, request: pb.RemoveRequest, ctx: Context, /) -> pb.RemoveResponse:
         async with sandbox_of(self._sandboxes, ctx) as sandbox:

@@ -19,6 +19,8 @@ from executor_client.aio import AsyncExecutorClient
 from executor_client.errors import AuthenticationError, ResourceExhaustedError
 
 CLIENTS_MAX = 256
+REQUESTS_MAX = 512
+"""Requests of one token at a time."""
 VERIFICATIONS_MAX = 16
 """Tokens that are verified at one time."""
 IDLE_S = 300.0
@@ -63,7 +65,8 @@ class Clients:
         """Returns the client of a token. It stays open until the end of the request.
 
         Raises AuthenticationError for a token that the daemon does not accept, ResourceExhaustedError if too many
-        clients are in use, and the client's other errors if the daemon does not answer.
+        clients are in use or the token has too many requests, and the client's other errors if the daemon does not
+        answer.
         """
         found = self._clients.pop(token, None)
         if found is None:
@@ -73,6 +76,10 @@ class Clients:
         found.idle_since = asyncio.get_running_loop().time()
         used = self._used.get(None)
         if used is not None and found not in used:
+            if found.requests >= REQUESTS_MAX:
+                raise ResourceExhaustedError(
+                    f"the gateway serves {REQUESTS_MAX} requests of a token at a time; try again", retry_after_s=1.0
+                )
             found.requests += 1
             used.append(found)
         return found.client

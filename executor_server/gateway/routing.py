@@ -69,6 +69,10 @@ class Applications:
     other_ports: ASGIApp
 
 
+class StreamCut(Exception):
+    """Ends an answer that has begun: the client sees a broken stream. The cause lies outside, so it is not logged."""
+
+
 class Router:
     """The gateway as one application."""
 
@@ -88,7 +92,10 @@ class Router:
         try:
             with self._clients.request():
                 await application(scope, exchange.receive, exchange.send)
-            await exchange.drain()
+            if scope["type"] == "http":
+                await exchange.drain()
+        except StreamCut:
+            raise
         except Exception:
             _log.exception("request_failed", path=scope["path"])
             if exchange.has_answered:

@@ -27,7 +27,7 @@ from executor_server.gateway.e2b.envd_app import envd_app
 from executor_server.gateway.e2b.interpreter import interpreter_app
 from executor_server.gateway.e2b.records import Sandboxes
 from executor_server.gateway.e2b.sandboxes import rest_app
-from executor_server.gateway.missing import not_there_yet
+from executor_server.gateway.ports import ports_app
 from executor_server.gateway.routing import ENVD_PORT, INTERPRETER_PORT, Applications, Router
 
 CONNECTIONS_MAX = 4096
@@ -94,7 +94,7 @@ def _applications(section: GatewaySection, clients: Clients, sandboxes: Sandboxe
             ENVD_PORT: envd_app(sandboxes),
             INTERPRETER_PORT: interpreter_app(sandboxes),
         },
-        other_ports=not_there_yet("gateway/ports.py"),
+        other_ports=ports_app(sandboxes),
     )
 
 

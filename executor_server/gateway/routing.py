@@ -118,13 +118,14 @@ class Router:
             target = self._target_of(headers)
         except E2BError as error:
             return error.response()
-        if target is not None:
+        first = scope["path"].partition("/")[2].partition("/")[0]
+        # envd has no such paths, but old SDKs of E2B (2.20) send its headers with a request to connect to a sandbox.
+        if target is not None and not (target.port == ENVD_PORT and first in _REST):
             _target.set(target)
             return self._applications.ports.get(target.port, self._applications.other_ports)
         if scope["path"] == "/files":  # a signed URL without a sandbox's host: the signature tells which one
             _target.set(Target("", ENVD_PORT))
             return self._applications.ports[ENVD_PORT]
-        first = scope["path"].partition("/")[2].partition("/")[0]
         return self._applications.rest if first in _REST else self._applications.connect
 
     def _target_of(self, headers: Headers) -> Target | None:

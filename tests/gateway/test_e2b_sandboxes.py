@@ -146,6 +146,11 @@ def test_timeouts_end_a_sandbox(e2b: Gateway, sandbox: Sandbox) -> None:
     assert left_s() > 55  # connecting never shortens it
     Sandbox.connect(sandbox.sandbox_id, timeout=600)
     assert 590 < left_s() <= 600
+    # As the SDK 2.20 does: with the headers of traffic to the sandbox.
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
+    path = f"/sandboxes/{sandbox.sandbox_id}/connect"
+    assert request(e2b, "POST", path, json={"timeout": 700}, headers=headers).status_code == 200
+    assert 690 < left_s() <= 700
     one = f"/sandboxes/{sandbox.sandbox_id}"
     assert request(e2b, "POST", f"{one}/refreshes", json={"duration": 900}).status_code == 204
     assert 890 < left_s() <= 900

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import EvaluationError
-from executor_client.results import ExecutionResult, Outcome
-from executor_server.gateway.e2b.errors import E2BError, not_offered
+from executor_client.results import ExecutionResult, Outcome, VariablesState
+from executor_server.gateway.e2b.errors import E2BError, not_offered, sandbox_gone
+from executor_server.gateway.e2b.paths import HOME
 
 DEFAULT = "default"
 """The id of the context that every sandbox has."""
 CONTEXTS_MAX = 32
-HOME = "/home/user"
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _CWD_CHARS_MAX = 4096
@@ -167,6 +167,8 @@ class Contexts:
 
 
 def _not_entered(context: Context, result: ExecutionResult) -> E2BError:
+    if result.state is VariablesState.LOST:
+        return sandbox_gone()
     error = result.error
     why = f"{error.type}: {error.message}" if error is not None else result.outcome.name
     if error is not None and error.type in _NO_DIRECTORY:

@@ -29,8 +29,9 @@ from executor_client.errors import EvaluationError, ExecutorClientError, Session
 from executor_client.events import ExecutionEvent
 from executor_client.results import ExecutionResult, Outcome, VariablesState
 from executor_server.gateway.e2b import pip, results
-from executor_server.gateway.e2b.contexts import DEFAULT, HOME, Context, Contexts
+from executor_server.gateway.e2b.contexts import DEFAULT, Context, Contexts
 from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
+from executor_server.gateway.e2b.paths import HOME
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 from executor_server.gateway.routing import current_target
 
@@ -324,7 +325,9 @@ def _text(given: Mapping[str, Any], name: str, default: str | None = None) -> st
 
 
 def _env(given: Mapping[str, Any]) -> Mapping[str, str]:
-    env = given.get("env_vars") or {}
+    env = given.get("env_vars")
+    if env is None:
+        return {}
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         raise E2BError(400, "env_vars is an object whose values are texts")
     if len(env) > ENV_MAX or sum(len(name) + len(value) for name, value in env.items()) > ENV_BYTES_MAX:

@@ -148,7 +148,7 @@ def line_of_failure(result: ExecutionResult, code: str, limits: Limits, message:
     error = result.error or ErrorDetail(type="", message="")
     name, value = error.type, message
     if result.outcome is Outcome.CANCELLED:
-        name = name or "KeyboardInterrupt"
+        name = "KeyboardInterrupt"
     elif result.outcome is not Outcome.EXCEPTION:
         name, value = name or result.outcome.name, headline(result, code, limits)
     traceback = error.traceback or f"{name}: {value}"

@@ -15,7 +15,10 @@ from google.protobuf.message import DecodeError, Message
 MESSAGE_BYTES_MAX = 4 << 20
 """Bytes of one message of a client."""
 
+JSON_VALUES_MAX = 20_000
+"""Values in one JSON text of a client."""
 _PROBLEM_CHARS_MAX = 500
+_NO_MARKS = bytes(sorted(set(range(256)) - set(b'",')))
 
 M = TypeVar("M", bound=Message)
 
@@ -50,6 +53,8 @@ class JsonCodec(Codec[Message, M]):
         return MessageToJson(message, indent=None).encode()
 
     def decode(self, data: bytes | bytearray, message_class: type[M]) -> M:
+        if json_commas(data) > JSON_VALUES_MAX:
+            raise _refused(message_class, f"it has more than {JSON_VALUES_MAX:,} values; send binary Protobuf")
         try:
             return Parse(bytes(data), message_class(), ignore_unknown_fields=self._skips_unknown)
         except (ParseError, ValueError) as error:  # ValueError: the text is not UTF-8
@@ -59,6 +64,18 @@ class JsonCodec(Codec[Message, M]):
 
 
 CODECS: tuple[Codec[Message, Message], ...] = (BinaryCodec(), JsonCodec())
+
+
+def json_commas(text: bytes | bytearray) -> int:
+    """Returns the number of commas outside of strings, which is about the number of values; 0 if they are surely few.
+
+    Parsers take microseconds for each value: a request of megabytes would hold up all others for seconds.
+    """
+    if text.count(b",") <= JSON_VALUES_MAX:
+        return 0
+    marks = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    # Two adjacent quotes are an empty string, or an end and a beginning: without them, what is outside stays outside.
+    return sum(part.count(b",") for part in marks.replace(b'""', b"").split(b'"')[::2])
 
 
 def _refused(message_class: type[Message], problem: str) -> ConnectError:

@@ -290,6 +290,10 @@ def test_a_run_is_refused_with_a_reason(http: httpx.Client) -> None:
         assert message in answer.json()["message"]
     assert http.post("/v1/run", content=b"x" * (3 << 20)).status_code == 429
     assert http.post("/v1/run", content="[" * 100_000).status_code == 400
+    many = http.post("/v1/run", content='{"code": "", "packages": [' + "1," * 900_000 + "1]}")
+    assert (many.status_code, many.elapsed.total_seconds() < 5) == (400, True)
+    commas = http.post("/v1/run", json={"code": f"'{',' * 900_000}'[:1] + '\\\\\"'"})
+    assert commas.json()["output"] == ',\\"'
 
 
 async def test_a_caller_that_leaves_ends_its_run(http: httpx.Client, gateway: Gateway) -> None:
@@ -353,6 +357,8 @@ MEMBERS = gzip.compress(b"") * 100_000
         ("GetPolicy", "application/json", b'{"x": 1}', {}),
         ("GetPolicy", "application/json", b"1" * 10_000, {}),
         ("GetPolicy", "application/json", b"x" * (5 << 20), {}),
+        ("CreateSession", "application/json", b'{"authorizedImports": [' + b'"",' * 1_300_000 + b'""]}', {}),
+        ("RegisterTools", "application/json", b'{"x":"\\\\\\"","tools": [' + b"{}," * 1_300_000 + b"{}]}", {}),
         ("GetPolicy", "application/json", BOMB, {"content-encoding": "gzip"}),
         ("GetPolicy", "application/json", MEMBERS, {"content-encoding": "gzip"}),
         ("GetPolicy", "application/json", b"{}", {"content-encoding": "gzip"}),

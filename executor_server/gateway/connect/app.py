@@ -41,7 +41,7 @@ def connect_app(clients: Clients, allowed_origins: Collection[str]) -> Starlette
     app = Starlette(
         exception_handlers={HTTPException: _no_such},
         routes=[
-            Mount(service.PATH, PlainJson(service.ConnectService(clients), service.METHODS)),
+            Mount(service.PATH, PlainJson(service.ConnectService(clients), clients)),
             Route(run.PATH, run.Run(clients).answer, methods=["POST"]),
             *(Route(path, _page(name)) for path, name in _PAGES.items()),
         ],

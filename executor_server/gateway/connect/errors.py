@@ -19,6 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 from protobuf import Message, message_from_json_value
 from protobuf.wkt import Any as WireAny
 from protobuf.wkt import Struct
+from starlette.responses import JSONResponse, Response
 
 from executor_api.v1 import types_pb2  # noqa: F401 - Violations, as above
 from executor_client.errors import (
@@ -103,6 +104,10 @@ def unauthenticated() -> ConnectError:
 def to_json(error: ConnectError) -> dict[str, Any]:
     """Returns the body of an error."""
     return ConnectWireError.from_exception(error).to_dict()
+
+
+def response(error: ConnectError) -> Response:
+    return JSONResponse(to_json(error), status_of(error.code.value))
 
 
 def status_of(code: str) -> int:

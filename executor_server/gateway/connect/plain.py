@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
 
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from google.protobuf.descriptor import MethodDescriptor
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from executor_client.errors import ExecutorClientError
+from executor_server.gateway.clients import Clients
 from executor_server.gateway.codecs import MESSAGE_BYTES_MAX
 from executor_server.gateway.connect import errors
+from executor_server.gateway.connect.service import METHODS, bearer_token
 
 _ENVELOPE = struct.Struct(">BI")
 _END = 0b10
@@ -36,12 +38,12 @@ LINES_TYPE = "application/x-ndjson"
 class PlainJson:
     """Passes Connect's requests on to `app`, translates plain JSON, and refuses everything else with a reason."""
 
-    def __init__(self, app: ASGIApp, methods: Mapping[str, MethodDescriptor]) -> None:
+    def __init__(self, app: ASGIApp, clients: Clients) -> None:
         self._app = app
-        self._methods = methods
+        self._clients = clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = self._methods.get(scope["path"])
+        method = METHODS.get(scope["path"])
         try:
             given = _content_type(scope)
             if method is None:
@@ -49,10 +51,12 @@ class PlainJson:
             if scope["method"] != "POST":
                 raise _refused(405, Code.UNIMPLEMENTED, f"{method.name} is called by POST")
             streams = method.client_streaming or method.server_streaming
-            if given in (_STREAM_TYPES if streams else _UNARY_TYPES):
-                return await self._app(_with_type(scope, given), receive, send)
-            if given not in _PLAIN_TYPES or method.client_streaming:
+            is_connect = given in (_STREAM_TYPES if streams else _UNARY_TYPES)
+            if not is_connect and (given not in _PLAIN_TYPES or method.client_streaming):
                 raise _refused(415, Code.UNIMPLEMENTED, _expected(method, given))
+            await self._admit(scope, given)
+            if is_connect:
+                return await self._app(_with_type(scope, given), receive, send)
             if not streams:
                 return await self._app(_with_type(scope, _JSON), receive, send)
             body = await _body(Request(scope, receive))
@@ -63,9 +67,20 @@ class PlainJson:
         lines = _Lines(scope, receive, send)
         return await self._app(_with_type(scope, _STREAM_TYPES[0]), _after(body, receive), lines.send)
 
+    async def _admit(self, scope: Scope, content_type: str) -> None:
+        """Raises _Refused for callers that the daemon does not know: of those, nothing is read."""
+        try:
+            await self._clients.of(bearer_token(Headers(scope=scope)))
+        except (ConnectError, ExecutorClientError) as error:
+            refusal = error if isinstance(error, ConnectError) else errors.of_client(error)
+            if content_type in _STREAM_TYPES:  # a stream that ends at once, as Connect has it
+                end = json.dumps({"error": errors.to_json(refusal)}).encode()
+                raise _Refused(Response(_ENVELOPE.pack(_END, len(end)) + end, media_type=content_type)) from error
+            raise _Refused(errors.response(refusal)) from error
+
 
 class _Refused(Exception):
-    def __init__(self, response: JSONResponse) -> None:
+    def __init__(self, response: Response) -> None:
         super().__init__()
         self.response = response
 

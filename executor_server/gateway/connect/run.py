@@ -14,7 +14,7 @@ from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from executor_client._core.short_repr import png_of
 from executor_client._core.value_text import value_text
@@ -23,6 +23,7 @@ from executor_client.aio_session import AsyncSession
 from executor_client.errors import ExecutorClientError
 from executor_client.results import ExecutionResult
 from executor_server.gateway.clients import Clients
+from executor_server.gateway.codecs import JSON_VALUES_MAX, json_commas
 from executor_server.gateway.connect import errors
 from executor_server.gateway.connect.service import bearer_token
 
@@ -110,19 +111,14 @@ class Run:
 
     async def answer(self, request: Request) -> Response:
         try:
-            token = bearer_token(request.headers)
-            wanted = await _request(request)
-            return _json_response(await _run(await self._clients.of(token), wanted))
+            client = await self._clients.of(bearer_token(request.headers))
+            return _json_response(await _run(client, await _request(request)))
         except ConnectError as error:
-            return refusal(error)
+            return errors.response(error)
         except ExecutorClientError as error:
-            return refusal(errors.of_client(error))
+            return errors.response(errors.of_client(error))
         except Exception as error:  # noqa: BLE001 - the border
-            return refusal(errors.of_bug(PATH, error))
-
-
-def refusal(error: ConnectError) -> Response:
-    return JSONResponse(errors.to_json(error), errors.status_of(error.code.value))
+            return errors.response(errors.of_bug(PATH, error))
 
 
 async def _request(request: Request) -> RunRequest:
@@ -131,6 +127,8 @@ async def _request(request: Request) -> RunRequest:
         body += piece
         if len(body) > BODY_BYTES_MAX:
             raise ConnectError(Code.RESOURCE_EXHAUSTED, f"the request has more than {BODY_BYTES_MAX:,} bytes")
+    if json_commas(body) > JSON_VALUES_MAX:
+        raise ConnectError(Code.INVALID_ARGUMENT, f"the request has more than {JSON_VALUES_MAX:,} values")
     try:
         return RunRequest.model_validate_json(bytes(body))
     except ValidationError as error:

@@ -140,6 +140,8 @@ def bearer_token(headers: Mapping[str, str]) -> str:
 
 def _options(context: Context, token: str) -> dict[str, Any]:
     timeout_ms = context.timeout_ms
+    if timeout_ms is not None and timeout_ms <= 0:
+        raise ConnectError(Code.DEADLINE_EXCEEDED, "the call's connect-timeout-ms was over before it began")
     return {
         "metadata": (("authorization", f"Bearer {token}"),),
         "timeout": None if timeout_ms is None else timeout_ms / 1000,

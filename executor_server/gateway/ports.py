@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 from collections.abc import AsyncIterator
 
 import httpcore
@@ -46,11 +45,8 @@ def ports_app(sandboxes: Sandboxes) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         target = current_target()
         try:
-            record = sandboxes.record(target.sandbox_id)
-            given = Headers(scope=scope).get("e2b-traffic-access-token", "").encode(errors="replace")
-            if record.traffic_token and not hmac.compare_digest(given, record.traffic_token.encode()):
-                raise E2BError(403, "this sandbox takes traffic with its traffic token only: E2b-Traffic-Access-Token")
-            session = (await sandboxes.open(record)).session
+            token = Headers(scope=scope).get("e2b-traffic-access-token")
+            session = (await sandboxes.find_port(target.sandbox_id, token)).session
             try:
                 pass_on = _pass_websocket if scope["type"] == "websocket" else _pass_request
                 await pass_on(session, target.port, scope, receive, send)

@@ -15,7 +15,8 @@ import pytest
 from e2b import AsyncSandbox, Sandbox, SandboxException, SandboxQuery, SandboxState
 
 from executor_client import ExecutorClient
-from tests.support.daemon import Daemon
+from tests.support.backends import require
+from tests.support.daemon import Daemon, daemon_of
 from tests.support.gateway import Gateway, e2b_token, running_gateway
 from tests.support.polling import eventually
 
@@ -268,3 +269,21 @@ def test_sandboxes_outlive_the_gateway_and_end_at_their_time(daemon: Daemon, tmp
         assert info["envdAccessToken"] == kept["envdAccessToken"]
         assert eventually(lambda: due["sandboxID"] not in sessions(second))
         assert request(second, "DELETE", one).status_code == 204
+
+
+def test_an_unused_sandbox_lives_until_its_end_if_a_gateway_is_there() -> None:
+    require("local")
+    policy = """
+default = "brief"
+[profiles.brief.limits.default]
+idle_time_s = 1.0
+"""
+    with daemon_of("", "--backend", "local", policy=policy) as daemon, running_gateway(daemon) as gateway:
+        begin = time.monotonic()
+        sandbox, left = (created(gateway, timeout=timeout).json()["sandboxID"] for timeout in (4, 600))
+        assert eventually(lambda: sandbox not in sessions(gateway))
+        assert time.monotonic() - begin >= 4
+        assert left in sessions(gateway)
+        gateway.process.kill()
+        gateway.process.wait()
+        assert eventually(lambda: left not in sessions(gateway))

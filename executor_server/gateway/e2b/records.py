@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,6 +37,8 @@ IDLE_PART = 3
 """The idle time of a session is restarted when a third of it is over."""
 CONCURRENT_MAX = 16
 """Sandboxes that the timer ends or keeps alive at one time."""
+IDLE_S = 60.0
+"""Seconds that the timer waits while there are no sandboxes."""
 RETRY_S = 5.0
 """Seconds until the timer repeats a call that failed."""
 
@@ -113,6 +116,7 @@ class Sandboxes:
         self._sessions: dict[str, tuple[AsyncExecutorClient, AsyncSession]] = {}
         self._touched: dict[str, float] = {}  # when the idle time of each was restarted last, monotonic
         self._failed: dict[str, float] = {}  # when to try again, monotonic
+        self._wakes = math.inf  # when the timer looks again, monotonic
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -157,7 +161,7 @@ class Sandboxes:
         """
         record = self.record(sandbox_id)
         if record.traffic_token and not _is_same(traffic_token, record.traffic_token):
-            raise E2BError(403, "this sandbox needs its token in the header E2b-Traffic-Access-Token")
+            raise E2BError(403, "this sandbox takes traffic with its traffic token only: E2b-Traffic-Access-Token")
         return await self.open(record)
 
     async def open(self, record: Record) -> Sandbox:
@@ -210,7 +214,8 @@ class Sandboxes:
         self._database.execute(_REPLACE, _row(record))
         self._records[record.sandbox_id] = record
         self._touched.setdefault(record.sandbox_id, time.monotonic())
-        self._changed.set()
+        if time.monotonic() + self._wait_s(record) < self._wakes:
+            self._changed.set()
 
     def forget(self, sandbox_id: str) -> None:
         """Removes a record whose session has ended. Idempotent."""
@@ -231,7 +236,8 @@ class Sandboxes:
             if due:
                 await asyncio.gather(*(self._serve(record, slots) for record in due))
                 continue
-            wait_s = min(map(self._wait_s, self._records.values()), default=None)
+            wait_s = min(map(self._wait_s, self._records.values()), default=IDLE_S)
+            self._wakes = time.monotonic() + wait_s
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
 

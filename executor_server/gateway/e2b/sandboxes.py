@@ -166,6 +166,7 @@ class _Account:
             *_both("/sandboxes", self._create, "POST"),
             Route("/sandboxes", self._list_running, methods=["GET"]),
             Route("/v2/sandboxes", self._list, methods=["GET"]),
+            Route("/sandboxes/metrics", self._refuse("the metrics of many sandboxes in one request")),
             Route(one, self._info, methods=["GET"]),
             Route(one, self._kill, methods=["DELETE"]),
             *_both(f"{one}/connect", self._connect, "POST"),

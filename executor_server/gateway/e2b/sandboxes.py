@@ -180,6 +180,7 @@ class _Account:
                 for name, what in _NOT_OFFERED_OF_SANDBOX.items()
                 for route in _both(f"{one}/{name}", self._refuse(what), "GET", "POST")
             ),
+            Route("/templates/aliases/{alias}", self._alias, methods=["GET"]),
             *(
                 Route(f"{prefix}{rest}", self._refuse(what), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
                 for prefix, what in _NOT_OFFERED.items()
@@ -238,9 +239,7 @@ class _Account:
 
     async def _made(self, client: AsyncExecutorClient, asked: _Create, record: Record, timeout_s: int) -> Record:
         policy = await client.get_policy()
-        image = self._templates.get(asked.template, asked.template)
-        if image not in policy.images:
-            raise E2BError(404, f"template {asked.template!r} not found: the policy offers {_listed(policy.images)}")
+        image = self._image(asked.template, policy)
         _check_end(timeout_s, policy.max_limits)
         session = await client.create_session(
             image,
@@ -265,6 +264,20 @@ class _Account:
             await session.close()
             raise
         return record
+
+    def _image(self, template: str, policy: Policy) -> str:
+        """Returns the image of a template, which may have the tag that every template has. Raises E2BError (404)."""
+        name = template.removesuffix(":default")
+        image = self._templates.get(name, name)
+        if image not in policy.images:
+            raise E2BError(404, f"template {template[:256]!r} not found: the policy offers {_listed(policy.images)}")
+        return image
+
+    async def _alias(self, request: Request) -> Response:
+        """Answers whether there is a template of this name."""
+        client = await self._client(_key_of(request))
+        self._image(request.path_params["alias"], await client.get_policy())
+        return JSONResponse({"templateID": request.path_params["alias"], "public": False})
 
     # One sandbox
 

@@ -66,7 +66,10 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with Clients(connect) as clients, Sandboxes(state.root / "sandboxes.db", clients.of) as sandboxes:
+    async with (
+        Clients(connect) as clients,
+        Sandboxes(state.root / "sandboxes.db", clients.of, section.users) as sandboxes,
+    ):
         router = Router(_applications(section, clients, sandboxes), clients, section.domain)
         server = _server(section, address, router)
         scheme = "http" if section.tls_cert is None else "https"

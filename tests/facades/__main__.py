@@ -69,7 +69,9 @@ def inside(form: str, command: list[str]) -> int:
         options, client = form_of(form, Path(path))
         stack.enter_context(names())
         daemon = stack.enter_context(daemon_of("", "--backend", "local"))
-        config = "[gateway.templates]\n" + "".join(f'"{name}" = "base"\n' for name in TEMPLATES)
+        config = 'gateway.users = ["root"]\n[gateway.templates]\n' + "".join(
+            f'"{name}" = "base"\n' for name in TEMPLATES
+        )
         gateway = stack.enter_context(running_gateway(daemon, *options, config=config))
         client |= {"E2B_API_KEY": gateway.token, "VERIFIERS_TEMPLATE": VERIFIERS_TEMPLATE, "HOME": path}
         code = subprocess.run(command, env={**os.environ, **client}).returncode

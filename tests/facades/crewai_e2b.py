@@ -14,8 +14,7 @@ def main() -> None:
     assert failed["error"]["name"] == "ModuleNotFoundError", failed
     sandbox_id = python._persistent_sandbox.sandbox_id
     files = E2BFileTool(sandbox_id=sandbox_id)
-    assert files.run(action="write", path="/home/user/notes/a.txt", content="one\n")["status"] == "written"
-    assert files.run(action="append", path="/home/user/notes/a.txt", content="two\n")["total_bytes"] == 8
+    assert files.run(action="write", path="/home/user/notes/a.txt", content="one\ntwo\n")["status"] == "written"
     assert files.run(action="read", path="/home/user/notes/a.txt")["content"] == "one\ntwo\n"
     assert [each["name"] for each in files.run(action="list", path="/home/user/notes")["entries"]] == ["a.txt"]
     shell = E2BExecTool(sandbox_id=sandbox_id)

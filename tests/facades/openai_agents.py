@@ -49,7 +49,8 @@ async def main() -> None:
         ]
     )
     agent = SandboxAgent(name="Coder", model=model, default_manifest=manifest)
-    options = E2BSandboxClientOptions(sandbox_type="e2b", timeout=120)
+    # Its default is to pause, which is not offered.
+    options = E2BSandboxClientOptions(sandbox_type="e2b", timeout=120, on_timeout="kill", auto_resume=False)
     sandbox = SandboxRunConfig(client=E2BSandboxClient(), options=options)
     config = RunConfig(sandbox=sandbox, tracing_disabled=True)
     result = await Runner.run(agent, "Fix the mean.", run_config=config)

@@ -81,7 +81,7 @@ async def main() -> None:
         trace = await agent.run(Multiply(vf.TaskData(idx=0, prompt="What is six times seven?")))
     await runner.cleanup()
     assert trace.ok, trace.errors
-    assert {name: float(value) for name, value in trace.rewards.items()} == {"right": 1.0}, trace.rewards
+    assert trace.rewards["right"].score == 1.0, trace.rewards
     assert trace.num_turns == 1
 
 

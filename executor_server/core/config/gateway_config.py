@@ -47,6 +47,10 @@ class GatewaySection(Section):
     )
     """Images for E2B's names of templates: `"code-interpreter-v1" = "data"`. Other names are names of images."""
 
+    users: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=32)], ...], Field(max_length=16)] = ()
+    """Further names for the only user of a sandbox, besides `user`. `["root"]` is for E2B's clients that name `root` in
+    each call. It gives them no rights of root."""
+
     @model_validator(mode="after")
     def _check(self) -> GatewaySection:
         if (self.tls_cert is None) != (self.tls_key is None):

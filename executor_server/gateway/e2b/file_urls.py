@@ -81,7 +81,7 @@ class _Files:
         A client that uses one address for all sandboxes writes none into its URLs. The signature has the token of one.
         """
         query, sandbox_id = request.query_params, current_target().sandbox_id
-        check_user(query.get("username"))
+        check_user(query.get("username"), self._sandboxes.users)
         access_token = request.headers.get("x-access-token")
         if access_token and sandbox_id:
             return await self._sandboxes.find(sandbox_id, access_token)

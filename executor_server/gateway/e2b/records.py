@@ -17,7 +17,7 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -102,9 +102,15 @@ class Sandbox:
 class Sandboxes:
     """The sandboxes of a gateway; one object for the process. As a context manager it owns the file and the timer."""
 
-    def __init__(self, path: Path, client: Callable[[str], Awaitable[AsyncExecutorClient]]) -> None:
-        """`client` returns the client of a caller's key. Raises StateDirError if the file can't be used."""
+    def __init__(
+        self, path: Path, client: Callable[[str], Awaitable[AsyncExecutorClient]], users: Collection[str] = ()
+    ) -> None:
+        """`client` returns the client of a caller's key; `users` are further names of the user in each sandbox.
+
+        Raises StateDirError if the file can't be used.
+        """
         self._client = client
+        self.users = users
         try:
             self._database = open_file(path, _TABLE, _VERSION, synchronous="NORMAL")
             self._records = {each.sandbox_id: each for each in map(_record, self._database.execute(_SELECT))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import structlog
@@ -51,7 +51,7 @@ async def sandbox_of(sandboxes: Sandboxes, ctx: RequestContext[Any, Any]) -> Asy
     sandbox_id = current_target().sandbox_id
     try:
         headers = ctx.request_headers
-        check_user(_name_in(headers.get("authorization", "")))
+        check_user(_name_in(headers.get("authorization", "")), sandboxes.users)
         yield await sandboxes.find(sandbox_id, headers.get("x-access-token"))
     except ConnectError:
         raise
@@ -72,9 +72,9 @@ async def sandbox_of(sandboxes: Sandboxes, ctx: RequestContext[Any, Any]) -> Asy
         raise ConnectError(Code.INTERNAL, message) from error
 
 
-def check_user(name: str | None) -> None:
-    """Raises E2BError (401) for a user that our sandboxes don't have."""
-    if name and name != USER:
+def check_user(name: str | None, users: Collection[str]) -> None:
+    """Raises E2BError (401) for a name that is neither that of the only user nor configured as another one of it."""
+    if name and name != USER and name not in users:
         raise E2BError(
             401,
             f'the user "{name[:_REASON_CHARS]}" is not offered: everything in this sandbox runs as its only user '

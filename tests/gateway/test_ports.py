@@ -13,6 +13,7 @@ import httpx
 import pytest
 import websockets
 from e2b import Sandbox
+from e2b.api import client_sync
 
 from tests.support.certificates import Authority
 from tests.support.daemon import Daemon
@@ -116,6 +117,9 @@ def place(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with running_gateway(daemon, config=config) as gateway, pytest.MonkeyPatch.context() as patch:
         for name, value in {**gateway.environment(), "SSL_CERT_FILE": str(authority.cert)}.items():
             patch.setenv(name, value.replace("127.0.0.1", "localhost"))
+        # The SDK reads the authorities once in a process, with the first of its transports.
+        patch.setattr(client_sync, "_transports", {})
+        patch.setattr(client_sync, "_httpx_transports", {})
         with Sandbox.create() as sandbox:
             sandbox.files.write("site.py", SITE)
             sandbox.commands.run("python3 site.py", background=True)

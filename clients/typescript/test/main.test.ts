@@ -23,8 +23,8 @@ after(async () => {
 describe("in Node", () => {
   for (const [name, claim] of Object.entries(suite)) test(name, () => run(claim, gateway));
 
-  test("a transport of connect-node will do, too", () => {
-    const transport = createConnectTransport({ baseUrl: gateway.address, httpVersion: "1.1" });
+  test("a transport of connect-node will do, too, with HTTP/2", () => {
+    const transport = createConnectTransport({ baseUrl: gateway.address, httpVersion: "2" });
     return run(suite["files are written, read, listed, moved and removed"]!, gateway, new Client(transport, gateway));
   });
 

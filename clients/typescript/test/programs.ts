@@ -38,6 +38,15 @@ async function started(args: string[]): Promise<[ChildProcess, string]> {
   throw new Error(`${SERVER} ${args.join(" ")} did not start:\n${errors}`);
 }
 
+async function freePort(): Promise<number> {
+  const server = createServer();
+  await once(server.listen(0, "127.0.0.1"), "listening");
+  const { port } = server.address() as AddressInfo;
+  server.close();
+  await once(server, "close");
+  return port;
+}
+
 /** A daemon and its gateway, which pages of one origin may use. */
 export async function startGateway(origin: string): Promise<[Gateway, () => Promise<void>]> {
   const directory = mkdtempSync(join(tmpdir(), "rx-"));
@@ -45,7 +54,7 @@ export async function startGateway(origin: string): Promise<[Gateway, () => Prom
   writeFileSync(config, `[gateway]\nallowed_origins = [${JSON.stringify(origin)}]\n`);
   const places = ["--config", config, "--state-dir", join(directory, "s")];
   const [daemon] = await started(["serve", "--listen", `unix:${join(directory, "s/executor.sock")}`, ...places]);
-  const [gateway, line] = await started(["gateway", "--listen", "127.0.0.1:0", ...places]);
+  const [gateway, line] = await started(["gateway", "--listen", `127.0.0.1:${await freePort()}`, ...places]);
   const stopAll = async () => {
     await stop(gateway);
     await stop(daemon);

@@ -4,7 +4,7 @@ import { connect, createServer, type AddressInfo, type Socket } from "node:net";
 import { after, before, describe, test } from "node:test";
 import { createConnectTransport } from "@connectrpc/connect-node";
 import { Client } from "../src/index.js";
-import { findChromium, openPage, servePage, startGateway } from "./programs.js";
+import { findChromium, openPage, servePage, startGateway, type Page } from "./programs.js";
 import { run, suite, type Gateway } from "./suite.js";
 
 let gateway: Gateway;
@@ -64,12 +64,43 @@ const chromium = findChromium();
 const isRequired = (process.env["REQUIRED_TOOLS"] ?? "").includes("chromium");
 const skip = !chromium && !isRequired && "there is no chromium here; install it, or name one in $CHROMIUM";
 
-test("in a page of another origin in Chromium", { skip, timeout: 180_000 }, async (t) => {
-  assert(chromium, "there is no chromium here, and $REQUIRED_TOOLS wants one");
-  const close = openPage(chromium, `${page.origin}/test/page.html`);
-  try {
-    for (const [name, failure] of Object.entries(await page.results)) await t.test(name, () => assert.equal(failure, ""));
-  } finally {
-    await close();
-  }
+describe("in Chromium", { skip, timeout: 180_000 }, () => {
+  const withPage = async (url: string, use: (page: Page) => Promise<void>) => {
+    assert(chromium, "there is no chromium here, and $REQUIRED_TOOLS wants one");
+    const opened = await openPage(chromium, url);
+    await use(opened).finally(() => opened.close());
+  };
+
+  test("in a page of another origin", (t) => withPage(`${page.origin}/test/page.html`, async ({ evaluate }) => {
+    const results = Object.entries<string>(await evaluate("results()"));
+    for (const [name, failure] of results) await t.test(name, () => assert.equal(failure, ""));
+    assert.equal(results.length, Object.keys(suite).length);
+  }));
+
+  test("a page of any other origin is refused", () => withPage("data:text/html,stranger", async ({ evaluate }) => {
+    const call = `fetch("${gateway.address}/v1/run", { method: "POST", headers: { authorization: "Bearer ${gateway.token}" }, body: '{"code": "1"}' })`;
+    assert.equal(await evaluate(`${call}.then((response) => response.status, (error) => error.name)`), "TypeError");
+  }));
+
+  test("the gateway's own page runs code and calls methods", () => withPage(`${gateway.address}/try`, async ({ evaluate }) => {
+    const until = (condition: string) => evaluate(`new Promise((resolve) => {
+      const look = () => (${condition}) && resolve();
+      new MutationObserver(look).observe(document.body, { childList: true, subtree: true, characterData: true, attributes: true });
+      look();
+    })`);
+    const run = async (code: string) => {
+      await evaluate(`code.value = ${JSON.stringify(code)}; document.getElementById("run").click()`);
+      await until('!document.getElementById("run").disabled && document.getElementById("run-state").textContent');
+      return evaluate('[document.getElementById("run-state").textContent, document.getElementById("run-result").textContent]');
+    };
+    await until('document.querySelectorAll("#method option").length > 10');
+    assert.equal((await run("1"))[0], "unauthenticated");
+    await evaluate(`token.value = ${JSON.stringify(gateway.token)}`);
+    assert.deepEqual(await run("print('<b onclick=x>hello</b>')\n6 * 7"), ["succeeded", "<b onclick=x>hello</b>\n42"]);
+    assert.equal(await evaluate('document.querySelectorAll("#run-result b").length'), 0);
+    await evaluate('method.value = "ListSessions"; method.dispatchEvent(new Event("change")); call.click()');
+    await until('document.getElementById("call-state").textContent.startsWith("200")');
+    await until('answer.textContent.startsWith("{")');
+    assert.deepEqual(JSON.parse(await evaluate("answer.textContent")), {});
+  }));
 });

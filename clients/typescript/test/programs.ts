@@ -5,6 +5,7 @@ import { once } from "node:events";
 import { accessSync, constants, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
+import type { Readable, Writable } from "node:stream";
 import { tmpdir } from "node:os";
 import { delimiter, extname, join, normalize } from "node:path";
 import { createInterface } from "node:readline";
@@ -63,18 +64,10 @@ export async function startGateway(origin: string): Promise<[Gateway, () => Prom
   return [{ address: line.split(" ").pop()!, token: readFileSync(join(directory, "s/token"), "utf8").trim() }, stopAll];
 }
 
-/** Serves the page and what it loads; `results` is what the page reports. */
-export async function servePage(gateway: () => Gateway): Promise<{ origin: string; results: Promise<Record<string, string>>; server: Server }> {
-  let report = (_: Record<string, string>) => {};
-  const results = new Promise<Record<string, string>>((resolve) => (report = resolve));
-  const server = createServer(async (request, response) => {
+/** Serves the page and what it loads. */
+export async function servePage(gateway: () => Gateway): Promise<{ origin: string; server: Server }> {
+  const server = createServer((request, response) => {
     if (request.url === "/gateway") return void response.end(JSON.stringify(gateway()));
-    if (request.url === "/results") {
-      let body = "";
-      for await (const piece of request) body += piece;
-      report(JSON.parse(body));
-      return void response.end();
-    }
     const path = normalize(new URL(request.url ?? "/", "http://page").pathname);
     try {
       const content = readFileSync(join(PACKAGE, path));
@@ -84,7 +77,7 @@ export async function servePage(gateway: () => Gateway): Promise<{ origin: strin
     }
   });
   await once(server.listen(0, "127.0.0.1"), "listening");
-  return { origin: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, results, server };
+  return { origin: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, server };
 }
 
 /** Returns the path of a Chromium, of any version. */
@@ -100,14 +93,49 @@ export function findChromium(): string | undefined {
   });
 }
 
-/** Shows a page in a browser without a window, until the function that it returns is called. */
-export function openPage(chromium: string, url: string): () => Promise<void> {
+/** A page in a browser without a window. */
+export interface Page {
+  /** Returns the value of an expression in the page; promises are awaited. */
+  evaluate(expression: string): Promise<any>;
+  close(): Promise<void>;
+}
+
+/** Opens a page. The browser is driven over two pipes, as Chromium of every version can be. */
+export async function openPage(chromium: string, url: string): Promise<Page> {
   const profile = mkdtempSync(join(tmpdir(), "rx-chromium-"));
-  const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-port=0"];
-  // A group of its own: Chromium starts many processes.
-  const child = spawn(chromium, [...flags, `--user-data-dir=${profile}`, url], { stdio: "ignore", detached: true });
-  return async () => {
+  const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe"];
+  const child = spawn(chromium, [...flags, `--user-data-dir=${profile}`], { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
+  const waiting = new Map<number, { resolve: (result: any) => void; reject: (error: Error) => void }>();
+  const input = child.stdio[3] as Writable, output = child.stdio[4] as Readable;
+  let rest = "", id = 0;
+  output.setEncoding("utf8").on("data", (text: string) => {
+    const messages = (rest + text).split("\0");
+    rest = messages.pop()!;
+    for (const message of messages.map((each) => JSON.parse(each))) {
+      const { resolve, reject } = waiting.get(message.id) ?? {};
+      waiting.delete(message.id);
+      if (message.error) reject?.(new Error(message.error.message));
+      else resolve?.(message.result);
+    }
+  });
+  child.on("exit", () => waiting.forEach(({ reject }) => reject(new Error("the browser has ended"))));
+  const send = (method: string, params: object, sessionId?: string) =>
+    new Promise<any>((resolve, reject) => {
+      waiting.set(++id, { resolve, reject });
+      input.write(`${JSON.stringify({ id, method, params, sessionId })}\0`);
+    });
+  const { targetId } = await send("Target.createTarget", { url: "about:blank" });
+  const { sessionId } = await send("Target.attachToTarget", { targetId, flatten: true });
+  const evaluate = async (expression: string) => {
+    const { result, exceptionDetails } = await send("Runtime.evaluate", { expression, awaitPromise: true, returnByValue: true }, sessionId);
+    if (exceptionDetails) throw new Error(exceptionDetails.exception?.description ?? exceptionDetails.text);
+    return result.value;
+  };
+  await send("Page.navigate", { url }, sessionId);
+  await evaluate('new Promise((resolve) => document.readyState === "complete" ? resolve() : addEventListener("load", resolve))');
+  const close = async () => {
     await stop(child);
     rmSync(profile, { recursive: true, force: true, maxRetries: 10 });
   };
+  return { evaluate, close };
 }

@@ -193,12 +193,15 @@ def test_another_language_is_refused_in_words(shared: Sandbox, language: str) ->
 
 
 def test_pip_reports_packages_that_are_there_and_why_others_can_not_be(shared: Sandbox) -> None:
-    code = "if True:\n    !pip install -q numpy 'pandas>=1' PIL nothing-of-this-name 'pip>=999'\nimport numpy"
+    code = "x = '''\n!pip install kept\n'''\nif True:\n    !pip install -q numpy 'pandas>=1' PIL nothing-of-this-name 'pip>=999'\nimport numpy"
     run = shared.run_code(code)
     assert run.error is None, run.error
     lines = "".join(run.logs.stdout).splitlines()
     assert [line.split(":")[0] for line in lines] == ["Requirement already satisfied"] * 3 + ["ERROR"] * 2
     assert "nothing-of-this-name is not installed" in lines[3] and "policy" in lines[3] and "only version" in lines[4]
+    assert shared.run_code("x").text == "\\n!pip install kept\\n"
+    quotes = "#install\n" + '"""\\' * 200_000  # which is searched once, and not from each of them
+    assert shared.run_code(quotes).error is not None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -283,7 +286,7 @@ def execute(gateway: Gateway, sandbox: Sandbox, body: object, **headers: str) ->
         ({}, 400, "code is a text"),
         ({"code": 1}, 400, "code is a text"),
         ({"code": "x" * (1 << 20) + "x"}, 413, "the code has more than"),
-        (b" " * (9 << 20), 413, "the request has more than"),
+        (b" " * (5 << 20), 413, "the request has more than"),
         ({"code": "1", "language": "python", "context_id": "default"}, 400, "Only one of"),
         ({"code": "1", "context_id": "../default"}, 404, "not found"),
         ({"code": "1", "env_vars": []}, 400, "env_vars"),

@@ -7,6 +7,7 @@ Python writes. Text past the limit is never produced.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,6 +19,8 @@ from executor_api.values import EnumValue, OpaqueValue, Record, TupleRecord
 
 DEPTH_MAX = 40
 CUT = "…"
+TABLE_CHARS_MAX = 8 << 20
+"""Characters in the cells of all tables of a value. pandas writes each cell whole before it cuts it."""
 
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
@@ -26,6 +29,7 @@ _BRACKETS: dict[type, tuple[str, str]] = {
     frozenset: ("frozenset({", "})"),
 }
 _SHORT_INT = 1 << 64
+_TABLE_CHARS_MIN = 1 << 16  # that a table counts at least: to write any takes milliseconds
 
 
 class _Full(Exception):
@@ -92,6 +96,20 @@ def _is_short(value: Any) -> bool:
     return kind is float or value is None or kind is bool or (kind is int and -_SHORT_INT < value < _SHORT_INT)
 
 
+def table_chars(value: Any) -> int | None:
+    """Returns the characters that pandas would write, and cut, to show a table; None for any other value."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index)):
+        return None
+    columns = [value]
+    if isinstance(value, pandas.DataFrame):
+        columns = [*(value.iloc[:, number] for number in range(value.shape[1])), value.index, value.columns]
+    elif isinstance(value, pandas.Series):
+        columns = [value, value.index]
+    cells = [column.tolist() for column in columns if column.dtype.kind not in "biufcmM"]
+    return max(_TABLE_CHARS_MIN, text_chars(cells))
+
+
 def _parts(value: Any) -> Iterable[Any] | None:
     """Returns the values that are shown inside a value; None if it has no such parts."""
     if isinstance(value, dict):
@@ -110,6 +128,7 @@ class _Writer:
         self.parts: list[str] = []
         self._left = chars_max
         self._inside: set[int] = set()
+        self._table_chars_left = TABLE_CHARS_MAX
 
     def write(self, value: object) -> None:
         kind = type(value)
@@ -131,6 +150,11 @@ class _Writer:
             self._text(f"{kind.__name__}(")
             self.write(dict(value) if isinstance(value, dict) else list(value))
             self._text(")")
+        elif (chars := table_chars(value)) is not None:
+            self._table_chars_left -= chars
+            is_shown = self._table_chars_left >= 0
+            shape = "x".join(map(str, cast(Any, value).shape))
+            self._text(_plain(value) if is_shown else f"<{kind.__name__} of {shape}, too large to be shown>")
         else:
             self._text(_plain(value))
 

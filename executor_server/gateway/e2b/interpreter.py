@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
+import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 from executor_api.limits import CODE_BYTES_MAX
 from executor_client.aio_session import AsyncSession
@@ -39,14 +40,15 @@ KEEPALIVE_S = 5.0
 """Seconds of silence after which a line is sent, as E2B's own server does."""
 WAITING_MAX = 64
 """Executions of one sandbox that run or wait for their turn."""
-BODY_BYTES_MAX = 8 << 20
-"""Bytes of a request. JSON may write a byte of code as six."""
+BODY_BYTES_MAX = 4 << 20
+"""Bytes of a request. JSON may write two or three bytes of code as six."""
 ENV_MAX = 64
 ENV_BYTES_MAX = 64 << 10
 MESSAGE_CHARS_MAX = 16 << 20
 """Characters of the message of an error: a final answer of smolagents is one."""
 
-_LINES_MAX = 32  # in the queue between an execution and its response
+_log = structlog.get_logger(__name__)
+_LINES_MAX = 8  # in the queue between an execution and its response
 _CWD_CHARS_MAX = 4096
 _END = {"type": "end_of_execution"}
 _PYTHON = ("python", "python3", "py")
@@ -76,6 +78,17 @@ class _Lines(StreamingResponse):
     """A stream of lines. If `None` comes, it stops without the end of the body, so the client sees that it broke."""
 
     body_iterator: AsyncIterator[bytes | None]  # type: ignore[assignment]  # None, see above
+
+    def __init__(self, lines: AsyncIterator[bytes | None], task: asyncio.Task[None]) -> None:
+        """Cancels the task when the client has gone."""
+        super().__init__(lines, media_type="application/x-ndjson")  # type: ignore[arg-type]
+        self._task = task
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._task.cancel()
 
     async def stream_response(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -132,41 +145,22 @@ class _Interpreter:
         call = _call(await _object(request), state.contexts)
         if state.waiting >= WAITING_MAX:
             raise E2BError(429, f"{WAITING_MAX} executions of this sandbox run or wait: repeat this one later")
-        lines = self._lines(sandbox, state, call)
-        return _Lines(lines, media_type="application/x-ndjson")  # type: ignore[arg-type]  # None, see there
-
-    async def _lines(self, sandbox: Sandbox, state: _State, call: _Call) -> AsyncIterator[bytes | None]:
         queue: asyncio.Queue[results.Line | None] = asyncio.Queue(_LINES_MAX)
         task = asyncio.create_task(self._run(sandbox, state, call, queue))
-        self._tasks.add(task)  # a cancelled one outlives the response until the daemon knows
-        task.add_done_callback(self._tasks.discard)
-        try:
-            line: results.Line | None = {}
-            while line is not _END:
-                try:
-                    async with asyncio.timeout(KEEPALIVE_S):
-                        line = await queue.get()
-                except TimeoutError:
-                    line = {"type": "keepalive"}
-                lines = []
-                while line is not None:
-                    lines.append(results.encoded(line))
-                    if line is _END or queue.empty():
-                        break
-                    line = queue.get_nowait()
-                if lines:
-                    yield b"".join(lines)
-                if line is None:
-                    yield None
-                    return
-        finally:
-            task.cancel()
+        state.waiting += 1
+        self._tasks.add(task)  # a cancelled one outlives its response until the daemon knows
+
+        def ended(task: asyncio.Task[None]) -> None:
+            state.waiting -= 1
+            self._tasks.discard(task)
+
+        task.add_done_callback(ended)
+        return _Lines(_drained(queue), task)
 
     async def _run(
         self, sandbox: Sandbox, state: _State, call: _Call, queue: asyncio.Queue[results.Line | None]
     ) -> None:
         """Puts the lines of an execution into the queue; the last one is `_END`, or None if the sandbox is gone."""
-        state.waiting += 1
         try:
             async with state.contexts.lock:
                 await self._run_in_turn(sandbox.session, state, call, queue)
@@ -176,10 +170,12 @@ class _Interpreter:
         except (E2BError, ExecutorClientError) as error:
             await queue.put(results.failure(type(error).__name__, error.message, error.message))
             await queue.put(_END)
+        except Exception:  # noqa: BLE001 (the border of a task of ours: the client would wait for ever)
+            _log.exception("execution_failed", sandbox_id=sandbox.record.sandbox_id)
+            await queue.put(results.failure("InternalError", "the gateway failed; its log has the reason"))
+            await queue.put(_END)
         else:
             await queue.put(_END)
-        finally:
-            state.waiting -= 1
 
     async def _run_in_turn(
         self, session: AsyncSession, state: _State, call: _Call, queue: asyncio.Queue[results.Line | None]
@@ -269,6 +265,27 @@ class _State:
         earlier, self.earlier_env = self.earlier_env, {}
         if earlier and self.generation == session.generation:
             await _set_env(session, earlier)
+
+
+async def _drained(queue: asyncio.Queue[results.Line | None]) -> AsyncIterator[bytes | None]:
+    """Yields the lines in the queue, those that are there together. After `_END` or None it ends."""
+    line: results.Line | None = {}
+    while line is not None and line is not _END:
+        try:
+            async with asyncio.timeout(KEEPALIVE_S):
+                line = await queue.get()
+        except TimeoutError:
+            line = {"type": "keepalive"}
+        lines = []
+        while line is not None:
+            lines.append(results.encoded(line))
+            if line is _END or queue.empty():
+                break
+            line = queue.get_nowait()
+        if lines:
+            yield b"".join(lines)
+    if line is None:
+        yield None
 
 
 async def _health(_: Request) -> Response:

@@ -16,9 +16,17 @@ from executor_client.errors import EvaluationError
 
 NAMES_MAX = 64
 
+# Strings and comments are matched, too, so that no line is found in them. An open string matches up to the end: else a
+# text of many quotes would be searched again from each of them.
 _LINE = re.compile(
-    r"^(?P<indent>[ \t]*)[!%][ \t]*(?:python[\d.]*[ \t]+-m[ \t]+)?(?:uv[ \t]+)?pip3?[ \t]+install(?P<rest>[ \t].*)?$",
-    re.MULTILINE,
+    r"""
+    (?P<quote>\"{3}|'{3})(?:\\(?:.|\Z)|[^\\])*?(?:(?P=quote)|\Z)
+    |"(?:\\.|[^"\\\n])*"?
+    |'(?:\\.|[^'\\\n])*'?
+    |\#[^\n]*
+    |^(?P<indent>[ \t]*)[!%][ \t]*(?:python[\d.]*[ \t]+-m[ \t]+)?(?:uv[ \t]+)?pip3?[ \t]+install(?P<rest>[ \t][^\n]*)?$
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # The version of each distribution of these names; empty for a module of this name, None if there is neither.
@@ -30,9 +38,11 @@ _VERSIONS = """(lambda metadata, find, names: {
 
 async def resolved(session: AsyncSession, code: str) -> str:
     """Returns the code with a print of the answer in place of each line that installs packages."""
-    if session.info.network or "install" not in code or not (lines := list(_LINE.finditer(code))):
+    if session.info.network or "install" not in code:
         return code
-    words = {word.strip("'\"") for line in lines for word in _words(line)}
+    words = {word for line in _LINE.finditer(code) if line["indent"] is not None for word in _words(line)}
+    if not words:
+        return code
     names = sorted({found.group() for word in words if (found := _NAME.match(word))})[:NAMES_MAX]
     try:
         versions = await session.evaluate(_VERSIONS % names)
@@ -40,16 +50,17 @@ async def resolved(session: AsyncSession, code: str) -> str:
         return code
     if not isinstance(versions, Mapping):  # it comes from agent code
         return code
-    return _LINE.sub(lambda line: f"{line['indent']}print({_answer(line, versions)!r})", code)
+
+    def answered(found: re.Match[str]) -> str:
+        states = [_state(word, versions) for word in _words(found)]
+        return found[0] if found["indent"] is None else f"{found['indent']}print({chr(10).join(states)!r})"
+
+    return _LINE.sub(answered, code)
 
 
 def _words(line: re.Match[str]) -> list[str]:
     words = (line["rest"] or "").partition("#")[0].split()
-    return [word for word in words if not word.startswith("-")]
-
-
-def _answer(line: re.Match[str], versions: Mapping[str, object]) -> str:
-    return "\n".join(_state(word.strip("'\""), versions) for word in _words(line)) or "ERROR: no package is named"
+    return [word.strip("'\"") for word in words if not word.startswith("-")]
 
 
 def _state(word: str, versions: Mapping[str, object]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from executor_api.values import OpaqueValue
 from executor_client._core.failure_text import headline
 from executor_client._core.short_repr import png_of
-from executor_client._core.value_text import text_chars, value_text
+from executor_client._core.value_text import TABLE_CHARS_MAX, table_chars, text_chars, value_text
 from executor_client.events import DisplayEvent, ExecutionEvent, ImageEvent, LogEvent, OutputCutEvent
 from executor_client.results import ErrorDetail, ExecutionResult, Limits, Outcome, VariablesState
 
@@ -91,23 +91,21 @@ def _bundle(value: Any) -> Mapping[str, Any]:
     pandas, pictures = sys.modules.get("pandas"), sys.modules.get("PIL.Image")
     if isinstance(value, OpaqueValue):
         bundle |= value.display
-    elif isinstance(value, list | dict) and text_chars(value) <= VALUE_CHARS_MAX:
-        bundle |= _json(value)
+    elif isinstance(value, list | dict) and text_chars(value) <= VALUE_CHARS_MAX and _is_json(value):
+        bundle["application/json"] = value
     elif pictures is not None and isinstance(value, pictures.Image):
         bundle["image/png"] = _base64(png_of(value))
-    elif pandas is not None and isinstance(value, pandas.DataFrame):
+    elif pandas is not None and isinstance(value, pandas.DataFrame) and (table_chars(value) or 0) <= TABLE_CHARS_MAX:
         bundle["text/html"] = value._repr_html_()
         bundle |= _data(value)
     return bundle
 
 
-def _json(value: object) -> dict[str, Any]:
+def _is_json(value: object) -> bool:
     try:
-        return {
-            "application/json": json.loads(json.dumps(value, default=lambda array: array.tolist(), allow_nan=False))
-        }
-    except (AttributeError, RecursionError, TypeError, ValueError):  # it holds something that JSON has not
-        return {}
+        return bool(json.dumps(value, allow_nan=False))
+    except (RecursionError, TypeError, ValueError):
+        return False
 
 
 def _data(table: Any) -> dict[str, Any]:
@@ -131,6 +129,8 @@ def _result(bundle: Mapping[str, Any], *, is_main: bool) -> Line:
             try:
                 value = json.loads(value)
             except (RecursionError, ValueError):
+                continue
+            if not _is_json(value):
                 continue
         if mime in _FIELDS:
             line[_FIELDS[mime]] = value

@@ -83,6 +83,14 @@ def test_what_does_not_fit_is_cut_without_being_written_first(value: object) -> 
     assert text.index(CUT) == LIMIT
 
 
+def test_a_table_whose_cells_share_a_text_is_not_written() -> None:
+    text = "x" * (1 << 20)
+    table = pd.DataFrame({"a": [text] * 30})
+    assert value_text(table, 10_000) == "<DataFrame of 30x1, too large to be shown>"
+    shown = value_text([pd.Series([text])] * 1000, 100_000)
+    assert shown.count("dtype") == 7 and shown.count("<Series of 1, too large to be shown>") == 993
+
+
 def test_depth_is_bounded() -> None:
     assert value_text(_nested(DEPTH_MAX - 1), LIMIT) == repr(_nested(DEPTH_MAX - 1))
     assert value_text(_nested(100_000), LIMIT).count("[") == DEPTH_MAX

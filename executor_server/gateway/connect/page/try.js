@@ -26,7 +26,8 @@ $("run").addEventListener("click", async () => {
   $("run-state").textContent = "running …";
   result.replaceChildren();
   try {
-    const response = await request("/v1/run", JSON.stringify({ code: $("code").value }));
+    const imports = $("imports").value.split(",").map((name) => name.trim()).filter(Boolean);
+    const response = await request("/v1/run", JSON.stringify({ code: $("code").value, authorized_imports: imports }));
     const answer = await response.json();
     $("run-state").textContent = response.ok ? answer.outcome : answer.code;
     result.append(...(response.ok ? parts(answer) : [shown("pre", answer.message, "error")]));

@@ -46,6 +46,9 @@ class EndsWithClient:
             nonlocal answered
             # The server reports the end of an answer as it reports that of a connection.
             answered = answered or (message["type"] == "http.response.body" and not message.get("more_body", False))
+            if answered and task.cancelling():
+                # connectrpc ends the stream of a cancelled call as if it were whole. It has to look cut.
+                raise asyncio.CancelledError
             await send(message)
 
         try:

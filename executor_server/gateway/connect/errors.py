@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -91,6 +92,14 @@ def of_bug(method: str, error: Exception) -> ConnectError:
     incident_id = secrets.token_hex(8)
     _log.error("gateway_internal_error", method=method, incident_id=incident_id, exc_info=error)
     return ConnectError(Code.INTERNAL, f"the gateway failed; its log tells more under incident {incident_id}")
+
+
+def of_cancellation() -> ConnectError:
+    """Ends the cancellation of this task, and returns what its client may know, if it is still there."""
+    task = asyncio.current_task()
+    while task is not None and task.uncancel():
+        pass
+    return ConnectError(Code.UNAVAILABLE, "the gateway stopped, or closed its connection to the daemon; try again")
 
 
 def unauthenticated() -> ConnectError:

@@ -113,6 +113,8 @@ class Run:
         try:
             client = await self._clients.of(bearer_token(request.headers))
             return _json_response(await _run(client, await _request(request)))
+        except asyncio.CancelledError:
+            return errors.response(errors.of_cancellation())
         except ConnectError as error:
             return errors.response(error)
         except ExecutorClientError as error:

@@ -121,13 +121,10 @@ class _Requests:
             raise
 
 
-def _why_cancelled(sent: Any) -> BaseException:
-    """Returns why gRPC cancelled a call: our task was cancelled, the requests failed, or the channel was closed."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        return asyncio.CancelledError()
+def _why_cancelled(sent: Any) -> ConnectError:
+    """Returns why gRPC cancelled a call: its requests failed, the channel was closed, or our task was cancelled."""
     failed = sent.error if isinstance(sent, _Requests) else None
-    return failed or ConnectError(Code.UNAVAILABLE, "the gateway closed its connection to the daemon; try again")
+    return failed or errors.of_cancellation()
 
 
 def bearer_token(headers: Mapping[str, str]) -> str:

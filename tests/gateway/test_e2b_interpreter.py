@@ -27,6 +27,10 @@ default = "users"
 [profiles.users]
 imports.denied = ["socket"]
 limits.default.wall_time_s = {WALL_TIME_S}
+[profiles.strict]
+language.preset = "strict"
+[tenants.other]
+profile = "strict"
 """
 
 
@@ -241,6 +245,18 @@ def test_a_restart_of_the_only_context_is_a_new_interpreter_and_ends_its_step(sa
     restarting.join(30)
     assert run.error is not None and run.error.name == "KeyboardInterrupt"
     assert sandbox.run_code("import sys; ('x' in globals(), hasattr(sys, 'marked'))").text == "(False, False)"
+
+
+def test_a_strict_policy_lets_steps_run_and_says_what_it_refuses(e2b: Gateway) -> None:
+    with Sandbox.create(api_key=e2b.other_token) as sandbox:
+        assert sandbox.run_code("x = 1; x").text == "1"
+        with pytest.raises(SandboxException, match=r"501 .*policy refuses.*language\.namespaces"):
+            sandbox.create_code_context()
+        run = sandbox.run_code("!ls")
+        assert run.error is not None and "language.dangerous_functions" in run.error.value
+        assert sandbox.run_code("x").text == "1"
+        sandbox.restart_code_context("default")
+        assert sandbox.run_code("x").error is not None
 
 
 def test_contexts_outlive_the_gateway(daemon: Daemon, tmp_path: Path) -> None:

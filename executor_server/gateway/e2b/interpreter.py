@@ -12,7 +12,7 @@ import contextlib
 import hmac
 import json
 import textwrap
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -61,6 +61,9 @@ _SET_ENV = """(lambda env, new: (
 )[0])(get_ipython().os.environ, %r)"""
 
 
+_Queue = asyncio.Queue[results.Line | None]
+
+
 class _Gone(Exception):
     """The sandbox ended during the execution."""
 
@@ -75,28 +78,43 @@ class _Call:
 
 
 class _Lines(StreamingResponse):
-    """A stream of lines. If `None` comes, it stops without the end of the body, so the client sees that it broke."""
+    """Sends the lines in a queue, those that are there together; its task fills the queue.
 
-    body_iterator: AsyncIterator[bytes | None]  # type: ignore[assignment]  # None, see above
+    After `_END` the response ends. After None it stops without an end of the body, so the client sees that it broke.
+    """
 
-    def __init__(self, lines: AsyncIterator[bytes | None], task: asyncio.Task[None]) -> None:
-        """Cancels the task when the client has gone."""
-        super().__init__(lines, media_type="application/x-ndjson")  # type: ignore[arg-type]
+    def __init__(self, queue: _Queue, task: asyncio.Task[None]) -> None:
+        super().__init__((), media_type="application/x-ndjson")
+        self._queue = queue
         self._task = task
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._task.cancel()
+            self._task.cancel()  # the client may have gone
 
     async def stream_response(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for lines in self.body_iterator:
-            if lines is None:
-                return
-            await send({"type": "http.response.body", "body": lines, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        lines: list[results.Line] = []
+        line: results.Line | None = {}
+        while line is not None and line is not _END:
+            try:
+                async with asyncio.timeout(KEEPALIVE_S):
+                    line = await self._queue.get()
+            except TimeoutError:
+                line = {"type": "keepalive"}
+            while line is not None:
+                lines.append(line)
+                if line is _END or self._queue.empty():
+                    break
+                line = self._queue.get_nowait()
+            if (
+                lines and lines[-1]["type"] != "number_of_executions"
+            ):  # which waits for the next line, to be sent with it
+                body = b"".join(map(results.encoded, lines))
+                await send({"type": "http.response.body", "body": body, "more_body": line is not _END})
+                lines = []
 
 
 def interpreter_app(sandboxes: Sandboxes) -> Starlette:
@@ -145,7 +163,7 @@ class _Interpreter:
         call = _call(await _object(request), state.contexts)
         if state.waiting >= WAITING_MAX:
             raise E2BError(429, f"{WAITING_MAX} executions of this sandbox run or wait: repeat this one later")
-        queue: asyncio.Queue[results.Line | None] = asyncio.Queue(_LINES_MAX)
+        queue: _Queue = asyncio.Queue(_LINES_MAX)
         task = asyncio.create_task(self._run(sandbox, state, call, queue))
         state.waiting += 1
         self._tasks.add(task)  # a cancelled one outlives its response until the daemon knows
@@ -155,11 +173,9 @@ class _Interpreter:
             self._tasks.discard(task)
 
         task.add_done_callback(ended)
-        return _Lines(_drained(queue), task)
+        return _Lines(queue, task)
 
-    async def _run(
-        self, sandbox: Sandbox, state: _State, call: _Call, queue: asyncio.Queue[results.Line | None]
-    ) -> None:
+    async def _run(self, sandbox: Sandbox, state: _State, call: _Call, queue: _Queue) -> None:
         """Puts the lines of an execution into the queue; the last one is `_END`, or None if the sandbox is gone."""
         try:
             async with state.contexts.lock:
@@ -177,9 +193,7 @@ class _Interpreter:
         else:
             await queue.put(_END)
 
-    async def _run_in_turn(
-        self, session: AsyncSession, state: _State, call: _Call, queue: asyncio.Queue[results.Line | None]
-    ) -> None:
+    async def _run_in_turn(self, session: AsyncSession, state: _State, call: _Call, queue: _Queue) -> None:
         async def report(event: ExecutionEvent) -> None:
             line = results.line_of(event)
             if line is not None:
@@ -265,27 +279,6 @@ class _State:
         earlier, self.earlier_env = self.earlier_env, {}
         if earlier and self.generation == session.generation:
             await _set_env(session, earlier)
-
-
-async def _drained(queue: asyncio.Queue[results.Line | None]) -> AsyncIterator[bytes | None]:
-    """Yields the lines in the queue, those that are there together. After `_END` or None it ends."""
-    line: results.Line | None = {}
-    while line is not None and line is not _END:
-        try:
-            async with asyncio.timeout(KEEPALIVE_S):
-                line = await queue.get()
-        except TimeoutError:
-            line = {"type": "keepalive"}
-        lines = []
-        while line is not None:
-            lines.append(results.encoded(line))
-            if line is _END or queue.empty():
-                break
-            line = queue.get_nowait()
-        if lines:
-            yield b"".join(lines)
-    if line is None:
-        yield None
 
 
 async def _health(_: Request) -> Response:

@@ -196,3 +196,19 @@ def test_ctrl_c_in_asyncio_run_ends_what_runs(daemon: Daemon) -> None:
         assert session.execute("1").output == 1
         (info,) = session.processes.list()
         assert session.processes.attach(info.process_id).wait(SOON_S).signal == signal.SIGKILL
+
+
+async def test_more_calls_than_one_connection_holds_do_not_wait(client: AsyncExecutorClient) -> None:
+    """Each stream is a call for as long as it is open, and a daemon serves 256 calls on one connection."""
+    async with await client.create_session() as session, asyncio.timeout(SOON_S * 6), asyncio.TaskGroup() as group:
+        process = await session.processes.start("echo ready; read line", stdin=True)
+        open_ = asyncio.Barrier(301)
+
+        async def follow() -> None:
+            async for _ in await session.processes.attach(process.process_id):
+                await open_.wait()
+
+        for _ in range(300):
+            group.create_task(follow())
+        await open_.wait()
+        await process.write("it\n")

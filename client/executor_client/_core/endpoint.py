@@ -40,6 +40,8 @@ _KEEPALIVE = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
 )
+# The daemon serves 256 calls at a time on one connection; then gRPC opens another. An old gRPC makes calls wait.
+_CONNECTIONS = ("grpc.service_config", '{"connectionScaling": {"maxConnectionsPerSubchannel": 8}}')
 
 
 @checks_calls
@@ -70,14 +72,15 @@ class Endpoint:
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
     @property
-    def options(self) -> list[tuple[str, int]]:
-        options = [
+    def options(self) -> list[tuple[str, int | str]]:
+        options: list[tuple[str, int | str]] = [
             # Not shared with other clients: closing the client closes it, and no other client's back-off delays it.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", int(BACKOFF_MAX_S * 1000)),
             *_KEEPALIVE,
+            _CONNECTIONS,
         ]
         if self.tls is None:
             # Otherwise http_proxy in the environment would send a loopback connection, and the token, to another host.

@@ -328,10 +328,14 @@ class GuestRequests:
         def message(op: int) -> FileGet:
             return FileGet(op=op, path=path, max_bytes=most, tar=tar, offset=offset, length=length)
 
-        with self.asking(request, message, body):
-            while (part := await request.next()) is not None:
-                if part:
-                    yield part
+        with self.asking(request, message, body) as op:
+            try:
+                while (part := await request.next()) is not None:
+                    if part:
+                        yield part
+            finally:
+                if not request.ended:
+                    self._channel.send(FileData(op=op, abandon=True))
 
     async def list_files(self, path: str, *, recursive: bool = True) -> tuple[list[FileInfo], bool]:
         """Returns files, directories and links in a directory, and True if the list is cut."""

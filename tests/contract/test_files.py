@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing
 
 import pytest
 
@@ -177,6 +178,16 @@ async def test_entries_are_made_moved_listed_and_removed(harness: Harness) -> No
     await manage("remove", "a", recursive=True)
     await manage("remove", "a", recursive=True, missing_ok=True)
     assert [each.path for each in (await session.list_files(""))[0]] == ["d", "d/f", "d/g"]
+
+
+@promise("files-transfer")
+async def test_a_download_ends_with_its_caller(harness: Harness) -> None:
+    session = await harness.session()
+    await session.put_file("large", 16 * MIB, pieces(bytes(16 * MIB)))
+    for _ in range(20):  # more than a sandbox transfers at a time
+        async with aclosing(session.get_file("large")) as parts:
+            assert isinstance(await anext(parts), FileInfo)
+    assert len(await read(session, "large")) == 16 * MIB
 
 
 @promise("files-whole")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
+import socket
 import urllib.error
 import urllib.request
 import zlib
@@ -291,6 +293,28 @@ def test_a_large_file_takes_little_memory(gateway: Gateway, http: httpx.Client, 
     assert http.get("/files", params={"path": "large"}).content == data
     assert peak_bytes() - before < 20 * MIB, (peak_bytes() - before) / MIB
     sandbox.files.remove("large")
+
+
+def test_clients_that_are_slow_or_leave_hold_nothing_of_the_sandbox(
+    gateway: Gateway, http: httpx.Client, sandbox: Sandbox
+) -> None:
+    sandbox.files.write("slow", b"x" * (8 * MIB))
+    url = httpx.URL(gateway.url)
+    head = "".join(f"{name}: {http.headers[name]}\r\n" for name in ("e2b-sandbox-id", "x-access-token"))
+
+    def sent(request: str) -> socket.socket:
+        connection = socket.create_connection((url.host, url.port))
+        connection.sendall(f"{request} HTTP/1.1\r\nhost: {url.host}\r\n{head}".encode())
+        return connection
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(24):  # more than a sandbox transfers at one time
+            stack.enter_context(sent("GET /files?path=slow")).sendall(b"\r\n")
+        assert len(sandbox.files.read("slow")) == 8 * MIB
+    for more in ("content-length: 9000000\r\n", "transfer-encoding: chunked\r\n"):
+        with sent("POST /files?path=cut") as upload:
+            upload.sendall(f"content-type: application/octet-stream\r\n{more}\r\n3\r\nx".encode())
+    assert sandbox.files.read("slow")[:1] == "x" and not sandbox.files.exists("cut")
 
 
 # Whose files

@@ -1,8 +1,7 @@
 """Files over HTTP as E2B's envd serves them: `GET` and `POST /files`, and the signatures of their URLs.
 
-An upload becomes a file of the sandbox part by part. Each part is collected first, since its size must be known: in
-memory, and past a size in a temporary file without a name. So one request takes little memory, and no more disk than
-its sandbox has. A download is passed on piece by piece.
+The parts of an upload become files of the sandbox one after the other. Each is collected before it is passed on, like
+a download, with at most as many bytes as the sandbox's disk (spool.py).
 """
 
 from __future__ import annotations
@@ -13,27 +12,28 @@ import contextlib
 import hashlib
 import hmac
 import re
-import tempfile
 import time
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, request_response
+from starlette.types import Message, Receive, Scope, Send
 
-from executor_client.aio_files import AsyncSessionFiles
 from executor_client.errors import ExecutorClientError, ResourceExhaustedError
 from executor_server.gateway.e2b.envd.calls import check_user
 from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
 from executor_server.gateway.e2b.paths import absolute, inside, name_of
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
+from executor_server.gateway.e2b.spool import Room, Spool
+from executor_server.gateway.leaving import EndsWithClient
 from executor_server.gateway.routing import current_target
 
 if TYPE_CHECKING:
@@ -41,12 +41,10 @@ if TYPE_CHECKING:
 
 FILES_MAX = 1000
 """Files of one upload."""
-MEMORY_BYTES = 1 << 20
-"""A file of an upload is collected in memory up to this size."""
-SPOOLED_BYTES_MAX = 8 << 30
-"""Bytes of all uploads in temporary files."""
+DOWNLOADS_MAX = 8
+"""Files that are read from one sandbox at one time; the others wait. A sandbox has 16 transfers."""
 IDLE_S = 60.0
-"""An upload that sends nothing for so long is ended."""
+"""A request ends when its client sends or takes nothing for this time."""
 _PIECE_BYTES = 256 << 10
 _GZIP_LEVEL = 1
 _SIGNATURE = re.compile(r"v1_[A-Za-z0-9+/]{43}")
@@ -55,19 +53,29 @@ _GZIP = 31  # wbits of zlib for a gzip stream
 
 
 def files_route(sandboxes: Sandboxes) -> Route:
-    return Route("/files", _Files(sandboxes).serve, methods=["GET", "POST"])
+    serve = request_response(_Files(sandboxes).serve)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(IDLE_S):
+                await send(message)
+
+        await serve(scope, receive, send_in_time)
+
+    return Route("/files", EndsWithClient(app), methods=["GET", "POST"])
 
 
 class _Files:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
-        self.spooled_bytes = 0
+        self._room = Room()
+        self._downloads: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by sandbox
 
     async def serve(self, request: Request) -> Response:
         is_upload = request.method == "POST"
         sandbox = await self._authorized(request, "write" if is_upload else "read")
         try:
-            return await (self._upload(request, sandbox) if is_upload else _download(request, sandbox))
+            return await (self._upload(request, sandbox) if is_upload else self._download(request, sandbox))
         except ResourceExhaustedError as error:
             if error.reason != "TOO_LARGE":
                 raise from_client(error) from error
@@ -122,7 +130,7 @@ class _Files:
     async def _write(self, parts: AsyncIterator[_Event], path: str | None, sandbox: Sandbox) -> list[dict[str, str]]:
         written: dict[str, dict[str, str]] = {}  # by path
         target = ""
-        with _Spool(self, sandbox.session.info.limits.disk_bytes) as spool:
+        with Spool(self._room, sandbox.record.token, sandbox.session.info.limits.disk_bytes) as spool:
             async for event in parts:
                 if isinstance(event, bytes):
                     await spool.add(event)
@@ -137,6 +145,29 @@ class _Files:
                         raise E2BError(400, f"an upload has at most {FILES_MAX} files: send the others in another one")
         return [*written.values()]
 
+    async def _download(self, request: Request, sandbox: Sandbox) -> Response:
+        """Collects the file before it answers, so that a client that reads slowly holds nothing of the sandbox."""
+        path = absolute(request.query_params.get("path", ""))
+        spool = Spool(self._room, sandbox.record.token)
+        try:
+            slots = self._downloads.setdefault(sandbox.record.sandbox_id, asyncio.Semaphore(DOWNLOADS_MAX))
+            async with slots, contextlib.aclosing(sandbox.session.files.stream(inside(path))) as pieces:
+                async for piece in pieces:
+                    await spool.add(piece)
+            headers = {
+                # Sandboxes choose names and contents: no browser may take them for pages of the gateway.
+                "Content-Disposition": f"inline; filename*=UTF-8''{quote(name_of(path), safe='')}",
+                "X-Content-Type-Options": "nosniff",
+                "Vary": "Accept-Encoding",
+            }
+            gzipped = _accepts_gzip(request.headers)
+            headers |= {"Content-Encoding": "gzip"} if gzipped else {"Content-Length": str(spool.size_bytes)}
+            content = _pieces(spool, gzipped=gzipped)
+            return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
+        except BaseException:
+            spool.close()
+            raise
+
 
 def _is_signed(given: bytes, signed: hashlib._Hash, access_token: str, expiration: str | None) -> bool:
     """True for the digest of path, operation, user, token and expiration; `signed` has taken the first three."""
@@ -145,36 +176,15 @@ def _is_signed(given: bytes, signed: hashlib._Hash, access_token: str, expiratio
     return hmac.compare_digest(whole.digest(), given)
 
 
-async def _download(request: Request, sandbox: Sandbox) -> Response:
-    path = absolute(request.query_params.get("path", ""))
-    pieces = sandbox.session.files.stream(inside(path))
-    first = await anext(pieces, b"")  # or the refusal
-    headers = {
-        # Sandboxes choose names and contents: no browser may take them for pages of the gateway.
-        "Content-Disposition": f"inline; filename*=UTF-8''{quote(name_of(path), safe='')}",
-        "X-Content-Type-Options": "nosniff",
-        "Vary": "Accept-Encoding",
-    }
-    content = _with_first(first, pieces)
-    if _accepts_gzip(request.headers):
-        headers["Content-Encoding"] = "gzip"
-        content = _gzipped(content)
-    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
-
-
-async def _with_first(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(rest):
-        yield first
-        async for piece in rest:
-            yield piece
-
-
-async def _gzipped(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    deflate = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP)
-    async with contextlib.aclosing(pieces):
-        async for piece in pieces:
-            yield await asyncio.to_thread(deflate.compress, piece)
-    yield deflate.flush()
+async def _pieces(spool: Spool, *, gzipped: bool) -> AsyncGenerator[bytes, None]:
+    """Yields what a spool has, and closes it."""
+    deflate = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP) if gzipped else None
+    with spool:
+        for start in range(0, spool.size_bytes, _PIECE_BYTES):
+            piece = await spool.read(start, _PIECE_BYTES)
+            yield piece if deflate is None else await asyncio.to_thread(deflate.compress, piece)
+    if deflate is not None:
+        yield deflate.flush()
 
 
 def _accepts_gzip(headers: Headers) -> bool:
@@ -295,67 +305,3 @@ class _Form:
 
     def _on_end(self) -> None:
         self.is_complete = True
-
-
-class _Spool:
-    """Collects one file after the other. A context manager removes the temporary file."""
-
-    def __init__(self, files: _Files, limit_bytes: int | None) -> None:
-        self._files = files
-        self._limit_bytes = limit_bytes
-        self._size_bytes = 0
-        self._memory = bytearray()
-        self._file: IO[bytes] | None = None
-        self._file_bytes = 0
-
-    async def add(self, data: bytes) -> None:
-        """Raises E2BError for more than the sandbox, or the gateway, has room for."""
-        self._size_bytes += len(data)
-        if self._limit_bytes is not None and self._size_bytes > self._limit_bytes:
-            raise E2BError(507, f"not enough disk space available: the sandbox has {self._limit_bytes:,} bytes")
-        self._memory += data
-        if len(self._memory) >= MEMORY_BYTES:
-            await self._flush()
-
-    async def put(self, files: AsyncSessionFiles, path: str) -> None:
-        """Puts what was collected at a path, and begins with the next file. Raises the client's errors."""
-        if self._file is None:
-            await files.write(path, self._memory)
-        else:
-            await self._flush()
-            await files.put(f"/proc/self/fd/{self._file.fileno()}", path)
-        self._clear()
-
-    async def _flush(self) -> None:
-        if self._files.spooled_bytes + len(self._memory) > SPOOLED_BYTES_MAX:
-            raise E2BError(503, "the gateway has too many uploads: try again", retry_after_s=5.0)
-        self._files.spooled_bytes += len(self._memory)
-        self._file_bytes += len(self._memory)
-        try:
-            await asyncio.to_thread(self._write)
-        except OSError as error:
-            raise E2BError(503, f"the gateway has no room for the upload: {error.strerror}") from error
-
-    def _write(self) -> None:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_clear`
-        self._file.write(self._memory)
-        self._file.flush()
-        self._memory.clear()
-
-    def _clear(self) -> None:
-        self._memory.clear()
-        self._size_bytes = 0
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._files.spooled_bytes -= self._file_bytes
-        self._file_bytes = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._clear()

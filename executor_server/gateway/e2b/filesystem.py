@@ -32,7 +32,6 @@ from executor_server.gateway.e2b.envd.calls import CODECS, USER, keepalive_s, sa
 from executor_server.gateway.e2b.errors import E2BError
 from executor_server.gateway.e2b.paths import absolute, inside, name_of, shown
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
-from executor_server.gateway.leaving import EndsWithClient
 
 LINKS_MAX = 256
 """Links of a listing that are followed; the others are described as links."""
@@ -53,7 +52,7 @@ Context = RequestContext[Any, Any]
 def filesystem_app(sandboxes: Sandboxes) -> ASGIApp:
     """Returns the service `filesystem.Filesystem`."""
     service = FilesystemService(sandboxes)
-    return EndsWithClient(filesystem_connect.FilesystemASGIApplication(service, codecs=CODECS, compressions=()))
+    return filesystem_connect.FilesystemASGIApplication(service, codecs=CODECS, compressions=())
 
 
 class FilesystemService(filesystem_connect.Filesystem):

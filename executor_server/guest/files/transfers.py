@@ -224,7 +224,9 @@ class Transfers:
         op = piece.op
         upload = self._uploads.get(op)
         if upload is None:
-            return  # it failed, and the daemon has the error
+            if piece.abandon and op in self._downloads:
+                self._end_download(op)
+            return  # or it failed, and the daemon has the error
         try:
             if piece.abandon:
                 upload.abandon()

@@ -183,7 +183,7 @@ async def test_a_step_does_not_hold_up_other_sandboxes(e2b: Gateway) -> None:
 
 
 def test_shell_commands_and_cells_run_in_the_sandbox(shared: Sandbox) -> None:
-    assert "".join(shared.run_code("!pwd; echo $((1 + 1))").logs.stdout) == "/home/user\n2\n"
+    assert "".join(shared.run_code("!cd /home/user && pwd; echo $((1 + 1))").logs.stdout) == "/home/user\n2\n"
     assert shared.run_code("echo $A", language="bash", envs={"A": "b"}).logs.stdout == ["b\n"]
     assert shared.run_code("%matplotlib inline\n%env OF_SANDBOX").text == "yes"
 

@@ -37,7 +37,6 @@ from executor_server.core.config import GatewaySection
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b import metrics
 from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
-from executor_server.gateway.e2b.paths import HOME
 from executor_server.gateway.e2b.records import Record, Sandboxes
 
 ENVD_VERSION = "0.6.7"
@@ -248,7 +247,7 @@ class _Account:
             labels={"client": "e2b", "sandbox": record.sandbox_id},
             network=_network(asked, policy),
             detached=True,
-            env={"PWD": HOME, **(asked.env or {})},  # shells show it in place of the workspace's own name
+            env=asked.env,
         )
         now = time.time()
         record = replace(

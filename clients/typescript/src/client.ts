@@ -37,7 +37,8 @@ export class Client {
 
   /** Makes a session. Waits while an image is fetched or packages are installed. Throws PolicyViolationError. */
   async createSession({ limits = {}, detached = false, ...options }: SessionOptions = {}): Promise<Session> {
-    const request = { ...options, requestId: randomId(), limits: wireLimits(limits), leaseId: detached ? "" : this.#leaseId };
+    const leaseId = detached ? "" : this.#leaseId;
+    const request = { ...options, requestId: randomId(), leaseId, limits: wireLimits(limits) };
     return this.#found(await repeated(() => this.rpc.createSession(request)));
   }
 
@@ -73,8 +74,8 @@ export class Client {
     if (this.#isClosed) return;
     clearTimeout(this.#renewal);
     this.#renewal = setTimeout(async () => {
-      const { renewAfterS } = await this.rpc.renewLease({ leaseId: this.#leaseId }).catch(() => ({ renewAfterS: RENEW_RETRY_S }));
-      this.#renewIn(renewAfterS || RENEW_RETRY_S);
+      const renewed = await this.rpc.renewLease({ leaseId: this.#leaseId }).catch(() => undefined);
+      this.#renewIn(renewed?.renewAfterS || RENEW_RETRY_S);
     }, 1000 * seconds);
     // The lease keeps no program of Node alive.
     (this.#renewal as { unref?: () => void }).unref?.();

@@ -76,7 +76,9 @@ export function translate(error: unknown): ExecutorError {
   else if (reason.startsWith("FILE_") || reason === "PATH_REFUSED") kind = FileError;
   else if (violations) kind = PolicyViolationError;
   // No answer at all, but what the network gave, or a stream that was cut off.
-  else if (!reason && (from.cause instanceof Error || from.rawMessage.startsWith("protocol error"))) kind = UnavailableError;
+  else if (!reason && (from.cause instanceof Error || from.rawMessage.startsWith("protocol error"))) {
+    kind = UnavailableError;
+  }
   const translated = new kind(from.rawMessage, { cause: error });
   translated.reason = reason;
   translated.code = from.code;

@@ -6,7 +6,9 @@
  */
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
-import { NotFoundError, PreconditionError, ProtocolError, translate, UnavailableError, type ExecutorError } from "./errors.js";
+import {
+  ConnectionLost, ExecutorError, NotFoundError, PreconditionError, ProtocolError, translate, UnavailableError,
+} from "./errors.js";
 import type { ExecuteRequestSchema, SubmitToolResultRequestSchema } from "./gen/executor_api/v1/executor_service_pb.js";
 import {
   Outcome, OutputStream, VariablesState, type BlobChunk, type ErrorDetail, type Event, type ExecutionResult,
@@ -101,7 +103,7 @@ export class Blobs {
     if (!content?.case) throw new ProtocolError("a payload has no content");
     const { blobId, sizeBytes } = content.value, whole = joined(this.#pieces.get(blobId) ?? []);
     this.#pieces.delete(blobId);
-    if (BigInt(whole.length) !== sizeBytes) throw new ProtocolError(`a blob of ${sizeBytes} bytes arrived with ${whole.length}`);
+    if (BigInt(whole.length) !== sizeBytes) throw new ProtocolError(`a blob has ${whole.length} bytes of ${sizeBytes}`);
     return whole;
   }
 }
@@ -139,14 +141,14 @@ export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Res
   readonly #result: Promise<Result>;
   #last = 0n;
   #isOver = false;
-  #logs: { stdout?: boolean; text: string }[] = [];
+  #logs: { stream: LogStream; text: string }[] = [];
   #wake: () => void = () => undefined;
   #news = this.#newNews();
 
   /** @internal */
   constructor(
     private readonly rpc: ExecutorRpc,
-    private readonly request: MessageInitShape<typeof ExecuteRequestSchema> & { sessionId: string; executionId: string },
+    private readonly request: ExecuteRequest & { sessionId: string; executionId: string },
     private readonly tools: ReadonlyMap<string, Tool>,
     private readonly upload: (packed: Uint8Array<ArrayBuffer>) => Promise<Packed>,
   ) {
@@ -158,8 +160,8 @@ export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Res
     this.#result.catch(() => undefined); // whoever iterates gets it, too
   }
 
-  then<A = Result, B = never>(fulfilled?: ((result: Result) => A | PromiseLike<A>) | null, rejected?: ((reason: any) => B | PromiseLike<B>) | null): Promise<A | B> {
-    return this.#result.then(fulfilled, rejected);
+  then<A = Result, B = never>(...handlers: Parameters<Promise<Result>["then"]>): Promise<A | B> {
+    return this.#result.then(...handlers) as Promise<A | B>;
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<ExecutionEvent, void> {
@@ -207,7 +209,7 @@ export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Res
       }
       if (result) return result;
       if (error.retryAfterS !== undefined) await busy.pause(error, error.retryAfterS);
-      else if (isAway(error)) await away.pause(error);
+      else if (isAway(error)) await away.pause(new ConnectionLost(`execution ${this.id}: ${error.message}`));
       else throw error;
     }
   }
@@ -223,17 +225,17 @@ export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Res
         event = { kind: "queued", ahead: kind.value.ahead };
         break;
       case "log": {
-        const isStdout = kind.value.stream === OutputStream.STDOUT;
-        this.#print(kind.value.text, isStdout);
-        event = { kind: "log", stream: isStdout ? "stdout" : "stderr", text: kind.value.text };
+        const stream = kind.value.stream === OutputStream.STDOUT ? "stdout" : "stderr";
+        this.#print(kind.value.text, stream);
+        event = { kind: "log", stream, text: kind.value.text };
         break;
       }
       case "outputCut":
-        this.#print(`\n[... ${kind.value.omittedBytes} bytes of output left out ...]\n`);
+        this.#print(`\n[... ${kind.value.omittedBytes} bytes of output left out ...]\n`, "both");
         event = { kind: "outputCut", omittedBytes: Number(kind.value.omittedBytes) };
         break;
       case "image":
-        event = { kind: "image", data: this.#blobs.take(kind.value.data), mimeType: kind.value.mimeType, source: kind.value.source };
+        event = { ...kind.value, kind: "image", data: this.#blobs.take(kind.value.data) };
         break;
       case "display":
         event = { kind: "display", data: shown(this.#blobs.take(kind.value.data)) };
@@ -266,22 +268,23 @@ export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Res
     return event?.kind === "result" ? event.result : undefined;
   }
 
-  #print(text: string, stdout?: boolean): void {
+  #print(text: string, stream: LogStream): void {
     this.#blobs.count(text.length);
-    this.#logs.push({ text, ...(stdout !== undefined && { stdout }) });
+    this.#logs.push({ text, stream });
   }
 
   #ended(wire: ExecutionResult): Result {
-    const printed = (stdout?: boolean) => this.#logs.filter((log) => (log.stdout ?? stdout) === stdout || stdout === undefined).map((log) => log.text).join("");
-    const isFinalAnswer = wire.finalAnswerCallId !== "";
-    if (isFinalAnswer && !this.#finalAnswers.has(wire.finalAnswerCallId)) throw new ProtocolError("the final answer is not ours");
+    const printed = (...streams: LogStream[]) =>
+      this.#logs.filter((log) => streams.includes(log.stream)).map((log) => log.text).join("");
+    const callId = wire.finalAnswerCallId;
+    if (callId && !this.#finalAnswers.has(callId)) throw new ProtocolError("the final answer is of no call of ours");
+    const output = wire.output ? decodeOrOpaque(this.#blobs.take(wire.output.packed)) : null;
     return {
       executionId: this.id,
       outcome: Outcome[wire.outcome] as keyof typeof Outcome,
-      output: isFinalAnswer ? this.#finalAnswers.get(wire.finalAnswerCallId)
-        : wire.output ? decodeOrOpaque(this.#blobs.take(wire.output.packed)) : null,
-      isFinalAnswer,
-      logs: printed(), stdout: printed(true), stderr: printed(false),
+      output: callId ? this.#finalAnswers.get(callId) : output,
+      isFinalAnswer: callId !== "",
+      logs: printed("stdout", "stderr", "both"), stdout: printed("stdout", "both"), stderr: printed("stderr", "both"),
       images: this.#events.filter((event) => event.kind === "image"),
       displays: this.#events.filter((event) => event.kind === "display").map((event) => event.data),
       error: wire.error, usage: wire.usage,
@@ -318,6 +321,9 @@ export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Res
   }
 }
 
+type LogStream = "stdout" | "stderr" | "both";
+type ExecuteRequest = MessageInitShape<typeof ExecuteRequestSchema>;
+
 /** A value to send. */
 export type Packed = MessageInitShape<typeof ValueSchema>;
 
@@ -340,12 +346,14 @@ function named(name: string, message: string): Error {
 
 /** Errors of JavaScript by their nearest class in Python; any other name is shown with the message. */
 const PYTHON_NAMES = new Map([
-  ["Error", "RuntimeError"], ["RangeError", "ValueError"], ["ReferenceError", "NameError"], ["EncodeError", "TypeError"], ["DecodeError", "ValueError"],
+  ["Error", "RuntimeError"], ["RangeError", "ValueError"], ["ReferenceError", "NameError"],
+  ["EncodeError", "TypeError"], ["DecodeError", "ValueError"],
 ]);
 
 function toolError(error: unknown): Answer {
   const { name, message } = error instanceof Error ? error : named("Error", String(error));
-  return { case: "error", value: { type: PYTHON_NAMES.get(name) ?? name, message: message.slice(0, TOOL_ERROR_CHARS_MAX) } };
+  const type = PYTHON_NAMES.get(name) ?? name;
+  return { case: "error", value: { type, message: message.slice(0, TOOL_ERROR_CHARS_MAX) } };
 }
 
 function shown(packed: Uint8Array): Record<string, string> {

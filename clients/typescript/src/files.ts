@@ -10,6 +10,10 @@ import { repeated, type ExecutorRpc } from "./transport.js";
 
 export const PIECE_BYTES = 256 << 10;
 
+type WriteOptions = { append?: boolean; mode?: number };
+type Bytes = Uint8Array<ArrayBuffer>;
+type Action = MessageInitShape<typeof ManageFileRequestSchema>["action"];
+
 export interface FileInfo {
   path: string;
   sizeBytes: number;
@@ -23,7 +27,8 @@ export interface FileInfo {
 }
 
 export function fileInfo({ path, sizeBytes, isDirectory, isLink, target, mode, modifyTime }: WireInfo): FileInfo {
-  return { path, sizeBytes: Number(sizeBytes), isDirectory, isLink, target, mode, modifyTime: modifyTime && timestampDate(modifyTime) };
+  const time = modifyTime && timestampDate(modifyTime);
+  return { path, sizeBytes: Number(sizeBytes), isDirectory, isLink, target, mode, modifyTime: time };
 }
 
 export function* pieces(data: Uint8Array): Generator<Uint8Array> {
@@ -35,10 +40,12 @@ export class Files {
   /** @internal */
   constructor(private readonly rpc: ExecutorRpc, private readonly sessionId: string) {}
 
-  async read(path: string, { offset = 0, length }: { offset?: number; length?: number } = {}): Promise<Uint8Array<ArrayBuffer>> {
+  /** Reads a file from its byte `offset` on, at most `length` bytes. */
+  async read(path: string, { offset = 0, length }: { offset?: number; length?: number } = {}): Promise<Bytes> {
+    const part = { offset: BigInt(offset), ...(length !== undefined && { length: BigInt(length) }) };
     return repeated(async () => {
       const parts: Uint8Array[] = [];
-      const request = { sessionId: this.sessionId, path, offset: BigInt(offset), ...(length !== undefined && { length: BigInt(length) }) };
+      const request = { sessionId: this.sessionId, path, ...part };
       for await (const { part } of this.rpc.getFile(request)) if (part.case === "data") parts.push(part.value);
       return joined(parts);
     });
@@ -49,20 +56,21 @@ export class Files {
   }
 
   /** Writes a file, or with `append` at its end; makes missing directories. */
-  async write(path: string, data: string | Uint8Array, { append = false, mode }: { append?: boolean; mode?: number } = {}): Promise<FileInfo> {
+  async write(path: string, data: string | Uint8Array, options: WriteOptions = {}): Promise<FileInfo> {
     const content = typeof data === "string" ? new TextEncoder().encode(data) : data;
-    const header = { sessionId: this.sessionId, path, sizeBytes: BigInt(content.length), append, ...(mode !== undefined && { mode }) };
+    const header = { ...options, sessionId: this.sessionId, path, sizeBytes: BigInt(content.length) };
     async function* messages(): AsyncGenerator<MessageInitShape<typeof PutFileRequestSchema>> {
       yield { part: { case: "header", value: header } };
       for (const piece of pieces(content)) yield { part: { case: "data", value: piece } };
     }
-    const { file } = await repeated(() => this.rpc.putFile(messages()), !append);
+    const { file } = await repeated(() => this.rpc.putFile(messages()), !options.append);
     return fileInfo(file!);
   }
 
   /** Lists a directory, and by default everything below it: at most 10,000 entries. */
   async list(path = "", { recursive = true }: { recursive?: boolean } = {}): Promise<FileInfo[]> {
-    return (await repeated(() => this.rpc.listFiles({ sessionId: this.sessionId, path, recursive }))).files.map(fileInfo);
+    const { files } = await repeated(() => this.rpc.listFiles({ sessionId: this.sessionId, path, recursive }));
+    return files.map(fileInfo);
   }
 
   async stat(path: string, { follow = true }: { follow?: boolean } = {}): Promise<FileInfo> {
@@ -70,7 +78,10 @@ export class Files {
   }
 
   async exists(path: string): Promise<boolean> {
-    return this.stat(path).then(() => true, (error) => error instanceof FileError && error.reason === "FILE_NOT_FOUND" ? false : Promise.reject(error));
+    return this.stat(path).then(() => true, (error) => {
+      if (error instanceof FileError && error.reason === "FILE_NOT_FOUND") return false;
+      throw error;
+    });
   }
 
   /** Returns the absolute path, without links. */
@@ -78,19 +89,19 @@ export class Files {
     return (await this.#manage(path, { case: "realpath", value: {} }))!.path;
   }
 
-  async mkdir(path: string, { parents = false, existOk = false }: { parents?: boolean; existOk?: boolean } = {}): Promise<void> {
-    await this.#manage(path, { case: "mkdir", value: { parents, existOk } });
+  async mkdir(path: string, options: { parents?: boolean; existOk?: boolean } = {}): Promise<void> {
+    await this.#manage(path, { case: "mkdir", value: options });
   }
 
   async move(path: string, target: string): Promise<void> {
     await this.#manage(path, { case: "move", value: { target } });
   }
 
-  async remove(path: string, { recursive = false, missingOk = false }: { recursive?: boolean; missingOk?: boolean } = {}): Promise<void> {
-    await this.#manage(path, { case: "remove", value: { recursive, missingOk } });
+  async remove(path: string, options: { recursive?: boolean; missingOk?: boolean } = {}): Promise<void> {
+    await this.#manage(path, { case: "remove", value: options });
   }
 
-  async #manage(path: string, action: MessageInitShape<typeof ManageFileRequestSchema>["action"] & {}): Promise<FileInfo | undefined> {
+  async #manage(path: string, action: Action & {}): Promise<FileInfo | undefined> {
     const isHarmless = action.case === "stat" || action.case === "realpath";
     const { file } = await repeated(() => this.rpc.manageFile({ sessionId: this.sessionId, path, action }), isHarmless);
     return file && fileInfo(file);

@@ -1,7 +1,7 @@
 /** A session: a stateful interpreter in a sandbox. */
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
-import { NotFoundError, ProtocolError, translate } from "./errors.js";
+import { NotFoundError, ProtocolError } from "./errors.js";
 import { Blobs, decodeOrOpaque, Execution, type Packed, type Tool } from "./execution.js";
 import { Files, PIECE_BYTES, pieces } from "./files.js";
 import type { UploadBlobRequestSchema } from "./gen/executor_api/v1/executor_service_pb.js";
@@ -12,7 +12,8 @@ import { encode } from "./values.js";
 const VARIABLES_BYTES_MAX = 512 << 20;
 
 /** Limits by their names in docs/api.md: `{ wallTimeS: 30, memoryBytes: 2 ** 30 }`. */
-export type Limits = { [Name in keyof MessageInitShape<typeof LimitsSchema> as Name extends `$${string}` ? never : Name]?: number };
+export type Limits = { [Name in Exclude<keyof WireLimits, `$${string}`>]?: number };
+type WireLimits = MessageInitShape<typeof LimitsSchema>;
 
 export interface ExecuteOptions {
   /** 1 to 64 of A-Z a-z 0-9 _ -. The same id and code again attach to the same execution. */
@@ -62,8 +63,9 @@ export class Session {
 
   /** Replaces the tools of the session: functions that its code calls by their names, and that run here. */
   async registerTools(tools: Record<string, Tool | Tool["run"]>): Promise<void> {
-    const made = new Map(Object.entries(tools).map(([name, tool]) => [name, typeof tool === "function" ? { run: tool } : tool]));
-    const specs = [...made].map(([name, { description = "", parameters = [], isFinalAnswer = false }]) => ({ name, description, parameters, isFinalAnswer }));
+    const made = new Map<string, Tool>();
+    for (const [name, tool] of Object.entries(tools)) made.set(name, typeof tool === "function" ? { run: tool } : tool);
+    const specs = [...made].map(([name, { run: _, ...described }]) => ({ ...described, name }));
     await repeated(() => this.rpc.registerTools({ sessionId: this.id, tools: specs }));
     this.#tools = made;
   }
@@ -84,7 +86,10 @@ export class Session {
       const blobs = new Blobs(VARIABLES_BYTES_MAX);
       for await (const { part } of this.rpc.getVariables({ sessionId: this.id, names })) {
         if (part.case === "blobChunk") blobs.add(part.value);
-        else if (part.case === "variables") return new Map(part.value.variables.map(({ name, value }) => [name, decodeOrOpaque(blobs.take(value?.packed))]));
+        else if (part.case === "variables") {
+          const { variables } = part.value;
+          return new Map(variables.map(({ name, value }) => [name, decodeOrOpaque(blobs.take(value?.packed))]));
+        }
       }
       throw new ProtocolError("the daemon sent no variables");
     });
@@ -115,8 +120,7 @@ export function randomId(): string {
 }
 
 /** Whole numbers are bigints in messages; seconds and `processes` are not. */
-export function wireLimits(limits: Limits): MessageInitShape<typeof LimitsSchema> {
-  const isPlain = (name: string) => name.endsWith("S") || name === "processes";
-  return Object.fromEntries(Object.entries(limits).map(([name, limit]) => [name, isPlain(name) ? limit : BigInt(limit!)]));
+export function wireLimits(limits: Limits): WireLimits {
+  const onWire = (name: string, limit: number) => name.endsWith("S") || name === "processes" ? limit : BigInt(limit);
+  return Object.fromEntries(Object.entries(limits).map(([name, limit]) => [name, onWire(name, limit)]));
 }
-void translate;

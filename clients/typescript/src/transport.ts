@@ -30,7 +30,7 @@ const fetched: UniversalClientFn = async ({ url, method, header, signal, body })
   return universalClientResponseFromFetch(await fetch(url, request));
 };
 
-/** Returns the calls of ExecutorService at an address ("https://…"), or over a transport of connect-node or connect-web. */
+/** Returns the calls of ExecutorService at an address ("https://…"), or over a transport of @connectrpc. */
 export function connect(to: string | Transport, token: string): ExecutorRpc {
   const transport = typeof to !== "string" ? to : createTransport({
     baseUrl: to,

@@ -1,14 +1,15 @@
 /**
  * Packs values for the sandbox, and unpacks what comes out of it (docs/values.md has the format).
  *
- * The bytes to decode may come from an attacker. For any bytes, `decode` returns a value or throws a DecodeError; depth,
- * number and size of values are bounded, references that a small value unfolds by included. No key reaches a prototype:
- * dicts become objects without one.
+ * The bytes to decode may come from an attacker. For any bytes, `decode` returns a value or throws a DecodeError. The
+ * depth, number and size of values are bounded, also with every reference followed. No key reaches a prototype: dicts
+ * become objects without one.
  */
 
 import { DecodeError, EncodeError } from "./errors.js";
 
-export const VALUE_BYTES_MAX = 128 << 20;
+const MAGIC = 0x52585631; // RXV1
+const VALUE_BYTES_MAX = 128 << 20;
 const NODES_MAX = 1_000_000;
 const JSON_VALUES_MAX = 6 * NODES_MAX;
 const DEPTH_MAX = 200;
@@ -21,8 +22,12 @@ const PIXELS_MAX = 64_000_000;
 const INLINE_CHARS_MAX = 1024;
 const DISPLAY_BYTES_MAX = 8 << 20;
 const SHOWN_CHARS_MAX = 2000;
-const INT_BITS_MAX = 14_284;
+const SHOWN_PARTS_MAX = 10;
+/** Digits of integers to the base of 16: Python writes no longer ones in decimal, and JavaScript takes long. */
+const INT_DIGITS_MAX = 3_571;
 const BARE_INT_MAX = (1n << 63n) - 1n;
+/** Keys of Maps and Sets that a sender can choose so that they share one hash. That many take a second at worst. */
+const CHOSEN_KEYS_MAX = 10_000;
 
 /** A value without a form in JavaScript: its type in Python, the text that `print` shows, and what else is known. */
 export class OpaqueValue {
@@ -48,6 +53,7 @@ export class NdArray {
     readonly data: TypedArray | readonly unknown[],
   ) {}
 }
+
 /** An image as a PNG file. */
 export class ImageValue {
   readonly mimeType = "image/png";
@@ -92,12 +98,14 @@ const ENTRIES: Record<string, (entry: Node) => boolean> = {
   "?": () => true,
 };
 
-const leaf = (header: string, make: (reader: Reader, ...header: any[]) => unknown): Kind => ({
-  header, children: 0, make: (reader, entries) => make(reader, ...entries),
-});
-const cut = (text: string) => text.slice(0, SHOWN_CHARS_MAX);
-const opaque = (type: string, text: string, ...rest: [fields?: Record<string, unknown>, display?: Record<string, string>]) =>
-  new OpaqueValue(cut(type), cut(text), ...rest);
+function leaf(header: string, make: (reader: Reader, ...header: any[]) => unknown): Kind {
+  return { header, children: 0, make: (reader, entries) => make(reader, ...entries) };
+}
+
+function opaque(type: string, text: string, fields?: object, display?: Record<string, string>): OpaqueValue {
+  const known = fields as Record<string, unknown> | undefined;
+  return new OpaqueValue(type.slice(0, SHOWN_CHARS_MAX), text.slice(0, SHOWN_CHARS_MAX), known, display);
+}
 
 const list: Kind = {
   header: "", children: "any", open: () => [],
@@ -106,13 +114,16 @@ const list: Kind = {
     return shell;
   },
 };
-const set: Kind = { header: "", children: "any", make: (_reader, _header, children) => new Set(children) };
+const set: Kind = {
+  header: "", children: "any",
+  make: (reader, _header, children) => new Set(children.map(reader.key)),
+};
 const dict: Kind = {
   header: "", children: "pairs",
   open: (_, nodes) => nodes.every((node, at) => at % 2 || typeof node === "string") ? Object.create(null) : new Map(),
-  make(_reader, _header, children, shell) {
+  make(reader, _header, children, shell) {
     for (let at = 0; at < children.length; at += 2) {
-      if (shell instanceof Map) shell.set(children[at], children[at + 1]);
+      if (shell instanceof Map) shell.set(reader.key(children[at]), children[at + 1]);
       else shell[children[at]] = children[at + 1];
     }
     return shell;
@@ -129,32 +140,45 @@ const record: Kind = {
 };
 const bytes = leaf("b", (reader, entry) => reader.bytes(entry).slice());
 
+const FLOATS = new Map([["nan", NaN], ["inf", Infinity], ["-inf", -Infinity]]);
+
 const KINDS = new Map<string, Kind>([
   ["str", leaf("b", (reader, entry) => text(reader.bytes(entry)))],
   ["int", leaf("s", (_, digits) => integer(digits))],
-  ["float", leaf("s", (_, word) => new Map([["nan", NaN], ["inf", Infinity], ["-inf", -Infinity]]).get(word) ?? refuse("no float"))],
-  ["bytes", bytes], ["bytearray", bytes], ["list", list], ["deque", { ...list, header: "*" }],
-  ["tuple", { header: "", children: "any", make: (_reader, _header, children) => children }], ["set", set], ["frozenset", set],
+  ["float", leaf("s", (_, word) => FLOATS.get(word) ?? refuse("a float node holds another word"))],
+  ["bytes", bytes], ["bytearray", bytes],
+  ["tuple", { header: "", children: "any", make: (_reader, _header, children) => children }],
+  ["list", list], ["deque", { ...list, header: "*" }], ["set", set], ["frozenset", set],
   ["dict", dict], ["ordereddict", dict], ["counter", dict], ["defaultdict", { ...dict, header: "*" }],
   ["record", record], ["namedtuple", record],
   ["numbers", leaf("si", numbers)],
   ["texts", leaf("ii", (reader, whole, lengths) => texts(reader.bytes(whole), reader.bytes(lengths)))],
   ["date", leaf("s", (_, day) => moment(`${day}T00:00:00`, 0))],
   ["datetime", leaf("si", (_, time) => moment(time, 0))],
-  ["datetime-zone", { header: "si*", children: 1, make: (_, [time, , offsetS]) =>
-    typeof offsetS === "number" ? moment(time, offsetS) : opaque("datetime.datetime", time) }],
+  ["datetime-zone", {
+    header: "si*", children: 1,
+    make: (_, [time, , offset]) =>
+      typeof offset === "number" ? moment(time, offset) : opaque("datetime.datetime", time),
+  }],
   ["opaque", leaf("ss", (_, type, shown) => opaque(type, shown))],
   ["opaque-str", leaf("sss", (_, type, _repr, shown) => opaque(type, shown))],
-  ["opaque-display", leaf("sssi", (reader, type, _repr, shown, data) => opaque(type, shown, {}, displayData(reader.bytes(data))))],
-  ["enum", { header: "s", children: 2, make: (_, [type], [name, value]) => opaque(type, String(name), { name, value }) }],
+  ["opaque-display", leaf("sssi", (reader, type, _repr, shown, data) =>
+    opaque(type, shown, {}, displayData(reader.bytes(data))))],
+  ["enum", {
+    header: "s", children: 2,
+    make: (_, [type], [name, value]) => opaque(type, ENTRIES.s!(name) ? name : type, { name, value }),
+  }],
   ["np.array", leaf("?lsb", array)],
   ["np.scalar", leaf("?b", (reader, dtype, data) => {
     const made = array(reader, dtype, [], "C", data);
     if (made instanceof OpaqueValue) return made;
     return dtype === "|b1" ? made.data[0] === 1 : made.data[0];
   })],
-  ["np.objects", { header: "l", children: 1, make: (_, [shape], [items]) =>
-    items?.length === count(shape) && Array.isArray(items) ? new NdArray("object", shape, "C", items) : refuse("an array has other items than its shape") }],
+  ["np.objects", {
+    header: "l", children: 1,
+    make: (_, [shape], [items]) => Array.isArray(items) && items.length === count(shape)
+      ? new NdArray("object", shape, "C", items) : refuse("an array has other items than its shape"),
+  }],
   ["pil.png", leaf("siib", png)],
   ["pil.raw", leaf("siib", (reader, mode, width, height, data) => {
     reader.bytes(data, 0);
@@ -175,7 +199,7 @@ for (const [tag, type] of OPAQUE.split(/\s+/).map((each) => each.split(":") as [
   KINDS.set(tag, {
     header: "", children: "any",
     make(_reader, _header, parts) {
-      const shown = parts.filter((part) => typeof part !== "object").join(", ");
+      const shown = parts.slice(0, SHOWN_PARTS_MAX).filter((part) => typeof part !== "object").join(", ");
       return opaque(type, `${type.slice(type.lastIndexOf(".") + 1)}(${shown})`);
     },
   });
@@ -187,8 +211,9 @@ const STRICT_UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 /** Halves of surrogate pairs, which Python can send, become U+FFFD. */
 const text = (data: Uint8Array) => UTF8.decode(data);
 
-function integer(digits: string): bigint {
-  if (!/^-?[0-9a-f]{1,262144}$/.test(digits)) refuse("an int node does not hold a hexadecimal number");
+function integer(digits: string): bigint | OpaqueValue {
+  if (!/^-?[0-9a-f]+$/.test(digits)) refuse("an int node does not hold a hexadecimal number");
+  if (digits.length > INT_DIGITS_MAX) return opaque("int", `<an int of ${4 * digits.length} bits>`);
   return digits.startsWith("-") ? -BigInt(`0x${digits.slice(1)}`) : BigInt(`0x${digits}`);
 }
 
@@ -196,7 +221,8 @@ function numbers(reader: Reader, code: string, at: number): unknown[] {
   const data = reader.bytes(at);
   if (code === "d") return Array.from(typed(Float64Array, data) as Float64Array);
   if (code !== "q") refuse("a numbers node holds neither integers nor floats");
-  return Array.from(typed(BigInt64Array, data) as BigInt64Array, (number) => BigInt.asIntN(54, number) === number ? Number(number) : number);
+  const small = (number: bigint) => BigInt.asIntN(54, number) === number ? Number(number) : number;
+  return Array.from(typed(BigInt64Array, data) as BigInt64Array, small);
 }
 
 /** Copies bytes to where a typed array may begin. */
@@ -222,7 +248,7 @@ function texts(data: Uint8Array, lengths: Uint8Array): string[] {
 function moment(time: string, offsetS: number): Date {
   const [, seconds, millis = ".000"] = /^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{3})?(?:\d{3})?$/.exec(time) ?? [];
   const utc = Date.parse(`${seconds}${millis}Z`);
-  if (Number.isNaN(utc) || new Date(utc).toISOString() !== `${seconds}${millis}Z`) refuse("a date or a time is malformed");
+  if (Number.isNaN(utc) || new Date(utc).toISOString() !== `${seconds}${millis}Z`) refuse("a moment is malformed");
   return new Date(utc - 1000 * offsetS);
 }
 
@@ -231,7 +257,7 @@ export function displayData(packed: Uint8Array): Record<string, string> {
   const data: unknown = packed.length <= DISPLAY_BYTES_MAX ? JSON.parse(STRICT_UTF8.decode(packed)) : null;
   const shown = data && typeof data === "object" ? Object.entries(data) : [];
   const isGood = shown.every(([type, value]) => /^[\w.+-]+\/[\w.+-]+$/.test(type) && typeof value === "string");
-  return isGood && shown.length && shown.length <= 16 ? Object.fromEntries(shown) : refuse("display data is malformed or too large");
+  return isGood && shown.length && shown.length <= 16 ? Object.fromEntries(shown) : refuse("display data is malformed");
 }
 
 function count(shape: number[]): number {
@@ -239,18 +265,18 @@ function count(shape: number[]): number {
   return isGood ? shape.reduce((product, side) => product * side, 1) : refuse("an array has no proper shape");
 }
 
-function array(reader: Reader, dtype: unknown, shape: number[], order: string, entry: number | string): NdArray | OpaqueValue {
-  const data = reader.bytes(entry, SHOWN_ARRAY_BYTES), items = count(shape);
+function array(reader: Reader, dtype: unknown, shape: number[], order: string, at: Entry): NdArray | OpaqueValue {
+  const data = reader.bytes(at, SHOWN_ARRAY_BYTES), items = count(shape);
   const type = ARRAYS.get(dtype) ?? (/^<[mM]8(\[\w*\])?$/.test(String(dtype)) && BigInt64Array);
   if (!type) return opaque("numpy.ndarray", `array of shape (${shape.join(", ")}) and dtype ${JSON.stringify(dtype)}`);
   if (items * type.BYTES_PER_ELEMENT !== data.length) refuse("an array has other bytes than its shape");
   return new NdArray(String(dtype), shape, order === "F" ? "F" : "C", typed(type, data));
 }
 
-function png(reader: Reader, _mode: string, width: number, height: number, entry: number | string): ImageValue {
-  const data = reader.bytes(entry, 0).slice(), head = new DataView(data.buffer);
+function png(reader: Reader, _mode: string, width: number, height: number, at: Entry): ImageValue {
+  const data = reader.bytes(at, 0).slice(), head = new DataView(data.buffer);
   const isPng = data.length > 24 && head.getBigUint64(0) === 0x89504e470d0a1a0an && head.getUint32(12) === 0x49484452;
-  if (!isPng || head.getUint32(16) !== width || head.getUint32(20) !== height) refuse("an image is not as large as it says");
+  if (!isPng || head.getUint32(16) !== width || head.getUint32(20) !== height) refuse("an image is not what it says");
   reader.pixels += width * height;
   if (!width || !height || reader.pixels > PIXELS_MAX) refuse(`the images have no pixels, or more than ${PIXELS_MAX}`);
   return new ImageValue(data, width, height);
@@ -299,13 +325,17 @@ function scalar(token: string): Node {
   return exact <= BARE_INT_MAX && exact >= -BARE_INT_MAX ? exact : refuse("a bare integer has more than 63 bits");
 }
 
+/** Bytes in a header: base64, or the number of a buffer. */
+type Entry = number | string;
+
 class Reader {
   unfolded = 0;
   pixels = 0;
+  chosenKeys = 0;
   constructor(readonly buffers: (Uint8Array | undefined)[]) {}
 
   /** Returns the bytes of a header's entry; a buffer can be taken once. `shown` is how many of them a text can show. */
-  bytes(entry: number | string, shown = Infinity): Uint8Array {
+  bytes(entry: Entry, shown = Infinity): Uint8Array {
     let data: Uint8Array | undefined;
     if (typeof entry === "string") {
       const binary = atob(entry);
@@ -318,6 +348,13 @@ class Reader {
     this.unfolded += Math.min(data.length, shown);
     return data;
   }
+
+  /** Counts a key. Texts and objects have secret hashes, and integers of 32 bits differ in theirs. */
+  readonly key = (key: unknown): unknown => {
+    const isChosen = typeof key === "bigint" || (typeof key === "number" && (key | 0) !== key);
+    if (isChosen && ++this.chosenKeys > CHOSEN_KEYS_MAX) refuse(`more than ${CHOSEN_KEYS_MAX} keys are such numbers`);
+    return key;
+  };
 }
 
 /** Returns the value that was packed. Throws DecodeError, and nothing else, for any bytes. */
@@ -330,10 +367,10 @@ export function decode(packed: Uint8Array): unknown {
 }
 
 function read(packed: Uint8Array): unknown {
-  if (packed.length < 16 || packed.length > VALUE_BYTES_MAX) refuse(`a packed value has 16 to ${VALUE_BYTES_MAX} bytes`);
+  if (packed.length < 16 || packed.length > VALUE_BYTES_MAX) refuse("a value has too few or too many bytes");
   const head = new DataView(packed.buffer, packed.byteOffset, packed.length);
   const buffers = head.getUint32(4), treeAt = 16 + 8 * buffers;
-  if (head.getUint32(0) !== 0x52585631 || treeAt > packed.length) refuse("not a packed value");
+  if (head.getUint32(0) !== MAGIC || buffers > NODES_MAX || treeAt > packed.length) refuse("not a packed value");
   let at = treeAt;
   const next = (offset: number) => {
     const start = at, length = head.getBigUint64(offset);
@@ -348,13 +385,20 @@ function read(packed: Uint8Array): unknown {
 
 /** A node whose children are being made. */
 interface Frame {
-  kind: Kind; header: Node[]; nodes: Node[]; next: number; values: unknown[]; shell: unknown; number: number; before: number;
+  kind: Kind;
+  header: Node[];
+  nodes: Node[];
+  next: number;
+  values: unknown[];
+  shell?: unknown;
+  number: number;
+  before: number;
 }
 
 /** Makes the values, with one loop and one stack. Nodes are numbered in the order in which they begin. */
 function build(root: Node, reader: Reader): unknown {
   const made: { value: unknown; isReady: boolean; size: number }[] = [];
-  const top: Frame = { kind: list, header: [], nodes: [root], next: 0, values: [], shell: undefined, number: -1, before: 0 };
+  const top: Frame = { kind: list, header: [], nodes: [root], next: 0, values: [], number: -1, before: 0 };
   const stack = [top];
   let nodes = 1;
   for (let frame = top; ; frame = stack[stack.length - 1]!) {
@@ -455,16 +499,16 @@ function numberText(value: number): string {
 function bigintText(value: bigint): string {
   if (value <= BARE_INT_MAX && value >= -BARE_INT_MAX) return String(value);
   const digits = value.toString(16);
-  if (digits.length > INT_BITS_MAX / 4) throw new EncodeError(`an integer has more than ${INT_BITS_MAX} bits`);
+  if (digits.length > INT_DIGITS_MAX) throw new EncodeError(`an integer has more than ${4 * INT_DIGITS_MAX} bits`);
   return `["int","${digits}"]`;
 }
 
 function pack(tree: Uint8Array, buffers: Uint8Array[]): Uint8Array<ArrayBuffer> {
   const treeAt = 16 + 8 * buffers.length;
   const size = buffers.reduce((sum, each) => sum + each.length, treeAt + tree.length);
-  if (size > VALUE_BYTES_MAX) throw new EncodeError(`the value takes ${size} bytes, over the limit of ${VALUE_BYTES_MAX}`);
+  if (size > VALUE_BYTES_MAX) throw new EncodeError(`the value takes ${size} bytes; the limit is ${VALUE_BYTES_MAX}`);
   const packed = new Uint8Array(size), head = new DataView(packed.buffer);
-  head.setUint32(0, 0x52585631);
+  head.setUint32(0, MAGIC);
   head.setUint32(4, buffers.length);
   head.setBigUint64(8, BigInt(tree.length));
   let at = treeAt;

@@ -208,6 +208,14 @@ import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.show()
     refuses(packed(`["texts",0,1]`, new Uint8Array(3), new Uint8Array(8).fill(255)));
     refuses(new Uint8Array([0x52, 0x58, 0x56, 0x31, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0]));
     refuses(packed('"\xff'));
+    refuses(packed('["enum","E",["list"],["ref",1]]'), true);
+    const chosen = Array.from({ length: 20_000 }, (_, at) => `["int","${(at + 1).toString(16)}0000000000000000"]`); // one hash for all in V8
+    refuses(packed(`["set",${chosen}]`));
+    refuses(packed(`["dict",${chosen.map((key) => `${key},1`)}]`));
+    equal(decode(packed(`["int","${"f".repeat(9999)}"]`)) instanceof OpaqueValue, true);
+    const head = new Uint8Array(24 << 20);
+    head.set([0x52, 0x58, 0x56, 0x31, 0, 45, 0, 0]); // three million buffers without bytes
+    refuses(head);
     equal(decode(packed('["list",["list"],["ref",1],["ref",0]]')) instanceof Array, true);
 
     const whole = encode([1, "text", { a: [new Uint8Array(3), new Date(0)] }, "y".repeat(2000), 2n ** 90n, new Set([1])]);

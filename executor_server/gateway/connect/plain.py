@@ -59,13 +59,16 @@ class PlainJson:
                 return await self._app(_with_type(scope, given), receive, send)
             if not streams:
                 return await self._app(_with_type(scope, _JSON), receive, send)
-            body = await _body(Request(scope, receive))
+            body = await body_of(Request(scope, receive), MESSAGE_BYTES_MAX)
         except ClientDisconnect:
             return None
+        except ConnectError as error:
+            return await errors.response(error)(scope, receive, send)
         except _Refused as refused:
             return await refused.response(scope, receive, send)
         lines = _Lines(scope, receive, send)
-        return await self._app(_with_type(scope, _STREAM_TYPES[0]), _after(body, receive), lines.send)
+        whole = _ENVELOPE.pack(0, len(body)) + body
+        return await self._app(_with_type(scope, _STREAM_TYPES[0]), _after(whole, receive), lines.send)
 
     async def _admit(self, scope: Scope, content_type: str) -> None:
         """Raises _Refused for callers that the daemon does not know: of those, nothing is read."""
@@ -111,14 +114,14 @@ def _expected(method: MethodDescriptor, given: str) -> str:
     return f"{method.name} does not take {given}: send one of {', '.join(types)}; gRPC is served by the daemon itself"
 
 
-async def _body(request: Request) -> bytes:
-    """Reads the body of a request, and puts it into an envelope."""
+async def body_of(request: Request, bytes_max: int) -> bytes:
+    """Raises ConnectError for a body that is too large, and ClientDisconnect."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > MESSAGE_BYTES_MAX:
-            raise _refused(413, Code.RESOURCE_EXHAUSTED, f"the request has more than {MESSAGE_BYTES_MAX:,} bytes")
-    return _ENVELOPE.pack(0, len(body)) + body
+        if len(body) > bytes_max:
+            raise ConnectError(Code.RESOURCE_EXHAUSTED, f"the request has more than {bytes_max:,} bytes")
+    return bytes(body)
 
 
 def _after(body: bytes, receive: Receive) -> Receive:

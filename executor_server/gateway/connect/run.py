@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import math
 from contextlib import suppress
 from typing import Any
 
@@ -13,25 +12,24 @@ import PIL.Image
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from executor_client._core.short_repr import png_of
-from executor_client._core.value_text import value_text
+from executor_client._core.value_text import text_chars, value_text
 from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import ExecutorClientError
-from executor_client.results import ExecutionResult
+from executor_client.results import ErrorDetail, ExecutionResult, Usage
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.codecs import JSON_VALUES_MAX, json_commas
 from executor_server.gateway.connect import errors
+from executor_server.gateway.connect.plain import body_of
 from executor_server.gateway.connect.service import bearer_token
 
 PATH = "/v1/run"
 BODY_BYTES_MAX = 2 << 20
-OUTPUT_NODES_MAX = 100_000
-OUTPUT_CHARS_MAX = 4 << 20
-OUTPUT_DEPTH_MAX = 64
+OUTPUT_CHARS_MAX = 1 << 20
 OUTPUT_TEXT_CHARS_MAX = 50_000
 IMAGES_BYTES_MAX = 16 << 20
 FILES_BYTES_MAX = 8 << 20
@@ -53,15 +51,6 @@ class RunRequest(BaseModel):
     )
 
 
-class RunError(BaseModel):
-    """The program's own error."""
-
-    type: str
-    message: str
-    traceback: str
-    line: int = Field(description="0: unknown.")
-
-
 class RunImage(BaseModel):
     mime_type: str
     data: str | None = Field(description=f"Base64. null behind the first {IMAGES_BYTES_MAX >> 20} MiB of images.")
@@ -71,14 +60,6 @@ class RunFile(BaseModel):
     path: str = Field(description="Relative to the workspace.")
     size_bytes: int
     data: str | None = Field(description=f"Base64. null behind the first {FILES_BYTES_MAX >> 20} MiB of files.")
-
-
-class RunUsage(BaseModel):
-    operations: int
-    wall_time_s: float
-    cpu_time_s: float
-    peak_memory_bytes: int
-    output_bytes: int
 
 
 class RunResult(BaseModel):
@@ -99,8 +80,8 @@ class RunResult(BaseModel):
     displays: list[dict[str, str]] = Field(description="Other displayed objects: their texts by MIME type, untrusted.")
     files: list[RunFile] = Field(description="Files of the workspace that the program made or changed.")
     files_truncated: bool = Field(description="There are more than are listed.")
-    error: RunError | None
-    usage: RunUsage
+    error: ErrorDetail | None = Field(description="The program's own error.")
+    usage: Usage
 
 
 class Run:
@@ -113,6 +94,8 @@ class Run:
         try:
             client = await self._clients.of(bearer_token(request.headers))
             return _json_response(await _run(client, await _request(request)))
+        except ClientDisconnect:
+            return Response()
         except asyncio.CancelledError:
             return errors.response(errors.of_cancellation())
         except ConnectError as error:
@@ -124,15 +107,11 @@ class Run:
 
 
 async def _request(request: Request) -> RunRequest:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > BODY_BYTES_MAX:
-            raise ConnectError(Code.RESOURCE_EXHAUSTED, f"the request has more than {BODY_BYTES_MAX:,} bytes")
+    body = await body_of(request, BODY_BYTES_MAX)
     if json_commas(body) > JSON_VALUES_MAX:
         raise ConnectError(Code.INVALID_ARGUMENT, f"the request has more than {JSON_VALUES_MAX:,} values")
     try:
-        return RunRequest.model_validate_json(bytes(body))
+        return RunRequest.model_validate_json(body)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc'])) or 'the body'}: {each['msg']}" for each in error.errors()[:10]]
         raise ConnectError(Code.INVALID_ARGUMENT, "; ".join(problems)) from None
@@ -152,7 +131,6 @@ async def _run(client: AsyncExecutorClient, wanted: RunRequest) -> RunResult:
 
 
 async def _result(session: AsyncSession, result: ExecutionResult) -> RunResult:
-    error = result.error
     return RunResult(
         outcome=result.outcome.value,
         output=_plain(result.output),
@@ -165,8 +143,8 @@ async def _result(session: AsyncSession, result: ExecutionResult) -> RunResult:
         displays=[dict(each.data) for each in result.displays],
         files=await _files(session, result),
         files_truncated=result.artifacts_truncated,
-        error=None if error is None else RunError.model_validate(error, from_attributes=True),
-        usage=RunUsage.model_validate(result.usage, from_attributes=True),
+        error=result.error,
+        usage=result.usage,
     )
 
 
@@ -198,41 +176,14 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-class _NotPlain(Exception):
-    """JSON can't hold the value, or not in a reasonable size."""
-
-
 def _plain(value: object) -> object:
-    """Returns a value as JSON has it, tuples as lists; None for one that JSON can't hold."""
-    try:
-        return _Plain().read(value, OUTPUT_DEPTH_MAX)
-    except _NotPlain:
+    """Returns a value as JSON has it; None if JSON can't hold it, or not in a reasonable size."""
+    if text_chars(value) > OUTPUT_CHARS_MAX:
         return None
-
-
-class _Plain:
-    """Counts what it writes: ten lists, each ten times in the next, are a hundred values and gigabytes of JSON."""
-
-    def __init__(self) -> None:
-        self._nodes_left = OUTPUT_NODES_MAX
-        self._chars_left = OUTPUT_CHARS_MAX
-
-    def read(self, value: Any, depth: int) -> object:
-        self._nodes_left -= 1
-        kind = type(value)
-        if kind is str:
-            self._chars_left -= len(value)
-        if depth < 0 or self._nodes_left < 0 or self._chars_left < 0:
-            raise _NotPlain
-        if value is None or kind in (bool, str) or (kind is int and value.bit_length() <= 64):
-            return value
-        if kind is float and math.isfinite(value):
-            return value
-        if kind in (list, tuple):
-            return [self.read(each, depth - 1) for each in value]
-        if kind is dict and all(type(key) is str for key in value):
-            return {self.read(key, depth): self.read(each, depth - 1) for key, each in value.items()}
-        raise _NotPlain
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _json_response(result: RunResult) -> Response:

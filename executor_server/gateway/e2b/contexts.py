@@ -79,38 +79,43 @@ class Contexts:
         self.running: str | None = None
         """The context whose code runs."""
         self._session = session
-        self._known: dict[str, Context] = {}
+        self._known = {DEFAULT: Context(DEFAULT)}
         self._current = DEFAULT
         self._generation = 0
+        self._is_learned = False
 
     def find(self, context_id: str) -> Context:
         """Raises E2BError (404)."""
         context = self._known.get(context_id)
-        if context is None and context_id != DEFAULT:
+        if context is None:
             raise E2BError(404, f"Context {context_id[:64]} not found")
-        return context or self._known.setdefault(DEFAULT, Context(DEFAULT))
+        return context
 
     def listed(self) -> list[dict[str, str]]:
-        self.find(DEFAULT)
         return [each.described() for each in self._known.values()]
 
+    async def learned(self) -> None:
+        """Waits until contexts that an earlier gateway made are known. The caller does not hold `lock`."""
+        if not self._is_learned:
+            async with self.lock:
+                await self.learn()
+
     async def learn(self) -> None:
-        """Finds the contexts that an earlier gateway made. Does nothing the second time."""
-        if self._known:
+        """Finds the contexts that an earlier gateway made, once."""
+        if self._is_learned:
             return
-        async with self.lock:
-            try:
-                known = await self._session.evaluate(_KNOWN)
-            except EvaluationError:  # the policy lets no code switch contexts, so there are none
-                known = None
-            self.find(DEFAULT)
-            match known:  # by agent code
-                case [str(current), {**kept}] if len(kept) < CONTEXTS_MAX:
-                    for context_id, cwd in {current: HOME, **kept}.items():
-                        if isinstance(context_id, str) and isinstance(cwd, str) and _ID.fullmatch(context_id):
-                            self._known[context_id] = Context(context_id, cwd[:_CWD_CHARS_MAX])
-                    self._current = current if current in self._known else DEFAULT
-            self._generation = self._session.generation
+        try:
+            known = await self._session.evaluate(_KNOWN)
+        except EvaluationError:  # the policy lets no code switch contexts, so there are none
+            known = None
+        match known:  # by agent code
+            case [str(current), {**kept}] if len(kept) < CONTEXTS_MAX:
+                for context_id, cwd in {current: HOME, **kept}.items():
+                    if isinstance(context_id, str) and isinstance(cwd, str) and _ID.fullmatch(context_id):
+                        self._known[context_id] = Context(context_id, cwd[:_CWD_CHARS_MAX])
+                self._current = current if current in self._known else DEFAULT
+        self._generation = self._session.generation
+        self._is_learned = True
 
     async def create(self, cwd: str) -> Context:
         """Makes a context and enters it. Raises E2BError."""

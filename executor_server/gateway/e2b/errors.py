@@ -25,8 +25,8 @@ from executor_client.errors import (
     UnavailableError,
 )
 
-NOT_FOUND = "The sandbox was not found"
-"""The SDK takes this text, with status 502, for the end of a sandbox."""
+GONE, NOT_FOUND = 502, "The sandbox was not found"
+"""The SDK takes this text, with this status, for the end of a sandbox."""
 
 
 class E2BError(Exception):
@@ -45,7 +45,7 @@ class E2BError(Exception):
 
 def sandbox_gone() -> E2BError:
     """The answer to traffic of a sandbox that does not run, or never did."""
-    return E2BError(502, NOT_FOUND)
+    return E2BError(GONE, NOT_FOUND)
 
 
 def not_offered(what: str, why: str = "") -> E2BError:

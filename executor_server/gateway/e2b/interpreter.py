@@ -26,12 +26,12 @@ from starlette.types import Receive, Scope, Send
 
 from executor_api.limits import CODE_BYTES_MAX
 from executor_client.aio_session import AsyncSession
-from executor_client.errors import EvaluationError, ExecutorClientError, SessionGone
+from executor_client.errors import EvaluationError, ExecutorClientError
 from executor_client.events import ExecutionEvent
 from executor_client.results import ExecutionResult, Outcome, VariablesState
 from executor_server.gateway.e2b import pip, results
-from executor_server.gateway.e2b.contexts import DEFAULT, Context, Contexts
-from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
+from executor_server.gateway.e2b.contexts import DEFAULT, Contexts
+from executor_server.gateway.e2b.errors import GONE, E2BError, from_client, not_offered, sandbox_gone
 from executor_server.gateway.e2b.paths import HOME
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 from executor_server.gateway.routing import current_target
@@ -64,16 +64,12 @@ _SET_ENV = """(lambda env, new: (
 _Queue = asyncio.Queue[results.Line | None]
 
 
-class _Gone(Exception):
-    """The sandbox ended during the execution."""
-
-
 @dataclass(frozen=True)
 class _Call:
     """A request to execute code."""
 
     code: str
-    context: Context
+    context_id: str
     env: Mapping[str, str]
 
 
@@ -153,14 +149,21 @@ class _Interpreter:
         state = self._states.get(sandbox.session)
         if state is None:
             state = self._states[sandbox.session] = _State(Contexts(sandbox.session))
-        await state.contexts.learn()
         return sandbox, state
+
+    async def _contexts_of(self, request: Request) -> Contexts:
+        _, state = await self._of(request)
+        await state.contexts.learned()
+        return state.contexts
 
     # Executions
 
     async def execute(self, request: Request) -> Response:
         sandbox, state = await self._of(request)
-        call = _call(await _object(request), state.contexts)
+        call = _call(await _object(request))
+        if call.context_id != DEFAULT:
+            await state.contexts.learned()
+            state.contexts.find(call.context_id)
         if state.waiting >= WAITING_MAX:
             raise E2BError(429, f"{WAITING_MAX} executions of this sandbox run or wait: repeat this one later")
         queue: _Queue = asyncio.Queue(_LINES_MAX)
@@ -180,12 +183,11 @@ class _Interpreter:
         try:
             async with state.contexts.lock:
                 await self._run_in_turn(sandbox.session, state, call, queue)
-        except (_Gone, SessionGone):
-            await queue.put(results.failure("SandboxGone", "the sandbox ended during the execution"))
-            await queue.put(None)
         except (E2BError, ExecutorClientError) as error:
-            await queue.put(results.failure(type(error).__name__, error.message, error.message))
-            await queue.put(_END)
+            name = "SandboxError" if isinstance(error, E2BError) else type(error).__name__
+            refusal = error if isinstance(error, E2BError) else from_client(error)
+            await queue.put(results.failure(name, error.message, error.message))
+            await queue.put(None if refusal.status == GONE else _END)
         except Exception:  # noqa: BLE001 (the border of a task of ours: the client would wait for ever)
             _log.exception("execution_failed", sandbox_id=sandbox.record.sandbox_id)
             await queue.put(results.failure("InternalError", "the gateway failed; its log has the reason"))
@@ -199,7 +201,9 @@ class _Interpreter:
             if line is not None:
                 await queue.put(line)
 
-        context, contexts = call.context, state.contexts
+        contexts = state.contexts
+        await contexts.learn()
+        context = contexts.find(call.context_id)
         context.executions += 1
         await queue.put({"type": "number_of_executions", "execution_count": context.executions})
         await contexts.enter(context)
@@ -222,9 +226,9 @@ class _Interpreter:
         await state.restore_env(session)
 
     async def _failure(self, session: AsyncSession, result: ExecutionResult, code: str) -> results.Line:
-        """Raises _Gone if the sandbox is gone, and SessionGone."""
+        """Raises E2BError or SessionGone if the sandbox is gone."""
         if result.state is VariablesState.LOST:
-            raise _Gone
+            raise sandbox_gone()
         if result.outcome is Outcome.CANCELLED:
             await session.refresh()  # the end of a session cancels its executions
         message = result.error.message if result.error else ""
@@ -238,11 +242,10 @@ class _Interpreter:
     # Contexts
 
     async def list_contexts(self, request: Request) -> Response:
-        _, state = await self._of(request)
-        return JSONResponse(state.contexts.listed())
+        return JSONResponse((await self._contexts_of(request)).listed())
 
     async def create_context(self, request: Request) -> Response:
-        _, state = await self._of(request)
+        contexts = await self._contexts_of(request)
         given = await _object(request)
         language = _text(given, "language", "python").lower()
         if language not in _PYTHON:
@@ -250,16 +253,16 @@ class _Interpreter:
         cwd = _text(given, "cwd", HOME)
         if len(cwd) > _CWD_CHARS_MAX or "\0" in cwd:
             raise E2BError(400, f"cwd is a path of at most {_CWD_CHARS_MAX} characters")
-        return JSONResponse((await state.contexts.create(cwd)).described())
+        return JSONResponse((await contexts.create(cwd)).described())
 
     async def remove_context(self, request: Request) -> Response:
-        _, state = await self._of(request)
-        await state.contexts.remove(state.contexts.find(request.path_params["context_id"]))
+        contexts = await self._contexts_of(request)
+        await contexts.remove(contexts.find(request.path_params["context_id"]))
         return Response(status_code=204)
 
     async def restart_context(self, request: Request) -> Response:
-        _, state = await self._of(request)
-        await state.contexts.restart(state.contexts.find(request.path_params["context_id"]))
+        contexts = await self._contexts_of(request)
+        await contexts.restart(contexts.find(request.path_params["context_id"]))
         return Response(status_code=204)
 
 
@@ -309,7 +312,7 @@ async def _object(request: Request) -> Mapping[str, Any]:
     return given
 
 
-def _call(given: Mapping[str, Any], contexts: Contexts) -> _Call:
+def _call(given: Mapping[str, Any]) -> _Call:
     code = _text(given, "code")
     if len(code.encode(errors="replace")) > CODE_BYTES_MAX:
         raise E2BError(413, f"the code has more than {CODE_BYTES_MAX} bytes: write it to a file and import it")
@@ -322,7 +325,7 @@ def _call(given: Mapping[str, Any], contexts: Contexts) -> _Call:
         _refuse_language(language)
     elif code.lstrip("\n")[:1] in (" ", "\t"):
         code = textwrap.dedent(code)  # as IPython does
-    return _Call(code, contexts.find(context_id or DEFAULT), _env(given))
+    return _Call(code, context_id or DEFAULT, _env(given))
 
 
 def _text(given: Mapping[str, Any], name: str, default: str | None = None) -> str:

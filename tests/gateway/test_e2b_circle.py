@@ -1,13 +1,13 @@
-"""Our own E2B backend as a client of our own gateway: the account.
+"""Our own E2B backend as a client of our own gateway: each of its requests to the cloud.
 
-It uses an account as any client of E2B, and finds it here. It makes no sandboxes in ours: it starts its guest as root,
-with namespaces of its own, and a sandbox grants its code neither. So the contract of backends runs on the double, whose
-machines have a root (tests/support/e2b), and this is what it says here instead.
+It makes no sandbox there: its guest makes namespaces as root, and a sandbox gives its code neither. So the contract of
+backends runs on the double, whose machines have a root (tests/support/e2b), and here the backend must say why.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,13 @@ import pytest
 from executor_server.backends.e2b import E2BBackend
 from executor_server.backends.e2b.access import open_cloud
 from executor_server.backends.e2b.cloud import Cloud
-from executor_server.backends.e2b.failures import Final, Missing
+from executor_server.backends.e2b.failures import CommandFailed, Final, Missing
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY
 from executor_server.backends.e2b.sandbox_factory import DAEMON_KEY
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.core.config.backend_config import E2BSection
-from tests.support.gateway import Gateway
+from tests.support.daemon import Daemon
+from tests.support.gateway import Gateway, running_gateway
 
 MIB = 1 << 20
 
@@ -31,6 +32,12 @@ class Account:
     section: E2BSection
     state_dir: Path
     cloud: Cloud
+
+
+@pytest.fixture(scope="module")
+def gateway(daemon: Daemon) -> Iterator[Gateway]:
+    with running_gateway(daemon, config='[gateway]\nusers = ["root"]\n') as running:
+        yield running
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ async def account(gateway: Gateway, tmp_path: Path) -> AsyncIterator[Account]:
     assert await cloud.list({}) == []
 
 
-async def test_our_backend_finds_the_account_that_it_needs(account: Account) -> None:
+async def test_each_request_of_our_backend_is_answered_as_by_the_cloud(account: Account) -> None:
     cloud, metadata = account.cloud, {"a": "1"}
     made = [await cloud.create("base", lifetime_s=60, metadata=metadata, request_id="r-1") for _ in range(2)]
     (cloud_id,) = {machine.cloud_id for machine in made}
@@ -56,10 +63,21 @@ async def test_our_backend_finds_the_account_that_it_needs(account: Account) -> 
     await cloud.prolong(cloud_id, lifetime_s=600)
     assert dict((await cloud.look(cloud_id)).metadata) == metadata
     assert (await cloud.connect(cloud_id, lifetime_s=60)).cloud_id == cloud_id
-    with pytest.raises(Final, match="not offered"):
-        await cloud.pause(cloud_id)
+    for refused in (cloud.pause(cloud_id), cloud.allow_hosts(cloud_id, ["example.com"])):
+        with pytest.raises(Final, match="not offered"):
+            await refused
     with pytest.raises(Missing):
         await cloud.create("no-such", lifetime_s=60, metadata={}, request_id="r-2")
+    await made[0].upload("/tmp/a/large", data := bytes(3 * MIB))
+    assert await made[0].run("id -un; wc -c < /tmp/a/large; echo no >&2", timeout_s=30) == f"sandbox\n{len(data)}\n"
+    with pytest.raises(CommandFailed) as failed:
+        await made[0].run("echo no >&2; exit 7", timeout_s=30)
+    assert (failed.value.exit_code, failed.value.stderr) == (7, "no")
+    received: asyncio.Queue[str] = asyncio.Queue()
+    command = await made[0].start("cat; exit 3", received.put)
+    await command.send(b"through\n")
+    assert await received.get() == "through\n"
+    await command.stop()
     assert await cloud.kill(cloud_id)
     assert not await cloud.kill(cloud_id)
     with pytest.raises(Missing):
@@ -77,8 +95,7 @@ async def test_our_backend_ends_strays_and_says_why_it_makes_no_sandbox_here(acc
         assert await account.cloud.list({}) == []
         findings = {finding.subject: finding for finding in await backend.check_host()}
         assert findings["E2B"].ok
-        assert 'the user "root" is not offered' in findings["image base"].detail
-        with pytest.raises(SandboxFailure, match='the user "root" is not offered'):
+        with pytest.raises(SandboxFailure, match="has no root who could make a sandbox in it"):
             await backend.create(
                 SandboxSpec("base", memory_bytes=256 * MIB, processes=32, disk_bytes=16 * MIB, orphan_time_s=60.0)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import threading
@@ -169,6 +170,13 @@ def test_the_end_of_the_sandbox_breaks_the_stream(sandbox: Sandbox) -> None:
     killing.join(30)
     with pytest.raises(TimeoutException):
         sandbox.run_code("1")
+
+
+async def test_steps_of_one_sandbox_run_in_turns_from_the_first_on(e2b: Gateway) -> None:
+    async with await AsyncSandbox.create() as sandbox:
+        runs = await asyncio.gather(*(sandbox.run_code(f"x = {number}; x") for number in range(8)))
+        assert [run.text for run in runs] == [str(number) for number in range(8)]
+        assert sorted(run.execution_count or 0 for run in runs) == list(range(1, 9))
 
 
 async def test_a_step_does_not_hold_up_other_sandboxes(e2b: Gateway) -> None:

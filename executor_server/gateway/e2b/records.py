@@ -180,7 +180,9 @@ class Sandboxes:
                 if session.info.state is SessionState.LOST:
                     await session.close()
                     self._gone(record)
-                known = self._sessions[record.sandbox_id] = (client, session)
+                known = self._sessions.get(record.sandbox_id)
+                if known is None or known[0] is not client:  # else another request was faster
+                    known = self._sessions[record.sandbox_id] = (client, session)
         except SessionGone:
             self._gone(record)
         except ExecutorClientError as error:

@@ -180,6 +180,8 @@ class Sandboxes:
                 if session.info.state is SessionState.LOST:
                     await session.close()
                     self._gone(record)
+                if record.sandbox_id not in self._records:  # it was ended meanwhile
+                    raise sandbox_gone()
                 known = self._sessions.get(record.sandbox_id)
                 if known is None or known[0] is not client:  # else another request was faster
                     known = self._sessions[record.sandbox_id] = (client, session)
@@ -253,30 +255,40 @@ class Sandboxes:
         """Returns the seconds until the timer must do something for a sandbox."""
         now = time.monotonic()
         again_s = self._failed.get(record.sandbox_id, now) - now
-        idle_s = self._touched.get(record.sandbox_id, 0.0) + record.idle_time_s / IDLE_PART - now
+        idle_s = self._touched.get(record.sandbox_id, -math.inf) + record.idle_time_s / IDLE_PART - now
         return max(again_s, min(record.end_time - time.time(), idle_s))
 
     async def _serve(self, record: Record, slots: asyncio.Semaphore) -> None:
         async with slots:
             is_due = record.end_time <= time.time()
             try:
-                client = await self._client(record.token)
-                session = await client.get_session(record.session_id)
-                if not is_due and session.info.state is not SessionState.LOST:
-                    await session.keep_alive()
-                    self._touched[record.sandbox_id] = time.monotonic()
-                    return
-                await session.close()
-            except NotFoundError:
-                pass
-            except ExecutorClientError as error:
+                is_kept = await (self._end(record) if is_due else self._keep_alive(record))
+                if not is_kept and self._records.get(record.sandbox_id) is record:
+                    self.forget(record.sandbox_id)
+            except Exception as error:  # noqa: BLE001 - the timer goes on with the others
                 _log.warning("sandbox_not_served", sandbox_id=record.sandbox_id, is_due=is_due, error=str(error))
-                # A key that was revoked can't end its sandbox; the daemon does when it is idle.
-                if not (is_due and isinstance(error, AuthenticationError)):
+                if record.sandbox_id in self._records:
                     self._failed[record.sandbox_id] = time.monotonic() + RETRY_S
-                    return
-            if self._records.get(record.sandbox_id) is record:
-                self.forget(record.sandbox_id)
+
+    async def _keep_alive(self, record: Record) -> bool:
+        """Restarts the idle time of a sandbox. Returns False if it has ended."""
+        try:
+            session = await (await self._client(record.token)).get_session(record.session_id)
+            if session.info.state is not SessionState.LOST:
+                await session.keep_alive()
+                if record.sandbox_id in self._records:
+                    self._touched[record.sandbox_id] = time.monotonic()
+                return True
+            await session.close()
+        except NotFoundError:
+            pass
+        return False
+
+    async def _end(self, record: Record) -> bool:
+        """Ends a sandbox. Returns False; also for a revoked key: the daemon ends the sandbox when it is idle."""
+        with contextlib.suppress(NotFoundError, AuthenticationError):
+            await (await (await self._client(record.token)).get_session(record.session_id)).close()
+        return False
 
 
 def _is_same(given: str | None, token: str) -> bool:

@@ -45,7 +45,8 @@ DOWNLOADS_MAX = 8
 """Files that are read from one sandbox at one time; the others wait. A sandbox has 16 transfers."""
 IDLE_S = 60.0
 """A request ends when its client sends or takes nothing for this time."""
-_PIECE_BYTES = 256 << 10
+_INFLATED_BYTES = 256 << 10
+_PIECE_BYTES = 2 << 20
 _GZIP_LEVEL = 1
 _SIGNATURE = re.compile(r"v1_[A-Za-z0-9+/]{43}")
 _EXPIRATION = re.compile(r"-?[0-9]{1,18}")
@@ -214,7 +215,7 @@ async def _body(request: Request) -> AsyncGenerator[bytes, None]:
             while inflate is not None and chunk:
                 if inflate.eof:  # one more member
                     inflate = zlib.decompressobj(_GZIP)
-                yield inflate.decompress(chunk, _PIECE_BYTES)
+                yield inflate.decompress(chunk, _INFLATED_BYTES)
                 chunk = inflate.unconsumed_tail or inflate.unused_data
         if inflate is not None:
             yield inflate.flush()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would look for prices on the Internet
+
 import litellm
 
 

@@ -132,8 +132,8 @@ def _toml(value: Any) -> str:
         return f"{value:_}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    if value == {}:
-        return "{}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items()) + "}"
     return f'"{value}"'
 
 

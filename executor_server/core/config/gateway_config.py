@@ -43,9 +43,10 @@ class GatewaySection(Section):
     ] = ()
     """Origins whose web pages may call the gateway (CORS), besides the gateway's own pages."""
     templates: Annotated[dict[Annotated[str, Field(max_length=128)], ImageName], Field(max_length=256)] = Field(
-        default_factory=dict
+        default_factory=lambda: {"code-interpreter-v1": "base"}
     )
-    """Images for E2B's names of templates: `"code-interpreter-v1" = "data"`. Other names are names of images."""
+    """Images for E2B's names of templates: `"code-interpreter-v1" = "data"`. Other names are names of images.
+    Clients that name no template ask for `base` or `code-interpreter-v1`."""
 
     users: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=32)], ...], Field(max_length=16)] = ()
     """Further names for the only user of a sandbox, besides `user`. `["root"]` is for E2B's clients that name `root` in

@@ -19,7 +19,7 @@ from executor_client.aio import AsyncExecutorClient
 from executor_client.errors import AuthenticationError, ResourceExhaustedError
 
 CLIENTS_MAX = 256
-REQUESTS_MAX = 512
+REQUESTS_MAX = 256
 """Requests of one token at a time."""
 VERIFICATIONS_MAX = 16
 """Tokens that are verified at one time."""

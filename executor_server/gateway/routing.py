@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b.errors import E2BError
 
-REQUESTS_MAX = 2048
+REQUESTS_MAX = 1024
 """Requests at a time."""
 DRAIN_BYTES_MAX = 64 * 1024 * 1024
 DRAIN_TIME_S = 10.0

@@ -16,7 +16,14 @@ from types import TracebackType
 from typing import Self
 
 from executor_client.aio import AsyncExecutorClient
-from executor_client.errors import AuthenticationError, ResourceExhaustedError
+from executor_client.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    ExecutorClientError,
+    ProtocolError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 
 CLIENTS_MAX = 256
 REQUESTS_MAX = 256
@@ -25,7 +32,18 @@ VERIFICATIONS_MAX = 16
 """Tokens that are verified at one time."""
 IDLE_S = 300.0
 
+NO_ANSWER = "the executor's daemon does not answer, or stopped answering during the call; try again later"
+
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{1,4096}=*")
+
+
+def public_message(error: ExecutorClientError) -> str:
+    """Returns an error's message for a caller of the gateway: without the address of the daemon."""
+    if isinstance(error, AuthenticationError):
+        return "the daemon does not accept this token; pass one made by `executor-server token new`"
+    if isinstance(error, UnavailableError | ConfigurationError | ProtocolError) and not error.reason:
+        return NO_ANSWER
+    return error.message
 
 
 @dataclass(eq=False)

@@ -36,7 +36,7 @@ STREAMS_MAX = 256
 HEAD_BYTES_MAX = 64 * 1024
 PING_INTERVAL_MS = 30_000
 """Milliseconds between two pings on a connection of HTTP/2. A peer that does not answer is disconnected."""
-STOP_GRACE_S = 10.0
+STOP_GRACE_S = 5.0
 """Seconds that running requests have to end when the gateway stops. Then they are cut."""
 
 

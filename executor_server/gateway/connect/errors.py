@@ -35,6 +35,7 @@ from executor_client.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from executor_server.gateway.clients import NO_ANSWER, public_message
 
 DETAILS_KEY = "grpc-status-details-bin"
 DETAILS_MAX = 16
@@ -42,11 +43,10 @@ DOMAIN = "remote-executor"
 
 _CODES = {each.name: each for each in Code} | {"CANCELLED": Code.CANCELED}
 # Statuses that gRPC made itself: their texts have the daemon's address.
-_NO_ANSWER = "the executor's daemon does not answer, or stopped answering during the call; try again later"
 _WITHOUT_DAEMON = {
-    Code.UNAVAILABLE: _NO_ANSWER,
-    Code.INTERNAL: _NO_ANSWER,
-    Code.UNKNOWN: _NO_ANSWER,
+    Code.UNAVAILABLE: NO_ANSWER,
+    Code.INTERNAL: NO_ANSWER,
+    Code.UNKNOWN: NO_ANSWER,
     Code.CANCELED: "the call was cancelled",
     Code.DEADLINE_EXCEEDED: "the call took longer than its connect-timeout-ms",
 }
@@ -79,12 +79,7 @@ def of_status(error: grpc.RpcError) -> ConnectError:
 def of_client(error: ExecutorClientError) -> ConnectError:
     """Returns the Connect error of an error of our client."""
     code = next(_CLIENT_CODES[each] for each in type(error).__mro__ if each in _CLIENT_CODES)
-    message = error.message
-    if code is Code.UNAVAILABLE and not error.reason:
-        message = _NO_ANSWER  # its own message has the daemon's address
-    if code is Code.UNAUTHENTICATED:
-        message = "the daemon does not accept this token"  # as above
-    return ConnectError(code, message, [_info(error.reason)] if error.reason else [])
+    return ConnectError(code, public_message(error), [_info(error.reason)] if error.reason else [])
 
 
 def of_bug(method: str, error: Exception) -> ConnectError:

@@ -24,6 +24,7 @@ from executor_client.errors import (
     SessionGone,
     UnavailableError,
 )
+from executor_server.gateway.clients import public_message
 
 GONE, NOT_FOUND = 502, "The sandbox was not found"
 """The SDK takes this text, with this status, for the end of a sandbox."""
@@ -58,7 +59,7 @@ def from_client(error: ExecutorClientError) -> E2BError:
     if isinstance(error, SessionGone):
         return sandbox_gone()
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-    return E2BError(status, error.message, retry_after_s=getattr(error, "retry_after_s", None))
+    return E2BError(status, public_message(error), retry_after_s=getattr(error, "retry_after_s", None))
 
 
 # The first class that fits counts.

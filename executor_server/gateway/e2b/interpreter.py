@@ -186,7 +186,7 @@ class _Interpreter:
         except (E2BError, ExecutorClientError) as error:
             name = "SandboxError" if isinstance(error, E2BError) else type(error).__name__
             refusal = error if isinstance(error, E2BError) else from_client(error)
-            await queue.put(results.failure(name, error.message, error.message))
+            await queue.put(results.failure(name, refusal.message, refusal.message))
             await queue.put(None if refusal.status == GONE else _END)
         except Exception:  # noqa: BLE001 (the border of a task of ours: the client would wait for ever)
             _log.exception("execution_failed", sandbox_id=sandbox.record.sandbox_id)

@@ -11,6 +11,7 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -279,20 +280,28 @@ def test_no_browser_takes_a_file_for_a_page_of_the_gateway(http: httpx.Client, s
 
 
 def test_a_large_file_takes_little_memory(gateway: Gateway, http: httpx.Client, sandbox: Sandbox) -> None:
-    status = Path(f"/proc/{gateway.process.pid}/status")
-    Path(f"/proc/{gateway.process.pid}/clear_refs").write_text("5")  # the peak begins anew
+    process, data = Path(f"/proc/{gateway.process.pid}"), b"x" * (40 * MIB)
 
-    def peak_bytes(field: str = "VmHWM") -> int:
-        return int(status.read_text().partition(f"{field}:")[2].split()[0]) * 1024
+    def status_bytes(field: str) -> int:
+        return int((process / "status").read_text().partition(f"{field}:")[2].split()[0]) * 1024
 
-    before, data = peak_bytes("VmRSS"), b"x" * (40 * MIB)
-    http.post("/files", params={"path": "large"}, files={"file": ("large", data)}).raise_for_status()
-    headers = {"Content-Type": "application/octet-stream"}
-    sandbox.files.remove("large")
-    http.post("/files", params={"path": "large"}, content=data, headers=headers).raise_for_status()
-    assert http.get("/files", params={"path": "large"}).content == data
-    assert peak_bytes() - before < 20 * MIB, (peak_bytes() - before) / MIB
-    sandbox.files.remove("large")
+    def there_and_back(form: dict[str, Any]) -> None:
+        try:
+            http.post("/files", params={"path": "large"}, **form).raise_for_status()
+            assert http.get("/files", params={"path": "large"}).content == data
+        finally:
+            sandbox.files.remove("large")
+
+    forms = (
+        {"files": {"file": ("x", data)}},
+        {"content": data, "headers": {"Content-Type": "application/octet-stream"}},
+    )
+    there_and_back(forms[0])  # fills what threads and allocators keep
+    (process / "clear_refs").write_text("5")  # the peak begins anew
+    before = status_bytes("VmRSS")
+    for form in forms:
+        there_and_back(form)
+    assert status_bytes("VmHWM") - before < 20 * MIB
 
 
 def test_clients_that_are_slow_or_leave_hold_nothing_of_the_sandbox(

@@ -46,7 +46,7 @@ DOWNLOADS_MAX = 8
 IDLE_S = 60.0
 """A request ends when its client sends or takes nothing for this time."""
 _INFLATED_BYTES = 256 << 10
-_PIECE_BYTES = 2 << 20
+_PIECE_BYTES = 1 << 20
 _GZIP_LEVEL = 1
 _SIGNATURE = re.compile(r"v1_[A-Za-z0-9+/]{43}")
 _EXPIRATION = re.compile(r"-?[0-9]{1,18}")

@@ -16,7 +16,7 @@ from typing import IO, Self
 from executor_client.aio_files import AsyncSessionFiles
 from executor_server.gateway.e2b.errors import E2BError
 
-MEMORY_BYTES = 4 << 20
+MEMORY_BYTES = 2 << 20
 """Bytes of one file that are collected in memory."""
 TENANT_BYTES_MAX = 2 << 30
 """Bytes in temporary files for the requests of one key."""

@@ -3,6 +3,9 @@
     async with Double() as double:
         sandbox = await AsyncSandbox.create(api_key=double.api_key, api_url=double.url, sandbox_url=double.url)
 
+It plays what our own gateway does not: machines with a root, in which our backend starts its guest, pauses, and the
+faults of a cloud. The gateway answers the same requests (tests/gateway/test_e2b_circle.py).
+
 `Double` lives in the event loop that enters it, `ThreadedDouble` in a thread with one of its own; `python -m
 tests.support.e2b` is a process. It needs root, for users that are mapped into a sandbox.
 """

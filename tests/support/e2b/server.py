@@ -1,4 +1,4 @@
-"""The double itself: it answers as the cloud does, with machines of this host.
+"""The double itself: it answers as the cloud does, with machines of this host, what our backend asks and no more.
 
 One listening socket serves both the account (REST) and the envd of each sandbox. The SDK's headers tell them apart.
 See the SDK for the settings; `Double.environment` has them.
@@ -430,11 +430,6 @@ class Double:
                     raise ApiError(409, f"sandbox {sandbox.sandbox_id} is already paused")
                 await asyncio.shield(self._own(self._pause(sandbox)))
                 return web.Response(status=204)
-            case "resume":
-                if sandbox.state == "running":
-                    raise ApiError(409, f"sandbox {sandbox.sandbox_id} is already running")
-                self._wake(sandbox, _lifetime(asked))
-                return web.json_response(self._created(sandbox), status=201)
             case "connect":
                 if sandbox.state == "paused":
                     self._wake(sandbox, _lifetime(asked))
@@ -462,7 +457,7 @@ class Double:
             for sandbox in self.sandboxes.values()
             if sandbox.state in states and wanted.items() <= sandbox.metadata.items()
         ]
-        found.sort(key=lambda sandbox: (sandbox.started_at, sandbox.sandbox_id), reverse=query.get("order") != "asc")
+        found.sort(key=lambda sandbox: (sandbox.started_at, sandbox.sandbox_id), reverse=True)
         limit = min(int(query.get("limit", PAGE_MAX)), PAGE_MAX)
         if token := query.get("nextToken"):
             last = base64.urlsafe_b64decode(token).decode()

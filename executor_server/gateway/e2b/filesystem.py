@@ -23,8 +23,9 @@ from connectrpc.request import RequestContext
 from starlette.types import ASGIApp
 
 from executor_client.aio_files import AsyncSessionFiles
+from executor_client.aio_session import AsyncSession
 from executor_client.aio_watch import AsyncFileWatch
-from executor_client.errors import FileError, FileExists, FileNotFound, FilePermissionDenied
+from executor_client.errors import FileError, FileExists, InvalidRequest, PolicyViolationError
 from executor_client.file_results import FileChange, FileChanges, FileInfo
 from executor_server.gateway.e2b.envd import filesystem_connect
 from executor_server.gateway.e2b.envd import filesystem_pb2 as pb
@@ -107,11 +108,10 @@ class FilesystemService(filesystem_connect.Filesystem):
             await files.mkdir(inside(str(PurePosixPath(target).parent)))
             try:
                 await files.move(inside(source), inside(target))
-            except (FileExists, FileNotFound, FilePermissionDenied):
-                raise
-            except FileError as error:  # between file systems, which E2B's sandboxes don't have
-                if (await sandbox.session.processes.run(["mv", "-T", "--", inside(source), inside(target)])).exit_code:
-                    raise error from None
+            except FileError as error:
+                # Not one of the kinds with a class: between file systems, which E2B's sandboxes don't have.
+                if type(error) is not FileError or not await _moved(sandbox.session, inside(source), inside(target)):
+                    raise
             return pb.MoveResponse(entry=await _entry_at(files, target))
 
     async def remove(self, request: pb.RemoveRequest, ctx: Context, /) -> pb.RemoveResponse:
@@ -213,9 +213,9 @@ class _Watcher:
 
     async def events(self, files: AsyncSessionFiles) -> list[pb.FilesystemEvent]:
         """Returns the changes. Raises ConnectError if some were missed, and the error with which the watch ended."""
-        changes = self._next.result()
+        changes = None if self._next.cancelled() else self._next.result()
         if changes is None:
-            raise ConnectError(Code.UNAVAILABLE, "the watch has ended: watch the directory again")
+            raise ConnectError(Code.NOT_FOUND, "the watch was stopped")
         self._next = self._following()
         if changes.overflowed:
             raise ConnectError(
@@ -245,6 +245,14 @@ class _Watcher:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def _moved(session: AsyncSession, source: str, target: str) -> bool:
+    """Moves by copying; false if the sandbox can't."""
+    try:
+        return (await session.processes.run(["mv", "-T", "--", source, target])).exit_code == 0
+    except (InvalidRequest, PolicyViolationError):
+        return False
 
 
 def _kinds(change: FileChange) -> tuple[pb.EventType, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 from pathlib import PurePosixPath
 
+from executor_api.limits import PATH_BYTES_MAX
 from executor_server.gateway.e2b.errors import E2BError
 
 HOME = "/home/user"
@@ -17,6 +18,8 @@ _WORKSPACE = "/workspace"
 
 def absolute(path: str) -> str:
     """Returns the absolute path that a client means. Raises E2BError (400)."""
+    if len(path) > PATH_BYTES_MAX:  # before it is split into parts
+        raise E2BError(400, f"the path has {len(path):,} characters, the limit is {PATH_BYTES_MAX:,}")
     if path.startswith("~"):
         if path[1:2] not in ("", "/"):
             raise E2BError(400, f"cannot expand {path!r}: the only home directory is ~, which is {HOME}")

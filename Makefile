@@ -286,5 +286,5 @@ test-typescript: $(STAMP)  ## Build and test clients/typescript, in Node and in 
 
 .PHONY: clean
 clean:  ## Remove all that was made here, ./.venv included
-	rm -rf $(VENV) .cache build dist site demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TS)/node_modules $(TS)/dist .cache build dist site demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import type { Transport } from "@connectrpc/connect";
+import { ExecutorError } from "./errors.js";
 import type { CreateSessionRequestSchema } from "./gen/executor_api/v1/executor_service_pb.js";
 import type { Policy, Session as SessionInfo } from "./gen/executor_api/v1/types_pb.js";
 import { randomId, Session, wireLimits, type Limits } from "./session.js";
@@ -37,14 +38,14 @@ export class Client {
 
   /** Makes a session. Waits while an image is fetched or packages are installed. Throws PolicyViolationError. */
   async createSession({ limits = {}, detached = false, ...options }: SessionOptions = {}): Promise<Session> {
-    const leaseId = detached ? "" : this.#leaseId;
+    const leaseId = detached ? "" : this.#lease;
     const request = { ...options, requestId: randomId(), leaseId, limits: wireLimits(limits) };
     return this.#found(await repeated(() => this.rpc.createSession(request)));
   }
 
   /** Finds a session by its id or its name. It lives at least as long as this client, unless it is detached. */
   async getSession(by: { sessionId: string } | { name: string }): Promise<Session> {
-    return this.#found(await repeated(() => this.rpc.getSession({ ...by, leaseId: this.#leaseId })));
+    return this.#found(await repeated(() => this.rpc.getSession({ ...by, leaseId: this.#lease })));
   }
 
   async listSessions(): Promise<SessionInfo[]> {
@@ -62,6 +63,11 @@ export class Client {
     clearTimeout(this.#renewal);
     if (this.#renewal !== undefined) await repeated(() => this.rpc.endLease({ leaseId: this.#leaseId }));
     this.#renewal = undefined;
+  }
+
+  get #lease(): string {
+    if (this.#isClosed) throw new ExecutorError("the client is closed: make another one");
+    return this.#leaseId;
   }
 
   #found({ session }: { session?: SessionInfo }): Session {

@@ -79,7 +79,7 @@ export class Blobs {
   #pieces = new Map<string, Uint8Array[]>();
   #bytes = 0;
 
-  constructor(readonly bytesMax: number) {}
+  constructor(readonly bytesMax: number, readonly openMax: number) {}
 
   count(bytes: number): void {
     this.#bytes += bytes;
@@ -90,7 +90,7 @@ export class Blobs {
     this.count(data.length);
     const pieces = this.#pieces.get(blobId) ?? [];
     pieces.push(data);
-    if (this.#pieces.set(blobId, pieces).size > BLOBS_OPEN_MAX) throw new ProtocolError("too many blobs at once");
+    if (this.#pieces.set(blobId, pieces).size > this.openMax) throw new ProtocolError("too many blobs at once");
   }
 
   /** Returns the bytes of a payload, once. */
@@ -135,7 +135,7 @@ export function decodeOrOpaque(packed: Uint8Array): unknown {
 export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Result> {
   readonly id: string;
   readonly #events: ExecutionEvent[] = [];
-  readonly #blobs = new Blobs(EXECUTION_BYTES_MAX);
+  readonly #blobs = new Blobs(EXECUTION_BYTES_MAX, BLOBS_OPEN_MAX);
   readonly #finalAnswers = new Map<string, unknown>();
   readonly #stop = new AbortController();
   readonly #result: Promise<Result>;
@@ -205,9 +205,13 @@ export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Res
         }
         error = new UnavailableError("the events of the execution ended without a result");
       } catch (thrown) {
-        error = translate(this.#stop.signal.aborted ? this.#stop.signal.reason : thrown);
+        error = translate(thrown);
       }
       if (result) return result;
+      if (this.#stop.signal.aborted) {
+        void this.cancel().catch(() => undefined); // nobody answers its tool calls any more
+        throw translate(this.#stop.signal.reason);
+      }
       if (error.retryAfterS !== undefined) await busy.pause(error, error.retryAfterS);
       else if (isAway(error)) await away.pause(new ConnectionLost(`execution ${this.id}: ${error.message}`));
       else throw error;

@@ -10,6 +10,7 @@ import { repeated, type ExecutorRpc } from "./transport.js";
 import { encode } from "./values.js";
 
 const VARIABLES_BYTES_MAX = 512 << 20;
+const VARIABLES_MAX = 2048;
 
 /** Limits by their names in docs/api.md: `{ wallTimeS: 30, memoryBytes: 2 ** 30 }`. */
 export type Limits = { [Name in Exclude<keyof WireLimits, `$${string}`>]?: number };
@@ -83,7 +84,7 @@ export class Session {
   /** Returns variables by name, without those that are missing; without names, all data that is not private. */
   async getVariables(names: string[] = []): Promise<Map<string, unknown>> {
     return repeated(async () => {
-      const blobs = new Blobs(VARIABLES_BYTES_MAX);
+      const blobs = new Blobs(VARIABLES_BYTES_MAX, VARIABLES_MAX);
       for await (const { part } of this.rpc.getVariables({ sessionId: this.id, names })) {
         if (part.case === "blobChunk") blobs.add(part.value);
         else if (part.case === "variables") {

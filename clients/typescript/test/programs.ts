@@ -104,7 +104,8 @@ export interface Page {
 export async function openPage(chromium: string, url: string): Promise<Page> {
   const profile = mkdtempSync(join(tmpdir(), "rx-chromium-"));
   const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe"];
-  const child = spawn(chromium, [...flags, `--user-data-dir=${profile}`], { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
+  const stdio = ["ignore", "ignore", "ignore", "pipe", "pipe"] as const;
+  const child = spawn(chromium, [...flags, `--user-data-dir=${profile}`], { stdio: [...stdio], detached: true });
   const waiting = new Map<number, { resolve: (result: any) => void; reject: (error: Error) => void }>();
   const input = child.stdio[3] as Writable, output = child.stdio[4] as Readable;
   let rest = "", id = 0;
@@ -135,7 +136,12 @@ export async function openPage(chromium: string, url: string): Promise<Page> {
   await evaluate('new Promise((resolve) => document.readyState === "complete" ? resolve() : addEventListener("load", resolve))');
   const close = async () => {
     await stop(child);
-    rmSync(profile, { recursive: true, force: true, maxRetries: 10 });
+    try {
+      process.kill(-child.pid!, "SIGKILL"); // its other processes, which still write to the profile
+    } catch {
+      // there are none
+    }
+    rmSync(profile, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 });
   };
   return { evaluate, close };
 }

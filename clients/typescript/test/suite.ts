@@ -1,8 +1,8 @@
 /** What the client promises, in Node and in a page: against a real gateway and daemon. */
 
 import {
-  AuthenticationError, Client, decode, DecodeError, encode, EncodeError, FileError, ImageValue, NdArray, OpaqueValue,
-  PolicyViolationError, SessionGone, type Session,
+  AuthenticationError, Client, decode, DecodeError, encode, EncodeError, ExecutorError, FileError, ImageValue, NdArray,
+  OpaqueValue, PolicyViolationError, SessionGone, type Session,
 } from "../src/index.js";
 
 export interface Gateway {
@@ -125,6 +125,7 @@ export const suite: Record<string, Test> = {
     const found = await other.getSession({ name });
     await client.close();
     await fails(SessionGone, session.execute("1"));
+    await fails(ExecutorError, client.createSession());
     equal((await found.execute("z")).output, 5);
     await found.end();
     await found.end();
@@ -159,6 +160,12 @@ export const suite: Record<string, Test> = {
       "NoneType bool int float float float float float int int str str bytes datetime list dict dict set list".split(" "),
       "2009-02-13T23:31:30.123000+00:00", true,
     ]);
+  },
+
+  "many large variables arrive": async (_, session) => {
+    await session.execute(Array.from({ length: 70 }, (_, at) => `v${at} = bytes(263_000)`).join("\n"));
+    const variables = await session.getVariables();
+    equal([variables.size, (variables.get("v69") as Uint8Array).length], [70, 263_000]);
   },
 
   "values of Python have a form, or are opaque": async (_, session) => {

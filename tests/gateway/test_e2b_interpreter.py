@@ -191,7 +191,7 @@ async def test_a_step_does_not_hold_up_other_sandboxes(e2b: Gateway) -> None:
 
 
 def test_shell_commands_and_cells_run_in_the_sandbox(shared: Sandbox) -> None:
-    assert "".join(shared.run_code("!cd /home/user && pwd; echo $((1 + 1))").logs.stdout) == "/home/user\n2\n"
+    assert "".join(shared.run_code("!pwd; echo $((1 + 1))").logs.stdout) == "/home/user\n2\n"
     assert shared.run_code("echo $A", language="bash", envs={"A": "b"}).logs.stdout == ["b\n"]
     assert shared.run_code("%matplotlib inline\n%env OF_SANDBOX").text == "yes"
 
@@ -237,8 +237,17 @@ def test_contexts_have_variables_and_a_directory_of_their_own(sandbox: Sandbox) 
     assert sandbox.run_code("x", context=context).error is not None
     sandbox.remove_code_context(context)
     assert [each.id for each in sandbox.list_code_contexts()] == ["default"]
+    for change in (sandbox.remove_code_context, sandbox.restart_code_context):
+        with pytest.raises(NotFoundException):
+            change(context)
     with pytest.raises(NotFoundException):
         sandbox.run_code("x", context=context)
+    other = sandbox.create_code_context()
+    sandbox.run_code("import os; os._exit(1)", context=other)
+    assert sandbox.run_code("x", context=other).error is not None
+    assert "".join(sandbox.run_code("!pwd").logs.stdout) == "/home/user\n"
+    sandbox.remove_code_context(other)
+    sandbox.run_code("x = 1")
     assert sandbox.run_code("x", context=listed[0]).text == "1"
     with pytest.raises(SandboxException, match=r"400.*directory '/nowhere'"):
         sandbox.create_code_context(cwd="/nowhere")

@@ -53,10 +53,11 @@ del _e2b_switch
 _CLEAR = f"""[
     *(globals().pop(name) for name in [*globals()] if not name.startswith({_SHARED!r})), get_ipython().os.chdir(%r)
 ] and None"""
-_FORGET = "globals()['_e2b_contexts'][1].pop(%r, None) and None"
-_KNOWN = f"""(lambda here, kept: [here, {{name: cwd for name, (cwd, _) in kept.items()}}])(
-    *globals().get("_e2b_contexts", ({DEFAULT!r}, {{}}))
-)"""
+_FORGET = "globals().get('_e2b_contexts', (0, {}))[1].pop(%r, None) and None"
+# Shells show PWD in place of the workspace's own name.
+_KNOWN = f"""(lambda env, here, kept: (
+    env.update(PWD={HOME!r}), [here, {{name: cwd for name, (cwd, _) in kept.items()}}]
+)[1])(get_ipython().os.environ, *globals().get("_e2b_contexts", ({DEFAULT!r}, {{}})))"""
 _RESTART = "get_ipython().os._exit(0)"
 
 
@@ -81,8 +82,7 @@ class Contexts:
         self._session = session
         self._known = {DEFAULT: Context(DEFAULT)}
         self._current = DEFAULT
-        self._generation = 0
-        self._is_learned = False
+        self._generation: int | None = None
 
     def find(self, context_id: str) -> Context:
         """Raises E2BError (404)."""
@@ -96,26 +96,26 @@ class Contexts:
 
     async def learned(self) -> None:
         """Waits until contexts that an earlier gateway made are known. The caller does not hold `lock`."""
-        if not self._is_learned:
+        if self._generation is None:
             async with self.lock:
                 await self.learn()
 
     async def learn(self) -> None:
-        """Finds the contexts that an earlier gateway made, once."""
-        if self._is_learned:
+        """Finds the current context of a new interpreter, and in the first one the contexts of an earlier gateway."""
+        if self._generation == self._session.generation:
             return
         try:
-            known = await self._session.evaluate(_KNOWN)
+            found = await self._session.evaluate(_KNOWN)
         except EvaluationError:  # the policy lets no code switch contexts, so there are none
-            known = None
-        match known:  # by agent code
-            case [str(current), {**kept}] if len(kept) < CONTEXTS_MAX:
+            found = None
+        self._current = DEFAULT
+        match found:  # by agent code
+            case [str(current), {**kept}] if self._generation is None and len(kept) < CONTEXTS_MAX:
                 for context_id, cwd in {current: HOME, **kept}.items():
                     if isinstance(context_id, str) and isinstance(cwd, str) and _ID.fullmatch(context_id):
                         self._known[context_id] = Context(context_id, cwd[:_CWD_CHARS_MAX])
                 self._current = current if current in self._known else DEFAULT
         self._generation = self._session.generation
-        self._is_learned = True
 
     async def create(self, cwd: str) -> Context:
         """Makes a context and enters it. Raises E2BError."""
@@ -133,8 +133,7 @@ class Contexts:
 
     async def enter(self, context: Context) -> None:
         """Makes a context the current one. Raises E2BError."""
-        if self._generation != self._session.generation:  # a new interpreter has no variables, of any context
-            self._generation, self._current = self._session.generation, DEFAULT
+        await self.learn()
         if context.context_id == self._current:
             return
         result = await self._session.execute(_SWITCH % (context.context_id, context.cwd))

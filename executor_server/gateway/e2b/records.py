@@ -54,7 +54,6 @@ CREATE TABLE sandboxes (
     end_time REAL NOT NULL,
     idle_time_s REAL NOT NULL,
     traffic_token TEXT NOT NULL,
-    internet INTEGER,
     metadata TEXT NOT NULL,
     request TEXT NOT NULL
 ) STRICT, WITHOUT ROWID
@@ -79,8 +78,6 @@ class Record:
     """Seconds without use after which the daemon ends the session."""
     traffic_token: str = field(default="", repr=False)
     """The token for its other ports. Empty: who knows the address may use them."""
-    internet: bool | None = None
-    """The caller's `allow_internet_access`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     request: str = field(default="", repr=False)
     """The digest of the request that created it."""
@@ -297,11 +294,7 @@ def _is_same(given: str | None, token: str) -> bool:
 
 def _record(row: tuple[object, ...]) -> Record:
     values = dict(zip(_COLUMNS, row, strict=True))
-    internet = values["internet"]
-    values |= {
-        "metadata": json.loads(str(values["metadata"])),
-        "internet": None if internet is None else bool(internet),
-    }
+    values["metadata"] = json.loads(str(values["metadata"]))
     return Record(**values)  # type: ignore[arg-type]  # the table is STRICT
 
 

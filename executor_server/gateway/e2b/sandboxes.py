@@ -16,7 +16,6 @@ import secrets
 import sqlite3
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -57,6 +56,10 @@ EVERYTHING = frozenset({"0.0.0.0/0", "::/0"})
 """All addresses, in the lists of a network."""
 
 _KEY = re.compile(r"[a-z0-9-]{1,255}")
+# Of E2B's interface; every other path is unknown.
+_NOT_OFFERED = re.compile(
+    r"(/v[23])?(/sandboxes/[^/]+/(pause|resume|fork|snapshots|logs|network)|/(templates|snapshots|volumes|secrets|teams)(/.*)?)"
+)
 _MIB = 1 << 20
 M = TypeVar("M", bound=BaseModel)
 
@@ -162,45 +165,25 @@ class _Account:
     def application(self) -> Starlette:
         one = "/sandboxes/{sandbox_id}"
         routes = [
-            *_both("/sandboxes", self._create, "POST"),
+            *(Route(f"{version}/sandboxes", self._create, methods=["POST"]) for version in ("", "/v2")),
             Route("/sandboxes", self._list_running, methods=["GET"]),
             Route("/v2/sandboxes", self._list, methods=["GET"]),
-            Route("/sandboxes/metrics", self._refuse("the metrics of many sandboxes in one request")),
             Route(one, self._info, methods=["GET"]),
             Route(one, self._kill, methods=["DELETE"]),
-            *_both(f"{one}/connect", self._connect, "POST"),
+            *(Route(f"{version}{one}/connect", self._connect, methods=["POST"]) for version in ("", "/v2")),
             Route(f"{one}/timeout", self._set_timeout, methods=["POST"]),
             Route(f"{one}/refreshes", self._refresh, methods=["POST"]),
             Route(f"{one}/metrics", self._metrics, methods=["GET"]),
-            Route(f"{one}/network", self._refuse("changing the network of a running sandbox"), methods=["PUT"]),
-            Route(f"{one}/resume", self._resume, methods=["POST"]),
-            *(
-                route
-                for name, what in _NOT_OFFERED_OF_SANDBOX.items()
-                for route in _both(f"{one}/{name}", self._refuse(what), "GET", "POST")
-            ),
             Route("/templates/aliases/{alias}", self._alias, methods=["GET"]),
-            *(
-                Route(f"{prefix}{rest}", self._refuse(what), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
-                for prefix, what in _NOT_OFFERED.items()
-                for rest in ("", "/{rest:path}")
-            ),
         ]
         return Starlette(
             routes=routes,
             exception_handlers={
                 E2BError: lambda _, error: error.response(),
                 ExecutorClientError: lambda _, error: from_client(error).response(),
-                HTTPException: lambda _, error: E2BError(error.status_code, error.detail).response(),
+                HTTPException: _no_route,
             },
         )
-
-    def _refuse(self, what: str) -> Callable[[Request], Awaitable[Response]]:
-        async def refuse(request: Request) -> Response:
-            await self._client(_key_of(request))
-            raise not_offered(what)
-
-        return refuse
 
     # Creation
 
@@ -210,52 +193,45 @@ class _Account:
         asked = await _body(request, _Create)
         if asked.auto_pause or (asked.auto_resume is not None and asked.auto_resume.enabled):
             raise not_offered("autoPause", "sandboxes end at their timeout, and are never paused")
-        default_s = V2_TIMEOUT_S if request.url.path.startswith("/v2/") else V1_TIMEOUT_S
-        record = Record(
-            sandbox_id=_sandbox_id(key, request.headers.get("idempotency-key")),
-            session_id="",
-            token=key,
-            access_token=secrets.token_urlsafe(24),
-            template=asked.template,
-            create_time=0.0,
-            end_time=0.0,
-            idle_time_s=0.0,
-            traffic_token=secrets.token_urlsafe(24) if _is_private(asked) else "",
-            internet=asked.internet,
-            metadata=asked.metadata or {},
-            request=hashlib.sha256(asked.model_dump_json().encode()).hexdigest(),
-        )
-        timeout_s = default_s if asked.timeout is None else asked.timeout
+        if asked.timeout is None:
+            is_v2 = request.url.path.startswith("/v2/")
+            asked = asked.model_copy(update={"timeout": V2_TIMEOUT_S if is_v2 else V1_TIMEOUT_S})
+        sandbox_id = _sandbox_id(key, request.headers.get("idempotency-key"))
         # Repeated requests with one idempotency key have one id, and wait here for each other.
-        async with self._locks.setdefault(record.sandbox_id, asyncio.Lock()):
-            if (found := await self._running(client, record.sandbox_id, key)) is None:
-                made = await self._made(client, asked, record, timeout_s)
-            elif found[0].request == record.request:
-                made = found[0]
-            else:
-                raise E2BError(409, "the Idempotency-Key was used for another request")
-        return JSONResponse(self._created(made), 201)
+        async with self._locks.setdefault(sandbox_id, asyncio.Lock()):
+            found = await self._running(client, sandbox_id, key)
+            record = found[0] if found is not None else await self._made(client, key, asked, sandbox_id)
+        if record.request != _digest(asked):
+            raise E2BError(409, "the Idempotency-Key was used for another request")
+        return JSONResponse(self._created(record), 201)
 
-    async def _made(self, client: AsyncExecutorClient, asked: _Create, record: Record, timeout_s: int) -> Record:
+    async def _made(self, client: AsyncExecutorClient, key: str, asked: _Create, sandbox_id: str) -> Record:
         policy = await client.get_policy()
         image = self._image(asked.template, policy)
+        timeout_s = asked.timeout or 0
         _check_end(timeout_s, policy.max_limits)
         session = await client.create_session(
             image,
             policy.allowed_imports,
             {"session_time_s": policy.max_limits.session_time_s or 0.0},
-            labels={"client": "e2b", "sandbox": record.sandbox_id},
+            labels={"client": "e2b", "sandbox": sandbox_id},
             network=_network(asked, policy),
             detached=True,
             env=asked.env,
         )
         now = time.time()
-        record = replace(
-            record,
+        record = Record(
+            sandbox_id=sandbox_id,
             session_id=session.session_id,
+            token=key,
+            access_token=secrets.token_urlsafe(24),
+            template=asked.template,
             create_time=now,
             end_time=now + timeout_s,
             idle_time_s=session.info.limits.idle_time_s or 0.0,
+            traffic_token=secrets.token_urlsafe(24) if _is_private(asked) else "",
+            metadata=asked.metadata or {},
+            request=_digest(asked),
         )
         try:
             self._sandboxes.keep(record)
@@ -309,7 +285,7 @@ class _Account:
     async def _info(self, request: Request) -> Response:
         record, session = await self._owned(request)
         lifecycle = {"autoResume": False, "onTimeout": "kill"}
-        described = {"allowInternetAccess": record.internet, "lifecycle": lifecycle}
+        described = {"allowInternetAccess": bool(session.info.network), "lifecycle": lifecycle}
         return JSONResponse({**_listing(record, session.info), **self._created(record), **described})
 
     async def _kill(self, request: Request) -> Response:
@@ -354,10 +330,6 @@ class _Account:
         record = replace(record, end_time=time.time() + timeout_s)
         self._sandboxes.keep(record)
         return record
-
-    async def _resume(self, request: Request) -> Response:
-        record, _ = await self._owned(request)
-        raise E2BError(409, f"sandbox {record.sandbox_id} is already running: sandboxes here are never paused")
 
     async def _metrics(self, request: Request) -> Response:
         start, end = (_number(request, name) for name in ("start", "end"))
@@ -422,25 +394,16 @@ class _Account:
         return answer | {name: value for name, value in optional.items() if value}
 
 
-def _both(path: str, handler: Callable[[Request], Awaitable[Response]], *methods: str) -> list[Route]:
-    return [Route(f"{version}{path}", handler, methods=list(methods)) for version in ("", "/v2")]
+def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if _NOT_OFFERED.fullmatch(path):
+        return not_offered(f"{request.method} {path[:200]}").response()
+    return E2BError(error.status_code, error.detail).response()
 
 
-_NOT_OFFERED_OF_SANDBOX = {
-    "pause": "pausing a sandbox",
-    "fork": "forking a sandbox",
-    "snapshots": "a snapshot of a sandbox",
-    "logs": "the log of a sandbox",
-}
-_NOT_OFFERED = {
-    "/templates": "building or managing a template",
-    "/v2/templates": "building or managing a template",
-    "/v3/templates": "building or managing a template",
-    "/snapshots": "a snapshot of a sandbox",
-    "/volumes": "a volume",
-    "/secrets": "a secret",
-    "/teams": "managing a team",
-}
+def _digest(asked: _Create) -> str:
+    return hashlib.sha256(asked.model_dump_json().encode()).hexdigest()
 
 
 def _sandbox_id(key: str, idempotency_key: str | None) -> str:

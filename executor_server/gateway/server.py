@@ -7,6 +7,7 @@ the whole response in memory. Its HTTP parsers are hyper's, and wait for the hea
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 import ssl
@@ -31,6 +32,7 @@ from executor_server.gateway.ports import ports_app
 from executor_server.gateway.routing import ENVD_PORT, INTERPRETER_PORT, Applications, Router
 
 CONNECTIONS_MAX = 4096
+"""Fewer if the process may not open four files for each."""
 STREAMS_MAX = 256
 """Requests at a time on one connection of HTTP/2."""
 HEAD_BYTES_MAX = 64 * 1024
@@ -112,6 +114,13 @@ def _tls(daemon: str, section: GatewaySection) -> TlsConfig | None:
     return None if isinstance(found, UnixAddress) or found.is_loopback else TlsConfig()
 
 
+def _connections() -> int:
+    """Lets the process open as many files as it may. Returns how many connections that is enough for."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return CONNECTIONS_MAX if most == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, most // 4)
+
+
 def _server(section: GatewaySection, address: TcpAddress, router: Router) -> Server:
     try:
         return Server(
@@ -125,7 +134,7 @@ def _server(section: GatewaySection, address: TcpAddress, router: Router) -> Ser
                 max_concurrent_streams=STREAMS_MAX,
                 max_headers_size=HEAD_BYTES_MAX,
             ),
-            backlog=CONNECTIONS_MAX,
+            backlog=_connections(),
             log_enabled=False,  # the router logs
             ssl_cert=section.tls_cert,
             ssl_key=section.tls_key,

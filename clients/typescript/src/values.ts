@@ -221,9 +221,10 @@ function numbers(reader: Reader, code: string, at: number): unknown[] {
   const data = reader.bytes(at);
   if (code === "d") return Array.from(typed(Float64Array, data) as Float64Array);
   if (code !== "q") refuse("a numbers node holds neither integers nor floats");
-  const small = (number: bigint) => BigInt.asIntN(54, number) === number ? Number(number) : number;
   return Array.from(typed(BigInt64Array, data) as BigInt64Array, small);
 }
+
+const small = (number: bigint) => BigInt.asIntN(54, number) === number ? Number(number) : number;
 
 /** Copies bytes to where a typed array may begin. */
 function typed(type: ArrayType, data: Uint8Array): TypedArray {
@@ -239,7 +240,8 @@ function texts(data: Uint8Array, lengths: Uint8Array): string[] {
     for (; end < data.length && (left > 0n || (data[end]! & 0xc0) === 0x80); end++) {
       if ((data[end]! & 0xc0) !== 0x80) left--;
     }
-    return left ? refuse("the lengths of a texts node do not add up to its text") : text(data.subarray(start, end));
+    if (left) refuse("the lengths of a texts node do not add up to its text");
+    return start === end ? "" : text(data.subarray(start, end));
   });
   return end === data.length ? pieces : refuse("the lengths of a texts node do not add up to its text");
 }
@@ -248,8 +250,8 @@ function texts(data: Uint8Array, lengths: Uint8Array): string[] {
 function moment(time: string, offsetS: number): Date {
   const [, seconds, millis = ".000"] = /^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{3})?(?:\d{3})?$/.exec(time) ?? [];
   const utc = Date.parse(`${seconds}${millis}Z`);
-  if (Number.isNaN(utc) || new Date(utc).toISOString() !== `${seconds}${millis}Z`) refuse("a moment is malformed");
-  return new Date(utc - 1000 * offsetS);
+  const isGood = Math.abs(offsetS) <= 86_400 && new Date(utc).toISOString() === `${seconds}${millis}Z`;
+  return isGood ? new Date(utc - 1000 * offsetS) : refuse("a moment is malformed");
 }
 
 /** Reads the texts by which an object shows itself, by MIME type. */
@@ -287,7 +289,10 @@ function png(reader: Reader, _mode: string, width: number, height: number, at: E
 
 const TOKEN = /"(?:[^"\\\u0000-\u001f]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|[[\],]/y;
 
-/** Parses compact JSON without objects, within the limits, and without losing digits of integers. */
+/**
+ * Parses compact JSON without objects, within the limits, and without losing digits of integers. Token by token:
+ * `replace` would collect all tokens first, and 130 million of them end the process.
+ */
 function parse(json: string): Node {
   const lists: Node[][] = [[]];
   let values = 0, isComplete = false;
@@ -384,22 +389,14 @@ function read(packed: Uint8Array): unknown {
 }
 
 /** A node whose children are being made. */
-interface Frame {
-  kind: Kind;
-  header: Node[];
-  nodes: Node[];
-  next: number;
-  values: unknown[];
-  shell?: unknown;
-  number: number;
-  before: number;
+function frameOf(kind: Kind, header: Node[], nodes: Node[], shell: unknown, number: number, before: number) {
+  return { kind, header, nodes, shell, number, before, next: 0, values: [] as unknown[] };
 }
 
 /** Makes the values, with one loop and one stack. Nodes are numbered in the order in which they begin. */
 function build(root: Node, reader: Reader): unknown {
   const made: { value: unknown; isReady: boolean; size: number }[] = [];
-  const top: Frame = { kind: list, header: [], nodes: [root], next: 0, values: [], number: -1, before: 0 };
-  const stack = [top];
+  const top = frameOf(list, [], [root], undefined, -1, 0), stack = [top];
   let nodes = 1;
   for (let frame = top; ; frame = stack[stack.length - 1]!) {
     if (frame.next === frame.nodes.length) {
@@ -433,7 +430,7 @@ function build(root: Node, reader: Reader): unknown {
       const shell = kind.open?.(header, children), before = reader.unfolded;
       reader.unfolded += VALUE_BYTES * (1 + children.length);
       for (const entry of header) if (typeof entry === "string") reader.unfolded += entry.length;
-      stack.push({ kind, header, nodes: children, next: 0, values: [], shell, number: made.length, before });
+      stack.push(frameOf(kind, header, children, shell, made.length, before));
       made.push({ value: shell, isReady: kind.open !== undefined, size: 0 });
     }
     if (reader.unfolded > UNFOLDED_BYTES_MAX) refuse("the value unfolds to too much");

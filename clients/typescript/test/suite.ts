@@ -216,6 +216,9 @@ import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.show()
     refuses(new Uint8Array([0x52, 0x58, 0x56, 0x31, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0]));
     refuses(packed('"\xff'));
     refuses(packed('["enum","E",["list"],["ref",1]]'), true);
+    refuses(packed('["datetime-zone","2024-01-01T00:00:00",0,1e300,["timezone",0,0,null]]'));
+    refuses(packed('["list",["ref","1"]]'));
+    refuses(packed(`["list",["ref","${"9".repeat(1e6)}"]]`));
     const chosen = Array.from({ length: 20_000 }, (_, at) => `["int","${(at + 1).toString(16)}0000000000000000"]`); // one hash for all in V8
     refuses(packed(`["set",${chosen}]`));
     refuses(packed(`["dict",${chosen.map((key) => `${key},1`)}]`));

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         PreconditionError,
         ProcessFailed,
         ProtocolError,
+        RecordingError,
         ReentrantExecution,
         ResourceExhaustedError,
         SessionGone,
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
         TerminalSize,
     )
     from executor_client.processes import SessionProcesses
+    from executor_client.recording import Recorder, Recording
     from executor_client.results import (
         Display,
         EnvironmentInfo,
@@ -116,22 +118,23 @@ if TYPE_CHECKING:
     from executor_client.watch import FileWatch
 
 __all__ = [
-    "AsyncExecutorClient", "AsyncFileWatch", "AsyncPortForward", "AsyncProcess", "AsyncSession",
-    "AsyncSessionFiles", "AsyncSessionPorts", "AsyncSessionProcesses", "AuthenticationError", "AuthorizationError",
-    "Branch", "CallTimeoutError", "Changes", "Checkpoint", "CompletedProcess", "ConfigurationError",
-    "ConnectionLost", "DaemonError", "DecodeError", "Display", "DisplayEvent", "EncodeError", "EnumValue",
-    "EnvironmentFailed", "EnvironmentInfo", "ErrorDetail", "EvaluationError", "ExecutionEvent", "ExecutionFailed",
-    "ExecutionResult", "ExecutorClient", "ExecutorClientError", "FileChange", "FileChanges", "FileError", "FileExists",
-    "FileInfo", "FileIsDirectory", "FileLimits", "FileList", "FileNotDirectory", "FileNotFound",
-    "FilePermissionDenied", "FileWatch", "Image", "ImageEvent", "InvalidRequest", "LimitWarningEvent", "Limits",
-    "LogEvent", "ModulesMissing", "NetworkRules", "NetworkSecret", "NetworkUsage", "NotFoundError", "OnWait",
-    "OpaqueValue", "Outcome", "OutputCutEvent", "OutputLimitExceeded", "PackagesPolicy", "Policy", "PolicyRef",
-    "PolicyViolationError", "PortForward", "PortRules", "PreconditionError", "Process", "ProcessFailed", "ProcessInfo",
-    "ProcessOutput", "ProcessOutputCut", "ProcessResult", "ProcessRules", "ProcessUsage", "Progress", "ProtocolError",
-    "QueuedEvent", "Quotas", "Record", "ReentrantExecution", "ResourceExhaustedError", "Rollback", "Savepoint",
-    "Session", "SessionFiles", "SessionGone", "SessionInfo", "SessionPorts", "SessionProcesses", "SessionState",
-    "StateManifest", "StateRules", "TerminalSize", "TlsConfig", "Tool", "ToolCallEvent", "ToolNotShippable",
-    "TupleRecord", "UnavailableError", "Usage", "ValueLimits", "VariablesState", "Violation", "Wait", "WaitKind",
+    "AsyncExecutorClient", "AsyncFileWatch", "AsyncPortForward", "AsyncProcess", "AsyncSession", "AsyncSessionFiles",
+    "AsyncSessionPorts", "AsyncSessionProcesses", "AuthenticationError", "AuthorizationError", "Branch",
+    "CallTimeoutError", "Changes", "Checkpoint", "CompletedProcess", "ConfigurationError", "ConnectionLost",
+    "DaemonError", "DecodeError", "Display", "DisplayEvent", "EncodeError", "EnumValue", "EnvironmentFailed",
+    "EnvironmentInfo", "ErrorDetail", "EvaluationError", "ExecutionEvent", "ExecutionFailed", "ExecutionResult",
+    "ExecutorClient", "ExecutorClientError", "FileChange", "FileChanges", "FileError", "FileExists", "FileInfo",
+    "FileIsDirectory", "FileLimits", "FileList", "FileNotDirectory", "FileNotFound", "FilePermissionDenied",
+    "FileWatch", "Image", "ImageEvent", "InvalidRequest", "LimitWarningEvent", "Limits", "LogEvent", "ModulesMissing",
+    "NetworkRules", "NetworkSecret", "NetworkUsage", "NotFoundError", "OnWait", "OpaqueValue", "Outcome",
+    "OutputCutEvent", "OutputLimitExceeded", "PackagesPolicy", "Policy", "PolicyRef", "PolicyViolationError",
+    "PortForward", "PortRules", "PreconditionError", "Process", "ProcessFailed", "ProcessInfo", "ProcessOutput",
+    "ProcessOutputCut", "ProcessResult", "ProcessRules", "ProcessUsage", "Progress", "ProtocolError", "QueuedEvent",
+    "Quotas", "Record", "Recorder", "Recording", "RecordingError", "ReentrantExecution", "ResourceExhaustedError",
+    "Rollback", "Savepoint", "Session", "SessionFiles", "SessionGone", "SessionInfo", "SessionPorts",
+    "SessionProcesses", "SessionState", "StateManifest", "StateRules", "TerminalSize", "TlsConfig", "Tool",
+    "ToolCallEvent", "ToolNotShippable", "TupleRecord", "UnavailableError", "Usage", "ValueLimits", "VariablesState",
+    "Violation", "Wait", "WaitKind",
 ]  # fmt: skip
 
 # The module of each public name, imported on first use (PEP 562): gRPC and its messages take a fifth of a second to
@@ -153,8 +156,8 @@ _HOMES = {
         "AuthenticationError AuthorizationError CallTimeoutError ConfigurationError ConnectionLost DaemonError "
         "EnvironmentFailed EvaluationError ExecutionFailed ExecutorClientError FileError FileExists FileIsDirectory "
         "FileNotDirectory FileNotFound FilePermissionDenied InvalidRequest ModulesMissing NotFoundError "
-        "OutputLimitExceeded PolicyViolationError PreconditionError ProcessFailed ProtocolError ReentrantExecution "
-        "ResourceExhaustedError SessionGone ToolNotShippable UnavailableError Violation"
+        "OutputLimitExceeded PolicyViolationError PreconditionError ProcessFailed ProtocolError RecordingError "
+        "ReentrantExecution ResourceExhaustedError SessionGone ToolNotShippable UnavailableError Violation"
     ),
     "executor_client.events": (
         "DisplayEvent ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"
@@ -168,6 +171,7 @@ _HOMES = {
         "TerminalSize"
     ),
     "executor_client.processes": "SessionProcesses",
+    "executor_client.recording": "Recorder Recording",
     "executor_client.results": (
         "Display EnvironmentInfo ErrorDetail ExecutionResult FileLimits Image Limits NetworkRules NetworkSecret "
         "NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo SessionState StateManifest StateRules "

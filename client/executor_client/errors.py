@@ -220,6 +220,10 @@ class ProtocolError(ExecutorClientError):
     """An answer of the daemon violates the protocol, or exceeds a limit of the client."""
 
 
+class RecordingError(ExecutorClientError):
+    """A recording can't be read: it is cut, damaged, edited, too large, of a newer version, or not a recording."""
+
+
 class ReentrantExecution(ExecutorClientError):
     """A host tool used the session that is waiting for this tool, which would never end."""
 

@@ -1,0 +1,603 @@
+"""Recordings of sessions: one file with everything a session was asked and everything it answered.
+
+    with client.create_session() as session, session.record("run.rxr"):
+        session.execute("1 + 1")
+
+    with Recording("run.rxr") as recording:
+        for step in recording.steps():
+            print(step.request.code, recording.result(step).output)
+
+A recording is a zip file with `events.jsonl`, `blobs/SHA256` and `manifest.json`. A line of `events.jsonl` is an entry:
+its time, its kind, the execution it belongs to, and the fields of a message of our protocol (`KINDS`), as protobuf
+writes them in JSON. Payloads of more than 1 KiB are blobs; their `blob_id` is their SHA-256. The manifest has the head
+of a hash chain over the lines, and says what was captured, what was only referenced and what is unknown. The zip's
+comment is the SHA-256 of the file up to the end of its directory.
+
+The hashes show damage and careless edits. They don't show who wrote a recording: whoever edits one can compute new
+hashes. So a reader treats every file as hostile: it bounds what it reads, executes nothing and unpickles nothing.
+
+A `Recorder` writes next to the final path, and renames the file when it is closed. A recorder never fails the run that
+it records: if the disk is full, it logs a warning and removes its file; at `RECORDING_BYTES_MAX` it ends the recording,
+which is then incomplete.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import logging
+import os
+import struct
+import sys
+import tempfile
+import threading
+import time
+import weakref
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from executor_api import strict_json
+from executor_api.limits import BLOB_BYTES_MAX
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_client._core.assembler import Assembler
+from executor_client._core.local import LocalPath, open_regular
+from executor_client._core.values import unpack_or_opaque
+from executor_client.errors import InvalidRequest, ProtocolError, RecordingError
+from executor_client.results import ExecutionResult
+
+VERSION = 1
+"""Raised when an older reader would misunderstand a file."""
+INLINE_BYTES_MAX = 1024
+"""Bytes of a payload that stands in its line; a larger one is a blob."""
+
+RECORDING_BYTES_MAX = 2 << 30
+"""Bytes of a recording; below 4 GiB, so that a zip needs no extensions."""
+LINES_BYTES_MAX = 1 << 30
+LINE_BYTES_MAX = 32 << 20
+BLOBS_MAX = 60_000
+"""Fewer than the 65,535 members of a zip without extensions."""
+_MANIFEST_BYTES_MAX = 1 << 20
+
+KINDS: Mapping[str, type[Message] | None] = {
+    "session": None,  # the head: `SessionInfo` as JSON, with "versions"
+    "imports": service_pb.AuthorizeImportsRequest,
+    "tools": service_pb.RegisterToolsRequest,
+    "variables": service_pb.SetVariablesRequest,
+    "file": service_pb.PutFileHeader,  # with "content": a payload, or {"sha256": ...} for a large file
+    "execute": service_pb.ExecuteRequest,
+    "event": pb.Event,
+    "answer": service_pb.SubmitToolResultRequest,  # of a host tool
+    "broken": None,  # the client left the execution before its end: {"type": ..., "message": ...}
+    "savepoint": service_pb.TakeSavepointResponse,
+    "rollback": service_pb.RollbackRequest,
+    # A call of a model: {"model": its id, "messages": [payload of each as JSON], "settings": payload of the other
+    # arguments as JSON, "answer": payload of the answer as JSON, or "error": {"type": ..., "message": ...}}.
+    "model": None,
+}
+"""The kinds of entries, with the message that the fields of one are."""
+
+_LINES, _MANIFEST, _BLOBS = "events.jsonl", "manifest.json", "blobs/"
+_BEGIN = hashlib.sha256(b"").digest()
+_END = struct.Struct("<4s4H2LH")  # the end of a zip's central directory
+_COMMENT_BYTES = 64
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+
+_read_json = strict_json.reader()
+_write_json = strict_json.writer(ascii_only=True)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a recording is, and what it lacks.
+
+    `captured` counts entries by kind. `referenced` counts things with only their names and hashes in the file,
+    `unknown` things that happened and were not seen; both by a description. `ended` is the reason for an incomplete
+    recording.
+    `chain` is the head of the hash chain over the entries, in hex.
+    """
+
+    version: int
+    writer: str
+    entries: int
+    chain: str
+    complete: bool
+    ended: str
+    redacted_tools: tuple[str, ...]
+    captured: Mapping[str, int]
+    referenced: Mapping[str, int]
+    unknown: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a recording. `time_s` is in seconds since 1970; `step` counts executions, 0 is outside of them.
+
+    A `redacted` entry lacks its payloads: the tool's arguments or its answer.
+    """
+
+    number: int
+    time_s: float
+    kind: str
+    step: int
+    fields: Mapping[str, Any]
+    redacted: bool = False
+
+    def message(self) -> Any:
+        """Returns the fields as a message of the type in `KINDS`. Raises RecordingError if they are not one."""
+        made = KINDS[self.kind]
+        assert made is not None, f"a {self.kind} entry has no message"
+        fields = {name: value for name, value in self.fields.items() if name != "content"}
+        return _message(fields, made, f"entry {self.number} ({self.kind})")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recorded execution. `entries` begins with its request; `is_ended` is False if its result is missing."""
+
+    number: int
+    request: service_pb.ExecuteRequest
+    entries: tuple[Entry, ...]
+    is_ended: bool
+
+    @property
+    def time_s(self) -> float:
+        return self.entries[0].time_s
+
+    def answers(self) -> Iterator[tuple[Entry, Any]]:
+        """Yields the answers of host tools: `SubmitToolResultRequest`, with its entry."""
+        return ((each, each.message()) for each in self.entries if each.kind == "answer")
+
+
+def _message(fields: Mapping[str, Any], made: type[Message], what: str) -> Any:
+    try:
+        return json_format.ParseDict(dict(fields), made())
+    except (json_format.ParseError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
+        raise RecordingError(f"the recording can't be read: {what} has invalid fields: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+class Recording:
+    """Reads a recording. Opening it checks every hash and bound; as a context manager, closes the file.
+
+    Raises RecordingError for a file that is cut, damaged, edited, too large or of a newer version, and OSError.
+    """
+
+    def __init__(self, path: LocalPath) -> None:
+        self.path = Path(path)
+        with ExitStack() as on_failure:
+            try:
+                file = on_failure.enter_context(open_regular(self.path))
+            except InvalidRequest as error:
+                raise RecordingError(error.message) from error
+            self._sizes = self._checked_zip(file)
+            self.manifest = self._read_manifest()
+            self._check_lines()
+            self._close = on_failure.pop_all()
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields the entries in order. Raises RecordingError at one that is not valid."""
+        steps = 0
+        for number, line in enumerate(self._lines(), 1):
+            entry = _entry(number, line)
+            if entry.kind == "execute":
+                steps += 1
+                if entry.step != steps:
+                    raise self._broken(f"entry {number} begins execution {entry.step} after {steps - 1}")
+            elif not 0 <= entry.step <= steps:
+                raise self._broken(f"entry {number} is of execution {entry.step}, which has not begun")
+            yield entry
+
+    def steps(self) -> Iterator[Step]:
+        """Yields the executions, each when it has ended; those without a result come last."""
+        running: dict[int, list[Entry]] = {}
+        for entry in self.entries():
+            if entry.kind == "execute":
+                running[entry.step] = [entry]
+            elif entry.step in running:
+                running[entry.step].append(entry)
+                if entry.kind == "broken" or (entry.kind == "event" and "result" in entry.fields):
+                    yield _step(running.pop(entry.step), is_ended=entry.kind == "event")
+        for left in running.values():
+            yield _step(left, is_ended=False)
+
+    def result(self, step: Step) -> ExecutionResult | None:
+        """Returns the result of an execution, as the client returned it; None without one.
+
+        A final answer that couldn't be packed is None. Raises RecordingError.
+        """
+        assembler = Assembler(step.request.execution_id)
+        try:
+            for _, answer in step.answers():
+                value = unpack_or_opaque(self.payload(answer.value.packed)) if answer.HasField("value") else None
+                assembler.final_answers[answer.call_id] = value
+            for event in self.events(step):
+                assembler.feed(event)
+        except ProtocolError as error:
+            raise self._broken(f"execution {step.number} is not valid: {error}") from error
+        return assembler.result
+
+    def events(self, step: Step) -> Iterator[pb.Event]:
+        """Yields the events of an execution, with all payloads inline and numbered from 1."""
+        number = 0
+        for entry in step.entries:
+            if entry.kind == "event":
+                number += 1
+                event: pb.Event = entry.message()
+                event.number = number
+                if (payload := payload_of(event)) is not None:
+                    payload.inline = b"" if entry.redacted else self.payload(payload)
+                yield event
+
+    def payload(self, payload: pb.Payload | Mapping[str, Any]) -> bytes:
+        """Returns the bytes of a payload: of a message, or in its JSON form. Raises RecordingError."""
+        at: pb.Payload = payload if isinstance(payload, pb.Payload) else _message(payload, pb.Payload, "a payload")
+        if at.WhichOneof("content") != "blob":
+            return at.inline
+        name, size = at.blob.blob_id, at.blob.size_bytes
+        if self._sizes.get(_BLOBS + name) != size:
+            raise self._broken(f"a blob of {size:,} bytes is missing")
+        data = self._read(_BLOBS + name, BLOB_BYTES_MAX)
+        if hashlib.sha256(data).hexdigest() != name:
+            raise self._broken("a blob has another SHA-256 than its name")
+        return data
+
+    def close(self) -> None:
+        self._close.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _checked_zip(self, file: BinaryIO) -> dict[str, int]:
+        """Checks the file's hash and its frame before `zipfile` reads what it says, which may be a bomb."""
+        size = os.fstat(file.fileno()).st_size
+        if size > RECORDING_BYTES_MAX:
+            raise RecordingError(f"{self.path} has {size:,} bytes; a recording has at most {RECORDING_BYTES_MAX:,}")
+        at = size - _END.size - _COMMENT_BYTES
+        file.seek(max(at, 0))
+        tail = file.read(_END.size + _COMMENT_BYTES)
+        if at < 0 or tail[:4] != b"PK\5\6":
+            raise RecordingError(
+                f"{self.path} is not a whole recording: its end is missing. It was cut, or is another kind of file"
+            )
+        _, _, _, _, members, directory_bytes, directory_at, comment_bytes = end = _END.unpack(tail[: _END.size])
+        if end[1:4] != (0, 0, members) or directory_at + directory_bytes != at or comment_bytes != _COMMENT_BYTES:
+            raise self._broken("its end is not as a recorder writes it")
+        if tail[_END.size :] != _digest(file, at):
+            raise self._broken("its SHA-256 is another one than it says: it was edited or damaged")
+        if members > BLOBS_MAX + 2 or directory_bytes > 200 * members:
+            raise self._broken("it has too many parts")
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
+            raise self._broken(f"it is not a zip file: {error}") from error
+        sizes = {each.filename: each.file_size for each in self._zip.infolist()}
+        stored = sum(size for name, size in sizes.items() if name.startswith(_BLOBS))
+        if len(sizes) != members or stored > size or not sizes.keys() >= {_LINES, _MANIFEST}:
+            raise self._broken("its parts are not those of a recording")
+        return sizes
+
+    def _read(self, name: str, bytes_max: int) -> bytes:
+        if self._sizes[name] > bytes_max:
+            raise self._broken(f"{name} has {self._sizes[name]:,} bytes; the limit is {bytes_max:,}")
+        try:
+            return self._zip.read(name)
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+            raise self._broken(f"{name} can't be read: {error}") from error
+
+    def _read_manifest(self) -> Manifest:
+        try:
+            found = _read_json(self._read(_MANIFEST, _MANIFEST_BYTES_MAX))
+        except strict_json.NotJson as error:
+            raise self._broken(f"its manifest is not JSON: {error}") from error
+        number = found.get("version") if isinstance(found, dict) else None
+        if type(number) is not int or number < 1:
+            raise self._broken("its manifest has no version")
+        if number > VERSION:
+            raise RecordingError(
+                f"{self.path} is of version {number}, and this program reads versions up to {VERSION}: "
+                "update remote-executor"
+            )
+        if not _is_manifest(found):
+            raise self._broken("its manifest is not as a recorder writes it")
+        return Manifest(**{**found, "redacted_tools": tuple(found["redacted_tools"])})
+
+    def _lines(self) -> Iterator[bytes]:
+        if self._sizes[_LINES] > LINES_BYTES_MAX:
+            raise self._broken(f"its entries have {self._sizes[_LINES]:,} bytes; the limit is {LINES_BYTES_MAX:,}")
+        try:
+            with self._zip.open(_LINES) as lines:
+                while line := lines.readline(LINE_BYTES_MAX + 1):
+                    if len(line) > LINE_BYTES_MAX or not line.endswith(b"\n"):
+                        raise self._broken("an entry is too long, or cut")
+                    yield line
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+            raise self._broken(f"its entries can't be read: {error}") from error
+
+    def _check_lines(self) -> None:
+        chain, count = _BEGIN, 0
+        for line in self._lines():
+            chain, count = _linked(chain, line), count + 1
+        if chain.hex() != self.manifest.chain or count != self.manifest.entries:
+            raise self._broken("its entries are not those that were recorded: the hash chain has another head")
+
+    def _broken(self, why: str) -> RecordingError:
+        return RecordingError(f"{self.path} can't be used: {why}")
+
+
+def payload_of(event: pb.Event) -> pb.Payload | None:
+    """Returns the payload of an event; None for one without."""
+    kind = event.WhichOneof("kind")
+    if kind in ("image", "display"):
+        payload: pb.Payload = getattr(event, kind).data
+        return payload
+    if kind == "tool_call":
+        return event.tool_call.arguments.packed
+    if kind == "result" and event.result.HasField("output"):
+        return event.result.output.packed
+    return None
+
+
+def _entry(number: int, line: bytes) -> Entry:
+    try:
+        found = _read_json(line[:-1])
+    except strict_json.NotJson as error:
+        raise RecordingError(f"the recording can't be read: entry {number} is not JSON: {error}") from error
+    match found:
+        case {
+            "time": int() | float() as time_s,
+            "kind": str() as kind,
+            "step": int() as step,
+            "fields": dict() as fields,
+        }:
+            if kind in KINDS:
+                return Entry(number, float(time_s), kind, step, fields, redacted=found.get("redacted") is True)
+    raise RecordingError(f"the recording can't be read: entry {number} is not as a recorder writes it")
+
+
+def _step(entries: list[Entry], *, is_ended: bool) -> Step:
+    return Step(entries[0].step, entries[0].message(), tuple(entries), is_ended)
+
+
+def _is_manifest(found: dict[str, Any]) -> bool:
+    kinds = {"version": int, "writer": str, "entries": int, "chain": str, "complete": bool, "ended": str}
+    counts = ("captured", "referenced", "unknown")
+    return (
+        found.keys() == Manifest.__annotations__.keys()
+        and all(type(found[name]) is kind for name, kind in kinds.items())
+        and isinstance(found["redacted_tools"], list)
+        and all(isinstance(each, str) for each in found["redacted_tools"])
+        and all(isinstance(found[name], dict) for name in counts)
+        and all(type(each) is int for name in counts for each in found[name].values())
+    )
+
+
+def _linked(chain: bytes, line: bytes) -> bytes:
+    return hashlib.sha256(chain + line).digest()
+
+
+def _digest(file: BinaryIO, size_bytes: int) -> bytes:
+    """Returns the SHA-256 of the first bytes of a file, in hex."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while size_bytes and (piece := file.read(min(size_bytes, 1 << 20))):
+        digest.update(piece)
+        size_bytes -= len(piece)
+    return digest.hexdigest().encode()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+class Recorder:
+    """Writes a recording. Thread-safe. As a context manager, closes it; so does the end of the process.
+
+    `redact_tools` are patterns of names ("crm_*") of host tools whose arguments and answers are left out. What the code
+    prints of them is not: it is output. The file is readable by its owner only, and replaces an existing file of this
+    name when the recording is closed. Raises OSError if the file can't be made; after that, nothing.
+    """
+
+    def __init__(self, path: LocalPath, *, redact_tools: Iterable[str] = ()) -> None:
+        self.path = Path(path)
+        self.redact_tools = (redact_tools,) if isinstance(redact_tools, str) else tuple(redact_tools)
+        self._file = _File(self.path, self.redact_tools)
+        self._steps: Counter[str] = Counter()
+        # At the exit of the interpreter too, and without a reference to this object.
+        self._finalizer = weakref.finalize(self, self._file.close)
+
+    @property
+    def is_recording(self) -> bool:
+        return self._file.is_open
+
+    def add(self, kind: str, fields: Mapping[str, Any] | Message, *, step: int = 0, redacted: bool = False) -> None:
+        """Adds an entry; its payloads come from `payload`."""
+        if isinstance(fields, Message):
+            fields = json_format.MessageToDict(fields, preserving_proto_field_name=True)
+        self._file.add(kind, step, fields, redacted=redacted)
+
+    def payload(self, data: bytes | memoryview) -> pb.Payload:
+        """Stores bytes, and returns the payload for an entry."""
+        if len(data) <= INLINE_BYTES_MAX:
+            return pb.Payload(inline=bytes(data))
+        name = hashlib.sha256(data).hexdigest()
+        self._file.add_blob(name, data)
+        return pb.Payload(blob=pb.BlobRef(blob_id=name, size_bytes=len(data)))
+
+    def note(self, what: str, *, unknown: bool = False) -> None:
+        """Counts something that is only referenced, or unknown, in the manifest."""
+        self._file.count(what, unknown=unknown)
+
+    def redacts(self, tool: str) -> bool:
+        return any(fnmatch.fnmatchcase(tool, pattern) for pattern in self.redact_tools)
+
+    def close(self) -> None:
+        """Writes the rest and gives the file its name. Idempotent. Logs a warning if that fails."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _File:
+    """The files of a recorder: the blobs in the zip, and the lines in a file without a name until it is closed."""
+
+    def __init__(self, path: Path, redact_tools: tuple[str, ...]) -> None:
+        self._path = path
+        self._redact_tools = redact_tools
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        with ExitStack() as on_failure:
+            self._lines = on_failure.enter_context(tempfile.TemporaryFile(dir=path.parent))
+            fd, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)  # 0600
+            self._part = Path(part)
+            on_failure.callback(self._part.unlink)
+            self._zip = zipfile.ZipFile(on_failure.enter_context(os.fdopen(fd, "w+b")), "w")
+            on_failure.pop_all()
+        self.is_open = True
+        self._ended = ""
+        self._chain = _BEGIN
+        self._blobs: set[str] = set()
+        self._bytes = self._lines_bytes = 0
+        self._captured: Counter[str] = Counter()
+        self._referenced: Counter[str] = Counter()
+        self._unknown: Counter[str] = Counter()
+
+    def add(self, kind: str, step: int, fields: Mapping[str, Any], *, redacted: bool) -> None:
+        with self._lock:
+            if not self._takes():
+                return
+            entry = {"time": round(time.time(), 6), "kind": kind, "step": step, "fields": fields}
+            line = _write_json({**entry, "redacted": True} if redacted else entry).encode() + b"\n"
+            if len(line) > LINE_BYTES_MAX or self._lines_bytes + len(line) > LINES_BYTES_MAX:
+                self._end(f"its entries reached their limit of {LINES_BYTES_MAX:,} bytes")
+                return
+            if not self._fits(len(line)):
+                return
+            try:
+                self._lines.write(line)
+            except OSError as error:
+                self._discard(error)
+                return
+            self._chain = _linked(self._chain, line)
+            self._lines_bytes += len(line)
+            self._captured[kind] += 1
+
+    def add_blob(self, name: str, data: bytes | memoryview) -> None:
+        with self._lock:
+            if not self._takes() or name in self._blobs or not self._fits(len(data)):
+                return
+            if len(self._blobs) == BLOBS_MAX:
+                self._end(f"it reached its limit of {BLOBS_MAX:,} blobs")
+                return
+            try:
+                self._zip.writestr(_member(_BLOBS + name), data)
+            except OSError as error:
+                self._discard(error)
+                return
+            self._blobs.add(name)
+
+    def count(self, what: str, *, unknown: bool) -> None:
+        with self._lock:
+            (self._unknown if unknown else self._referenced)[what] += 1
+
+    def close(self) -> None:
+        with self._lock:
+            if not self.is_open or os.getpid() != self._pid:  # a forked child leaves its parent's recording alone
+                return
+            self.is_open = False
+            try:
+                self._write_rest()
+                self._part.replace(self._path)
+            except OSError as error:
+                self._discard(error)
+            finally:
+                self._lines.close()
+
+    def _takes(self) -> bool:
+        return self.is_open and not self._ended and os.getpid() == self._pid
+
+    def _fits(self, size_bytes: int) -> bool:
+        self._bytes += size_bytes
+        if self._bytes > RECORDING_BYTES_MAX - (64 << 20):  # leaves room for the directory
+            self._end(f"it reached its limit of {RECORDING_BYTES_MAX:,} bytes")
+        return not self._ended
+
+    def _end(self, why: str) -> None:
+        self._ended = why
+        _log.warning("the recording %s ends here: %s. The run goes on, unrecorded", self._path, why)
+
+    def _discard(self, error: OSError) -> None:
+        self.is_open = False
+        self._ended = str(error)
+        _log.warning("the recording %s failed, and nothing of it is kept: %s. The run goes on", self._path, error)
+        with suppress(OSError):
+            self._part.unlink()
+        with suppress(OSError):
+            self._lines.close()
+        with suppress(OSError, ValueError):
+            self._zip.fp.close()  # type: ignore[union-attr]  # without the directory that `close` would write
+
+    def _write_rest(self) -> None:
+        file: BinaryIO = self._zip.fp  # type: ignore[assignment]  # open until it is closed here
+        self._lines.seek(0)
+        with self._zip.open(_member(_LINES, zipfile.ZIP_DEFLATED), "w") as lines:
+            while piece := self._lines.read(1 << 20):
+                lines.write(piece)
+        manifest = {
+            "version": VERSION,
+            "writer": f"remote-executor {version('remote-executor')}, Python {sys.version.split()[0]}",
+            "entries": self._captured.total(),
+            "chain": self._chain.hex(),
+            "complete": not self._ended,
+            "ended": self._ended,
+            "redacted_tools": list(self._redact_tools),
+            "captured": dict(self._captured),
+            "referenced": dict(self._referenced),
+            "unknown": dict(self._unknown),
+        }
+        self._zip.writestr(_member(_MANIFEST), _write_json(manifest))
+        self._zip.comment = b"0" * _COMMENT_BYTES  # its length is part of the end of the directory
+        self._zip.close()
+        size = file.seek(0, os.SEEK_END)
+        digest = _digest(file, size - _END.size - _COMMENT_BYTES)
+        file.seek(size - _COMMENT_BYTES)
+        file.write(digest)
+        file.close()
+
+
+def _member(name: str, compression: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, _FIXED_TIME)
+    member.compress_type = compression
+    member.external_attr = 0o600 << 16
+    return member
+
+
+def packed_json(value: object) -> bytes:
+    """Returns a JSON value as bytes for `Recorder.payload`. Raises TypeError and ValueError for another value."""
+    return _write_json(value).encode()

@@ -79,7 +79,7 @@ class Router:
     def __init__(self, applications: Applications, clients: Clients, domain: str | None) -> None:
         self._applications = applications
         self._clients = clients
-        self._suffix = None if domain is None else f".{domain}"
+        self._suffix = None if domain is None else f".{domain.partition(':')[0]}"
         self._running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

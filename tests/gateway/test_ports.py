@@ -105,7 +105,7 @@ class _Resolved(httpx.HTTPTransport):
         self._host = host
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        request.extensions["sni_hostname"] = self._host
+        request.extensions["sni_hostname"] = self._host.partition(":")[0]
         return super().handle_request(request)
 
 
@@ -113,7 +113,7 @@ class _Resolved(httpx.HTTPTransport):
 def place(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     authority = Authority(tmp_path_factory.mktemp("authority"))
     pair = authority.site("wildcard", DOMAIN, f"*.{DOMAIN}", "localhost")
-    config = f'[gateway]\ndomain = "{DOMAIN}"\ntls_cert = "{pair.cert}"\ntls_key = "{pair.key}"\n{CONFIG}'
+    config = f'[gateway]\ndomain = "{DOMAIN}:8443"\ntls_cert = "{pair.cert}"\ntls_key = "{pair.key}"\n{CONFIG}'
     with running_gateway(daemon, config=config) as gateway, pytest.MonkeyPatch.context() as patch:
         for name, value in {**gateway.environment(), "SSL_CERT_FILE": str(authority.cert)}.items():
             patch.setenv(name, value.replace("127.0.0.1", "localhost"))
@@ -138,7 +138,7 @@ def test_a_request_reaches_a_port_by_its_name(place: Place, http2: bool) -> None
         assert "x-hop" not in answer.headers
         seen = answer.json()
         assert (seen["method"], seen["path"]) == ("PUT", "/a%20b/c?d=%2F&e")
-        assert seen["host"] == f"8000-{place.sandbox.sandbox_id}.{DOMAIN}"
+        assert seen["host"] == f"8000-{place.sandbox.sandbox_id}.{DOMAIN}:8443"
         assert seen["digest"] == hashlib.sha256(body).hexdigest()
         assert "X-Mine" not in seen["headers"]
         assert sum(map(len, client.get("/large").iter_bytes())) == 50_000_000

@@ -10,7 +10,9 @@ from pydantic import AfterValidator, Field, model_validator
 from executor_server.core import AddressError, TcpAddress, addresses
 from executor_server.core.config.key_types import AbsolutePath, Form, ImageName, Section
 
-_DOMAIN = re.compile(r"(?=.{1,200}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
+_DOMAIN = re.compile(
+    r"(?=.{1,200}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*(:[0-9]{1,5})?"
+)
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 
 
@@ -31,8 +33,11 @@ class GatewaySection(Section):
     """The daemon's address, `HOST:PORT` or `unix:PATH`. Not set: the socket in the state directory."""
     daemon_tls_ca: AbsolutePath | None = None
     """The CA of the daemon's certificate (PEM). Not set: for a daemon on another machine, the system's CAs."""
-    domain: Annotated[str, AfterValidator(Form("a DNS name in lower case", _DOMAIN.fullmatch))] | None = None
-    """The domain of sandboxes: `PORT-ID.DOMAIN` leads to a port of a sandbox. Not set: there are no such names."""
+    domain: Annotated[str, AfterValidator(Form("a DNS name in lower case, or NAME:PORT", _DOMAIN.fullmatch))] | None = (
+        None
+    )
+    """The domain of sandboxes: `PORT-ID.DOMAIN` leads to a port of a sandbox. With a port, if clients need one:
+    `localhost:3000`. Not set: there are no such names."""
     tls_cert: AbsolutePath | None = None
     """The gateway's certificate (PEM), with `*.DOMAIN` among its names if `domain` is set."""
     tls_key: AbsolutePath | None = None

@@ -156,7 +156,7 @@ def test_a_message_of_no_kind_or_without_its_fields_is_refused(head: dict[str, A
 def test_none_is_a_field_that_is_left_out() -> None:
     assert Done(op=1, ok=True).head() == {"op": 1, "ok": True}
     entry = FileEntry(path="a", size=1, directory=False, modified=0.0)
-    described = {"path": "a", "size": 1, "directory": False, "modified": 0, "mode": 0}
+    described = {"path": "a", "size": 1, "directory": False, "modified": 0, "mode": 0, "uid": 0, "gid": 0}
     assert Done(op=1, ok=True, file=entry).head()["file"] == described
 
 

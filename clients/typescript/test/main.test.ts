@@ -1,6 +1,11 @@
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { once } from "node:events";
+import { mkdtempSync, rmSync, statSync } from "node:fs";
 import { connect, createServer, type AddressInfo, type Socket } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
 import { after, before, describe, test } from "node:test";
 import { createConnectTransport } from "@connectrpc/connect-node";
 import { Client } from "../src/index.js";
@@ -26,6 +31,16 @@ describe("in Node", () => {
   test("a transport of connect-node will do, too, with HTTP/2", () => {
     const transport = createConnectTransport({ baseUrl: gateway.address, httpVersion: "2" });
     return run(suite["files are written, read, listed, moved and removed"]!, gateway, new Client(transport, gateway));
+  });
+
+  test("the example runs", (t) => {
+    const directory = mkdtempSync(join(tmpdir(), "rx-example-"));
+    t.after(() => rmSync(directory, { recursive: true }));
+    const example = fileURLToPath(new URL("../../example.mjs", import.meta.url));
+    const options = { cwd: directory, timeout: 60_000, encoding: "utf8" } as const;
+    const printed = execFileSync(process.execPath, [example, gateway.address, gateway.token], options);
+    assert.equal(printed, "[4.5, 9, 13.5]\nSUCCEEDED { tea: 4.5, coffee: 9, chocolate: 13.5 } [4.5, 9, 13.5]\n");
+    assert(statSync(join(directory, "prices.png")).size > 1000);
   });
 
   test("a broken connection loses nothing, and nothing runs twice", async () => {

@@ -1,19 +1,20 @@
 """AdminService: calls for the operators of the daemon.
 
-Authentication (auth.py) admits only admins to any method of the service. Each call is recorded here before it has an
-effect.
+Authentication (auth.py) admits admins only, and approvers to the methods about approvals. Each call is recorded here
+before it has an effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 
 import structlog
 
 from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
-from executor_server.api import checks, to_wire
+from executor_server.api import checks, from_wire, to_wire
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.core import (
@@ -28,6 +29,7 @@ from executor_server.core import (
 from executor_server.core.config import ConfigError
 from executor_server.packages import EnvironmentService
 from executor_server.policy import Policy
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.quotas import Quotas
 from executor_server.sessions import Session, SessionManager
 
@@ -49,6 +51,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
         reload: Callable[[], Awaitable[bool]],
         record: Callable[[Principal, str, str], None],
         environments: EnvironmentService,
+        approvals: Approvals,
     ) -> None:
         self._sessions = sessions
         self._quotas = quotas
@@ -56,6 +59,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
         self._reload = reload
         self._record = record
         self._environments = environments
+        self._approvals = approvals
 
     async def ListAllSessions(
         self, request: admin_pb.ListAllSessionsRequest, context: Context
@@ -141,6 +145,21 @@ class AdminService(admin_grpc.AdminServiceServicer):
     async def GetFleet(self, request: admin_pb.GetFleetRequest, context: Context) -> admin_pb.GetFleetResponse:
         self._note("GetFleet")
         raise PreconditionFailed(Reason.NO_NODE, "this daemon is not the front of a fleet")
+
+    async def WatchApprovals(self, request: admin_pb.WatchApprovalsRequest, context: Context) -> None:
+        self._note("WatchApprovals")
+        async with aclosing(self._approvals.watch(current_principal.get())) as lists:
+            async for waiting in lists:
+                await context.write(write(admin_pb.WatchApprovalsResponse, approvals=waiting))
+
+    async def DecideApproval(
+        self, request: admin_pb.DecideApprovalRequest, context: Context
+    ) -> admin_pb.DecideApprovalResponse:
+        approval_id = checks.identifier(request.approval_id, "approval_id")
+        decision = from_wire.decision_from(request.decision)
+        self._note("DecideApproval", approval_id)
+        self._approvals.decide(current_principal.get(), approval_id, decision)
+        return admin_pb.DecideApprovalResponse()
 
     async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
         self._note("Reload")

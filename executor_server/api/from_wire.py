@@ -24,6 +24,7 @@ from executor_api.limits import (
     WRITE_BYTES_MAX,
 )
 from executor_api.messages import prepare, read
+from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api import checks
@@ -40,6 +41,7 @@ from executor_server.core import (
     ToolSpec,
 )
 from executor_server.policy import RequestedLimits, RequestedSession
+from executor_server.policy.approvals import Decision
 from executor_server.sessions.journal import ToolFailure
 
 MAX_TOOL_DESCRIPTION_BYTES = 16 * 1024
@@ -60,6 +62,9 @@ _FILE_FORMATS: dict[int, bool] = {
 _SIGNAL_TARGETS: dict[int, SignalTarget] = {
     pb.SIGNAL_TARGET_UNSPECIFIED: SignalTarget.GROUP,
     **{pb.SignalTarget.Value(f"SIGNAL_TARGET_{target.name}"): target for target in SignalTarget},
+}
+_DECISIONS: dict[int, Decision] = {
+    admin_pb.ApprovalDecision.Value(f"APPROVAL_DECISION_{decision.name}"): decision for decision in Decision
 }
 
 
@@ -263,6 +268,12 @@ def written_data_from(request: service_pb.WriteProcessRequest) -> bytes:
     if request.offset > 2**62:
         raise checks.invalid("offset", "is larger than the input of any process")
     return request.data
+
+
+def decision_from(decision: int) -> Decision:
+    if decision not in _DECISIONS:
+        raise checks.invalid("decision", "must be once, session or denied")
+    return _DECISIONS[decision]
 
 
 def signal_from(request: service_pb.SignalProcessRequest) -> tuple[int, SignalTarget]:

@@ -95,6 +95,7 @@ class Principal:
     tenant: str
     name: str
     is_admin: bool = False  # may make admin calls
+    roles: tuple[str, ...] = ()  # further rights in its own tenant: "approver"
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class ToolRules:
 
     placements: tuple[Literal["host", "sandbox"], ...] = ("host", "sandbox")
     allowed: tuple[str, ...] = ("*",)
+    ask: tuple[str, ...] = ()  # each call waits for an approval, unless `allowed` names the tool otherwise than by "*"
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ class SessionSpec:
     ports: PortRules = ANY_PORT
     name: str = ""  # unique among its owner's sessions; empty: it has none
     env_names: tuple[str, ...] = ()  # names of environment variables, sorted; the guest alone keeps their values
+    approval_wait_s: float = 120.0  # until a request that nobody has decided is denied
     profile_fingerprint: str = ""  # the profile alone; equal in policies that differ elsewhere
     labels: Mapping[str, str] = field(default_factory=dict)
 

@@ -26,7 +26,7 @@ class NetworkRules:
     """The hosts that a session may reach, and how much. Without names it has no way out at all."""
 
     allowed: tuple[str, ...] = ()  # patterns in canonical form (guest/egress/host_names.py): what it was granted
-    denied: tuple[str, ...] = ()  # goes before `allowed`
+    denied: tuple[str, ...] = ()  # goes before `allowed` and `ask`
     secrets: tuple[NetworkSecret, ...] = ()
     max_connections: int = 32  # at one time
     max_new_connections_per_minute: int = 600
@@ -34,10 +34,12 @@ class NetworkRules:
     max_received_bytes: int = 1024 * MIB
     max_connection_s: float = 3600.0
     audit: str = "connections"  # or "denials"
+    ask: tuple[str, ...] = ()  # hosts that are reached after an approval; `allowed` goes before it
 
     @property
     def any(self) -> bool:
-        return bool(self.allowed)
+        """True when the session has a way out, perhaps only after an approval."""
+        return bool(self.allowed or self.ask)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from executor_server.daemon.egress_owner import EgressOwner, network_finding
 from executor_server.daemon.environment_owner import EnvironmentOwner
 from executor_server.daemon.helper_build_sandboxes import packages_finding
 from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyStore
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.identity import Identities, TokenFile, TokenFileError, Tokens
 from executor_server.policy.quotas import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
 from executor_server.sessions import SessionHooks, SessionIds, SessionManager, StateArchives
@@ -181,7 +182,9 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     stack.push_async_callback(pool.close)
     ids = node.ids if node is not None else SessionIds()
     admission = _admission(control)
-    hooks = SessionHooks(admission, observer, egress.service, environments.service.held_by, ids)
+    approvals = Approvals(watchers.trail)
+    stack.callback(approvals.close)
+    hooks = SessionHooks(admission, observer, egress.service, approvals, environments.service.held_by, ids)
     sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)
     quotas.on_window_change(sessions.renew_windows)
     if watchers.log is not None:
@@ -194,7 +197,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         policies=policies,
         archives=archives,
         service=ExecutorService(lambda: policies.current, sessions, archives, in_fleet=node is not None),
-        admin=_admin(control, egress, environments, sessions),
+        admin=_admin(control, egress, environments, sessions, approvals),
         observer=observer,
         settings=settings,
         interceptors=watchers.interceptors,
@@ -301,7 +304,11 @@ def _bind(stack: AsyncExitStack, parts: Parts, control: _Control, node: Node | N
 
 
 def _admin(
-    control: _Control, egress: EgressOwner, environments: EnvironmentOwner, sessions: SessionManager
+    control: _Control,
+    egress: EgressOwner,
+    environments: EnvironmentOwner,
+    sessions: SessionManager,
+    approvals: Approvals,
 ) -> AdminService:
     policies, trail = control.policies, control.watchers.trail
     return AdminService(
@@ -311,6 +318,7 @@ def _admin(
         partial(_reload, policies, control.tokens, egress),
         _record_nothing if trail is None else trail.admin_called,
         environments.service,
+        approvals,
     )
 
 

@@ -118,6 +118,7 @@ def _unserved_network(profile: Profile, path: KeyPath, served: Sequence[str], co
 
 
 def _unserved_packages(table: PackagesTable, path: KeyPath, config: Config) -> Iterator[Problem]:
-    if table.allows_any and not config.environments.has_own_index:
-        text = 'the configuration has no index of its own (environments.index_url), so "*" allows nothing'
-        yield Problem((*path, "allowed"), text)
+    for key, has_any in (("allowed", table.allows_any), ("ask", table.asks_any)):
+        if has_any and not config.environments.has_own_index:
+            text = 'the configuration has no index of its own (environments.index_url), so "*" allows nothing'
+            yield Problem((*path, key), text)

@@ -10,7 +10,7 @@ about running sessions are in session_rules.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from executor_server.core import (
     ViolationKind,
 )
 from executor_server.core.config import ConfigError, PoolSection
+from executor_server.policy.approvals import ApprovalRequired, Wanted
 from executor_server.policy.backend_choice import BackendChoice
 from executor_server.policy.file import PolicyFile
 from executor_server.policy.grants import (
@@ -36,11 +37,14 @@ from executor_server.policy.grants import (
     execution_max,
     fork_server,
     import_violations,
+    imports_to_ask,
     limit_violations,
     max_limits,
+    packages_to_ask,
     rules_of,
     session_limits,
 )
+from executor_server.policy.identity import TenantRights
 from executor_server.policy.lock_file import LockFile
 from executor_server.policy.network import (
     able_to_serve,
@@ -128,8 +132,8 @@ class Policy:
         """True for a tenant that the file names; only the number of these is bounded."""
         return tenant in self._file.tenants
 
-    def tenant_of_certificate(self, names: Sequence[str], fingerprint: str) -> tuple[str, bool] | None:
-        """The tenant of a client certificate, and True when it may make admin calls.
+    def tenant_of_certificate(self, names: Sequence[str], fingerprint: str) -> TenantRights | None:
+        """The tenant of a client certificate, with its rights.
 
         None when no tenant claims its names, or when several do: any of them could be meant.
         """
@@ -137,12 +141,15 @@ class Policy:
         if len(owners) != 1:
             return None
         (tenant,) = owners
-        return tenant, self._file.tenants[tenant].admin
+        return self._rights(tenant)
 
-    def tenant_of_uid(self, uid: int) -> tuple[str, bool] | None:
-        """The tenant of a user of this host, and True when it may make admin calls."""
+    def tenant_of_uid(self, uid: int) -> TenantRights | None:
+        """The tenant of a user of this host, with its rights."""
         tenant = self._uids.get(uid)
-        return None if tenant is None else (tenant, self._file.tenants[tenant].admin)
+        return None if tenant is None else self._rights(tenant)
+
+    def _rights(self, tenant: str) -> TenantRights:
+        return TenantRights(tenant, self._file.tenants[tenant].admin, self._file.tenants[tenant].roles)
 
     def profile_name(self, tenant: str) -> str | None:
         """The profile that holds for a tenant; None when the policy refuses it."""
@@ -177,15 +184,19 @@ class Policy:
 
     # -- sessions
 
-    def decide(self, principal: Principal, request: RequestedSession) -> SessionSpec:
-        """Returns the approved session. Raises InvalidRequest, PolicyViolation."""
+    def decide(self, principal: Principal, request: RequestedSession, approved: Collection[Wanted] = ()) -> SessionSpec:
+        """Returns the approved session; `approved` are the approvals that it has.
+
+        Raises InvalidRequest, PolicyViolation, and of these ApprovalRequired when only approvals are missing.
+        """
         name, profile = self._profile_of(principal.tenant)
         last = self._last_decided.get(name)
         if last is not None and last[0] == principal.tenant and last[1] == request:
             return last[2]
         check_request(request)
-        spec = self._decide(name, profile, request, principal.tenant)
-        self._last_decided[name] = (principal.tenant, request, spec)
+        spec = self._decide(name, profile, request, principal.tenant, approved)
+        if not approved:
+            self._last_decided[name] = (principal.tenant, request, spec)
         return spec
 
     def with_packages(self, spec: SessionSpec, modules: Sequence[str]) -> SessionSpec | None:
@@ -201,11 +212,12 @@ class Policy:
         packages = with_found(profile.packages, spec.sandbox.packages, names, own_index=self._own_index)
         return None if packages is None else replace(spec, sandbox=replace(spec.sandbox, packages=packages))
 
-    def authorize_imports(self, principal: Principal, spec: SessionSpec, imports: Sequence[str]) -> SessionSpec:
+    def authorize_imports(
+        self, principal: Principal, spec: SessionSpec, imports: Sequence[str], approved: Collection[Wanted] = ()
+    ) -> SessionSpec:
         """Returns the spec of a running session with more modules authorized; its sandbox does not change.
 
-        A module that was denied when the session was created stays denied in it. Raises InvalidRequest,
-        PolicyViolation.
+        A module that was denied when the session was created stays denied in it. Raises as `decide`.
         """
         authorized = tuple(sorted({*spec.authorized_imports, *imports}))
         check_imports(imports)
@@ -217,6 +229,8 @@ class Policy:
         violations = tuple(import_violations(name, profile, imports, denied))
         if violations:
             raise PolicyViolation(violations)
+        new = [pattern for pattern in imports if pattern not in spec.authorized_imports]
+        _require_approved(profile, imports_to_ask(name, profile.imports, new), approved)
         return replace(spec, authorized_imports=authorized, denied_imports=denied)
 
     def describe(self, principal: Principal) -> PolicySummary:
@@ -310,7 +324,14 @@ class Policy:
             raise PolicyViolation((violation,))
         return name, self._file.profiles[name]
 
-    def _decide(self, name: str, profile: Profile, request: RequestedSession, tenant: str | None = None) -> SessionSpec:
+    def _decide(
+        self,
+        name: str,
+        profile: Profile,
+        request: RequestedSession,
+        tenant: str | None = None,
+        approved: Collection[Wanted] = (),
+    ) -> SessionSpec:
         """Without a tenant, what every tenant of the profile could get; see `_fork_server`."""
         self._choice.check_image(profile, request)
         limits = session_limits(profile, request.limits)
@@ -332,6 +353,11 @@ class Policy:
         )
         if violations:
             raise PolicyViolation(violations)
+        to_ask = (
+            *packages_to_ask(name, profile.packages, asked),
+            *imports_to_ask(name, profile.imports, request.authorized_imports),
+        )
+        _require_approved(profile, to_ask, approved)
         return SessionSpec(
             sandbox=SandboxSpec(
                 image=self._choice.image_for(profile, request),
@@ -371,6 +397,13 @@ class Policy:
 
     def _can_serve(self, profile: Profile) -> bool:
         return bool(self._choice.backends_of(profile) and self._choice.images_of(profile))
+
+
+def _require_approved(profile: Profile, wanted: Iterable[Wanted], approved: Collection[Wanted]) -> None:
+    """Raises ApprovalRequired for those that are not approved."""
+    missing = tuple(each for each in wanted if each not in approved)
+    if missing:
+        raise ApprovalRequired(missing, profile.approvals.wait_s)
 
 
 def _fork_server(profile: Profile, tenant: str | None) -> str:

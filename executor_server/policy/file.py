@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
 from executor_server.core.config import (
@@ -21,6 +21,7 @@ from executor_server.core.config import (
     Section,
     config_error,
     contradiction,
+    each_once,
     examined,
     parse_toml,
     read_trusted,
@@ -28,6 +29,7 @@ from executor_server.core.config import (
     some_of,
 )
 from executor_server.policy.forms import Certificate, Flag, Uid, Version
+from executor_server.policy.identity import Role
 from executor_server.policy.inheritance import is_written, lineage, with_inherited
 from executor_server.policy.lock_file import copies_in
 from executor_server.policy.profile import Profile, fingerprint_of
@@ -46,6 +48,9 @@ class Tenant(Section):
     """Its profile. Not set: the default one."""
     admin: Flag = False
     """True when its certificates and users may make admin calls. A token has this by itself (`token new --admin`)."""
+    roles: Annotated[tuple[Role, ...], AfterValidator(each_once)] = ()
+    """Rights of its certificates and users in the tenant itself: `approver` decides requests that need an approval
+    (docs/approvals.md). A token has them by itself (`token new --role`)."""
     certificates: Annotated[tuple[Certificate, ...], Field(max_length=MAX_IDENTITIES)] = ()
     """Names of client certificates that are this tenant's: a DNS name or a URI among the subject's alternative names,
     or the common name where there are none; or `sha256:` and the fingerprint of one certificate."""

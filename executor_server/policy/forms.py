@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
+from pydantic_core import InitErrorDetails
 
-from executor_server.core.config import DAY_S, KIB, MIB, Form, ImportPattern, Section, WrittenSize
+from executor_server.core.config import DAY_S, KIB, MIB, Form, ImportPattern, Section, WrittenSize, contradiction
 
 T = TypeVar("T")
 
@@ -30,6 +32,11 @@ _MAX_VERSION_CHARS = 64
 
 def _is_tool_pattern(text: str) -> bool:
     return len(text) <= _MAX_TOOL_PATTERN_CHARS and (text == "*" or text.removesuffix("*").isidentifier())
+
+
+def is_tool_within(pattern: str, wider: str) -> bool:
+    """True when every name that one pattern of tools stands for is one of the other's."""
+    return pattern == wider or (wider.endswith("*") and pattern.startswith(wider[:-1]))
 
 
 def _is_certificate(text: str) -> bool:
@@ -69,3 +76,13 @@ def value_of(kind: type[T], table: Section, **others: Any) -> T:
     """Returns a value of the daemon that has the keys of a table, by their names, and `others`."""
     names = [each.name for each in fields(kind) if each.name not in others]  # type: ignore[arg-type]
     return kind(**{name: getattr(table, name) for name in names}, **others)
+
+
+def granted_already(
+    ask: Sequence[str], granted: Sequence[tuple[str, Sequence[str]]], is_within: Callable[[str, str], bool]
+) -> Iterator[InitErrorDetails]:
+    """Finds entries of `ask` that are granted anyway, so that nobody would be asked."""
+    for index, each in enumerate(ask):
+        for key, patterns in granted:
+            if any(is_within(each, pattern) for pattern in patterns):
+                yield contradiction(("ask", index), f"is granted already by `{key}`", each, also=[(key,)])

@@ -23,12 +23,15 @@ from executor_server.core import (
     is_covered,
     is_denied,
 )
+from executor_server.policy.approvals import ApprovalKind, Wanted
 from executor_server.policy.forms import value_of
 from executor_server.policy.network import NetworkSummary
-from executor_server.policy.packages import PackagesSummary
+from executor_server.policy.packages import PackagesSummary, needs_approval
+from executor_server.policy.packages_table import PackagesTable
 from executor_server.policy.processes_table import port_range
-from executor_server.policy.profile import Profile, QuotasTable
+from executor_server.policy.profile import ImportsTable, Profile, QuotasTable
 from executor_server.policy.requested import RequestedLimits
+from executor_server.policy.requirement import Requirement
 from executor_server.policy.violations import above_ceiling, denied_import, not_allowed, rule_of
 
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
@@ -60,6 +63,7 @@ class PolicySummary:
     state: StateRules
     processes: ProcessRules
     ports: PortRules
+    approval_wait_s: float
 
 
 def session_limits(profile: Profile, requested: RequestedLimits) -> Limits:
@@ -109,6 +113,7 @@ def rules_of(profile: Profile) -> dict[str, Any]:
     allowed_ports = (() if is_strict else ("1-65535",)) if ports.allowed is None else ports.allowed
     return {
         "tools": value_of(ToolRules, profile.tools),
+        "approval_wait_s": profile.approvals.wait_s,
         "files": value_of(FileRules, profile.files),
         "state": value_of(StateRules, profile.state),
         "processes": value_of(
@@ -147,7 +152,28 @@ def import_violations(name: str, profile: Profile, asked: Sequence[str], denied:
     for pattern in asked:
         if is_denied(pattern, denied):
             yield denied_import("authorized_imports", pattern, denied, name)
-        elif not is_covered(pattern, imports.allowed) and not is_covered(pattern, imports.default):
+        elif not is_covered(pattern, (*imports.default, *imports.allowed, *imports.ask)):
             rule = rule_of(name, "imports.allowed")
             nothing = "nothing more than the defaults"
-            yield not_allowed("authorized_imports", pattern, imports.allowed, rule, nothing)
+            yield not_allowed("authorized_imports", pattern, (*imports.allowed, *imports.ask), rule, nothing)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What needs an approval, of a request without violations
+
+
+def imports_to_ask(name: str, imports: ImportsTable, asked: Sequence[str]) -> Iterator[Wanted]:
+    """Yields the patterns that stand for a module to ask for, and that the profile does not grant by name."""
+    if not imports.ask:
+        return
+    named = (*imports.default, *(pattern for pattern in imports.allowed if pattern != "*"))
+    for pattern in dict.fromkeys(asked):
+        overlaps = is_covered(pattern, imports.ask) or any(is_covered(each, (pattern,)) for each in imports.ask)
+        if overlaps and not is_covered(pattern, named):
+            yield Wanted(ApprovalKind.IMPORT, pattern, rule_of(name, "imports.ask"))
+
+
+def packages_to_ask(name: str, table: PackagesTable, asked: Sequence[Requirement]) -> Iterator[Wanted]:
+    for each in asked:
+        if table.ask and needs_approval(table, each):
+            yield Wanted(ApprovalKind.PACKAGE, each.text, rule_of(name, "packages.ask"))

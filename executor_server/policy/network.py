@@ -48,19 +48,26 @@ def network_summary(profile: Profile) -> NetworkSummary:
 
 def network_rules(profile: Profile, asked: Sequence[str]) -> NetworkRules:
     """Returns the rules for the default and the requested hosts; NO_NETWORK if there are none."""
-    return _rules(profile, _hosts(profile, [pattern_of(text).text for text in asked]))
+    hosts = [pattern_of(text).text for text in asked]
+    if profile.network.ask:  # what is not granted here is asked for when it is reached
+        granted = (*profile.network.default, *profile.network.allowed)
+        hosts = [text for text in hosts if text in granted or is_covered_host(pattern_of(text), granted)]
+    return _rules(profile, _hosts(profile, hosts))
 
 
 def _rules(profile: Profile, hosts: tuple[str, ...]) -> NetworkRules:
     table = profile.network
-    if not hosts:
+    if not hosts and not table.ask:
         return NO_NETWORK
     return value_of(
         NetworkRules,
         table,
         allowed=hosts,
+        ask=table.undenied_ask,
         denied=tuple(sorted(set(table.denied))),
-        secrets=_secrets_for(hosts, tuple(value_of(NetworkSecret, each) for each in table.secrets)),
+        secrets=_secrets_for(
+            (*hosts, *table.undenied_ask), tuple(value_of(NetworkSecret, each) for each in table.secrets)
+        ),
     )
 
 
@@ -80,7 +87,7 @@ def _secrets_for(hosts: tuple[str, ...], secrets: tuple[NetworkSecret, ...]) -> 
 def network_violations(name: str, profile: Profile, asked: Sequence[str]) -> Iterator[Violation]:
     """Violations for hosts that the profile does not grant. Every port of a pattern has to be granted."""
     table = profile.network
-    granted = tuple(dict.fromkeys((*table.default, *table.allowed)))
+    granted = tuple(dict.fromkeys((*table.default, *table.allowed, *table.ask)))
     for pattern in dict.fromkeys(map(pattern_of, asked)):
         if any(is_denied_host(each, table.denied) for each in by_port(pattern)):
             allowed = shortened(f"nothing of {listed(table.denied, '')}")
@@ -124,14 +131,20 @@ def tightened_network(profile: Profile, rules: NetworkRules) -> NetworkRules:
         return rules
     table = profile.network
     denied = tuple(sorted({*rules.denied, *table.denied}))
-    both = covered_by_both(rules.allowed, (*table.default, *table.allowed))
+    granted = (*table.default, *table.allowed)
+    both = covered_by_both(rules.allowed, granted)
     allowed = undenied(both, denied)
+    ask: tuple[str, ...] = ()
+    if rules.ask or table.ask:
+        either = covered_by_both((*rules.allowed, *rules.ask), (*granted, *table.ask))
+        ask = tuple(text for text in undenied(either, denied) if not is_covered_host(pattern_of(text), allowed))
     kept = (narrowed(had, value_of(NetworkSecret, each)) for had in rules.secrets for each in table.secrets)
     return replace(
         rules,
         allowed=allowed,
+        ask=ask,
         denied=denied,
-        secrets=_secrets_for(allowed, tuple(dict.fromkeys(secret for secret in kept if secret is not None))),
+        secrets=_secrets_for((*allowed, *ask), tuple(dict.fromkeys(secret for secret in kept if secret is not None))),
         audit=table.audit,
         **{name: min(getattr(rules, name), getattr(table, name)) for name in _LIMIT_NAMES},
     )

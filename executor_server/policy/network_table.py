@@ -13,7 +13,7 @@ from pydantic_core import InitErrorDetails
 from executor_server.core import NetworkRules, secret_names
 from executor_server.core.config import Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
 from executor_server.guest.egress.host_rules import FRAMING_HEADERS
-from executor_server.policy.hosts import is_denied_host, pattern_of, reaches, undenied
+from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of, reaches, undenied
 
 MAX_HOSTS = 256
 MAX_SECRETS = 64
@@ -95,7 +95,7 @@ class NetworkSecretTable(Section):
     out without the header."""
 
     host: Annotated[str, AfterValidator(_HOST_FORM)]
-    """The host, which `default` or `allowed` must cover. Without a port, each port that they cover, but 80."""
+    """The host, which `default`, `allowed` or `ask` must cover. Without a port, each port that they cover, but 80."""
     methods: Methods = ()
     """Methods of the requests. Empty: all."""
     paths: Paths = ()
@@ -114,9 +114,12 @@ class NetworkTable(Section):
     """Hosts that a session has without asking for them."""
     allowed: HostPatterns = ()
     """Hosts that a client may ask for."""
+    ask: HostPatterns = ()
+    """Hosts that code of each session may reach after an approval (docs/approvals.md): the connection is held until
+    then. What `default` and `allowed` grant a session is not asked for."""
     denied: HostPatterns = ()
-    """Hosts that are never reached, with all names below them: it goes before `default` and `allowed`, and before what
-    a client asks for. Without a port, all ports."""
+    """Hosts that are never reached, with all names below them: it goes before all others, and before what a client asks
+    for. Without a port, all ports."""
     max_connections: Annotated[int, Field(strict=True, gt=0, le=4096)] = NetworkRules.max_connections
     """Connections of one session at a time."""
     max_new_connections_per_minute: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = (
@@ -136,27 +139,39 @@ class NetworkTable(Section):
     @property
     def has_hosts(self) -> bool:
         """True when sessions can have a network at all."""
-        return bool(self.default or self.allowed)
+        return bool(self.default or self.allowed or self.ask)
 
     @cached_property
     def undenied_default(self) -> tuple[str, ...]:
         """The default hosts without those that are denied as a whole. Kept, since each new session needs them."""
         return undenied(self.default, self.denied)
 
+    @cached_property
+    def undenied_ask(self) -> tuple[str, ...]:
+        """The hosts to ask for, likewise."""
+        return undenied(self.ask, self.denied)
+
     @model_validator(mode="after")
-    def _check_secrets(self) -> NetworkTable:
-        refuse(self, list(self._wrong_secrets()))
+    def _check(self) -> NetworkTable:
+        refuse(self, [*self._wrong_secrets(), *self._granted_already()])
         return self
 
-    def _wrong_secrets(self) -> Iterator[InitErrorDetails]:
+    def _granted_already(self) -> Iterator[InitErrorDetails]:
         granted = (*self.default, *self.allowed)
+        for index, each in enumerate(self.ask):
+            if is_covered_host(pattern_of(each), granted):
+                text = "is granted already by `default` or `allowed`"
+                yield contradiction(("ask", index), text, each, also=[("default",), ("allowed",)])
+
+    def _wrong_secrets(self) -> Iterator[InitErrorDetails]:
+        granted = (*self.default, *self.allowed, *self.ask)
         seen: set[tuple[object, ...]] = set()
         for index, secret in enumerate(self.secrets):
             path = ("secrets", index, "host")
             reached = [host for _, host in reaches((secret.host,), granted)]
             if not reached:
-                text = "is covered neither by network.default nor by network.allowed"
-                yield contradiction(path, text, secret.host, also=[("default",), ("allowed",)])
+                text = "is covered neither by network.default nor by network.allowed or network.ask"
+                yield contradiction(path, text, secret.host, also=[("default",), ("allowed",), ("ask",)])
             elif all(host.port == PLAIN_HTTP for host in reached):
                 text = "is covered on port 80 only, where a secret would be sent unencrypted"
                 yield contradiction(path, text, secret.host, also=[("default",), ("allowed",)])

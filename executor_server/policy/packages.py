@@ -64,8 +64,20 @@ def _whole(table: PackagesTable, lock: LockFile) -> PackagesSpec:
 
 
 def _bounded(table: PackagesTable, asked: Requirement) -> Requirement:
-    bound = table.bounds.get(asked.name)
+    bound = _bound_of(table, asked)
     return asked if bound is None else asked.within((), bound.specifiers)
+
+
+def _bound_of(table: PackagesTable, asked: Requirement) -> Requirement | None:
+    """The entry of `allowed` or `ask` that names the package; None when at most a "*" stands for it."""
+    return table.bounds.get(asked.name) or table.ask_bounds.get(asked.name)
+
+
+def needs_approval(table: PackagesTable, asked: Requirement) -> bool:
+    """True for a package, without violations, that is granted after an approval only."""
+    if asked.name in table.bounds or table.lock is not None:
+        return False
+    return asked.name in table.ask_bounds or not table.allows_any
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -88,11 +100,12 @@ def package_violations(
 
 
 def _violation(name: str, table: PackagesTable, asked: Requirement, *, own_index: bool) -> Violation | None:
-    bound, rule = table.bounds.get(asked.name), rule_of(name, "packages.allowed")
-    if bound is None and table.allows_any:
+    bound = _bound_of(table, asked)
+    rule = rule_of(name, "packages.ask" if asked.name in table.ask_bounds else "packages.allowed")
+    if bound is None and (table.allows_any or table.asks_any):
         return None if own_index else _index_violation(table, asked)
     if bound is None:
-        return not_allowed("packages", asked.text, table.allowed, rule, "none")
+        return not_allowed("packages", asked.text, (*table.allowed, *table.ask), rule, "none")
     within = asked.within((), bound.specifiers).versions
     # Bounds that exclude each other already go to the resolver, which explains them.
     is_outside = within.is_unsatisfiable() and not asked.versions.is_unsatisfiable()
@@ -102,7 +115,7 @@ def _violation(name: str, table: PackagesTable, asked: Requirement, *, own_index
 
 
 def _index_violation(table: PackagesTable, asked: Requirement) -> Violation:
-    named = listed((text for text in table.allowed if text != ANY_PACKAGE), "none")
+    named = listed((text for text in (*table.allowed, *table.ask) if text != ANY_PACKAGE), "none")
     allowed = f"{named}; others where the daemon has an index of its own"
     return Violation("packages", ViolationKind.UNSUPPORTED, shortened(asked.text), allowed, CONFIGURED_INDEX)
 
@@ -158,8 +171,9 @@ def _name_of(text: str) -> str:
 
 def _first_granted(table: PackagesTable, names: Sequence[str], *, own_index: bool) -> dict[str, Requirement]:
     for name in names:
-        if _violation("", table, Requirement(name), own_index=own_index) is None:
-            return {name: Requirement(name)}
+        asked = Requirement(name)
+        if _violation("", table, asked, own_index=own_index) is None and not needs_approval(table, asked):
+            return {name: asked}
     return {}
 
 
@@ -183,8 +197,8 @@ def why_packages_must_go(table: PackagesTable, spec: PackagesSpec, *, own_index:
         return f"it has {len(spec.requirements)} packages, and the policy now allows {table.max_requirements}"
     for text in spec.requirements:
         has = read_granted(text)
-        bound = table.bounds.get(has.name)
-        is_any = bound is None and table.allows_any and own_index
+        bound = _bound_of(table, has)
+        is_any = bound is None and (table.allows_any or table.asks_any) and own_index
         if not is_any and (bound is None or not has.is_within(bound)):
             return f"the policy does not allow the package {shortened(text)} any more"
     return None

@@ -100,6 +100,9 @@ class PackagesTable(Section):
     """Packages that may be asked for, by name, each once, with bounds of their versions and the extras that may be
     asked for. What these packages depend on comes with them. `"*"` stands for every other package of the index, and
     counts only where the daemon has an index of its own (`environments.index_url`)."""
+    ask: Annotated[tuple[AllowedPackage, ...], Field(max_length=MAX_ALLOWED)] = ()
+    """Packages that may be had after an approval (docs/approvals.md), written as in `allowed`. A package that is named
+    here or there is not one of a `"*"`."""
     auto: Annotated[bool, Field(strict=True)] = False
     """True adds to a session the packages of modules that it authorizes and its image lacks, among those that may be
     asked for."""
@@ -127,7 +130,7 @@ class PackagesTable(Section):
     @property
     def has_packages(self) -> bool:
         """True when sessions can ask for some at all."""
-        return bool(self.allowed) or self.lock is not None
+        return bool(self.allowed or self.ask) or self.lock is not None
 
     @property
     def exclude_newer_s(self) -> float | None:
@@ -137,13 +140,22 @@ class PackagesTable(Section):
     @cached_property
     def bounds(self) -> dict[str, Requirement]:
         """The bounds of each package that is named. Kept, since each request needs them."""
-        found = [read_requirement(text) for text in self.allowed if text != ANY_PACKAGE]
-        return {each.name: each for each in found}
+        return _bounds(self.allowed)
+
+    @cached_property
+    def ask_bounds(self) -> dict[str, Requirement]:
+        """Likewise of packages that need an approval."""
+        return _bounds(self.ask)
 
     @property
     def allows_any(self) -> bool:
         """True when packages that are not named may be asked for, given an index for that."""
         return ANY_PACKAGE in self.allowed
+
+    @property
+    def asks_any(self) -> bool:
+        """Likewise after an approval."""
+        return ANY_PACKAGE in self.ask
 
     @model_validator(mode="after")
     def _check(self) -> PackagesTable:
@@ -151,12 +163,20 @@ class PackagesTable(Section):
         return self
 
     def _contradictions(self) -> Iterator[InitErrorDetails]:
-        if self.lock is not None and self.allowed:
-            text = "can't be combined with `allowed`: the lock already lists what may be requested; remove one of them"
-            yield contradiction(("lock",), text, str(self.lock.path), also=[("allowed",)])
         seen: set[str] = set()
-        for index, text in enumerate(self.allowed):
-            name = text if text == ANY_PACKAGE else read_requirement(text).name
-            if name in seen:
-                yield contradiction(("allowed", index), f"allows {name} twice; write its bounds in one entry", text)
-            seen.add(name)
+        for key in ("allowed", "ask"):
+            if self.lock is not None and getattr(self, key):
+                text = (
+                    f"can't be combined with `{key}`: the lock already lists what may be requested; remove one of them"
+                )
+                yield contradiction(("lock",), text, str(self.lock.path), also=[(key,)])
+            for index, text in enumerate(getattr(self, key)):
+                name = text if text == ANY_PACKAGE else read_requirement(text).name
+                if name in seen:
+                    yield contradiction((key, index), f"allows {name} twice; write its bounds in one entry", text)
+                seen.add(name)
+
+
+def _bounds(texts: tuple[str, ...]) -> dict[str, Requirement]:
+    found = [read_requirement(text) for text in texts if text != ANY_PACKAGE]
+    return {each.name: each for each in found}

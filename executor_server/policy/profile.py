@@ -6,10 +6,10 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from executor_api.limits import SAVEPOINTS_MAX
-from executor_server.core import LANGUAGE_RULES, AuditRules, FileRules, StateRules, ToolRules
+from executor_server.core import LANGUAGE_RULES, AuditRules, FileRules, StateRules, ToolRules, is_covered
 from executor_server.core.config import (
     BackendName,
     Bytes,
@@ -19,6 +19,7 @@ from executor_server.core.config import (
     Seconds,
     Section,
     each_once,
+    refuse,
 )
 from executor_server.policy.forms import (
     MAX_PATTERNS,
@@ -26,6 +27,8 @@ from executor_server.policy.forms import (
     ImportPatterns,
     Placement,
     ToolPatterns,
+    granted_already,
+    is_tool_within,
 )
 from executor_server.policy.limits_table import LimitsTable
 from executor_server.policy.network_table import NetworkTable
@@ -57,11 +60,20 @@ class ImportsTable(Section):
     """Authorized without being asked for."""
     allowed: ImportPatterns = ("*",)
     """Modules that a client may add."""
+    ask: ImportPatterns = ()
+    """Modules that a client may add after an approval (docs/approvals.md), though `allowed` has `"*"`. What `default`
+    and `allowed` name otherwise is not asked for."""
     denied: ImportPatterns = ()
-    """Never authorized, whatever else is: it goes before `default` and `allowed`, and before what a client adds."""
+    """Never authorized, whatever else is: it goes before all others, and before what a client adds."""
     workspace: Flag = True
     """True when modules in the workspace, which are agent code themselves, may be imported without being authorized by
     name."""
+
+    @model_validator(mode="after")
+    def _check_ask(self) -> ImportsTable:
+        named = [("default", self.default), ("allowed", tuple(each for each in self.allowed if each != "*"))]
+        refuse(self, list(granted_already(self.ask, named, lambda ask, pattern: is_covered(ask, (pattern,)))))
+        return self
 
 
 class LanguageTable(Section):
@@ -132,6 +144,16 @@ class ToolsTable(Section):
     them. Empty: no tools at all."""
     allowed: ToolPatterns = ToolRules.allowed
     """Names that tools may have."""
+    ask: ToolPatterns = ()
+    """Names of tools of which each call waits for an approval (docs/approvals.md), though `allowed` has `"*"`. What
+    `allowed` names otherwise is not asked for. Tools that run in the sandbox are not called through the daemon, so a
+    tool with such a name must be one of the host."""
+
+    @model_validator(mode="after")
+    def _check_ask(self) -> ToolsTable:
+        named = [("allowed", tuple(each for each in self.allowed if each != "*"))]
+        refuse(self, list(granted_already(self.ask, named, is_tool_within)))
+        return self
 
 
 class FilesTable(Section):
@@ -202,6 +224,13 @@ class AuditTable(Section):
     """True stops executions while the audit log can't be written, false lets them go on."""
 
 
+class ApprovalsTable(Section):
+    """The waiting of requests that need an approval (`ask`)."""
+
+    wait_s: Annotated[float, Field(strict=True, ge=1, le=3600, allow_inf_nan=False)] = 120.0
+    """Seconds until a request that nobody has decided is denied."""
+
+
 class Profile(Section):
     """Rights and limits of the sessions of some tenants."""
 
@@ -221,6 +250,7 @@ class Profile(Section):
     processes: ProcessesTable = ProcessesTable()
     ports: PortsTable = PortsTable()
     state: StateTable = StateTable()
+    approvals: ApprovalsTable = ApprovalsTable()
     quotas: QuotasTable = QuotasTable()
     audit: AuditTable = AuditTable()
 

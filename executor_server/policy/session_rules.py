@@ -18,6 +18,7 @@ from executor_server.core import (
     ViolationKind,
 )
 from executor_server.guest.wire.tools import is_named
+from executor_server.policy.approvals import ApprovalKind, Wanted
 from executor_server.policy.requested import LIMIT_NAMES, RequestedLimits, check_limits, invalid
 from executor_server.policy.violations import above_ceiling, not_allowed, rule_of
 
@@ -50,10 +51,24 @@ def check_tools(spec: SessionSpec, tools: Sequence[ToolSpec]) -> None:
         if tool.placement not in placements:
             rule = rule_of(profile, "tools.placements")
             violations.append(not_allowed(f"tools[{index}]", tool.placement, placements, rule, "no tools"))
-        if not any(is_named(pattern, tool.name) for pattern in allowed):
+        if not any(is_named(pattern, tool.name) for pattern in (*allowed, *spec.tools.ask)):
             rule = rule_of(profile, "tools.allowed")
             violations.append(not_allowed(f"tools[{index}].name", tool.name, allowed, rule, "no tools"))
+        elif tool.placement == "sandbox" and tool_to_ask(spec, tool.name) is not None:
+            # Its calls don't pass the daemon.
+            rule = rule_of(profile, "tools.ask")
+            violations.append(not_allowed(f"tools[{index}]", tool.placement, ["host"], rule))
     _refuse(violations)
+
+
+def tool_to_ask(spec: SessionSpec, name: str) -> Wanted | None:
+    """Returns what a call of this tool needs an approval for; None when it needs none."""
+    tools = spec.tools
+    if not any(is_named(pattern, name) for pattern in tools.ask):
+        return None
+    if any(is_named(pattern, name) for pattern in tools.allowed if pattern != "*"):
+        return None
+    return Wanted(ApprovalKind.TOOL, name, rule_of(spec.policy.profile, "tools.ask"))
 
 
 def check_file_put(spec: SessionSpec, size_bytes: int, puts_so_far: int) -> None:

@@ -25,6 +25,7 @@ from executor_server.policy.grants import (
     audit_rules,
     execution_max,
     fork_server,
+    imports_to_ask,
     max_limits,
     rules_of,
 )
@@ -67,13 +68,15 @@ def tightened_to(profile: Profile, spec: SessionSpec) -> SessionSpec:
     most = _at_most(spec.execution_max, execution_max(profile, limits))
     denied = tuple(sorted({*spec.denied_imports, *profile.imports.denied}))
     imports = covered_by_both(spec.authorized_imports, (*profile.imports.default, *profile.imports.allowed))
+    imports = tuple(pattern for pattern in imports if not is_denied(pattern, denied))
+    to_ask = {each.what for each in imports_to_ask("", profile.imports, imports)}  # approved ones are asked for again
     refused = {*spec.refused_language, *profile.language.refused}
     return replace(
         spec,
         limits=limits,
         execution_max=most,
         execution_default=_at_most(spec.execution_default, most),
-        authorized_imports=tuple(pattern for pattern in imports if not is_denied(pattern, denied)),
+        authorized_imports=tuple(pattern for pattern in imports if pattern not in to_ask),
         denied_imports=denied,
         workspace_imports=spec.workspace_imports and profile.imports.workspace,
         refused_language=tuple(rule for rule in LANGUAGE_RULES if rule in refused),

@@ -12,6 +12,7 @@ from executor_server.core import SessionFacts, SessionSpec
 from executor_server.core.fairness import ReadingShares
 from executor_server.core.lifecycle import AdmissionController, Observer
 from executor_server.network.egress import Egress
+from executor_server.policy.approvals import Approvals
 from executor_server.sessions.journal import JournalMemory
 
 _ID_BYTES = 16
@@ -59,13 +60,15 @@ class SessionHooks:
     """The parts of the daemon that sessions work with.
 
     Asked before something happens in a session (admission), notified afterwards (observer). They serve the sessions
-    that have a network (egress), find a sandbox's environment (environment_of), make session ids (ids), and share the
-    memory of journals and the reading from guests among tenants (memory, reading; set by the manager).
+    that have a network (egress), ask people (approvals), find a sandbox's environment (environment_of), make session
+    ids (ids), and share the memory of journals and the reading from guests among tenants (memory, reading; set by the
+    manager).
     """
 
     admission: AdmissionController = field(default_factory=AdmissionController)
     observer: Observer = field(default_factory=Observer)
     egress: Egress | None = None  # None: listeners in sandboxes are not served
+    approvals: Approvals = field(default_factory=Approvals)
     environment_of: Callable[[str], str] = field(default=lambda _sandbox_id: "")
     ids: SessionIds = field(default_factory=SessionIds)
     memory: JournalMemory = field(default_factory=JournalMemory)

@@ -24,6 +24,7 @@ from executor_server.core.errors import NotFound, Reason
 from executor_server.core.model import AuditRules, PolicyRef, Principal, SandboxSpec, SessionFacts
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkSecret, NetworkUsage
 from executor_server.daemon.cli import main
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.profile import Profile, QuotasTable
@@ -128,7 +129,9 @@ class World:
     def service(self) -> AdminService:
         manager = cast("Any", self.manager)
         environments = cast("Any", None)  # tests/rpc/test_admin_environments.py has some
-        return AdminService(manager, self.quotas, lambda: self.policy, self.reload, self.record, environments)
+        return AdminService(
+            manager, self.quotas, lambda: self.policy, self.reload, self.record, environments, Approvals()
+        )
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from executor_server.api.admin import AdminService
 from executor_server.core import Principal, Progress, SandboxFailure
 from executor_server.daemon.cli import main
 from executor_server.packages import BuildInfo, Collected, EnvironmentInfo, Evicted, Lock, Statistics
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.quotas.quotas import Quotas
 from tests.rpc.edge import AUTH, TOKEN, FakeSessions, make_policy, make_server, refused, settings
 from tests.support.fleet_daemon import wanted
@@ -87,7 +88,9 @@ class World:
         policy = make_policy()
         quotas = Quotas(policy.quotas_of)
         environments = cast("Any", self.environments)
-        return AdminService(cast("Any", None), quotas, lambda: policy, self.reload, self.record, environments)
+        return AdminService(
+            cast("Any", None), quotas, lambda: policy, self.reload, self.record, environments, Approvals()
+        )
 
 
 @pytest.fixture(autouse=True)

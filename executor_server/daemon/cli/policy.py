@@ -165,7 +165,8 @@ def _summary(file: PolicyFile) -> Iterator[str]:
 def _answer(explanation: Explanation, tenant: str, paths: tuple[str, str]) -> Iterator[str]:
     who = f"tenant {tenant}, {profile_text(explanation)}"
     if explanation.granted is not None:
-        yield f"granted to {who}"
+        yield f"granted to {who}" + (", after approvals:" if explanation.approvals else "")
+        yield from refusal_lines(explanation.approvals, paths)
         yield from _spec_lines(explanation.granted)
         return
     yield f"refused to {who}"
@@ -196,6 +197,7 @@ def _network_lines(network: NetworkRules) -> Iterator[str]:
     yield f"  network: {', '.join(network.allowed) or 'none'}"
     if not network.any:
         return
+    yield f"  network.ask: {', '.join(network.ask) or 'none'}"
     yield f"  denied_network: {', '.join(network.denied) or 'none'}"
     for secret in network.secrets:
         yield f"  network.secrets: {secret.header} for {secret.host}, " + ", ".join(
@@ -210,6 +212,7 @@ def _as_json(explanation: Explanation, paths: tuple[str, str]) -> dict[str, Any]
     return {
         "granted": asdict(explanation.granted) if explanation.granted is not None else None,
         "profiles": list(explanation.lineage),
+        "approvals": [_refusal_as_json(approval, paths) for approval in explanation.approvals],
         "refusals": [_refusal_as_json(refusal, paths) for refusal in explanation.refusals],
     }
 

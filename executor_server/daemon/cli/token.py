@@ -15,7 +15,7 @@ import click
 from executor_server.core.config import NAME_FORM, Config, ConfigError, StateDir, is_name
 from executor_server.daemon.cli.shared import EXIT_PLACE, fail, fail_config, load_config, placed, print_table, span_of
 from executor_server.policy import load_policy
-from executor_server.policy.identity import TokenFile, TokenFileError, TokenForm, TokenRecord
+from executor_server.policy.identity import Role, TokenFile, TokenFileError, TokenForm, TokenRecord
 
 MAX_LIFETIME = timedelta(days=3650)
 DEFAULT_NAME = "default"
@@ -55,8 +55,23 @@ def token() -> None:
     "--form", type=click.Choice(get_args(TokenForm)), default="ret", help="`e2b`: as E2B's SDKs require. Default: ret."
 )
 @click.option("--admin", is_flag=True, help="Allow admin calls, which concern all tenants.")
+@click.option(
+    "--role",
+    "roles",
+    type=click.Choice(get_args(Role)),
+    multiple=True,
+    help="`approver`: decides requests of the tenant that need an approval.",
+)
 @placed
-def new(tenant: str, name: str, expires: timedelta | None, admin: bool, form: TokenForm, **place: Any) -> None:
+def new(
+    tenant: str,
+    name: str,
+    expires: timedelta | None,
+    admin: bool,
+    roles: tuple[Role, ...],
+    form: TokenForm,
+    **place: Any,
+) -> None:
     """Makes a token and prints it, once."""
     config = load_config(**place)
     # First, since it may end the process: a token that was made and not shown would be lost.
@@ -64,7 +79,7 @@ def new(tenant: str, name: str, expires: timedelta | None, admin: bool, form: To
     file = TokenFile(_path_of(config))
     expire_time = datetime.now(UTC).replace(microsecond=0) + expires if expires is not None else None
     try:
-        record, secret = file.new(tenant, name, expire_time=expire_time, admin=admin, form=form)
+        record, secret = file.new(tenant, name, expire_time=expire_time, admin=admin, roles=roles, form=form)
     except TokenFileError as error:
         fail(EXIT_PLACE, str(error))
     click.echo(f"Token {record.id} of tenant {tenant}, {_validity(record)}. It is not shown again.", err=True)
@@ -78,9 +93,17 @@ def list_tokens(tenant: str | None, **place: Any) -> None:
     """Lists the tokens, without their secrets."""
     records = _read(TokenFile(_path_of(load_config(**place))))
     shown = [record for record in records if tenant is None or record.tenant == tenant]
-    rows = [("ID", "TENANT", "NAME", "ADMIN", "CREATED", "VALIDITY")]
+    rows = [("ID", "TENANT", "NAME", "ADMIN", "ROLES", "CREATED", "VALIDITY")]
     rows += [
-        (r.id, r.tenant, r.name, "yes" if r.admin else "no", f"{r.create_time:%Y-%m-%d %H:%M}", _validity(r))
+        (
+            r.id,
+            r.tenant,
+            r.name,
+            "yes" if r.admin else "no",
+            ", ".join(r.roles) or "none",
+            f"{r.create_time:%Y-%m-%d %H:%M}",
+            _validity(r),
+        )
         for r in shown
     ]
     print_table(rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
+import grpc
 import structlog
 
 from executor_api.messages import write
@@ -31,6 +32,10 @@ _log = structlog.get_logger(__name__)
 COLLECTION_TIME_S = 600.0
 """Seconds for a node to remove environments."""
 
+
+NO_APPROVALS = (
+    "a fleet has no approvals yet: its nodes deny what the policy says to ask for (`ask`); use a daemon without a fleet"
+)
 
 _NO_ENVIRONMENT = Reason.ENVIRONMENT_NOT_FOUND.value
 
@@ -161,6 +166,14 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
             freed_bytes=sum(answer.freed_bytes for answer in found),
             total_bytes=sum(answer.total_bytes for answer in found),
         )
+
+    async def WatchApprovals(self, request: admin_pb.WatchApprovalsRequest, context: Context) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, NO_APPROVALS)
+
+    async def DecideApproval(
+        self, request: admin_pb.DecideApprovalRequest, context: Context
+    ) -> admin_pb.DecideApprovalResponse:
+        return await context.abort(grpc.StatusCode.UNIMPLEMENTED, NO_APPROVALS)
 
     async def GetFleet(self, request: admin_pb.GetFleetRequest, context: Context) -> admin_pb.GetFleetResponse:
         self._note("GetFleet")

@@ -104,6 +104,7 @@ class Rules:
         max_received_bytes: int = 1024 * 2**20,
         max_connection_s: float = 3600.0,
         audit: str = "connections",
+        ask: Iterable[HostPattern] = (),
     ) -> None:
         self.allowed = tuple(allowed)
         self.denied = tuple(denied)
@@ -114,6 +115,7 @@ class Rules:
         self.max_received_bytes = max_received_bytes
         self.max_connection_s = max_connection_s
         self.audit = audit
+        self.ask = tuple(ask)
         self._allowed_by_host = _by_host(self.allowed)
         self._denied_by_host = _by_host(self.denied)
 
@@ -130,6 +132,7 @@ class Rules:
             "max_received_bytes": _figure,
             "max_connection_s": _seconds,
             "audit": _audit,
+            "ask": _patterns,
         }
         _check_keys("the rules of a network", values, set(readers))
         return cls(**{name: readers[name](name, value) for name, value in values.items()})

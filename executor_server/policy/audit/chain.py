@@ -69,6 +69,8 @@ class AuditKind(enum.StrEnum):
     EXECUTION_ENDED = "execution_ended"
     LIMIT_WARNED = "limit_warned"
     IMPORTS_AUTHORIZED = "imports_authorized"
+    APPROVAL_REQUESTED = "approval_requested"
+    APPROVAL_DECIDED = "approval_decided"
     TOOLS_REGISTERED = "tools_registered"
     TOOL_CALLED = "tool_called"
     TOOL_ANSWERED = "tool_answered"

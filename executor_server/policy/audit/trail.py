@@ -24,12 +24,14 @@ from executor_server.core import (
     Principal,
     ProcessFacts,
     ProcessResult,
+    Reason,
     Result,
     SessionFacts,
     Unavailable,
 )
 from executor_server.core.lifecycle import Observer, StateFacts
 from executor_server.policy import Policy, PolicyListener
+from executor_server.policy.approvals import Approval, ApprovalObserver, Ruling
 from executor_server.policy.audit.chain import AuditKind, clipped
 from executor_server.policy.audit.fields import (
     MAX_LISTED,
@@ -48,6 +50,7 @@ REFUSALS_IN_FULL = 30
 """Refusals of one tenant that are recorded one by one in a minute."""
 
 _MESSAGE_CHARS = 256
+_APPROVALS = "approvals"  # denials that nobody has decided are counted like those of a method
 
 _LIMIT_OF = {
     Outcome.OPERATION_LIMIT: "operations",
@@ -58,7 +61,7 @@ _LIMIT_OF = {
 }
 
 
-class AuditTrail(Observer, PolicyListener):
+class AuditTrail(Observer, PolicyListener, ApprovalObserver):
     """Records the events of sessions, executions, policies, tokens and the daemon."""
 
     def __init__(self, log: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:
@@ -152,6 +155,18 @@ class AuditTrail(Observer, PolicyListener):
         known = of_session(session) if session is not None else {}
         self._log.write(AuditKind.GUEST_MISBEHAVED, {**known, "what": what})
 
+    def approval_requested(self, approval: Approval) -> None:
+        self._log.write(AuditKind.APPROVAL_REQUESTED, {**_of_approval(approval), "wait_s": approval.wait_s})
+
+    def approval_decided(self, approval: Approval, ruling: Ruling, by: Principal | None) -> None:
+        who = {} if by is None else {"by_tenant": by.tenant, "by": by.name}
+        self._log.write(AuditKind.APPROVAL_DECIDED, {**_of_approval(approval), **_of_ruling(ruling), **who})
+
+    def approval_refused(self, approval: Approval, ruling: Ruling) -> None:
+        # A sandbox can cause any number of these.
+        if self._refused.records(approval.tenant, _APPROVALS, ruling.decision.value):
+            self._log.write(AuditKind.APPROVAL_DECIDED, {**_of_approval(approval), **_of_ruling(ruling)})
+
     # -- the daemon ------------------------------------------------------------------------------------------------
 
     def daemon_started(self, *, version: str, backend: str, policy: str, policy_version: str) -> None:
@@ -179,7 +194,7 @@ class AuditTrail(Observer, PolicyListener):
     # -- refusals --------------------------------------------------------------------------------------------------
 
     def request_refused(self, principal: Principal | None, method: str, error: ExecutorError) -> None:
-        if isinstance(error, Unavailable) and error.progress is not None:
+        if isinstance(error, Unavailable) and (error.progress is not None or error.reason is Reason.APPROVAL_PENDING):
             return  # it only waits, and asks each second
         method, reason = clipped(method, SHORT_CHARS), error.reason.value
         if principal is None:
@@ -216,3 +231,24 @@ class AuditTrail(Observer, PolicyListener):
     def _unknown_callers_counted(self, _tenant: str, kind: tuple[str, ...], count: int) -> None:
         method, reason = kind
         self._log.write(AuditKind.CREDENTIALS_REFUSED, {"method": method, "reason": reason, "count": count})
+
+
+def _of_ruling(ruling: Ruling) -> dict[str, Any]:
+    why = {"why": ruling.reason} if ruling.reason else {}
+    return {"decision": ruling.decision.value, **why}
+
+
+def _of_approval(approval: Approval) -> dict[str, Any]:
+    named = {
+        "session": approval.session_id,
+        "request": clipped(approval.request_id, SHORT_CHARS),
+        "execution": clipped(approval.execution_id, SHORT_CHARS),
+    }
+    return {
+        "tenant": approval.tenant,
+        "approval": approval.approval_id,
+        **{name: text for name, text in named.items() if text},
+        "kind": approval.kind.value,
+        "what": approval.what,
+        "rule": clipped(approval.rule, SHORT_CHARS),
+    }

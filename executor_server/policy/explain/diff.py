@@ -14,6 +14,7 @@ from typing import Any, Literal
 from executor_server.core import LANGUAGE_RULES, is_covered, is_denied
 from executor_server.core.config import dotted
 from executor_server.policy.file import PolicyFile, Tenant
+from executor_server.policy.forms import is_tool_within
 from executor_server.policy.grants import FORK_SERVERS, fork_server
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
 from executor_server.policy.packages_table import ANY_PACKAGE, age_s
@@ -67,7 +68,7 @@ def _tenant_changes(path: str, old: tuple[PolicyFile, Tenant], new: tuple[Policy
         yield Change(f"{path}.profile", old_name, new_name)
         was, is_now = old[0].profiles[old_name], new[0].profiles[new_name]
         yield from _profile_changes(f"{path} → {dotted(('profiles', new_name))}", was, is_now)
-    for key in ("admin", "certificates", "uids"):
+    for key in ("admin", "roles", "certificates", "uids"):
         was, is_now = getattr(old[1], key), getattr(new[1], key)
         if was != is_now:
             yield Change(f"{path}.{key}", _shown(was), _shown(is_now), _direction(_more, was, is_now))
@@ -159,11 +160,7 @@ def _denies_fewer(old: Any, new: Any) -> bool:
 
 
 def _covers_tools(old: Any, new: Any) -> bool:
-    return all(any(_is_within(pattern, wider) for wider in new) for pattern in old)
-
-
-def _is_within(pattern: str, wider: str) -> bool:
-    return pattern == wider or (wider.endswith("*") and pattern.startswith(wider[:-1]))
+    return all(any(is_tool_within(pattern, wider) for wider in new) for pattern in old)
 
 
 def _covers_hosts(old: Any, new: Any) -> bool:
@@ -196,16 +193,21 @@ _COMPARISONS: Mapping[str, Comparison | None] = {
     "on_reload": None,
     "imports.default": _covers_imports,
     "imports.allowed": _covers_imports,
+    "imports.ask": None,  # with "*" in `allowed` it narrows, without it widens
     "imports.denied": _denies_fewer,
     "tools.allowed": _covers_tools,
+    "tools.ask": None,
     "sandbox.backends": _serves_more,
     "sandbox.fork_server": _forks_more,
     "network.default": _covers_hosts,
     "network.allowed": _covers_hosts,
+    "network.ask": _covers_hosts,
     "network.denied": _denies_fewer_hosts,
     "network.secrets": None,
     "network.audit": None,
     "packages.allowed": _covers_packages,
+    "packages.ask": None,
+    "approvals.wait_s": None,
     "packages.lock": None,
     "packages.exclude_newer": _counts_newer,
     "packages.wheels_only": None,

@@ -64,24 +64,34 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer. `lineage` is the tenant's profile and those that it extends; empty when it has none."""
+    """The answer. `lineage` is the tenant's profile and those that it extends; empty when it has none.
+
+    `approvals`: what would wait for an approval, if the request is granted.
+    """
 
     lineage: tuple[str, ...]
     granted: SessionSpec | None
     refusals: tuple[Refusal, ...]
+    approvals: tuple[Refusal, ...] = ()
 
 
 def explain(source: PolicyText, tenant: str, question: Question) -> Explanation:
     """Answers a tenant's question by the policy, with the line behind each refusal."""
     written = _Written(source)
     descent = written.lineage(source.policy.profile_name(tenant))
-    spec, errors = answer(source.policy, tenant, question)
+    answered = answer(source.policy, tenant, question)
     refusals = tuple(
         _with_alternative(source.policy, tenant, refusal)
-        for error in errors
+        for error in answered.refusals
         for refusal in _refusals(written, question, error)
     )
-    return Explanation(descent, None if refusals else spec, refusals)
+    if refusals:
+        return Explanation(descent, None, refusals)
+    approvals = (
+        Refusal(f"{each.kind} {each.what}: waits for an approval", written.place(undotted(each.rule)))
+        for each in answered.to_ask
+    )
+    return Explanation(descent, answered.spec, (), tuple(approvals))
 
 
 def _refusals(written: _Written, question: Question, error: ExecutorError) -> Iterator[Refusal]:

@@ -7,6 +7,7 @@ that a guest checks when code runs, and the quotas, which depend on what a tenan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -26,12 +27,19 @@ from executor_server.core import (
     is_pattern,
 )
 from executor_server.core.config import Form, ReadForm, Section
-from executor_server.guest.egress.host_names import parse_authority
+from executor_server.guest.egress.host_names import Target, parse_authority
+from executor_server.policy.approvals import ApprovalKind, ApprovalRequired, Wanted
 from executor_server.policy.decide import Policy
 from executor_server.policy.hosts import pattern_of
 from executor_server.policy.profile import QuotasTable
 from executor_server.policy.requested import RequestedLimits, RequestedSession
-from executor_server.policy.session_rules import check_file_get, check_file_put, check_tools, execution_limits
+from executor_server.policy.session_rules import (
+    check_file_get,
+    check_file_put,
+    check_tools,
+    execution_limits,
+    tool_to_ask,
+)
 from executor_server.policy.violations import above_ceiling, denied_import, listed, not_allowed, rule_of, shortened
 
 Number = int | float
@@ -114,13 +122,29 @@ class Question(Section):
     usage: UsageAsked = UsageAsked()
 
 
-def answer(policy: Policy, tenant: str, question: Question) -> tuple[SessionSpec | None, list[ExecutorError]]:
-    """Returns the session that would be granted, and every refusal. In a refused session nothing else is asked."""
+@dataclass(frozen=True)
+class Answer:
+    """The session that would be granted, every refusal, and all that an approval is needed for."""
+
+    spec: SessionSpec | None
+    refusals: tuple[ExecutorError, ...]
+    to_ask: tuple[Wanted, ...] = ()
+
+
+def answer(policy: Policy, tenant: str, question: Question) -> Answer:
+    """Answers the question. In a refused session nothing else is asked."""
+    principal, session = Principal(tenant, "question"), _session(question)
+    to_ask: tuple[Wanted, ...] = ()
     try:
-        spec = policy.decide(Principal(tenant, "question"), _session(question))
+        try:
+            spec = policy.decide(principal, session)
+        except ApprovalRequired as required:
+            to_ask = required.wanted
+            spec = policy.decide(principal, session, approved=to_ask)
     except ExecutorError as error:
-        return None, [error]
-    return spec, list(_in_session(spec, policy.quotas_of(tenant), question))
+        return Answer(None, (error,))
+    refusals = tuple(_in_session(spec, policy.quotas_of(tenant), question))
+    return Answer(spec, refusals, (*to_ask, *_to_ask_in(spec, question)))
 
 
 def _session(question: Question) -> RequestedSession:
@@ -161,6 +185,20 @@ def _in_session(spec: SessionSpec, quotas: QuotasTable, question: Question) -> I
         yield PolicyViolation(violations)
 
 
+def _to_ask_in(spec: SessionSpec, question: Question) -> Iterator[Wanted]:
+    for name in question.tools:
+        if (wanted := tool_to_ask(spec, name)) is not None:
+            yield wanted
+    for text in question.connections:
+        target = parse_authority(text)
+        if not _reaches(spec.network.allowed, target) and _reaches(spec.network.ask, target):
+            yield Wanted(ApprovalKind.HOST, text, rule_of(spec.policy.profile, "network.ask"))
+
+
+def _reaches(hosts: Sequence[str], target: Target) -> bool:
+    return any(pattern_of(host).covers(target) for host in hosts)
+
+
 def _refused(check: Callable[..., object], *arguments: object) -> Iterator[ExecutorError]:
     try:
         check(*arguments)
@@ -186,7 +224,7 @@ def _connection_violations(spec: SessionSpec, connections: Sequence[str]) -> Ite
         if any(pattern_of(host).forbids(target) for host in network.denied):
             allowed = shortened(f"nothing of {listed(network.denied, '')}")
             yield Violation("connections", ViolationKind.DENIED, text, allowed, rule_of(profile, "network.denied"))
-        elif not any(pattern_of(host).covers(target) for host in network.allowed):
+        elif not _reaches((*network.allowed, *network.ask), target):
             yield not_allowed("connections", text, network.allowed, rule_of(profile, "network.default"), "no network")
 
 

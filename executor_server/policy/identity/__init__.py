@@ -3,6 +3,13 @@
 It owns the file of the tenants' tokens. It must not know what a principal may do: that is the policy's.
 """
 
-from executor_server.policy.identity.identities import Identities, Shown, certificate_in
-from executor_server.policy.identity.token_file import TokenFile, TokenFileError, TokenForm, TokenRecord, make_token
+from executor_server.policy.identity.identities import Identities, Shown, TenantRights, certificate_in
+from executor_server.policy.identity.token_file import (
+    Role,
+    TokenFile,
+    TokenFileError,
+    TokenForm,
+    TokenRecord,
+    make_token,
+)
 from executor_server.policy.identity.tokens import TokenNews, Tokens

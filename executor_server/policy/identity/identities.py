@@ -23,12 +23,21 @@ from executor_server.policy.identity.tokens import Tokens
 _MAX_KNOWN_CERTIFICATES = 1024
 
 
+@dataclass(frozen=True)
+class TenantRights:
+    """A tenant, and the rights of its certificates and users."""
+
+    tenant: str
+    is_admin: bool = False  # may make admin calls
+    roles: tuple[str, ...] = ()
+
+
 class TenantMap(Protocol):
-    """Maps certificates and users to tenants, with the right to make admin calls; the policy implements it."""
+    """Maps certificates and users to their tenants and rights; the policy implements it."""
 
-    def tenant_of_certificate(self, names: Sequence[str], fingerprint: str) -> tuple[str, bool] | None: ...
+    def tenant_of_certificate(self, names: Sequence[str], fingerprint: str) -> TenantRights | None: ...
 
-    def tenant_of_uid(self, uid: int) -> tuple[str, bool] | None: ...
+    def tenant_of_uid(self, uid: int) -> TenantRights | None: ...
 
 
 @dataclass(frozen=True)
@@ -94,8 +103,8 @@ def certificate_in(auth_context: Mapping[str, Sequence[bytes]]) -> Certificate |
     return None if fingerprint is None else Certificate(_texts(raw), fingerprint)
 
 
-def _principals(mapped: tuple[str, bool] | None, name: str) -> list[Principal]:
-    return [] if mapped is None else [Principal(mapped[0], name, mapped[1])]
+def _principals(mapped: TenantRights | None, name: str) -> list[Principal]:
+    return [] if mapped is None else [Principal(mapped.tenant, name, mapped.is_admin, mapped.roles)]
 
 
 def _first(auth_context: Mapping[str, Sequence[bytes]], key: str) -> bytes | None:

@@ -24,9 +24,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AwareDatetime, Field, TypeAdapter, ValidationError
 
-from executor_server.core.config import Name, Section, StateDirError
+from executor_server.core.config import Name, Section, StateDirError, each_once
 
 MAX_TOKEN_FILE_BYTES = 16 * 1024 * 1024
 SECRET_BYTES = 32
@@ -39,6 +39,8 @@ _E2B_TOKEN = re.compile(rf"e2b_([0-9a-f]{{{_ID_CHARS}}})([0-9a-f]{{28}})")
 _HEX = "0123456789abcdef"
 
 TokenForm = Literal["ret", "e2b"]
+Role = Literal["approver"]
+"""A right in the tenant of the credential, besides those that every credential has."""
 
 
 class TokenFileError(StateDirError):
@@ -56,6 +58,7 @@ class TokenRecord(Section):
     expire_time: AwareDatetime | None = None
     revoke_time: AwareDatetime | None = None
     admin: Annotated[bool, Field(strict=True)] = False
+    roles: Annotated[tuple[Role, ...], AfterValidator(each_once)] = ()
 
     def is_valid(self, now: datetime) -> bool:
         return self.revoke_time is None and (self.expire_time is None or now < self.expire_time)
@@ -173,6 +176,7 @@ class TokenFile:
         *,
         expire_time: datetime | None = None,
         admin: bool = False,
+        roles: Sequence[Role] = (),
         form: TokenForm = "ret",
     ) -> tuple[TokenRecord, str]:
         """Makes a token. Returns its entry and the token, which is stored nowhere. Raises TokenFileError."""
@@ -193,6 +197,7 @@ class TokenFile:
                 create_time=_now(),
                 expire_time=expire_time,
                 admin=admin,
+                roles=tuple(roles),
             )
             self._write((*records, record))
         return record, f"e2b_{record.id}{secret}" if is_e2b else f"ret_{record.id}_{secret}"

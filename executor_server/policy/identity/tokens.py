@@ -157,7 +157,7 @@ class Tokens:
         assert self._file is not None
         entries = {_LOCAL_ID: self._local}
         for record in self._file.read():
-            principal = Principal(record.tenant, f"token:{record.name}:{record.id}", record.admin)
+            principal = Principal(record.tenant, f"token:{record.name}:{record.id}", record.admin, record.roles)
             entries[record.id] = _Entry(record.digest, principal, record)
         return entries
 

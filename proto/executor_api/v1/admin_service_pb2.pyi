@@ -11,6 +11,21 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ApprovalKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    APPROVAL_KIND_UNSPECIFIED: _ClassVar[ApprovalKind]
+    APPROVAL_KIND_HOST: _ClassVar[ApprovalKind]
+    APPROVAL_KIND_PACKAGE: _ClassVar[ApprovalKind]
+    APPROVAL_KIND_TOOL: _ClassVar[ApprovalKind]
+    APPROVAL_KIND_IMPORT: _ClassVar[ApprovalKind]
+
+class ApprovalDecision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    APPROVAL_DECISION_UNSPECIFIED: _ClassVar[ApprovalDecision]
+    APPROVAL_DECISION_ONCE: _ClassVar[ApprovalDecision]
+    APPROVAL_DECISION_SESSION: _ClassVar[ApprovalDecision]
+    APPROVAL_DECISION_DENIED: _ClassVar[ApprovalDecision]
+
 class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     NODE_STATE_UNSPECIFIED: _ClassVar[NodeState]
@@ -21,6 +36,15 @@ class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_STATE_SILENT: _ClassVar[NodeState]
     NODE_STATE_LOST: _ClassVar[NodeState]
     NODE_STATE_REFUSED: _ClassVar[NodeState]
+APPROVAL_KIND_UNSPECIFIED: ApprovalKind
+APPROVAL_KIND_HOST: ApprovalKind
+APPROVAL_KIND_PACKAGE: ApprovalKind
+APPROVAL_KIND_TOOL: ApprovalKind
+APPROVAL_KIND_IMPORT: ApprovalKind
+APPROVAL_DECISION_UNSPECIFIED: ApprovalDecision
+APPROVAL_DECISION_ONCE: ApprovalDecision
+APPROVAL_DECISION_SESSION: ApprovalDecision
+APPROVAL_DECISION_DENIED: ApprovalDecision
 NODE_STATE_UNSPECIFIED: NodeState
 NODE_STATE_CONNECTING: NodeState
 NODE_STATE_SERVING: NodeState
@@ -301,6 +325,52 @@ class CollectEnvironmentsResponse(_message.Message):
     freed_bytes: int
     total_bytes: int
     def __init__(self, environment_ids: _Optional[_Iterable[str]] = ..., freed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class WatchApprovalsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Approval(_message.Message):
+    __slots__ = ("approval_id", "tenant", "session_id", "request_id", "execution_id", "kind", "what", "rule", "create_time", "wait_s")
+    APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    approval_id: str
+    tenant: str
+    session_id: str
+    request_id: str
+    execution_id: str
+    kind: ApprovalKind
+    what: str
+    rule: str
+    create_time: _timestamp_pb2.Timestamp
+    wait_s: float
+    def __init__(self, approval_id: _Optional[str] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., kind: _Optional[_Union[ApprovalKind, str]] = ..., what: _Optional[str] = ..., rule: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class WatchApprovalsResponse(_message.Message):
+    __slots__ = ("approvals",)
+    APPROVALS_FIELD_NUMBER: _ClassVar[int]
+    approvals: _containers.RepeatedCompositeFieldContainer[Approval]
+    def __init__(self, approvals: _Optional[_Iterable[_Union[Approval, _Mapping]]] = ...) -> None: ...
+
+class DecideApprovalRequest(_message.Message):
+    __slots__ = ("approval_id", "decision")
+    APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    approval_id: str
+    decision: ApprovalDecision
+    def __init__(self, approval_id: _Optional[str] = ..., decision: _Optional[_Union[ApprovalDecision, str]] = ...) -> None: ...
+
+class DecideApprovalResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetFleetRequest(_message.Message):
     __slots__ = ()

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Each is audited.
+    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
+    make the calls about approvals, for their own tenant. Each is audited.
     """
 
     def __init__(self, channel):
@@ -85,10 +86,21 @@ class AdminServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetFleetRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetFleetResponse.FromString,
                 _registered_method=True)
+        self.WatchApprovals = channel.unary_stream(
+                '/executor_api.v1.AdminService/WatchApprovals',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.WatchApprovalsRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.WatchApprovalsResponse.FromString,
+                _registered_method=True)
+        self.DecideApproval = channel.unary_unary(
+                '/executor_api.v1.AdminService/DecideApproval',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
-    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Each is audited.
+    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
+    make the calls about approvals, for their own tenant. Each is audited.
     """
 
     def ListAllSessions(self, request, context):
@@ -165,6 +177,23 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchApprovals(self, request, context):
+        """Returns the requests that wait for an approval and that the caller may decide: now, and again after changes, at most
+        five times a second. While the call lasts, the caller counts as connected, so that requests wait for it. UNIMPLEMENTED
+        (the front of a fleet).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DecideApproval(self, request, context):
+        """Decides a request that waits for an approval; the first decision counts. NOT_FOUND (unknown, decided, timed out,
+        withdrawn, or another tenant's). UNIMPLEMENTED (the front of a fleet). Repeated: NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -218,6 +247,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetFleetRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetFleetResponse.SerializeToString,
             ),
+            'WatchApprovals': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchApprovals,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.WatchApprovalsRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.WatchApprovalsResponse.SerializeToString,
+            ),
+            'DecideApproval': grpc.unary_unary_rpc_method_handler(
+                    servicer.DecideApproval,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'executor_api.v1.AdminService', rpc_method_handlers)
@@ -227,7 +266,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Each is audited.
+    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
+    make the calls about approvals, for their own tenant. Each is audited.
     """
 
     @staticmethod
@@ -490,6 +530,60 @@ class AdminService(object):
             '/executor_api.v1.AdminService/GetFleet',
             executor__api_dot_v1_dot_admin__service__pb2.GetFleetRequest.SerializeToString,
             executor__api_dot_v1_dot_admin__service__pb2.GetFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchApprovals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.AdminService/WatchApprovals',
+            executor__api_dot_v1_dot_admin__service__pb2.WatchApprovalsRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.WatchApprovalsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecideApproval(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/DecideApproval',
+            executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,27 @@
+"""Approvals: requests that the policy leaves to a person (`ask`), who may decide them, and what was decided."""
+
+from executor_server.policy.approvals.approvals import (
+    APPROVER,
+    Approval,
+    ApprovalKind,
+    ApprovalObserver,
+    ApprovalRequired,
+    Approvals,
+    Decision,
+    Ruling,
+    Wanted,
+    may_decide,
+)
+
+__all__ = [
+    "APPROVER",
+    "Approval",
+    "ApprovalKind",
+    "ApprovalObserver",
+    "ApprovalRequired",
+    "Approvals",
+    "Decision",
+    "Ruling",
+    "Wanted",
+    "may_decide",
+]
